@@ -33,6 +33,7 @@ from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.diff import iter_differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.store.versions.build_history import forecast_build, read_history
 from rag_model.store.versions.manifest import EMBEDDINGS, TEXT
 
 
@@ -59,6 +60,7 @@ class ReuseReport:
     ref: str
     parent: str | None  # id of the parent snapshot
     stages: tuple[StageReuse, ...]
+    forecast: Mapping[str, Any] = field(default_factory=dict)  # of the cost, from that of past builds
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
@@ -167,7 +169,10 @@ def explain(
         *lookup.list_embed_stages(),
         *indexes,
     )
-    return ReuseReport(ref, parent.manifest.id if parent.manifest else None, stages)
+    embed = next(stage for stage in lookup.list_embed_stages() if stage.stage == "embed")
+    history = read_history(parent.manifest)
+    forecast = forecast_build(history, embed.total - embed.reused)
+    return ReuseReport(ref, parent.manifest.id if parent.manifest else None, stages, forecast)
 
 
 def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:

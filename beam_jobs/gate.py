@@ -31,7 +31,7 @@ from rag_model.index.exact_search import (
     update_neighbors,
 )
 from rag_model.index.files.engine import Metric, Rows, Vectors
-from rag_model.index.files.vectors import BLOCK_BYTES
+from rag_model.index.files.vectors import BLOCK_BYTES, open_vectors
 from rag_model.index.kind import IndexMeasurement
 from rag_model.index.lists.kind import find_equal_rows
 from rag_model.index.quality.results import (
@@ -43,7 +43,7 @@ from rag_model.index.quality.results import (
 )
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.resources import CORE_FLOPS
-from rag_model.retrieve.indexes import index_metric, open_vector_rows
+from rag_model.retrieve.indexes import index_metric, list_row_files
 from rag_model.snapshots.measure import (
     AnyTrial,
     QuerySample,
@@ -220,7 +220,7 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
         # Called if more rows than the neighbours have equal scores, as in a corpus of equal
         # passages.
         metric = index_metric(snapshot.manifest.content.indexes, representation)
-        stored_vectors = open_vector_rows(snapshot, representation)
+        stored_vectors = open_vectors(list_row_files(snapshot, representation))
         return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)
 
     return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, rows, score)

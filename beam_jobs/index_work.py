@@ -8,7 +8,7 @@ the merging worker reads whole files.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from rag_model.index.byte_sizes import check_disk
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, Opener, SliceLocation, path_opener
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import RemoteRowFiles, VectorFiles
 from rag_model.index.kind import PieceReusingKind, PreviousPiece, ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality import fit
@@ -89,7 +89,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
             ).to_json()
 
     def make(out: Path) -> IndexStats:
-        return get_kind(plan.kind).train(plan, _local_paths(store, build.rows), out)
+        return get_kind(plan.kind).train(plan, _row_files(store, build.rows), out)
 
     result = _run_once(store, "train", index_inputs(plan), make, vectors=build.rows.id)
     return replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else "").to_json()
@@ -109,7 +109,7 @@ def _redact_training(
             yield VectorFiles([old]).read_rows(np.flatnonzero(~find_common_rows(old, remaining)))
 
     def make(out: Path) -> IndexStats:
-        rows = _local_paths(store, build.rows)
+        rows = _row_files(store, build.rows)
         if isinstance(kind, ShardUpdatingKind):
             with suppress(InputError, StoreError):  # what is damaged is not used
                 trained = store.blobs.get_local_path(reused.blob)
@@ -131,7 +131,7 @@ def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: 
 
     def make(out: Path) -> IndexStats:
         return get_kind(plan.kind).follow(
-            plan, store.blobs.get_local_path(reused.blob), _local_paths(store, build.rows), out
+            plan, store.blobs.get_local_path(reused.blob), _row_files(store, build.rows), out
         )
 
     result = _run_once(store, "follow", index_inputs(plan), make, vectors=build.rows.id, trained=reused.blob.id)
@@ -149,10 +149,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
             (store.blobs.get_local_path(new), [*map(store.blobs.get_local_path, old)])
             for new, old in reused.changed_parts
         ]
-        same, trained = (
-            [*map(store.blobs.get_local_path, reused.unchanged_parts)],
-            store.blobs.get_local_path(reused.blob),
-        )
+        same, trained = _open_row_files(store, reused.unchanged_parts), store.blobs.get_local_path(reused.blob)
         training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed, same)
         return StageResult({}, training_fit.to_json())
 
@@ -272,7 +269,7 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
             if shard_openers
             else [path_opener(path) for path in _local_paths(store, scattered)]
         )
-        rows = _local_paths(store, build.rows)
+        rows = _row_files(store, build.rows)
         return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
     inputs = {"vectors": build.rows.id, "scattered": scattered.id, "shards": shards.id}
@@ -290,6 +287,22 @@ def _run_once(
 
     record, is_new = store.memo.get_or_create(stage, {**common_inputs, **inputs}, produce)
     return IndexStageResult(record.outputs["out"], dict(record.stats), is_new)
+
+
+def _row_files(store: Store, blob_list: BlobRef) -> Sequence[Path]:
+    """Return the row files of all parts; those of an object store are fetched when they are taken."""
+    return _open_row_files(store, read_blob_list(store, blob_list))
+
+
+def _open_row_files(store: Store, refs: Sequence[BlobRef]) -> Sequence[Path]:
+    blobs = store.blobs
+    if store.files.is_local:
+        return [*map(blobs.get_local_path, refs)]
+
+    def read_range(ref: BlobRef, start: int, end: int) -> bytes:
+        return blobs.read_range(ref, start, min(end, ref.size))
+
+    return RemoteRowFiles(refs, blobs.get_local_path, read_range, blobs.open)
 
 
 def _local_paths(store: Store, blob_list: BlobRef) -> list[Path]:

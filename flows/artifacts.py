@@ -37,6 +37,8 @@ def log_build(outcome: BuildOutcome) -> None:
     dropped = ", ".join(f"{n:,} {reason}" for reason, n in outcome.counts["dropped"].items())
     log(f"counts: {counts}; dropped: {dropped or 'none'}")
     log_gate(outcome.gate)
+    for warning in outcome.warnings:
+        log(f"warning: {warning}")
     move = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
     log(f"snapshot {outcome.snapshot}: {move}")
 

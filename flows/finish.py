@@ -4,13 +4,14 @@ Passages and vectors may have any origin.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from beam_jobs import delta, gate, index
 from beam_jobs.index_tasks import IndexInProgress
 from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.workers import is_local
 from flows import artifacts
 from flows.outcome import BuildOutcome, create_gate_error
 from flows.progress import StageClock
@@ -35,6 +36,7 @@ from rag_model.snapshots.report import write_report
 from rag_model.snapshots.reused_training import SHARDS, ReusedTraining
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
+from rag_model.store.versions.build_history import HISTORY, format_history, list_warnings, read_history
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -62,8 +64,12 @@ class Build:
         default_factory=dict
     )  # by index: the parent's training that may be reused
     base: str | None = None  # the ref that the gate compares with; None: `ref`
-    parent: Content | None = None  # its inverted indexes are updated instead of built again
-    parent_provenance: Mapping[str, Any] = field(default_factory=dict)
+    parent: Manifest | None = None  # its inverted indexes are updated instead of built again
+
+    @property
+    def parent_content(self) -> Content | None:
+        """The content of the parent."""
+        return self.parent.content if self.parent else None
 
 
 def finish_build(build: Build) -> BuildOutcome:
@@ -104,17 +110,21 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         built_indexes = merge_shards(indexes, launch, on_progress)
     with clock("tune") as on_progress:
         draft = build.assemble_content(built_indexes)
-        built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress, build.parent)
+        built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress, build.parent_content)
     content = build.assemble_content(built_indexes)
-    arithmetics = list_arithmetics(build.embeddings, build.parent_provenance)
+    arithmetics = list_arithmetics(build.embeddings, build.parent.provenance if build.parent else {})
     with clock("gate") as on_progress:
         for note in describe_mixture(arithmetics):
             on_progress.say(note)
-        metrics = measure_indexes(store, Manifest(content), built_indexes, recipe, launch, on_progress, build.parent)
+        measure_arguments = recipe, launch, on_progress, build.parent_content
+        metrics = measure_indexes(store, Manifest(content), built_indexes, *measure_arguments)
     own, derived = (
         build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics),
         build.derived_provenance,
     )
+    own["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
+    own["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}  # elsewhere workers use most of it
+    own[HISTORY] = format_history(build.parent)
     # An index that is not built here keeps its shards.
     shards = {
         name: entry for name, entry in {**derived.get(SHARDS, {}), **own[SHARDS]}.items() if name in content.indexes
@@ -151,6 +161,7 @@ def report_build(build: Build, manifest: Manifest, published: PublishResult, met
     results = build.passages, group_by_stage(build.embeddings)
     page = write_report(build.store, manifest, published, metrics, counts, *results, seconds)
     outcome = BuildOutcome.of(published, build.ref, counts, metrics.metrics(), seconds, page)
+    outcome = replace(outcome, warnings=list_warnings(read_history(manifest)))
     artifacts.show_build(outcome)
     return outcome
 
@@ -160,13 +171,13 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
 
     Also write the deltas of passages, which such indexes are derived with.
     """
-    if build.parent is None:
+    if build.parent_content is None:
         return {}
     draft = build.assemble_content(())
-    find_parent_index = partial(ParentIndex.of, build.store, build.parent, draft)
+    find_parent_index = partial(ParentIndex.of, build.store, build.parent_content, draft)
     parent_indexes = {name: index for name, plan in build.plans.items() if (index := find_parent_index(name, plan))}
     if parent_indexes:
-        offer_deltas(build, build.parent, draft)
+        offer_deltas(build, build.parent_content, draft)
     return parent_indexes
 
 

@@ -23,6 +23,7 @@ class BuildOutcome:
     gate: dict[str, Any] = field(default_factory=dict)  # passed, and each check
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
+    warnings: list[str] = field(default_factory=list)  # values of the last builds that left their band
 
     @classmethod
     def of(

@@ -1,5 +1,6 @@
 """Show the progress of a flow's stages on standard error and as an artifact in the Prefect UI."""
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -17,10 +18,14 @@ from rag_model.process import trim_memory
 
 @dataclass
 class StageClock:
-    """Shows the progress of a flow's stages, one after another, and measures their times."""
+    """Shows the progress of a flow's stages, one after another, and measures their times.
+
+    `cpu` counts the seconds of this process and of the processes that ended in a stage.
+    """
 
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
     quiet: bool = False  # show nothing on standard error: another process shows the same
 
     @contextmanager
@@ -30,7 +35,7 @@ class StageClock:
         Memory that the stage freed is returned to the kernel, so that it does not add to the peak
         of the next stage.
         """
-        started = time.monotonic()
+        started, cpu_started = time.monotonic(), sum(os.times()[:4])
         with show_progress(stage, quiet=self.quiet) as bar:
             artifact = _Artifact(self.flow, stage, bar) if in_run() else None
             yield artifact or bar
@@ -40,6 +45,7 @@ class StageClock:
         seconds = time.monotonic() - started
         log(f"{stage}: done in {format_seconds(seconds)}")
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
+        self.cpu[stage] = round(self.cpu.get(stage, 0.0) + sum(os.times()[:4]) - cpu_started, 3)
 
 
 class _Artifact:

@@ -106,9 +106,7 @@ def reindex(
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assemble_snapshot)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         build = replace(build, reused_trainings=reused_trainings, base=base, derived_provenance=site_provenance)
-        if parent.manifest is not None:
-            build = replace(build, parent=parent.manifest.content, parent_provenance=parent.manifest.provenance)
-        return finish_build(build)
+        return finish_build(replace(build, parent=parent.manifest))
 
 
 @stage

@@ -1,6 +1,7 @@
 """`bookwheel reindex`: build a snapshot from a dump."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +58,11 @@ def reindex(
     dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,
     explain: Annotated[
         bool,
-        Parameter(negative="", help="Report what would be reused, and what changed; chunk the dump, build nothing."),
+        Parameter(
+            negative="",
+            help="Report what would be reused, what changed, and the cost by that of past builds; chunk the dump, "
+            "build nothing.",
+        ),
     ] = False,
     rebuild_graphs: Annotated[
         bool, Parameter(negative="", help="Build all graphs again instead of updating those of the parent.")
@@ -138,6 +143,7 @@ def _format_outcome(outcome: BuildOutcome) -> str:
         *_describe_truncation(counts),
         *format_index_metrics(outcome.metrics),
         f"seconds   {format_numbers(outcome.seconds)}",
+        *(f"warning   {warning}" for warning in outcome.warnings),
         f"report    {outcome.report}",
     ]
     return "\n".join(lines)
@@ -158,3 +164,19 @@ def _format_reuse(reuse_report: ReuseReport) -> Iterator[str]:
         changed = format_numbers(dict(row.changed)) or "nothing"
         tasks = f"{row.recorded:,} of {row.tasks:,}"
         yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed}"
+    yield from _format_forecast(reuse_report.forecast)
+
+
+def _format_forecast(forecast: Mapping[str, Any]) -> Iterator[str]:
+    if not forecast:
+        yield "forecast  none: no build of this ref has recorded its cost"
+        return
+    changed, builds = format_count(forecast["changed"], "changed passage"), format_count(forecast["builds"], "build")
+    yield f"forecast  for {changed}, from the cost of {builds}"
+    yield f"{'stage':<14}{'CPU s':>12}{'time, s':>12}{'CPU s per 1,000 changed':>26}"
+    stages = forecast["stages"]
+    totals = {unit: sum(stage.get(unit, 0.0) for stage in stages.values()) for unit in ("cpu", "seconds")}
+    per_passage = sum(stage["per_passage"].get("cpu", 0.0) for stage in stages.values())
+    for name, stage in {**stages, "total": {**totals, "per_passage": {"cpu": per_passage}}}.items():
+        cpu, per_thousand = stage.get("cpu", math.nan), 1000 * stage["per_passage"].get("cpu", math.nan)
+        yield f"{name:<14}{cpu:>12,.1f}{stage['seconds']:>12,.1f}{per_thousand:>26,.2f}"

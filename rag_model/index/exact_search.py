@@ -225,7 +225,7 @@ def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, ro
     return scores
 
 
-def rerank(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
+def rerank(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
     """Return the k best candidates of each query: (q, k) exact float32 scores and (q, k) rows.
 
     Processes as many queries at once as have candidates of 32 MiB.

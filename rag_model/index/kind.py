@@ -36,7 +36,6 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.index.factory import parse_factory
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Opener
-from rag_model.index.files.vectors import VectorFiles, VectorRows
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.quality.results import (
     DEFAULT_FLOOR,
@@ -64,14 +63,9 @@ class IndexFiles:
     """The file of an index and the row files that it was built over."""
 
     index: Path
-    rows: Callable[[], list[Path]]  # returns the row files in row order; called only if needed
+    # returns the row files in row order, perhaps `RemoteRowFiles`; called only if needed
+    rows: Callable[[], Sequence[Path]]
     n: int  # number of passages in the snapshot
-    # reads few rows of vectors without a copy of all row files; None: from `rows`
-    vectors: Callable[[], VectorRows] | None = None
-
-    def open_vectors(self) -> VectorRows:
-        """Return the vectors, to read few rows of."""
-        return VectorFiles(self.rows()) if self.vectors is None else self.vectors()
 
 
 @dataclass(frozen=True, slots=True)

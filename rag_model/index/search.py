@@ -19,7 +19,7 @@ from rag_model.index.exact_search import check_queries, rerank
 from rag_model.index.factory import Structure
 from rag_model.index.files import engine
 from rag_model.index.files.engine import UNUSED, FaissIndex, Metric, Rows, Vectors, faiss
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import open_vectors
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.lists.training import get_inverted_lists
 from rag_model.index.recipe import REFINE, check_search_parameters
@@ -123,7 +123,7 @@ class FaissFileIndex:
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: not an IVF index
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
         self.metric: Metric = engine.metric_of(self._index)
-        self._vector_files = VectorFiles.open_checked(vectors, self.n, self.dim) if vectors else None
+        self._vector_files = open_vectors(vectors, self.n, self.dim) if vectors else None
         file_settings = _read_settings(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
         check_search_parameters(defaults or {}, tuple(file_settings))
         self.defaults = {**file_settings, **(defaults or {})}
@@ -233,8 +233,9 @@ def open_index(
         path: a faiss file of a graph, of inverted lists, or of plain vectors.
         mmap: map the file: it opens at once, and processes that search it share its memory.
         defaults: search parameters for calls without any; None: those in the file.
-        vectors: the corpus's `.npy` files, in row order. With them, `refine` times k candidates per
-            query are reranked; without them, the index's own scores rank.
+        vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
+            range. With them, `refine` times k candidates per query are reranked; without them, the
+            index's own scores rank.
 
     Raises:
         InputError: the file is missing, truncated, or not an index that can be searched by inner

@@ -10,6 +10,7 @@ from rag_model.errors import UsageError
 from rag_model.index.estimate import estimate_resources, fit_into_memory
 from rag_model.index.factory import parse_factory
 from rag_model.index.files.engine import Vectors
+from rag_model.index.files.vectors import open_vectors
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, UnshardedKind
 from rag_model.index.quality import fit
 from rag_model.index.quality.health import inspect_index
@@ -95,19 +96,24 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
 
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> FaissFileIndex:
         """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
-        vectors = files.rows() if entry.get("refine") == "vectors" else []
+        vectors = [*files.rows()] if entry.get("refine") == "vectors" else []
         return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
+
+    def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
+        """Open a faiss file for few queries, whose candidates are read from a store by range."""
+        vectors = files.rows() if entry.get("refine") == "vectors" else []
+        return open_index(files.index, defaults=entry["search"], vectors=vectors)
 
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
         """Compare with exact search over settings near the index's own, and inspect the file."""
-        index = self.open(files, entry)
+        index = self._open_sampled(files, entry)
         rows = index.search(query_set.vectors, query_set.k)[1]
         values = [] if index.structure == "exact" else list_near_values(index, query_set.k)
         curve = sweep_settings(index, query_set, values, min_runs=1)
         setting = _measure_default_setting(index, query_set, entry["search"], curve)
         del index  # free its memory: `inspect_index` opens the file again
         return IndexMeasurement(
-            query_set.compute_recalls(rows), curve, setting, inspect_index(files.index, files.open_vectors())
+            query_set.compute_recalls(rows), curve, setting, inspect_index(files.index, open_vectors(files.rows()))
         )
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
@@ -122,7 +128,7 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
 
     def tune(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet, target: float) -> TuningResult:
         """Return the smallest efSearch or nprobe that reaches the target."""
-        return tune_search(self.open(files, entry), query_set, target)
+        return tune_search(self._open_sampled(files, entry), query_set, target)
 
     def floor(self, factory: str) -> RecallFloor:
         """Return the default floor, for storage that loses almost nothing."""

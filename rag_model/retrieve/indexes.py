@@ -2,7 +2,8 @@
 snapshot.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rag_model.errors import BookwheelError, StoreError, UsageError
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.factory import FlatSpec, HnswSpec, parse_factory
 from rag_model.index.files.engine import Metric, Rows
-from rag_model.index.files.vectors import RemoteVectorFiles, VectorFiles, VectorRows
+from rag_model.index.files.vectors import RemoteRowFiles
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import DerivingKind, IndexFiles, RepresentationType, get_kind, get_kind_of_entry
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT
@@ -137,20 +138,17 @@ def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
     representation = content.representation_of(name)
     return IndexFiles(
         snapshot.path(content.index_file(name)),
-        lambda: snapshot.row_files(representation),
+        partial(list_row_files, snapshot, representation),
         snapshot.n,
-        lambda: open_vector_rows(snapshot, representation),
     )
 
 
-def open_vector_rows(snapshot: Snapshot, representation: str) -> VectorRows:
-    """Return the vectors of a representation, to read few rows of: by range from an object store."""
+def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
+    """Return a representation's row files in row order: of an object store, without fetching them."""
     if not snapshot.is_remote:
-        return VectorFiles(snapshot.row_files(representation))
-    content = snapshot.manifest.content
-    names = [content.rows_path(representation, part.name) for part in snapshot.parts]
-    lengths = [part.rows for part in snapshot.parts]
-    return RemoteVectorFiles(names, lengths, snapshot.dim_of(representation), snapshot.read_range)
+        return snapshot.row_files(representation)
+    names = [snapshot.manifest.content.rows_path(representation, part.name) for part in snapshot.parts]
+    return RemoteRowFiles(names, snapshot.path, snapshot.read_range, snapshot.open_file)
 
 
 def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:

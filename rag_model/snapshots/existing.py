@@ -18,6 +18,7 @@ from rag_model.snapshots.reused_training import SHARDS
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
 from rag_model.store.store import Store
+from rag_model.store.versions.build_history import HISTORY, format_history
 from rag_model.store.versions.manifest import (
     EMBEDDINGS,
     QUESTION_ENCODER,
@@ -64,7 +65,8 @@ def inherited_provenance(manifest: Manifest) -> dict[str, Any]:
     """Return the provenance fields that stay true for a snapshot made from this one's passages and
     vectors.
     """
-    return {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
+    inherited = {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
+    return inherited | {HISTORY: format_history(manifest)}
 
 
 @dataclass(frozen=True, slots=True)

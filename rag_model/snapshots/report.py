@@ -12,6 +12,7 @@ from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.publish import PublishResult
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
+from rag_model.store.versions.build_history import read_history
 from rag_model.store.versions.manifest import Manifest
 
 _MAX_QUARANTINED = 50  # quarantined pages in the report; the manifest's counts include all
@@ -54,6 +55,7 @@ def write_report(
         ],
         sizes=_sum_sizes(manifest),
         lineage=_list_lineage(manifest),
+        history=read_history(manifest),
     )
     path = f"reports/{manifest.id}.html"
     store.files.write(path, render_build_report(report).encode())

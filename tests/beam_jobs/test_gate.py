@@ -127,8 +127,11 @@ def test_tuning_on_workers_is_recorded_as_in_one_process(store: Store, snapshot:
 def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
     store: Store, snapshot: Snapshot, launch: Launch, s3_store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = gate.measure_indexes(store, launch, None, snapshot, RECIPE)
     content, remote = snapshot.manifest.content, Store.open(s3_store_url, create=True)
+    refined = {**content.indexes["ivfpq"], "refine": "vectors"}
+    content = replace(content, indexes={**content.indexes, "ivfpq": refined})
+    snapshot = Snapshot.from_manifest(store, Manifest(content))
+    expected = gate.measure_indexes(store, launch, None, snapshot, RECIPE)
     for blob in content.files.values():
         remote.blobs.put_file(store.blobs.get_local_path(blob))
     remote_snapshot, remote_launch = (

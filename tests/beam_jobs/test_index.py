@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import InputError, StoreError
 from rag_model.index import build as stages
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, SliceTable
+from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import open_index
-from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.blobs import BlobRef, Blobs
 from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
 
@@ -85,6 +86,25 @@ def test_the_bytes_are_those_of_one_process(
     assert len(pieces(store, by_name["hnsw"].pieces)) == PARTS
     assert len(pieces(store, by_name["hnsw"].shards)) == 4
     assert pieces(store, by_name["ivf"].shards) == []
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF8,SQ8", "Impact1"])
+def test_training_reads_only_sampled_rows_of_a_remote_store(
+    store: Store, files: list[Path], s3_store_url: str, monkeypatch: pytest.MonkeyPatch, factory: str
+) -> None:
+    kind = get_kind_for_factory(factory)
+    plan = kind.plan(IndexRecipe(factory, cells=4 if "HNSW" in factory else None), N, D)
+    plan = replace(plan, train_sample=300) if isinstance(plan, VectorPlan) else plan
+    remote, fetched = Store.open(s3_store_url, create=True), set[str]()
+    fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
+    monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched.add(ref.id) or fetch(blobs, ref))
+    trained = []
+    for each in (store, remote):
+        fetched.clear()
+        (build,) = started(each, {"built": plan}, files)
+        trained.append(index_work.train_one(build, each)["out"])
+    assert trained[0] == trained[1]
+    assert not fetched
 
 
 def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:

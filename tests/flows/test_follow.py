@@ -47,6 +47,8 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
     first = look()
     assert first.built.number == 1
     assert first.built.counts["articles"] == 41
+    first_provenance = _read_provenance(store)
+    assert (first_provenance["embedded"], first_provenance["history"]) == (41, [])
     wiki.queries.clear()
     assert look().built is None, "nothing happened"
     assert len(wiki.queries) == 1
@@ -55,11 +57,20 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
     wiki.delete("Page 8")
     options = ["--dump", wiki.dump, "--encoder", tiny, "--recipe", recipe]
     kept_files = sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*"))
-    explained = bookwheel("reindex", *options, "--store", store, "--explain", "--json").json["stages"]
-    assert [(row["reused"], row["total"]) for row in explained if row["stage"] == "chunk"] == [(39, 40)]
+    explained = bookwheel("reindex", *options, "--store", store, "--explain", "--json").json
+    assert [(row["reused"], row["total"]) for row in explained["stages"] if row["stage"] == "chunk"] == [(39, 40)]
+    forecast = explained["forecast"]
+    assert (forecast["builds"], forecast["changed"]) == (1, 1)
+    first_cpu = first_provenance["cpu"]["embed"]
+    assert forecast["stages"]["embed"]["cpu"] == pytest.approx(first_cpu / 41, abs=1e-3)
     assert sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*")) == kept_files
     second = look()
     assert (second.built.counts["articles"], second.built.counts["embedded"]) == (40, 1)
+    (earlier,) = _read_provenance(store)["history"]
+    assert (earlier["snapshot"], earlier["changed"]) == (first.built.snapshot, 41)
+    assert "The last builds" in (store / "reports" / f"{second.built.snapshot}.html").read_text()
+    text = bookwheel("reindex", *options, "--store", store, "--explain").out
+    assert "forecast  for 0 changed passages, from the cost of 2 builds" in text
     with Snapshot.open(str(store)) as snapshot:
         texts = {passage.title: passage.text for passage in snapshot.passages(range(snapshot.n))}
         assert snapshot.manifest.content.corpus["licence"] == "CC BY-SA 3.0"
@@ -78,6 +89,11 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
     assert bookwheel("reindex", *options, "--store", store).code == 0
     assert find_blobs_with(store, b"about zebras") == []
     assert not any("gapnamespace" in query or "pageids" in query for query in wiki.queries), "the rest is still there"
+
+
+def _read_provenance(store: Path) -> Any:
+    with Snapshot.open(str(store)) as snapshot:
+        return snapshot.manifest.provenance
 
 
 def _read_passages(store: Path) -> list[Any]:
@@ -110,8 +126,10 @@ def test_the_command_follows_a_wiki_until_it_is_interrupted(
         wiki.edit("Page 20", "Page twenty is about lynxes.")
         assert (wait_for_build(2)["number"], wait_for_build(2)["counts"]["embedded"]) == (2, 1)
 
+        wiki.fault = lambda proxy, _: proxy.reply(503, b"", retry_after="1") or True
         for i in range(30, 40):
             wiki.delete(f"Page {i}")
+        wiki.fault = None  # the follower sees all deletions at once
         wait_for(lambda: "still refused at " in err.read_text())
         assert err.read_text().count("is published but latest did not move") == 1
         for i in range(30, 40):

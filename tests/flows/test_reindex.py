@@ -225,6 +225,10 @@ def test_explain_says_what_is_there_and_builds_nothing(
         "index/ivfpq",
         "train/bm25",
         "index/bm25",
+        "forecast",
+        "stage",
+        *found["forecast"]["stages"],
+        "total",
     ]
     assert records(library) == before
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS
+from rag_model.store.versions.build_history import LEAST_RECALL, MOST_COST, MOST_DISTANCES
 from tests.fixtures.alarms import ROOT, RULES, promtool, rules
 
 FOLDER = ROOT / "infra/prometheus"
@@ -29,6 +30,12 @@ def test_each_alarm_is_tripped_and_says_whom_to_call_and_what_to_do() -> None:
         assert f'alertname="{rule["alert"]}"' in tripped, rule["alert"]
         assert yaml.safe_dump(rule["labels"]).strip() in {"severity: page", "severity: ticket"}
         assert set(rule["annotations"]) == {"summary", "action"}
+
+
+def test_builds_bend_where_a_build_warns() -> None:
+    (rule,) = (rule for rule in rules() if rule["alert"] == "BookwheelBuildsBend")
+    bands = [float(comparison.split()[1]) for comparison in rule["expr"].split("}")[1:]]
+    assert bands == [LEAST_RECALL, MOST_DISTANCES, MOST_COST]
 
 
 def test_collapse_is_what_training_refuses() -> None:

@@ -4,7 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rag_model.evaluation.gate import Check, GateVerdict
-from rag_model.evaluation.reports.charts import bar_chart, doubling_histogram, histogram, legend, trade_off_chart
+from rag_model.evaluation.reports.charts import (
+    ChartPoint,
+    bar_chart,
+    doubling_histogram,
+    histogram,
+    legend,
+    line_chart,
+    trade_off_chart,
+)
 from rag_model.evaluation.reports.page import (
     Child,
     Node,
@@ -21,6 +29,7 @@ from rag_model.evaluation.reports.page import (
     tiles,
 )
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
+from rag_model.store.versions.build_history import PastBuild, list_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class BuildReport:
     sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
     # dump, recipe, space, parent, versions.
     lineage: Mapping[str, str] = field(default_factory=dict)
+    history: Sequence[PastBuild] = ()  # the last builds, oldest first, with this one
 
 
 def render_build_report(report: BuildReport) -> str:
@@ -81,6 +91,8 @@ def _sections(report: BuildReport) -> Iterator[Node]:
         _sizes_section(report.sizes),
         _dropped_section(report),
     )
+    if len(report.history) > 1:
+        yield _history_section(report.history)
     if report.quarantined:
         titles = ("page", "title", "reason")
         yield section("Pages that broke the parser", table(titles, report.quarantined))
@@ -170,6 +182,65 @@ def _distribution_charts(name: str, health: IndexHealth) -> Iterator[Node]:
         yield tag(
             "div", tag("h3", f"{name}: lists"), doubling_histogram(health.lists.sizes, "lists", "vectors in a list")
         )
+
+
+_HISTORY_METRICS = {
+    "recall": "recall",
+    "distances": "distances per query",
+    "degree": "links of a node",
+    "replaced": "share replaced",
+}
+
+
+def _history_section(history: Sequence[PastBuild]) -> Node:
+    """Show cost and quality of the last builds as lines, warn of those that bend, and list them."""
+    has_cpu = all(build.cpu for build in history)
+    costs = [sum((build.cpu if has_cpu else build.seconds).values()) for build in history]
+    unit = "CPU seconds" if has_cpu else "seconds"
+    # A full build would make the others look alike.
+    drawn = [
+        cost if build.changed is None or 2 * build.changed <= build.passages else None
+        for build, cost in zip(history, costs, strict=True)
+    ]
+    names = dict.fromkeys(name for build in history for name in build.indexes)
+    charts = [_history_chart(unit, {"cost": drawn})] if any(drawn) else []
+    columns_by_title = {unit: [f"{cost:,.1f}" for cost in costs]}
+    for metric, title in _HISTORY_METRICS.items():
+        values = {name: [build.indexes.get(name, {}).get(metric) for build in history] for name in names}
+        known_values = {name: numbers for name, numbers in values.items() if any(n is not None for n in numbers)}
+        if known_values:
+            charts.append(_history_chart(title, known_values))
+        columns_by_title |= {
+            f"{name}: {title}": [_format_statistic(number) for number in numbers]
+            for name, numbers in known_values.items()
+        }
+    titles = ("build", "built", "snapshot", "passages", "changed", *columns_by_title)
+    rows: list[Sequence[Child]] = [
+        (
+            number,
+            build.created_at,
+            tag("code", build.snapshot[:12]),
+            f"{build.passages:,}",
+            _format_statistic(build.changed),
+            *(cells[number - 1] for cells in columns_by_title.values()),
+        )
+        for number, build in enumerate(history, 1)
+    ]
+    return section(
+        "The last builds",
+        *(note("Warning: ", warning, ".") for warning in list_warnings(history)),
+        pair(*charts),
+        note("Builds that changed more than half of the passages have no point in the line of the cost."),
+        tag("details", tag("summary", "the numbers"), table(titles, rows)),
+    )
+
+
+def _history_chart(title: str, values: Mapping[str, Sequence[float | None]]) -> Node:
+    series = {
+        name: [ChartPoint(build, n, n, n) for build, n in enumerate(numbers, 1) if n is not None]
+        for name, numbers in values.items()
+    }
+    return tag("div", tag("h3", title), line_chart(series, title, "build"), legend(series))
 
 
 def _lengths_section(lengths: Mapping[int, int]) -> Node | None:

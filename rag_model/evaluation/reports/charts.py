@@ -227,7 +227,7 @@ def line_chart(
     margin = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
     labels = _choose_labels(sorted({point.x for point in all_points}), log=log)
-    levels = [_level_line(y(tick), f"{tick:g}") for tick in _ticks(bottom - margin, top + margin)]
+    levels = [_level_line(y(tick), f"{tick:,g}") for tick in _ticks(bottom - margin, top + margin)]
     feet = [_bottom_label(x(tick), f"{tick:,g}") for tick in labels]
     dashes = [
         _dash(x(mark), f"{mark:,g}") for mark in marks if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
@@ -236,7 +236,10 @@ def line_chart(
         _line_with_intervals(n, name, series_points, x, y)
         for n, (name, series_points) in enumerate(series.items(), start=1)
     ]
-    return _svg(f"{what} by {across}", join(*levels, *feet, *dashes, _caption(across), *lines))
+    ends = {name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()}
+    changes = [f"{name} from {points[0].y:g} to {points[-1].y:g}" for name, points in ends.items() if points]
+    content = join(*levels, *feet, *dashes, _caption(across), *lines)
+    return _svg(f"{what} by {across}", content, "; ".join(changes))
 
 
 def _dash(x: float, title: str) -> Node:
@@ -290,9 +293,11 @@ def _caption(text: str) -> Node:
     return tag("text", text, x=(_X0 + _X1) / 2, y=_HEIGHT - 5, text_anchor="middle")
 
 
-def _svg(label: str, content: Node) -> Node:
+def _svg(label: str, content: Node, description: str = "") -> Node:
     axis = tag("line", x1=_X0, x2=_X1, y1=_Y0, y2=_Y0, class_="axis")
-    return tag("svg", content, axis, viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", role="img", aria_label=label)
+    names = [tag("title", label), *([tag("desc", description)] if description else [])]
+    view = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
+    return tag("svg", *names, content, axis, viewBox=view, role="img", aria_label=label)
 
 
 def legend(names: Iterable[str]) -> Node:

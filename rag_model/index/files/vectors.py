@@ -1,15 +1,16 @@
 """The vectors of a corpus: the parts' `.npy` files, in row order, as one matrix on disk.
 
 Files are memory-mapped and read block by block, so a stage that reads the corpus once needs bounded
-memory. Every row is checked when it is read: a NaN is never found by a search and disturbs its
-neighbours.
+memory. A stage that needs a sample reads its rows from an object store by range. Every row is
+checked when it is read: a NaN is never found by a search and disturbs its neighbours.
 """
 
 import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import IO, Any, Generic, Protocol, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,38 @@ from rag_model.index.files.engine import Rows, Vectors
 BLOCK_BYTES = 32 << 20  # float32 bytes per block: enough for BLAS, small compared with any index
 _HEADER_BYTES = 4 << 10  # read at the beginning of a remote file; numpy's headers have 128
 _CONCURRENT_FILES = 32  # remote files that are read at a time
+_MAX_GAP_BYTES = 64 << 10  # between rows that are read by one request
+_MAX_RANGE_BYTES = 4 << 20  # of one request
+NameT = TypeVar("NameT")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRowFiles(Sequence[Path], Generic[NameT]):
+    """The row files of a representation in an object store, in row order.
+
+    As a sequence it has the paths of local copies; a file is fetched when its path is taken.
+    `VectorRows.open` and others read a few rows without a copy of the files.
+    """
+
+    names: Sequence[NameT]
+    fetch: Callable[[NameT], Path]
+    # the bytes [start, end) of a file, or all bytes of a shorter one; they are not verified
+    read_range: Callable[[NameT, int, int], bytes]
+    open: Callable[[NameT], IO[bytes]]  # for reads at any offset, by range
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, number: int) -> Path: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Path]: ...
+    def __getitem__(self, number: int | slice) -> Path | Sequence[Path]:
+        """Return the path of a local copy, or the files of a slice."""
+        if isinstance(number, slice):
+            return RemoteRowFiles(self.names[number], self.fetch, self.read_range, self.open)
+        return self.fetch(self.names[number])
 
 
 class VectorRows(Protocol):
@@ -36,6 +69,40 @@ class VectorRows(Protocol):
             InputError: a file is damaged, or a row holds a NaN or an infinity.
         """
         ...
+
+
+def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = None) -> VectorRows:
+    """Open the vectors of all parts to read few of their rows: from an object store by range.
+
+    Args:
+        rows: the parts' files.
+        n: the number of rows that a plan requires.
+        dim: the dimension that it requires.
+
+    Raises:
+        UsageError: no file is given.
+        InputError: a file is missing, damaged or of another type or dimension, or the number of
+            rows or dimensions differs from the plan's.
+    """
+    files = RemoteVectorFiles(rows) if isinstance(rows, RemoteRowFiles) else VectorFiles(rows)
+    _check_shape(files, rows, n, dim)
+    return files
+
+
+def sample_vectors(rows: Sequence[Path], n: int, dim: int, count: int, seed: int) -> Vectors:
+    """Return (min(count, n), d) float32 in row order, drawn by `seed` from the vectors of a plan.
+
+    Raises:
+        InputError: as `open_vectors` and `VectorRows.read_rows`.
+    """
+    return open_vectors(rows, n, dim).read_rows(draw_rows(n, count, seed))
+
+
+def draw_rows(n: int, count: int, seed: int) -> Rows:
+    """Return min(count, n) of the rows 0 … n-1, ascending, drawn by `seed`."""
+    if count >= n:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(seed).choice(n, count, replace=False, shuffle=False))
 
 
 class VectorFiles:
@@ -93,13 +160,6 @@ class VectorFiles:
         """Return the complete (n, d) float32 matrix, in memory."""
         return self.read_rows(np.arange(self.n))
 
-    def sample(self, count: int, seed: int) -> Vectors:
-        """Return (min(count, n), d) float32 in row order, drawn by `seed` without replacement."""
-        if count >= self.n:
-            return self.read_all()
-        sampled_rows = np.random.default_rng(seed).choice(self.n, count, replace=False, shuffle=False)
-        return self.read_rows(np.sort(sampled_rows))
-
     @classmethod
     def open_checked(cls, paths: Sequence[Path], n: int, dim: int) -> Self:
         """Map `paths` and check that they hold the (n, dim) vectors of a plan.
@@ -108,11 +168,7 @@ class VectorFiles:
             InputError: the number of rows or dimensions differs from the plan's.
         """
         files = cls(paths)
-        if (files.n, files.dim) != (n, dim):
-            raise InputError(
-                f"the vectors from {paths[0]} on are {files.n} x {files.dim}, not the plan's {n} x "
-                f"{dim}: plan the index again"
-            )
+        _check_shape(files, paths, n, dim)
         return files
 
 
@@ -120,18 +176,26 @@ class RemoteVectorFiles:
     """The parts' vectors in an object store: `VectorRows` that reads only the requested rows.
 
     A worker that measures an index reads a thousand rows of it. Fetching all files would take 32 GB
-    for 21 million passages.
+    for 21 million passages. The rows are not verified by the digests of their files.
     """
 
-    def __init__(
-        self, names: Sequence[str], lengths: Sequence[int], dim: int, read: Callable[[str, int, int], bytes]
-    ) -> None:
-        """Set the files of (rows, d) in the order of the parts, and their numbers of rows.
+    def __init__(self, files: RemoteRowFiles[Any]) -> None:
+        """Read the headers of the files.
 
-        `read(name, start, end)` returns a range of a file, and all bytes of a shorter one.
+        Raises:
+            UsageError: no file is given.
+            InputError: a file is damaged, of another type or of another dimension.
         """
-        self.dim, self._names, self._read = dim, names, read
-        self._partition = Partition(lengths)
+        if not files:
+            raise UsageError("there are no vectors to index: give at least one .npy file")
+        self._files = files
+        with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
+            self._headers = [*threads.map(self._read_header, files.names)]
+        self.dim = self._headers[0][1]
+        for name, (_, dim, _, _) in zip(files.names, self._headers, strict=True):
+            if dim != self.dim:
+                raise InputError(f"{name} has {dim} dimensions, not {self.dim}: encode all parts with one encoder")
+        self._partition = Partition(length for length, *_ in self._headers)
         self.n = self._partition.n
 
     def read_rows(self, rows: Rows) -> Vectors:
@@ -147,24 +211,44 @@ class RemoteVectorFiles:
                 vectors[span] = part_vectors
         return vectors
 
+    def _read_header(self, name: Any) -> tuple[int, int, np.dtype[Any], int]:
+        """Return the number of rows, the dimension, the type, and the offset of the first row."""
+        data = self._files.read_range(name, 0, _HEADER_BYTES)
+        try:
+            shape, fortran, dtype, end = read_npy_header(io.BytesIO(data))
+        except ValueError as error:
+            raise _incomplete_error(name) from error
+        if len(shape) != 2 or shape[1] == 0 or fortran or dtype not in (np.float16, np.float32):
+            raise _incomplete_error(name)
+        return *shape, dtype, end - shape[0] * shape[1] * dtype.itemsize
+
     def _read_part(self, part: tuple[int, slice, Rows]) -> Vectors:
         number, _, local = part
-        name, length = self._names[number], self._partition.starts[number + 1] - self._partition.starts[number]
-        incomplete = InputError(f"{name} is not a complete .npy file of {length} x {self.dim}: encode its part again")
-        try:
-            shape, fortran, dtype, end = read_npy_header(io.BytesIO(self._read(name, 0, _HEADER_BYTES)))
-        except ValueError as error:
-            raise incomplete from error
-        if shape != (length, self.dim) or fortran or dtype not in (np.float16, np.float32):
-            raise incomplete
-        row_bytes = self.dim * dtype.itemsize
-        starts = [end - (length - row) * row_bytes for row in local.tolist()]
-        data = b"".join(self._read(name, start, start + row_bytes) for start in starts)
-        if len(data) != len(local) * row_bytes:
-            raise incomplete
-        vectors: Vectors = np.frombuffer(data, dtype).reshape(len(local), self.dim).astype(np.float32)
-        _check_rows(vectors, name, local)
-        return vectors
+        name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
+        row_bytes, vectors = dim * dtype.itemsize, list[Vectors]()
+        starts = offset + local * row_bytes
+        is_far = (np.diff(starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
+        for rows in np.split(local, np.flatnonzero(is_far) + 1):
+            size = int(rows[-1] + 1 - rows[0]) * row_bytes
+            start = offset + int(rows[0]) * row_bytes
+            data = self._files.read_range(name, start, start + size)
+            if len(data) != size:
+                raise _incomplete_error(name)
+            vectors.append(np.frombuffer(data, dtype).reshape(-1, dim)[rows - rows[0]].astype(np.float32))
+            _check_rows(vectors[-1], str(name), rows)
+        return np.concatenate(vectors)
+
+
+def _incomplete_error(name: Any) -> InputError:
+    return InputError(f"{name} is not a complete .npy file of (rows, d) float16 or float32: encode its part again")
+
+
+def _check_shape(files: VectorRows, rows: Sequence[Path], n: int | None, dim: int | None) -> None:
+    if n not in (None, files.n) or dim not in (None, files.dim):
+        first = rows.names[0] if isinstance(rows, RemoteRowFiles) else rows[0]
+        raise InputError(
+            f"the vectors from {first} on are {files.n} x {files.dim}, not the plan's {n} x {dim}: plan the index again"
+        )
 
 
 def map_vectors(path: Path) -> npt.NDArray[Any]:

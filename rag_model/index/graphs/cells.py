@@ -9,8 +9,8 @@ connect neighbouring graphs.
 A part's piece holds its vectors sorted by cell, so that a cell's worker reads only its slice of
 every part. Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from
 neighbouring cells) and the vectors linked into it. Within a group rows ascend, so reading the parts
-in order gives a cell's rows in order. A cell's slice is the vectors of both groups, after their
-counts and the bytes per component.
+in order gives a cell's rows in order. A cell's slice has the vectors of both groups, after their
+counts and the bytes per component, and then a digest of each vector, by which an update knows it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -247,8 +247,9 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
     vectors = part.read_all()
     begins, rows = _sort_by_group(plan, cells, vectors)
     stored, edges = vectors.astype(part.dtype, copy=False), begins.tolist()
+    digests = _digest_vectors(stored)
     slices = [
-        _pack_slice(stored[rows[first:last]], middle - first)
+        _pack_slice(stored[rows[first:last]], digests[rows[first:last]], middle - first)
         for first, middle, last in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)
     ]
     arrays: list[Array] = [begins, rows, np.array([part.n])]
@@ -258,11 +259,18 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
     return begins
 
 
-def _pack_slice(vectors: Vectors, members: int) -> bytes:
+def _pack_slice(vectors: Vectors, digests: Digests, members: int) -> bytes:
     if not len(vectors):
         return b""
     counts = np.array((members, len(vectors) - members, vectors.itemsize), _COUNTS)
-    return b"".join((counts.tobytes(), vectors.data.cast("B")))
+    return b"".join((counts.tobytes(), vectors.data.cast("B"), digests.astype("<u8").tobytes()))
+
+
+def _digest_vectors(vectors: Vectors) -> Digests:
+    """Return the digests of vectors, (m, d), as they are stored."""
+    data, size = vectors.tobytes(), vectors.itemsize * vectors.shape[1]
+    digests = [blake2b(data[start : start + size], digest_size=8).digest() for start in range(0, len(data), size)]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,35 +289,31 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
     """
     members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
     member_digests, linked_digests = ([np.empty(0, np.uint64)] for _ in range(2))
+    head, digest_size = _COUNTS.itemsize, 8
     for data in slices:
         member_count, linked_count, width = (
-            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= _COUNTS.itemsize else (0, 0, 0)
+            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= head else (0, 0, 0)
         )
+        count = member_count + linked_count
         if (
             min(member_count, linked_count) < 0
             or width not in (2, 4)
-            or len(data) != _COUNTS.itemsize + (member_count + linked_count) * dim * width
+            or len(data) != head + count * (dim * width + digest_size)
         ):
             raise InputError(
                 f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
             )
-        # flat -> (m + l, d)
-        vectors = np.frombuffer(data, f"<f{width}", offset=_COUNTS.itemsize).reshape(-1, dim).astype(np.float32)
+        stored = np.frombuffer(data, f"<f{width}", count * dim, head)
+        vectors = stored.reshape(-1, dim).astype(np.float32)  # flat -> (m + l, d)
+        digests = np.frombuffer(data, "<u8", count, head + stored.nbytes)
         members.append(vectors[:member_count])
         linked.append(vectors[member_count:])
-        digests = _digest_vectors(data[_COUNTS.itemsize :], dim * width)
         member_digests.append(digests[:member_count])
         linked_digests.append(digests[member_count:])
     return (
         CellVectors(np.concatenate(members), np.concatenate(member_digests)),
         CellVectors(np.concatenate(linked), np.concatenate(linked_digests)),
     )
-
-
-def _digest_vectors(data: bytes, size: int) -> Digests:
-    """Return the digests of vectors of `size` bytes each."""
-    digests = (blake2b(data[start : start + size], digest_size=8).digest() for start in range(0, len(data), size))
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:

@@ -30,7 +30,7 @@ from rag_model.errors import InputError, ResourceError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener, PieceReader, path_opener, write_piece
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import VectorFiles, sample_vectors
 from rag_model.index.graphs.cells import (
     Cells,
     CellVectors,
@@ -77,6 +77,7 @@ from rag_model.index.vector_kind import (
 )
 from rag_model.process import count_cores
 
+_THREAD_NODES = 8_192  # nodes of the upper levels for each thread that links them
 _MAX_BLOCKS = 8  # blocks with candidates in memory at once, 6 MB each
 LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
@@ -94,7 +95,7 @@ class GraphKind(VectorKind):
     """HNSW: `HNSW32`, `HNSW32_SQ8`, `HNSW32_SQfp16`."""
 
     name: ClassVar[str] = "hnsw"
-    VERSION: ClassVar[int] = 9
+    VERSION: ClassVar[int] = 10
     threaded: ClassVar[bool] = True
     factories = re.compile("HNSW")
 
@@ -138,7 +139,7 @@ class GraphKind(VectorKind):
                 sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(cell_sample_size(plan), plan.seed)
+        sample = sample_vectors(rows, plan.n, plan.d, cell_sample_size(plan), plan.seed)
         cells, index = _load_trained(plan, trained)
         return _write_trained(plan, split_large_cells(plan, cells, sample), index, sample, out)
 
@@ -266,8 +267,7 @@ class GraphKind(VectorKind):
             ),
         ):
             levels = draw_levels(plan.n, links_per_node(plan))
-            with engine.use_threads(_merge_threads()):
-                upper = _build_upper_levels(plan, levels, files)
+            upper = _build_upper_levels(plan, levels, files)
             try:
                 with out.open("wb", buffering=1 << 20) as file:
                     write_head(file, empty, levels)
@@ -363,7 +363,7 @@ def _read_sample(plan: VectorPlan, rows: Sequence[Path]) -> Vectors:
     size = cell_sample_size(plan)
     if not _new_index(plan).is_trained:
         size = max(size, plan.train_sample)
-    return VectorFiles.open_checked(rows, plan.n, plan.d).sample(size, plan.seed)
+    return sample_vectors(rows, plan.n, plan.d, size, plan.seed)
 
 
 def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
@@ -414,9 +414,10 @@ def _open_shards(
 
 def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> UpperLevels:
     vectors = files.read_rows(np.flatnonzero(levels > 1))
-    return UpperLevels.build(
-        levels, links_per_node(plan), vectors, plan.metric, min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
-    )
+    candidates = min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
+    # With few nodes, threads would take longer to wait for each other than to link them.
+    with engine.use_threads(min(_merge_threads(), 1 + len(vectors) // _THREAD_NODES)):
+        return UpperLevels.build(levels, links_per_node(plan), vectors, plan.metric, candidates)
 
 
 def _write_links(

@@ -26,7 +26,7 @@ from rag_model.index.factory import IvfSpec, parse_factory
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, ListAssigner, Metric, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener
-from rag_model.index.files.vectors import VectorFiles, map_vectors
+from rag_model.index.files.vectors import VectorFiles, map_vectors, sample_vectors
 from rag_model.index.graphs.graph import similarities
 from rag_model.index.graphs.graph_file import write_storage
 from rag_model.index.kind import PreviousPiece
@@ -93,7 +93,7 @@ class ListKind(VectorKind):
             InputError: the vectors do not match the plan, or the sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(plan.train_sample, plan.seed)
+        sample = sample_vectors(rows, plan.n, plan.d, plan.train_sample, plan.seed)
         index = train_index(plan, sample)
         engine.write_index(index, out)
         sample_losses = _losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
@@ -136,7 +136,7 @@ class ListKind(VectorKind):
                 sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        sample = VectorFiles.open_checked(rows, plan.n, plan.d).sample(plan.train_sample, plan.seed)
+        sample = sample_vectors(rows, plan.n, plan.d, plan.train_sample, plan.seed)
         index = engine.read_index(trained)
         base = _without_refinement(index)
         with engine.translate_errors(

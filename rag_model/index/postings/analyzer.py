@@ -23,7 +23,7 @@ accents.
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import compress, pairwise
@@ -31,7 +31,7 @@ from operator import not_
 from typing import Any
 
 from rag_model.digest import digest_json
-from rag_model.errors import StoreError, UsageError
+from rag_model.errors import UsageError
 from rag_model.extras import require
 
 VERSION = 2  # increase it when the same text would give other terms; keep the older rules
@@ -102,6 +102,8 @@ class _StemCache(dict[str, bytes]):
 class Analyzer:
     """Splits text into terms, for one language."""
 
+    whole_runs = False  # whether the tokens of `terms_of_tokens` are runs of ASCII characters too
+
     def __init__(self, language: str = "english", version: int = VERSION) -> None:
         """Create an analyzer for a language of the Snowball stemmers, or `none`, which does not
         stem, with the rules of a version.
@@ -116,7 +118,7 @@ class Analyzer:
             raise UsageError(f"there is no stemmer for {language!r}: choose none, or one of {', '.join(languages)}")
         self.language, self.version = language, version
         # `_stems` is the cache
-        self._stemmer = None if language == "none" else stemmers.Stemmer(language, 0)
+        self._stemmer: Any = None if language == "none" else stemmers.Stemmer(language, 0)
         self._folds_first = language in _PLAIN_LANGUAGES
         self._stems = _StemCache(self)
 
@@ -144,9 +146,12 @@ class Analyzer:
         if not word.isascii() and self._folds_first:
             word = self._reduce_letters(word)
         if self._stemmer is not None:
-            # The stem of "s" or of a lone accent is empty.
-            word = self._stemmer.stemWord(word) or word
+            word = self._stem(word)
         return (word if word.isascii() else self._reduce_letters(word)).encode("utf-8", "replace")
+
+    def _stem(self, word: str) -> str:
+        """Return the stem of a word, or the word, such as `s` or a lone accent, if that is empty."""
+        return self._stemmer.stemWord(word) or word
 
     def _reduce_letters(self, word: str) -> str:
         """Reduce the letters of a word to their base; return a word that has only marks unchanged."""
@@ -194,28 +199,9 @@ class Analyzer:
 
 @lru_cache
 def _fingerprint(language: str, version: int) -> str:
-    sample = _SAMPLE if version == 1 else _SAMPLE + _SAMPLE_OF_LETTERS
+    sample = _SAMPLE if version == 1 else ANALYZER_SAMPLE
     terms = [term.decode() for term in Analyzer(language, version).terms(sample)]
     return digest_json([version, language, MAX_CHARACTERS, terms])
-
-
-def load_analyzer(settings: Mapping[str, Any]) -> Analyzer:
-    """Return the analyzer that an index was built with, of this or an older version.
-
-    Args:
-        settings: settings of the index: `language`, and the fingerprint `analyzer`.
-
-    Raises:
-        StoreError: no version of the installed analyzer gives the same terms.
-    """
-    for version_number in range(VERSION, 0, -1):
-        analyzer = Analyzer(settings["language"], version_number)
-        if analyzer.fingerprint == settings["analyzer"]:
-            return analyzer
-    raise StoreError(
-        f"the index was built by another analyzer of {analyzer.language} words than {analyzer.versions}: "
-        "install the versions that the snapshot's provenance names, or build the index again"
-    )
 
 
 def _split_unspaced(word: str) -> Iterator[str]:
@@ -244,3 +230,4 @@ de mooiste huizen; vackra städerna; kauniit kaupungit; güzel şehirlerin; os c
 _SAMPLE_OF_LETTERS = """
 Łódź Rudkøbing Ærø Đà Nẵng Þórður ısı œuvre Do\u00adnau ħ ɓ ŋ السَّلَامُ عَلَيْكُم שָׁלוֹם ܫܠܳܡܳܐ می\u200cخواهم
 """
+ANALYZER_SAMPLE = _SAMPLE + _SAMPLE_OF_LETTERS

@@ -4,7 +4,8 @@ Compiled loops split texts into tokens and number them, so that each distinct to
 once. That takes little more time than reading the text, and gives the terms of `Analyzer.terms`.
 
 A token is a word of ASCII letters and digits in lower case; or, unchanged, a run of characters up
-to white space that includes another character. Analyzing the tokens one by one gives the terms of
+to white space that includes another character; or, for an analyzer of `whole_runs`, any run.
+Analyzing the tokens one by one gives the terms of
 the whole text, because no rule of the analyzer looks beyond ASCII white space, and a run of ASCII
 characters has no other words than these.
 """
@@ -143,17 +144,19 @@ def _scan_ascii(data, first, end, slots, hashes, ends, text, count_array, out, p
 
 
 @bare
-def _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position):
+def _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position, whole_runs):
     """Scan any text like `_scan_ascii`.
 
-    Runs with a character beyond ASCII are tokens as a whole.
+    Runs with a character beyond ASCII are tokens as a whole, and with `whole_runs` all runs.
     """
     while first < last:
-        run_end, is_ascii = first, True
+        run_end, is_ascii = first, not whole_runs
         while run_end < last and not _IS_WHITESPACE[data[run_end]]:
             is_ascii = is_ascii and data[run_end] < _ASCII
             run_end += 1
-        if is_ascii:
+        if run_end == first:
+            pass
+        elif is_ascii:
             position = _scan_ascii(data, first, run_end, slots, hashes, ends, text, count_array, out, position)
         else:
             begin, token_hash = ends[count_array[0]], _BASIS
@@ -167,20 +170,22 @@ def _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, p
 
 
 @bare
-def _scan_texts(data, offsets, slots, hashes, ends, text, count_array, out, out_ends):
+def _scan_texts(data, offsets, slots, hashes, ends, text, count_array, out, out_ends, whole_runs):
     position = 0
     for text_number in range(len(out_ends)):
         first, last, byte_bits = np.int64(offsets[text_number]), np.int64(offsets[text_number + 1]), np.uint8(0)
         for i in range(first, last):
             byte_bits |= data[i]
-        if byte_bits < _ASCII:
+        if byte_bits < _ASCII and not whole_runs:
             position = _scan_ascii(data, first, last, slots, hashes, ends, text, count_array, out, position)
         else:
-            position = _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position)
+            position = _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position, whole_runs)
         out_ends[text_number] = position
 
 
-def number_tokens(data: Array, offsets: Array, tokens: TokenTable, out: Array, ends: Array) -> None:
+def number_tokens(
+    data: Array, offsets: Array, tokens: TokenTable, out: Array, ends: Array, *, whole_runs: bool = False
+) -> None:
     """Number the tokens of texts.
 
     Args:
@@ -189,9 +194,10 @@ def number_tokens(data: Array, offsets: Array, tokens: TokenTable, out: Array, e
         tokens: with room for all bytes, and one more for each text.
         out: int32, with room for as many tokens; filled with their numbers, text after text.
         ends: (n,) int64, filled with the end of each text's tokens in `out`.
+        whole_runs: runs of ASCII characters are tokens too, instead of their words.
     """
     _scan_texts(
-        data, offsets, *tokens, out, ends
+        data, offsets, *tokens, out, ends, whole_runs
     )  # passing the arrays one by one takes a third less time than a record
 
 
@@ -344,7 +350,8 @@ class _PostingsCounter:
         size, known_before = int(text_offsets[-1] - text_offsets[0]), int(self._tokens.token_count[0])
         self._tokens = grow_token_table(self._tokens, size + len(texts))
         numbers, ends = np.empty(size, np.int32), np.empty(len(texts), np.int64)
-        number_tokens(np.frombuffer(data or b"", np.uint8), text_offsets, self._tokens, numbers, ends)
+        text_bytes, whole_runs = np.frombuffer(data or b"", np.uint8), self._analyzer.whole_runs
+        number_tokens(text_bytes, text_offsets, self._tokens, numbers, ends, whole_runs=whole_runs)
         self._analyze_tokens(known_before)
         return numbers[: ends[-1] if len(ends) else 0], ends
 

@@ -1,7 +1,7 @@
 """The index kind `bm25`: an inverted index of words with their frequencies, ranked by BM25.
 
-A recipe selects it by `[index.bm25] factory = "BM25"`. Its setting is `language`, that of the
-stemmer; its search parameters are `k1` and `b`. Modules that need numba, whose import takes a
+A recipe selects it by `[index.bm25] factory = "BM25"`. Its settings are `language`, that of the
+stemmer, and `analyzer`; its search parameters are `k1` and `b`. Modules that need numba, whose import takes a
 second, are imported when they are used, because reading a recipe does not need them.
 """
 
@@ -14,7 +14,6 @@ from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, TextQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
-from rag_model.index.postings.analyzer import Analyzer, load_analyzer
 from rag_model.index.postings.base_kind import (
     EXHAUSTIVE_QUERIES,
     K1,
@@ -24,6 +23,7 @@ from rag_model.index.postings.base_kind import (
     check_bm25_parameters,
     scatter_stamp,
 )
+from rag_model.index.postings.lucene_analyzer import choose_analyzer, load_analyzer
 from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from rag_model.index.postings.search import Bm25Index
 
-_LANGUAGE = "english"
 _BYTES_PER_PASSAGE = 90  # of about 100 words, in the file; a fifth of it is the dictionary
 _COUNT_BYTES = 2_000  # of memory per passage while its terms are counted
 _CARRY_BYTES = 30  # of memory per passage while postings are carried over
@@ -54,17 +53,17 @@ class Bm25Kind(PostingsKind):
         return factory == "BM25"
 
     def check(self, recipe: Any) -> None:
-        """Check the setting `language`, and the search parameters `k1` and `b`.
+        """Check the settings `language` and `analyzer`, and the search parameters `k1` and `b`.
 
         Raises:
             MissingExtraError: the text extra is not installed.
             UsageError: a setting or a parameter is unknown or wrong.
         """
         super().check(recipe)
-        unknown = sorted(set(recipe.settings) - {"language"})
+        unknown = sorted(set(recipe.settings) - {"language", "analyzer"})
         if unknown:
-            raise UsageError(f"{unknown[0]} is not a setting of {recipe.factory}: it takes language")
-        Analyzer(recipe.settings.get("language", _LANGUAGE))
+            raise UsageError(f"{unknown[0]} is not a setting of {recipe.factory}: it takes language and analyzer")
+        choose_analyzer(recipe.settings)
         check_bm25_parameters(recipe.search)
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
@@ -76,8 +75,8 @@ class Bm25Kind(PostingsKind):
     ) -> IndexPlan:
         """Return a plan whose settings include the analyzer's language and fingerprint."""
         plan = super().plan(recipe, n, width, memory=memory, part_rows=part_rows)
-        language = recipe.settings.get("language", _LANGUAGE)
-        settings = {"language": language, "analyzer": Analyzer(language).fingerprint}
+        analyzer = choose_analyzer(recipe.settings)
+        settings = {"language": analyzer.language, "analyzer": analyzer.fingerprint}
         return replace(plan, settings=settings, search={"k1": K1, "b": B, **recipe.search})
 
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:

@@ -19,12 +19,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.files.engine import Metric, Rows, Vectors
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.engine import Metric, Vectors
+from rag_model.index.files.vectors import VectorFiles, draw_rows, open_vectors
 from rag_model.index.quality.results import FitResult
 from rag_model.index.recipe import VectorPlan
 
-VERSION = 3  # increased when the measurement of the same vectors changes
+VERSION = 4  # increased when the measurement of the same vectors changes
 SAMPLE_VECTORS = 4_096  # new vectors, and old vectors: a mean is then exact to one percent
 
 
@@ -79,20 +79,24 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
     Args:
         changed: at least one `.npy` file, each with the parent's files of the same range; a row
             that one of these holds is old.
-        same: unchanged files.
+        same: unchanged files, of which only the sampled rows are read.
         seed: the seed of the samples.
 
     Raises:
         InputError: a file is damaged, or a row holds a NaN or an infinity.
     """
-    new_vectors, old_vectors = list[Vectors](), list[Vectors]()
-    for path, previous_paths in changed:
-        is_old = find_common_rows(path, previous_paths)
-        new_vectors.append(_read_sample(path, np.flatnonzero(~is_old), seed))
-        old_vectors.append(_read_sample(path, np.flatnonzero(is_old), seed))
-    old_vectors += [VectorFiles([path]).sample(SAMPLE_VECTORS, seed) for path in same]
-    changed_vectors = VectorFiles([path for path, _ in changed]).sample(SAMPLE_VECTORS, seed)
-    return FitSample(_concatenate_sample(new_vectors, seed), _concatenate_sample(old_vectors, seed), changed_vectors)
+    files = VectorFiles([path for path, _ in changed])
+    is_old = np.concatenate([find_common_rows(path, previous_paths) for path, previous_paths in changed])
+    new_rows, old_rows = np.flatnonzero(~is_old), np.flatnonzero(is_old)
+    new_vectors = files.read_rows(new_rows[draw_rows(len(new_rows), SAMPLE_VECTORS, seed)])
+    changed_vectors = files.read_rows(draw_rows(files.n, SAMPLE_VECTORS, seed))
+    same_files = open_vectors(same, dim=files.dim) if same else None
+    # Old rows are numbered through the changed files, and then through the unchanged ones.
+    drawn = draw_rows(len(old_rows) + (same_files.n if same_files else 0), SAMPLE_VECTORS, seed)
+    drawn_changed, drawn_same = np.split(drawn, [np.searchsorted(drawn, len(old_rows))])
+    old_vectors = [files.read_rows(old_rows[drawn_changed])]
+    old_vectors += [same_files.read_rows(drawn_same - len(old_rows))] if same_files else []
+    return FitSample(new_vectors, np.concatenate(old_vectors), changed_vectors)
 
 
 def find_common_rows(path: Path, others: Sequence[Path]) -> npt.NDArray[np.bool_]:
@@ -104,20 +108,6 @@ def find_common_rows(path: Path, others: Sequence[Path]) -> npt.NDArray[np.bool_
 def _hash_rows(path: Path) -> Iterator[int]:
     """Yield a hash of each row's bytes."""
     return (hash(row.tobytes()) for row in np.load(path, mmap_mode="r", allow_pickle=False))
-
-
-def _read_sample(path: Path, rows: Rows, seed: int) -> Vectors:
-    return VectorFiles([path]).read_rows(rows[_draw_numbers(len(rows), seed)])
-
-
-def _concatenate_sample(vectors: Sequence[Vectors], seed: int) -> Vectors:
-    all_vectors = np.concatenate(vectors)
-    return np.ascontiguousarray(all_vectors[_draw_numbers(len(all_vectors), seed)])
-
-
-def _draw_numbers(count: int, seed: int) -> Rows:
-    """Return at most `SAMPLE_VECTORS` of the numbers 0 … count-1, ascending."""
-    return np.sort(np.random.default_rng(seed).choice(count, min(SAMPLE_VECTORS, count), replace=False, shuffle=False))
 
 
 def relative_error(true: Vectors, decoded: Vectors) -> float:

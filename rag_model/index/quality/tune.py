@@ -23,7 +23,7 @@ from rag_model.errors import UsageError
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.intake import inspect_vectors
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import VectorFiles, sample_vectors
 from rag_model.index.quality.health import inspect_index
 from rag_model.index.quality.results import OperatingPoint, TuningResult
 from rag_model.index.quality.sweep import VectorQuerySet, format_setting, sweep_settings
@@ -222,9 +222,9 @@ def evaluate_index(
         InputError: the index or a vector file is damaged.
         UsageError: the queries do not fit the index.
     """
-    query_vectors = (
-        VectorFiles(vectors).sample(_affordable_queries(plan), plan.seed + 1) if queries is None else queries
-    )
+    query_vectors = queries
+    if query_vectors is None:
+        query_vectors = sample_vectors(vectors, plan.n, plan.d, _affordable_queries(plan), plan.seed + 1)
     index, k = open_index(path), min(DEPTH, plan.n)
     query_set = VectorQuerySet.from_exact_search(ExactIndex(vectors, plan.metric), query_vectors, k)
     search, note = dict(plan.search), ""

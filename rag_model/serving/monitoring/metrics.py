@@ -46,6 +46,7 @@ from rag_model.serving.monitoring.overrides import (
 from rag_model.serving.monitoring.quality import QualityMetrics, QualityMonitor
 from rag_model.serving.runtime import THREAD_NAMES, SupervisedThread
 from rag_model.serving.settings import ServiceSettings
+from rag_model.store.versions.build_history import Trend, compute_trends, read_history
 from rag_model.store.versions.manifest import Manifest
 
 # name, help text, value; a gauge with value None is left out
@@ -63,6 +64,7 @@ class ServedSnapshotInfo:
     created: float | None  # Unix time, by the builder's clock
     recall_mean: float | None
     recall_p5: float | None
+    trends: tuple[Trend, ...] = ()  # of the last builds
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, served_ref: ServedRef, index: str) -> "ServedSnapshotInfo":
@@ -78,6 +80,7 @@ class ServedSnapshotInfo:
             index,
             _parse_unix_time(manifest.provenance.get("created_at")),
             *recalls,
+            (*compute_trends(read_history(manifest)),),
         )
 
 
@@ -114,6 +117,7 @@ class ScrapeState:
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)
+        yield from _build_trend_metrics(self.served.trends if self.served else ())
         yield from _build_collapse_metrics(self.quality.collapse)
 
     def _iter_store_gauges(self) -> Iterator[_Gauge]:
@@ -138,6 +142,15 @@ def _iter_snapshot_gauges(served: ServedSnapshotInfo | None, now: float) -> Iter
             "The index's recall by its gate, 5th percentile.",
             served.recall_p5,
         )
+
+
+def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
+    text = "Median of the last builds as a multiple of that before: recall, distances per query, or cost."
+    ratio = GaugeMetricFamily("bookwheel_builds_trend_ratio", text, labels=["measure", "index"])
+    for trend in trends:
+        ratio.add_metric([trend.measure, trend.index], trend.ratio)
+    if ratio.samples:
+        yield ratio
 
 
 def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> Iterator[Metric]:

@@ -256,6 +256,14 @@ class Snapshot:
             raise StoreError(f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {rows} passages")
         return vectors
 
+    def open_file(self, file: str) -> IO[bytes]:
+        """Open a file of the store for reads at any offset, by range if it is remote, unverified.
+
+        Raises:
+            StoreError: the file is missing, or its size is wrong.
+        """
+        return self.store.blobs.open(self.manifest.content.files[self._check_file(file)])
+
     def read_range(self, file: str, start: int, end: int) -> bytes:
         """Return the bytes [start, end) of a file of the store, or all of a shorter one, unverified.
 

@@ -21,6 +21,7 @@ from rag_model.evaluation.reports.charts import (
 )
 from rag_model.evaluation.reports.page import tag
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats, OperatingPoint
+from rag_model.store.versions.build_history import PastBuild
 from tests.fixtures.pages import EVIL, assert_harmless, parsed
 
 
@@ -69,6 +70,28 @@ def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
         "ab" * 32,
     ):
         assert piece in text
+
+
+def test_the_last_builds_are_lines_with_their_names_and_a_table(report: BuildReport) -> None:
+    recalls = [0.97, 0.97, 0.97, 0.97, 0.93, 0.92, 0.91]
+    history = [
+        PastBuild(
+            f"{n:064x}", "2026-01-01", "s", 900, n, {"a": 1.5}, {"a": 2.0, EVIL: 1.0 + n}, {"hnsw": {"recall": r}}
+        )
+        for n, r in enumerate(recalls)
+    ]
+    html = render_build_report(replace(report, history=history))
+    page = parsed(html)
+    assert_harmless(html)
+    pictures = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    assert [label for label in pictures if label.endswith("by build")] == ["CPU seconds by build", "recall by build"]
+    for text in ("<title>recall by build</title>", "<desc>cost from 3 to 9</desc>", "from 0.97 to 0.91</desc>"):
+        assert text in html
+    assert "Warning: the recall of hnsw is 0.920 in the last builds and was 0.970 before" in page.text
+    assert html.count("<code>000000000000</code>") == 7
+    assert "The last builds" not in parsed(render_build_report(replace(report, history=history[:1]))).text
+    no_cpu = render_build_report(replace(report, history=[replace(build, cpu={}) for build in history]))
+    assert "<desc>cost from 1.5 to 1.5</desc>" in no_cpu
 
 
 def test_nothing_is_fetched_and_nothing_runs(report: BuildReport) -> None:

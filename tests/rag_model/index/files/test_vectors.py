@@ -9,15 +9,24 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index.build import run_stages
-from rag_model.index.files.vectors import RemoteVectorFiles, VectorFiles
+from rag_model.index.files.vectors import RemoteRowFiles, RemoteVectorFiles, VectorFiles, sample_vectors
 from rag_model.index.recipe import IndexRecipe, resolve
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 
 
-def read_range(name: str, start: int, end: int) -> bytes:
-    """Read a range of a file, as from an object store."""
-    return Path(name).read_bytes()[start:end]
+def remote_files(paths: list[Path], requests: list[tuple[int, int]] | None = None) -> RemoteRowFiles[Path]:
+    """Return files as in an object store, of which no path may be taken."""
+
+    def read_range(path: Path, start: int, end: int) -> bytes:
+        if requests is not None:
+            requests.append((start, end))
+        return path.read_bytes()[start:end]
+
+    def fetch(path: Path) -> Path:
+        raise AssertionError(f"{path} is copied")
+
+    return RemoteRowFiles(paths, fetch, read_range, lambda path: path.open("rb"))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -31,22 +40,34 @@ def test_vector_files_are_one_matrix(data: st.DataObject, write_parts: Make) -> 
     np.testing.assert_array_equal(files.read_all(), matrix)
     rows = np.unique(np.array(data.draw(st.lists(st.integers(0, n - 1))), dtype=np.int64))
     np.testing.assert_array_equal(files.read_rows(rows), matrix[rows])
-    lengths = [len(np.load(path, allow_pickle=False)) for path in paths]
-    remote_files = RemoteVectorFiles([str(path) for path in paths], lengths, 3, read_range)
-    np.testing.assert_array_equal(remote_files.read_rows(rows), matrix[rows])
+    np.testing.assert_array_equal(RemoteVectorFiles(remote_files(paths)).read_rows(rows), matrix[rows])
     blocks = list(files.blocks(data.draw(st.integers(1, 60))))
     np.testing.assert_array_equal(np.vstack([block for _, block in blocks]), matrix)
     assert all(np.array_equal(block, matrix[first : first + len(block)]) for first, block in blocks)
 
 
 def test_sample_is_seeded_and_without_repetition(write_parts: Make) -> None:
-    files = VectorFiles(write_parts(np.arange(1000, dtype=np.float32)[:, None], [400]))
-    sample = files.sample(100, seed=1)[:, 0]
-    assert len(set(sample.tolist())) == 100
-    assert np.all(np.diff(sample) > 0)
-    np.testing.assert_array_equal(files.sample(100, seed=1)[:, 0], sample)
-    assert not np.array_equal(files.sample(100, seed=2)[:, 0], sample)
-    assert len(files.sample(5000, seed=1)) == 1000
+    paths = write_parts(np.arange(1000, dtype=np.float32)[:, None], [400])
+    sample = sample_vectors(paths, 1000, 1, 100, 1)
+    assert len(set(sample.ravel().tolist())) == 100
+    assert np.all(np.diff(sample[:, 0]) > 0)
+    np.testing.assert_array_equal(sample_vectors(paths, 1000, 1, 100, 1), sample)
+    np.testing.assert_array_equal(sample_vectors(remote_files(paths), 1000, 1, 100, 1), sample)
+    assert not np.array_equal(sample_vectors(paths, 1000, 1, 100, 2), sample)
+    assert len(sample_vectors(paths, 1000, 1, 5000, 1)) == 1000
+
+
+def test_rows_near_each_other_are_read_by_one_request(write_parts: Make) -> None:
+    matrix = np.random.default_rng(3).standard_normal((4000, 512), np.float32)  # rows of 2 KB
+    paths, requests = write_parts(matrix), list[tuple[int, int]]()
+    files = RemoteVectorFiles(remote_files(paths, requests))
+    requests.clear()
+    rows = np.array([0, 1, 30, 62, 200, 3990, 3999])
+    np.testing.assert_array_equal(files.read_rows(rows), matrix[rows])
+    assert [(end - start) // 2048 for start, end in requests] == [63, 1, 10]
+    requests.clear()
+    np.testing.assert_array_equal(files.read_rows(np.arange(4000)), matrix)
+    assert max(end - start for start, end in requests) <= 4 << 20
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "Flat"])
@@ -87,6 +108,8 @@ def test_plan_of_other_vectors_is_refused(make_vectors: Make, write_parts: Make,
     for factory in ("HNSW8", "IVF8,Flat"):
         with pytest.raises(InputError, match="600 x 32, not the plan's 500 x 32"):
             run_stages(resolve(IndexRecipe(factory), 500, 32), parts, tmp_path / "out", tmp_path)
+    with pytest.raises(InputError, match="600 x 32, not the plan's 500 x 32"):
+        sample_vectors(remote_files(parts), 500, 32, 10, 1)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +123,5 @@ def test_plan_of_other_vectors_is_refused(make_vectors: Make, write_parts: Make,
 def test_a_damaged_remote_file_is_refused(write_parts: Make, damage: Callable[[bytes], bytes], message: str) -> None:
     paths = write_parts(np.ones((20, 4), np.float32), [10])
     paths[1].write_bytes(damage(paths[1].read_bytes()))
-    files = RemoteVectorFiles([str(path) for path in paths], [10, 10], 4, read_range)
-    assert files.read_rows(np.array([3])).tolist() == [[1, 1, 1, 1]]
     with pytest.raises(InputError, match=message):
-        files.read_rows(np.array([3, 19]))
+        RemoteVectorFiles(remote_files(paths)).read_rows(np.array([3, 19]))

@@ -189,8 +189,8 @@ def test_unpack_slices_in_row_order(make_vectors: Make, write_parts: Make, tmp_p
 
 @pytest.mark.parametrize("head", [(2, 1, 4), (3, -1, 4), (-1, 3, 4), (1, 1, 8), (1, 1, 2), (2**62, 2, 4)])
 def test_unpack_refuses_invalid_slices(head: tuple[int, int, int]) -> None:
-    """Two vectors of three float32, and a head that says something else; then no head at all."""
-    sound = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes()
+    """Two vectors of three float32 and their digests, and a head that says something else; then no head at all."""
+    sound = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes() + bytes(16)
     assert [len(one.vectors) for one in unpack_slices([sound], 3)] == [1, 1]
     for data in (np.array(head).tobytes() + sound[24:], sound[:23], sound[:-1]):
         with pytest.raises(InputError, match="does not hold vectors of 3 dimensions"):
@@ -216,6 +216,7 @@ def test_bytes_do_not_depend_on_the_threads_of_the_merge(
     vectors[::50] = vectors[0]  # equal ones, which threads could take in any order
     parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=3), 3000, 32)
     repaired = set()
+    monkeypatch.setattr(hnsw, "_THREAD_NODES", 1)
     for count in (1, 2, 3, 8):
         monkeypatch.setattr(hnsw, "_merge_threads", lambda count=count: count)
         (merged,) = run_stages(plan, parts, tmp_path / str(count), tmp_path)["merge"]

@@ -1,9 +1,13 @@
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nltk.stem.porter import PorterStemmer
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.index.postings.analyzer import MAX_CHARACTERS, Analyzer, load_analyzer
+from rag_model.index.postings.analyzer import MAX_CHARACTERS, Analyzer
+from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer, choose_analyzer, load_analyzer
 
 
 def terms(text: str, language: str = "english") -> list[str]:
@@ -131,3 +135,80 @@ def test_fingerprints_differ_by_language_and_stay_otherwise() -> None:
 def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(UsageError, match="no stemmer for 'klingon': choose none, or one of arabic"):
         Analyzer("klingon")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "The Runner's running, don't RUN! O'NEIL’S dogs' U.S.A. 1,000.5 3.14 foo_bar "
+            "e-mail a:b www.example.com/x?y=1 c++",
+            "runner run don't run o'neil dog u.s.a 1,000.5 3.14 foo_bar e mail a:b www.example.com x y 1 c",
+        ),
+        (
+            "Beyoncé's Łódź İstanbul ΟΔΟΣ ﬁnal straße Ｔｏｋｙｏ ３.５ résumés naïveté",
+            "beyoncé łódź istanbul οδοσ ﬁnal straße ｔｏｋｙｏ ３.５ résumé naïveté",
+        ),
+        (
+            "東京タワー ひらがな ハンカチ 서울특별시 กรุงเทพมหานคร हिन्दी भाषा ភាសាខ្មែរ ABC東京",
+            "東 京 タワー ひ ら が な ハンカチ 서울특별시 กรุงเทพมหานคร हिन्दी भाषा ភាសាខ្មែរ abc 東 京",
+        ),
+        (
+            "רש\"י צ'רלס ג' العَرَبِيَّة می\u200cخواهم do\u00adnau",
+            "רש\"י צ'רלס ג' العَرَبِيَّة می\u200cخواهم do\u00adnau",
+        ),
+        (
+            "x² ½ © ♯ ☉ 👍🏽 👩\u200d👩\u200d👧 🇩🇪 7️⃣ #⃣ ok",
+            "x © ♯ ☉ 👍🏽 👩\u200d👩\u200d👧 🇩🇪 7️⃣ #⃣ ok",
+        ),
+        (
+            "possibly possiblies wobbliness nobly ably apology geology archaeologies doubly trekking "
+            "revved meshhed cyying agreed hopping sky skies dying s is as ' _ __a_ _1",
+            "possibl possibl wobbli nobli abli apolog geologi archaeolog doubli trek "
+            "rev mesh cy agre hop sky ski dy s __a_ _1",
+        ),
+        ("ab" * 130 + "ing", "ab" * 127 + "a babab"),  # more than 255 characters
+    ],
+)
+def test_lucene_terms_are_those_of_anserini(text: str, expected: str) -> None:
+    """Terms printed by `DefaultEnglishAnalyzer` of Anserini 1.7.1 (Lucene 9.9)."""
+    assert [term.decode() for term in LuceneAnalyzer().terms(text)] == expected.split(" ")
+
+
+_SUFFIXES = (
+    "ational tional enci anci izer bli abli alli entli eli ousli ization ation ator alism iveness fulness ousness "
+    "aliti iviti biliti logi icate ative alize iciti ical ful ness al ance ence er ic able ible ant ement ment ent ion "
+    "sion ou ism ate iti ous ive ize ed ing eed s es ies sses y ly bly logy kked vving ings"
+)
+
+
+def test_lucene_stems_are_porters() -> None:
+    """NLTK has the variant of Porter's own implementation, which Lucene has too."""
+    generator, oracle = random.Random(3), PorterStemmer(PorterStemmer.MARTIN_EXTENSIONS)
+    words = {
+        "".join(generator.choices("aeioybcdlstxkmzg", k=generator.randint(0, 5)))
+        + "".join(generator.choices(_SUFFIXES.split(), k=generator.randint(0, 2)))
+        for _ in range(20_000)
+    }
+    analyzer = LuceneAnalyzer()
+    assert {word: analyzer.term(word).decode() for word in words} == {word: oracle.stem(word) for word in words}
+
+
+@given(st.text(max_size=60))
+def test_lucene_terms_of_every_text_are_utf8_and_the_same_again(text: str) -> None:
+    found = LuceneAnalyzer().terms(text)
+    assert found == LuceneAnalyzer().terms(text)
+    assert all(0 < len(term.decode()) <= 255 for term in found)
+
+
+def test_an_analyzer_is_chosen_by_name_or_fingerprint() -> None:
+    lucene = choose_analyzer({"analyzer": "lucene"})
+    assert isinstance(lucene, LuceneAnalyzer)
+    restated = {"language": "english", "analyzer": lucene.fingerprint}
+    assert isinstance(load_analyzer(restated), LuceneAnalyzer)
+    assert isinstance(choose_analyzer(restated), LuceneAnalyzer)
+    assert choose_analyzer({}).fingerprint == Analyzer().fingerprint != lucene.fingerprint
+    with pytest.raises(UsageError, match="there is no analyzer 'whoosh': choose lucene"):
+        choose_analyzer({"analyzer": "whoosh"})
+    with pytest.raises(UsageError, match="the analyzer lucene is for english, not 'german'"):
+        choose_analyzer({"analyzer": "lucene", "language": "german"})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.counting import count_texts, gather_batches
+from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer
 from rag_model.index.postings.part import PartPostings
 
 WORDS = [
@@ -53,11 +54,11 @@ def listed(postings: PartPostings) -> tuple[list[int], dict[bytes, list[tuple[in
     return postings.lengths.tolist(), found
 
 
-@pytest.mark.parametrize("language", ["english", "german", "none"])
+@pytest.mark.parametrize("name", ["english", "german", "none", "lucene"])
 @given(texts=TEXTS, cut=st.integers(0, 6))
 @settings(deadline=None)
-def test_terms_are_counted_as_they_are_defined(language: str, texts: list[str], cut: int) -> None:
-    analyzer = Analyzer(language)
+def test_terms_are_counted_as_they_are_defined(name: str, texts: list[str], cut: int) -> None:
+    analyzer = LuceneAnalyzer() if name == "lucene" else Analyzer(name)
     batches = [pa.array(some, pa.string()) for some in (texts[:cut], texts[cut:])]
     found = listed(count_texts(batches, analyzer))
     assert found == defined(texts, analyzer)

@@ -4,6 +4,7 @@ import random
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,7 @@ from rag_model.index.postings import decoded_search, search
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.file import TermBatch, write_index
+from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
 from rag_model.training.data.examples import build_passage
@@ -55,8 +57,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Bm25Index:
     return build_words(CORPUS, tmp_path_factory.mktemp("words"), [700, 1, 0, 900])
 
 
-def bm25s_scores(passages: Sequence[Passage], questions: Sequence[str], k1: float, b: float) -> np.ndarray:
-    analyzer = Analyzer()
+def bm25s_scores(
+    passages: Sequence[Passage], questions: Sequence[str], k1: float, b: float, analyzer: Analyzer
+) -> np.ndarray:
 
     def terms(text: str) -> list[str]:
         return [term.decode() for term in analyzer.terms(text)]
@@ -70,13 +73,25 @@ def bm25s_scores(passages: Sequence[Passage], questions: Sequence[str], k1: floa
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75), (0.0, 0.0), (2.0, 1.0)])
 def test_scores_are_those_of_bm25s(index: Bm25Index, k1: float, b: float) -> None:
     questions = asked(60)
-    every = bm25s_scores(CORPUS, questions, k1, b)
+    every = bm25s_scores(CORPUS, questions, k1, b, Analyzer())
     scores, rows = index.search(questions, 25, k1=k1, b=b)
     for own, found, score in zip(every, rows, scores, strict=True):
         decoded_search = found >= 0
         np.testing.assert_allclose(score[decoded_search], own[found[decoded_search]], rtol=1e-5)
         best = np.sort(own)[::-1][: len(found)]
         np.testing.assert_allclose(score[decoded_search], best[best > 0], rtol=1e-5)
+
+
+def test_scores_of_the_analyzer_lucene_are_those_of_bm25s(tmp_path: Path) -> None:
+    """bm25s's `lucene` is Lucene's equation, with exact lengths."""
+    corpus = [replace(passage, text=f"{passage.text} It isn't running.") for passage in CORPUS[:500]]
+    lucene, questions = build_words(corpus, tmp_path, [200], analyzer="lucene"), [*asked(40), "Is it run?", "it's"]
+    every = bm25s_scores(corpus, questions[:-1], 0.9, 0.4, LuceneAnalyzer())
+    scores, rows = lucene.search(questions, 25)
+    for own, found, score in zip(every, rows[:-1], scores[:-1], strict=True):
+        best = np.sort(own)[::-1][: len(found)]
+        np.testing.assert_allclose(score[found >= 0], best[best > 0], rtol=1e-5)
+    assert (rows[-1] == -1).all(), "a stop word finds nothing"
 
 
 @pytest.mark.parametrize("room", ["all lists are held", "some are", "none is"])

@@ -18,6 +18,7 @@ from rag_model.serving.monitoring.metrics import ServedSnapshotInfo, ServiceMetr
 from rag_model.serving.monitoring.observer import Refusal
 from rag_model.serving.monitoring.quality import MonitorSettings, QualityMonitor
 from rag_model.serving.settings import ServiceSettings
+from rag_model.store.versions.build_history import format_history
 from rag_model.store.versions.manifest import Content, Manifest
 from tests.fixtures.serving import Library, serving, until
 from tests.fixtures.tiny_rag import save_tiny_rag
@@ -123,6 +124,18 @@ def test_what_a_manifest_says_is_read() -> None:
     )
 
 
+def test_the_lines_of_the_last_builds_are_read(metrics: ServiceMetrics) -> None:
+    recalls, served = [0.98] * 6 + [0.9] * 3, manifest()
+    for number, recall in enumerate(recalls):
+        provenance = {"history": format_history(served if number else None)}
+        content = Content({"kind": "wiki", "number": number}, (), {})
+        served = Manifest(content, {"hnsw": {"recall@20": recall}}, provenance=provenance)
+    metrics.served = ServedSnapshotInfo.from_manifest(served, NAMED, "hnsw")
+    assert scraped(metrics)["bookwheel_builds_trend_ratio hnsw recall"] == pytest.approx(0.9 / 0.98)
+    metrics.served = ServedSnapshotInfo.from_manifest(manifest(), NAMED, "hnsw")
+    assert not any(name.startswith("bookwheel_builds") for name in scraped(metrics))
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9) | st.just("recall@20"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9) | st.just("recall@20"), inner),
@@ -134,7 +147,7 @@ _JSON = st.recursive(
 @given(metrics=st.dictionaries(st.sampled_from(["hnsw", "x"]), _JSON), created=_JSON)
 def test_a_manifest_may_say_anything(metrics: dict[str, Any], created: Any) -> None:
     served = ServedSnapshotInfo.from_manifest(
-        manifest(metrics=metrics, provenance={"created_at": created}), NAMED, "hnsw"
+        manifest(metrics=metrics, provenance={"created_at": created, "history": [created] * 9}), NAMED, "hnsw"
     )
     assert served.recall_mean is None or 0 <= served.recall_mean <= 1
 

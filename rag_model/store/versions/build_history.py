@@ -1,0 +1,252 @@
+"""The last builds of a library: the cost of each, the quality of its indexes, and whether these bend.
+
+The provenance of a snapshot has a short record of each build before it. So the history is read with
+the manifest itself, and it outlives the snapshots that `expire` deletes.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from statistics import fmean, median
+from typing import Any, Self
+
+from rag_model.digest import digest_json
+from rag_model.store.versions.manifest import Manifest
+
+HISTORY = "history"  # the field of a provenance
+_MAX_BUILDS, _NEWEST = 20, 8  # recorded builds, and how many of them are the newest ones
+_RECENT, _EARLIER = 3, 4  # the fewest builds on both sides of a bend: one outlier is no bend
+# The bands of a trend, as multiples of the earlier builds; 256 queries estimate a recall to .01.
+LEAST_RECALL, MOST_DISTANCES, MOST_COST = 0.99, 1.5, 2.0
+_INDEX_METRICS = ("distances", "degree", "replaced")
+_MAX_NAME = 100
+_INDEX_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")  # a label of metrics, whatever a manifest says
+
+
+@dataclass(frozen=True, slots=True)
+class PastBuild:
+    """One build of a library."""
+
+    snapshot: str
+    created_at: str  # ISO 8601 UTC
+    settings: str  # digest of recipe and encoder spaces: builds of other settings are not compared
+    passages: int
+    changed: int | None  # encoded passages; None: not recorded, or the snapshot was made from another
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
+    cpu: Mapping[str, float] = field(default_factory=dict)  # by stage; empty: workers ran elsewhere
+    indexes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # recall, degree, ...
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Return the record of the build that made a snapshot."""
+        provenance, content = manifest.provenance, manifest.content
+        is_derived = any(name in provenance for name in ("takedown", "indexed"))
+        return cls(
+            manifest.id,
+            _read_text(provenance, "created_at"),
+            digest_json([content.recipe, content.representations])[-16:],
+            content.n,
+            None if is_derived else _read_count(provenance.get("embedded")),
+            _read_numbers(provenance.get("seconds")),
+            _read_numbers(provenance.get("cpu")),
+            {name: _read_metrics(metrics) for name, metrics in _iter_indexes(manifest.metrics)},
+        )
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read back what `asdict` gave; fields of a wrong type are left empty."""
+        fields = value if isinstance(value, dict) else {}
+        return cls(
+            _read_text(fields, "snapshot"),
+            _read_text(fields, "created_at"),
+            _read_text(fields, "settings"),
+            _read_count(fields.get("passages")) or 0,
+            _read_count(fields.get("changed")),
+            _read_numbers(fields.get("seconds")),
+            _read_numbers(fields.get("cpu")),
+            {name: _read_numbers(metrics) for name, metrics in _iter_indexes(fields.get("indexes"))},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CostForecast:
+    """A constant cost, and the cost of each changed passage."""
+
+    base: float
+    per_passage: float
+
+    @classmethod
+    def fit(cls, costs: Sequence[tuple[int, float]]) -> Self:
+        """Fit pairs of changed passages and cost by least squares; no part is negative."""
+        mean_x, mean_y = fmean(x for x, _ in costs), fmean(y for _, y in costs)
+        spread = sum((x - mean_x) ** 2 for x, _ in costs)
+        slope = sum((x - mean_x) * (y - mean_y) for x, y in costs) / spread if spread else math.inf
+        base = mean_y - slope * mean_x if spread else -1.0
+        if base < 0:  # the line through zero
+            squares = sum(x * x for x, _ in costs)
+            base, slope = (0.0, sum(x * y for x, y in costs) / squares) if squares else (mean_y, 0.0)
+        return cls(base, slope) if slope >= 0 else cls(mean_y, 0.0)
+
+    def estimate(self, changed: int) -> float:
+        """Return the cost of a build of so many changed passages."""
+        return self.base + self.per_passage * changed
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A value of the last builds beside that of the builds before them, both as medians."""
+
+    measure: str  # recall, distances or cost; a cost is a multiple of what was forecast
+    index: str  # empty for the cost
+    before: float
+    now: float
+
+    @property
+    def ratio(self) -> float:
+        """The value as a multiple of that of the builds before."""
+        return self.now / self.before if self.before else 1.0
+
+    @property
+    def warning(self) -> str:
+        """One sentence if the value has left its band; otherwise empty."""
+        if self.measure == "recall" and self.ratio < LEAST_RECALL:
+            return (
+                f"the recall of {self.index} is {self.now:.3f} in the last builds and was {self.before:.3f} before: "
+                "build its graphs again (--rebuild-graphs), or raise its recall_target"
+            )
+        if self.measure == "distances" and self.ratio > MOST_DISTANCES:
+            return (
+                f"a query of {self.index} computes {self.now:,.0f} distances in the last builds and "
+                f"{self.before:,.0f} before: build its graphs again (--rebuild-graphs)"
+            )
+        if self.measure == "cost" and self.ratio > MOST_COST:
+            return (
+                f"the last builds took {self.now:.1f} times as long as earlier ones for as many changed passages: "
+                "compare the stages in the report, and look for other work on the machine"
+            )
+        return ""
+
+
+def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
+    """Return the recorded builds up to that of a snapshot, oldest first; a manifest may be hostile."""
+    if manifest is None:
+        return ()
+    rows = manifest.provenance.get(HISTORY)
+    records = map(PastBuild.from_json, rows[-_MAX_BUILDS:] if isinstance(rows, list) else ())
+    return (*(record for record in records if record.snapshot != manifest.id), PastBuild.of(manifest))
+
+
+def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
+    """Return the history up to a parent as JSON values for the provenance of its successor.
+
+    Of the older builds those stay that are far apart in time, so that the history of a library that
+    is built each minute reaches back for years.
+    """
+    builds = [*read_history(parent)]
+    while len(builds) >= _MAX_BUILDS:
+        times = [_parse_time(build.created_at) for build in builds]
+        gaps = [(times[i + 1] - times[i - 1]) / (times[-1] - times[i] + 1) for i in range(1, len(builds) - _NEWEST)]
+        del builds[1 + gaps.index(min(gaps))]
+    return [asdict(build) for build in builds]
+
+
+def forecast_build(builds: Sequence[PastBuild], changed: int) -> dict[str, Any]:
+    """Forecast the cost of a build as JSON values, from past builds of the last build's settings.
+
+    `stages` has `seconds` and `cpu` of each stage, `per_passage` their part that grows with each
+    of the `changed` passages; empty if no build has recorded its cost.
+    """
+    comparable = [build for build in _take_comparable(builds) if build.changed is not None]
+    if not comparable:
+        return {}
+    stages: dict[str, dict[str, Any]] = {}
+    for stage in dict.fromkeys(stage for build in comparable for stage in build.seconds):
+        fits = dict(_iter_forecasts(comparable, stage))
+        stages[stage] = {
+            **{unit: round(fit.estimate(changed), 3) for unit, fit in fits.items()},
+            "per_passage": {unit: round(fit.per_passage, 7) for unit, fit in fits.items()},
+        }
+    return {"builds": len(comparable), "changed": changed, "stages": stages}
+
+
+def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
+    """Compare the last builds with those before; nothing where there are too few of them."""
+    comparable = _take_comparable(builds)
+    trends = list(_iter_cost_trends([build for build in comparable if build.changed is not None]))
+    for name in comparable[-1].indexes if comparable else ():
+        for measure in ("recall", "distances"):
+            values = [build.indexes[name][measure] for build in comparable if measure in build.indexes.get(name, {})]
+            if len(values) >= _EARLIER + _RECENT:
+                trends.append(Trend(measure, name, median(values[:-_RECENT]), median(values[-_RECENT:])))
+    return trends
+
+
+def list_warnings(builds: Sequence[PastBuild]) -> list[str]:
+    """Return a sentence for each line of the history that bends."""
+    return [trend.warning for trend in compute_trends(builds) if trend.warning]
+
+
+def _take_comparable(builds: Sequence[PastBuild]) -> list[PastBuild]:
+    """Return the last builds of equal settings."""
+    other = [number for number, build in enumerate(builds) if build.settings != builds[-1].settings]
+    return [*builds[other[-1] + 1 if other else 0 :]]
+
+
+def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[str, CostForecast]]:
+    for unit in ("seconds", "cpu"):
+        costs = [(build.changed or 0, getattr(build, unit).get(stage)) for build in builds]
+        known_costs = [(changed, cost) for changed, cost in costs if cost is not None]
+        if known_costs:
+            yield unit, CostForecast.fit(known_costs)
+
+
+def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
+    """Compare costs with the forecast of the earlier builds, where that is no extrapolation."""
+    if len(builds) < _EARLIER + _RECENT:
+        return
+    unit = "cpu" if all(build.cpu for build in builds) else "seconds"
+    costs = [(build.changed or 0, sum(getattr(build, unit).values())) for build in builds]
+    earlier, recent = costs[:-_RECENT], costs[-_RECENT:]
+    forecast, most_changed = CostForecast.fit(earlier), 2 * max(changed for changed, _ in earlier)
+    if all(changed <= most_changed and forecast.estimate(changed) > 0 for changed, _ in recent):
+        yield Trend("cost", "", 1.0, median(cost / forecast.estimate(changed) for changed, cost in recent))
+
+
+def _read_text(fields: Mapping[str, Any], name: str) -> str:
+    return str(fields.get(name, ""))[:_MAX_NAME]
+
+
+def _read_count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 53 else None
+
+
+def _read_numbers(value: Any) -> dict[str, float]:
+    """Return the names of finite numbers of at least 0."""
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {
+        str(name)[:_MAX_NAME]: number
+        for name, number in pairs
+        if type(number) in (int, float) and 0 <= number < 1 << 53
+    }
+
+
+def _iter_indexes(value: Any) -> Iterator[tuple[str, Any]]:
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return ((name, metrics) for name, metrics in pairs if isinstance(name, str) and _INDEX_NAME.fullmatch(name))
+
+
+def _read_metrics(metrics: Any) -> dict[str, float]:
+    """Return the recorded metrics of an index; its recall at any depth is `recall`."""
+    numbers = _read_numbers(metrics)
+    recalls = [number for name, number in numbers.items() if name.startswith("recall@") and name[7:].isdecimal()]
+    values = {name: numbers[name] for name in _INDEX_METRICS if name in numbers}
+    return ({"recall": recalls[0]} if recalls else {}) | values
+
+
+def _parse_time(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
