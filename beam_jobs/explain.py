@@ -25,7 +25,7 @@ from rag_model.index.plan import IndexPlan
 from rag_model.process import temporary_folder
 from rag_model.snapshots.chunking import local_paths, store_chunker
 from rag_model.snapshots.encoding import StoredEncoder
-from rag_model.snapshots.parent import Parent, ParentPart, fetch_parent_files
+from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files, fetch_parent_files
 from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.snapshots.reused_training import find_reuse_obstacles, find_shard_list, read_shards
@@ -224,7 +224,7 @@ class _ReuseLookup:
             self._rows[TEXT] += [result.passages] if result.rows else []
             self.chunk.add(result.stats.articles, result.stats.articles, None)
         else:
-            with ReusableArticles(fetch_parent_files(self._store, task.parent_parts)) as reuse:
+            with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts)) as reuse:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch
                 stats = chunk_part(*chunk_arguments, reusable=reuse, suppressed=task.suppressed, files=self._files)
             result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)

@@ -31,9 +31,8 @@ from rag_model.index.exact_search import (
     update_neighbors,
 )
 from rag_model.index.files.engine import Metric, Rows, Vectors
-from rag_model.index.files.vectors import BLOCK_BYTES, open_vectors
+from rag_model.index.files.vectors import BLOCK_BYTES, find_equal_rows, open_vectors
 from rag_model.index.kind import IndexMeasurement
-from rag_model.index.lists.kind import find_equal_rows
 from rag_model.index.quality.results import (
     PROCESS_BYTES,
     GraphStats,

@@ -1,5 +1,6 @@
 """Import optional dependencies and report their versions."""
 
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -78,6 +79,7 @@ def _get_version(distribution: str) -> str:
     return _get_distribution_version(distribution)
 
 
+@cache  # looked up for every task
 def _get_distribution_version(distribution: str) -> str:
     try:
         return version(distribution)

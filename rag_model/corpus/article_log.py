@@ -5,6 +5,10 @@ wikitext, and the recipe, siteinfo and code of the chunker. The text is part of 
 can change under the same `rev_id`: dumps are edited by hand, and revisions are suppressed. Hashing
 costs a hundredth of parsing. Invalidation is never necessary: another recipe gives other keys,
 while another folder, store or number of workers gives the same keys.
+
+The key of a wiki's page is computed from the bytes of its element in the dump, so that a page that
+the log holds is not even parsed as XML. The log therefore also holds dropped pages, such as
+redirects.
 """
 
 import hashlib
@@ -22,21 +26,25 @@ import pyarrow.parquet as pq
 
 from rag_model.atomic_write import atomic_write
 from rag_model.corpus.passages import ARTICLE_DIGEST_BYTES, PassageFile, to_passages
-from rag_model.corpus.records import Page, Passage, Siteinfo
+from rag_model.corpus.records import Article, Page, Passage, Siteinfo
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
-from rag_model.digest import digest_json
+from rag_model.digest import canonical_json, digest_json
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, check_groups
 
-ARTICLE_LOG_VERSION = 2  # increase it when a log has other columns; earlier logs are still read
+# Increase it when a log has other columns or keys; earlier logs are still read.
+ARTICLE_LOG_VERSION = 3
 _KEY_BYTES = 16  # bytes of SHA-256; keys are only compared within one page id
-_DIGEST = "digest"  # of an article's passages; logs of earlier versions lack it
 _COLUMNS = [
-    ("page_id", pa.int64()),
+    ("page_id", pa.string()),
     ("key", pa.binary(_KEY_BYTES)),
     ("passages", pa.int32()),
-    ("reason", pa.string()),
-    (_DIGEST, pa.binary(ARTICLE_DIGEST_BYTES)),
+    ("reason", pa.string()),  # why it could not be parsed
+]
+_LATER_COLUMNS = [  # which logs of earlier versions lack
+    ("digest", pa.binary(ARTICLE_DIGEST_BYTES)),  # of the article's passages
+    ("dropped", pa.string()),  # why the page is no article
+    ("revised", pa.int64()),  # seconds since 1970, UTC
 ]
 _EXCLUDED_SETTINGS = {
     "chunker",
@@ -44,7 +52,9 @@ _EXCLUDED_SETTINGS = {
     "quarantine_share",
     "quarantine_floor",
 }  # separate entries of the key, or not part of it
-ARTICLE_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
+ARTICLE_SCHEMA = pa.schema(
+    [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_COLUMNS, *_LATER_COLUMNS]]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +69,11 @@ class StoredArticle:
 
 @dataclass(frozen=True, slots=True)
 class ArticleResult:
-    """The passages of an article (none if it has no text), or the reason why it is unparsable."""
+    """The passages of an article (none if it has no text), or the reason why there are none."""
 
-    passages: Sequence[Passage]
-    reason: str = ""
+    passages: Sequence[Passage] = ()
+    reason: str = ""  # why it is unparsable
+    dropped: str = ""  # why the page is no article
     spans: Sequence[Sequence[SalientSpan]] = ()  # of each passage, if the recipe stores them
     stored: StoredArticle | None = None  # instead of `passages`
 
@@ -86,24 +97,37 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
     ).encode()
 
 
-def compute_article_key(basis: bytes, page: Page) -> bytes:
-    """Return the 16-byte key of an article."""
+def compute_article_key(basis: bytes, article: Page | Article) -> bytes:
+    """Return the 16-byte key of a document, or of a page whose element is unknown."""
     hasher = hashlib.sha256(basis)
-    for field in (str(page.page_id), str(page.rev_id), str(page.revised), page.title):
+    for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
         hasher.update(field.encode() + b"\0")
-    hasher.update(page.text.encode())
+    if isinstance(article, Page):
+        hasher.update(article.text.encode())
+    else:
+        sections = [(section.heading, section.text, section.links) for section in article.sections]
+        hasher.update(canonical_json(sections))
+    return hasher.digest()[:_KEY_BYTES]
+
+
+def compute_element_key(basis: bytes, element: bytes) -> bytes:
+    """Return the 16-byte key of a page from the bytes of its XML element."""
+    hasher = hashlib.sha256(basis)
+    hasher.update(element)
     return hasher.digest()[:_KEY_BYTES]
 
 
 class ArticleLog:
-    """Collect the results of the articles of a part in order, about 50 bytes each."""
+    """Collect the results of the articles of a part in order, about 60 bytes each."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, bytes, int, str, bytes]] = []
+        self._rows: list[tuple[str, bytes, int, str, bytes, str, int | None]] = []
 
-    def record(self, page_id: int, key: bytes, result: ArticleResult, digest: bytes) -> None:
-        """Append one article, with the digest of its passages."""
-        self._rows.append((page_id, key, result.count, result.reason, digest))
+    def record(
+        self, page_id: str, key: bytes, result: ArticleResult, digest: bytes, revised: int | None = None
+    ) -> None:
+        """Append one article or dropped page, with the digest of its passages."""
+        self._rows.append((page_id, key, result.count, result.reason, digest, result.dropped, revised))
 
     def save(self, path: Path) -> None:
         """Write the Parquet file."""
@@ -119,20 +143,22 @@ def redact_log(articles: Path, pages: Collection[str], out: Path) -> None:
         InputError: The log is damaged.
     """
     log = _read_log(articles)
-    keep_mask = [str(page) not in pages for page in log["page_id"].to_pylist()]
+    keep_mask = [page not in pages for page in log["page_id"].to_pylist()]
     schema = pa.schema([field for field in ARTICLE_SCHEMA if field.name in log.column_names])
     _write_log(log.filter(pa.array(keep_mask, pa.bool_())).cast(schema).combine_chunks(), out)
 
 
 @dataclass(frozen=True, slots=True)
 class _LoggedArticle:
-    key: bytes
-    file: PassageFile
+    page_id: str
     start: int  # row
     count: int
     reason: str
     digest: bytes  # empty in logs of earlier versions
-    spans: SpanFile | None = None
+    dropped: str
+    revised: int | None
+    file: PassageFile
+    spans: SpanFile | None
 
 
 class ReusableArticles:
@@ -145,22 +171,35 @@ class ReusableArticles:
             InputError: A file is not Parquet, or lacks a column.
         """
         self._files: list[PassageFile] = []
-        self._articles: dict[int, _LoggedArticle] = {}
+        self._articles: dict[bytes, _LoggedArticle] = {}  # by key
         for passages, articles, *spans in parts:
             self._add_part(PassageFile(passages), _read_log(articles), SpanFile(spans[0]) if spans else None)
 
-    def find(self, page_id: int, key: bytes) -> ArticleResult | None:
-        """Return the earlier result of an article, or None if there is none with this key."""
-        article = self._articles.get(page_id)
-        if article is None or article.key != key:
+    def find(self, key: bytes, *, with_spans: bool = False) -> ArticleResult | None:
+        """Return the earlier result of an article, or None if there is none with this key.
+
+        With `with_spans`, articles whose spans are not stored are not found.
+        """
+        article = self._articles.get(key)
+        if article is None or (with_spans and article.spans is None):
             return None
         end = article.start + article.count
         spans = article.spans.get_range(article.start, end) if article.spans else ()
         if article.digest:
             stored = StoredArticle(article.file, article.start, article.count, article.digest)
-            return ArticleResult((), article.reason, spans, stored)
+            return ArticleResult((), article.reason, article.dropped, spans, stored)
         passages = to_passages(article.file.iter_tables(article.start, end))
-        return ArticleResult(passages, article.reason, spans)
+        return ArticleResult(passages, article.reason, article.dropped, spans)
+
+    def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
+        """Return the id, time and key of a logged page, which need not be parsed; see `find`.
+
+        A page that could not be parsed is not found, because its title is listed.
+        """
+        article = self._articles.get(key)
+        if article is None or article.reason or (with_spans and article.spans is None):
+            return None
+        return Page(int(article.page_id), 0, article.revised, 0, "", False, "", "", key)
 
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
@@ -169,14 +208,19 @@ class ReusableArticles:
         if counts.sum() != file.n_rows or not file.dated:
             return
         starts = np.cumsum(counts) - counts
-        has_own_rows = _has_own_rows(file, log["page_id"].to_pylist(), starts, counts)
-        pages, keys, reasons = (log[name].to_pylist() for name in ("page_id", "key", "reason"))
-        digests = log[_DIGEST].to_pylist() if _DIGEST in log.column_names else [b""] * len(pages)
-        for page, key, start, count, reason, digest, is_reusable in zip(
-            pages, keys, starts.tolist(), counts.tolist(), reasons, digests, has_own_rows.tolist(), strict=True
-        ):
-            if is_reusable:
-                self._articles[page] = _LoggedArticle(key, file, start, count, reason, digest, spans)
+        pages = log["page_id"].to_pylist()
+        has_own_rows = _has_own_rows(file, pages, starts, counts)
+        keys, reasons = (log[name].to_pylist() for name in ("key", "reason"))
+        later_values: list[list[Any]] = [
+            log[name].to_pylist() if name in log.column_names else [default] * len(pages)
+            for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None), strict=True)
+        ]
+        digests, drop_reasons, times = later_values
+        for i in np.flatnonzero(has_own_rows).tolist():
+            rows = int(starts[i]), int(counts[i])
+            self._articles[keys[i]] = _LoggedArticle(
+                pages[i], *rows, reasons[i], digests[i], drop_reasons[i], times[i], file, spans
+            )
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -195,9 +239,7 @@ def _has_own_rows(
 ) -> npt.NDArray[np.bool_]:
     """Return for each article whether the passages at its rows are of its page."""
     columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
-    numbers = pc.index_in(
-        pa.chunked_array(columns, pa.string()), value_set=pa.array([str(page) for page in pages], pa.string())
-    )
+    numbers = pc.index_in(pa.chunked_array(columns, pa.string()), value_set=pa.array(pages, pa.string()))
     is_own_row = numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(pages)), counts)
     own_rows = np.concatenate([[0], np.cumsum(is_own_row)])
     is_complete: npt.NDArray[np.bool_] = own_rows[starts + counts] - own_rows[starts] == counts
@@ -205,6 +247,13 @@ def _has_own_rows(
 
 
 def _write_log(log: pa.Table, path: Path) -> None:
+    """Write a log without the rows before the first and after the last article with passages.
+
+    A part of pages without passages is no part of a snapshot, and its range belongs to its
+    neighbours in the next build, which must have equal logs.
+    """
+    rows = np.flatnonzero(log["passages"].to_numpy())
+    log = log.slice(rows[0], rows[-1] + 1 - rows[0]) if len(rows) else log.slice(0, 0)
     with atomic_write(path) as temporary:
         pq.write_table(
             log, temporary, compression="zstd", store_schema=False, use_dictionary=False, write_statistics=False
@@ -214,9 +263,10 @@ def _write_log(log: pa.Table, path: Path) -> None:
 def _read_log(articles: Path) -> pa.Table:
     try:
         with pq.ParquetFile(articles) as file:
-            optional = [_DIGEST] if _DIGEST in file.schema_arrow.names else []
-            names = [name for name in ARTICLE_SCHEMA.names if name != _DIGEST] + optional
+            later_names = [name for name, _ in _LATER_COLUMNS if name in file.schema_arrow.names]
+            names = [name for name, _ in _COLUMNS] + later_names
             check_groups(articles, file, names, articles.stat().st_size)
-            return file.read(names, use_threads=False)
+            log = file.read(names, use_threads=False)
+            return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))  # numbers in earlier logs
     except (PagesError, OSError, KeyError, pa.ArrowException) as error:
         raise InputError(f"{articles} is not a readable article log ({error}): build without it") from error

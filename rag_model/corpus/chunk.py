@@ -11,6 +11,7 @@ instead of parsing it again. The bytes of the file are the same in both cases.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rag_model.corpus.article_log import (
     ArticleResult,
     ReusableArticles,
     compute_article_key,
+    compute_element_key,
     compute_key_basis,
 )
 from rag_model.corpus.chunkers.chunker import Chunker, ChunkFunction, build_chunker, settings_to_json
@@ -162,7 +164,7 @@ def chunk_part(
                 for spans_of_passage in result.spans or [find_spans(passage.text) for passage in result.passages]:
                     span_writer.write(spans_of_passage)
             if article.key:
-                article_log.record(article.page_id, article.key, result, digest)
+                article_log.record(article.page_id, article.key, result, digest, article.revised)
         tally.check(part, recipe)
     lengths = Counter[int]()
     for words, count in writer.lengths.items():
@@ -195,10 +197,11 @@ class _Tally:
     newest_revision: str = ""
     inherited: int = 0
 
-    def count_article(self, result: ArticleResult) -> None:
+    def count_article(self, result: ArticleResult, *, is_reused: bool) -> None:
         """Count one article by its passages."""
         if result.count:
             self.articles += 1
+            self.inherited += is_reused
         else:
             self.dropped["no_text"] += 1
 
@@ -251,8 +254,9 @@ class _Article:
     """An article with its result; without a key it is not logged."""
 
     result: ArticleResult
-    page_id: int = 0
+    page_id: str = ""
     key: bytes = b""
+    revised: int | None = None
 
 
 def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles) -> Iterator[_Article]:
@@ -261,7 +265,7 @@ def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: 
     if isinstance(dump_format, PageFormat):
         yield from _chunk_pages(part, dump_format, context, tally, reusable)
         return
-    chunk_article: ChunkFunction | None = None
+    open_chunker, compute_key_basis = cache(context.open), cache(context.compute_key_basis)
     for item in iterate_results(dump_format, "read", lambda: dump_format.read(part)):
         if not isinstance(item, Passage | Article):
             raise plugin_error(dump_format, f"yields {item!r:.60} from `read` instead of an Article or a Passage")
@@ -270,46 +274,54 @@ def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: 
         if isinstance(item, Passage):
             yield _Article(ArticleResult([item]))
         else:
-            chunk_article = chunk_article or context.open()
-            result = ArticleResult(list(chunk_article(item)))
-            tally.count_article(result)
-            yield _Article(result)
+            key = compute_article_key(compute_key_basis(part), item)
+            reused = reusable.find(key, with_spans=context.recipe.spans)
+            result = reused or ArticleResult(list(open_chunker()(item)))
+            tally.count_article(result, is_reused=reused is not None)
+            yield _Article(result, item.page_id, key, item.revised)
 
 
 def _chunk_pages(
     part: Part, page_format: PageFormat, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles
 ) -> Iterator[_Article]:
-    """Yield the articles of a part of a wiki, reusing unchanged ones."""
-    chunk_article, key_basis = context.open(), context.compute_key_basis(part)
-    for page in _iter_pages(part, page_format, context.siteinfo, tally):
-        key = compute_article_key(key_basis, page)
-        reused = reusable.find(page.page_id, key)
-        if reused and context.recipe.spans and not reused.spans:
-            reused = None  # the span file is gone
-        result = reused or _chunk_page(page, page_format, context, chunk_article)
-        tally.inherited += reused is not None and reused.count > 0
-        if result.reason:
+    """Yield the articles and dropped pages of a part of a wiki, reusing unchanged ones."""
+    open_chunker, key_basis, spans = cache(context.open), context.compute_key_basis(part), context.recipe.spans
+
+    def identify(element: bytes) -> tuple[bytes, Page | None]:
+        key = compute_element_key(key_basis, element)
+        return key, reusable.find_page(key, with_spans=spans)
+
+    for page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
+        key = page.key or compute_article_key(key_basis, page)
+        reused = reusable.find(key, with_spans=spans)
+        if reused is None and page.key:  # logs of earlier versions have no keys of elements
+            reused = reusable.find(compute_article_key(key_basis, page), with_spans=spans)
+        result = reused or _classify_page(page, page_format, context.siteinfo)
+        if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
+            tally.record_time(page)
+            continue
+        result = result or _chunk_page(page, page_format, context, open_chunker())
+        if result.dropped:
+            tally.dropped[result.dropped] += 1
+            if str(page.page_id) in tally.suppressed:
+                continue  # the log holds no page that was taken down
+        elif result.reason:
             tally.quarantine(page, result.reason)
         else:
             tally.record_time(page)
-            tally.count_article(result)
-        yield _Article(result, page.page_id, key)
+            tally.count_article(result, is_reused=reused is not None)
+        yield _Article(result, str(page.page_id), key, page.revised)
 
 
-def _iter_pages(part: Part, page_format: PageFormat, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
-    for page in iterate_results(page_format, "read", lambda: page_format.read(part)):
-        with explain_format_errors(page_format, "classify"):
-            page_or_reason = page_format.classify(page, siteinfo)
-        if isinstance(page_or_reason, str):
-            tally.dropped[page_or_reason] += 1
-        elif not isinstance(page_or_reason, Page):
-            raise plugin_error(
-                page_format, f"returns {page_or_reason!r:.60} from `classify` instead of a page or a reason"
-            )
-        elif tally.accept_page(str(page.page_id)):
-            yield page
-        else:
-            tally.record_time(page)
+def _classify_page(page: Page, page_format: PageFormat, siteinfo: Siteinfo) -> ArticleResult | None:
+    """Return the reason to drop a page as a result, or None if it is an article."""
+    with explain_format_errors(page_format, "classify"):
+        page_or_reason = page_format.classify(page, siteinfo)
+    if isinstance(page_or_reason, str):
+        return ArticleResult(dropped=page_or_reason)
+    if not isinstance(page_or_reason, Page):
+        raise plugin_error(page_format, f"returns {page_or_reason!r:.60} from `classify` instead of a page or a reason")
+    return None
 
 
 def _chunk_page(

@@ -35,6 +35,9 @@ class Page:
     redirect: bool
     model: str  # content model: `wikitext`, `json`, `css`, …
     text: str
+    # Key of its element in article logs; empty if its bytes are unknown. A page that a log holds is
+    # not parsed: then only its id, time and key are set.
+    key: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

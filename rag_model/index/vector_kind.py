@@ -17,17 +17,14 @@ from rag_model.index.quality.health import inspect_index
 from rag_model.index.quality.results import (
     DEFAULT_FLOOR,
     FitResult,
-    OperatingPoint,
     RecallFloor,
     ResourceEstimate,
     TuningResult,
 )
 from rag_model.index.quality.sweep import (
     VectorQuerySet,
-    format_setting,
-    list_near_values,
-    measure_point,
-    sweep_settings,
+    list_near_settings,
+    measure_recalls,
 )
 from rag_model.index.quality.tune import tune_search
 from rag_model.index.recipe import (
@@ -107,14 +104,13 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
         """Compare with exact search over settings near the index's own, and inspect the file."""
         index = self._open_sampled(files, entry)
-        rows = index.search(query_set.vectors, query_set.k)[1]
-        values = [] if index.structure == "exact" else list_near_values(index, query_set.k)
-        curve = sweep_settings(index, query_set, values, min_runs=1)
-        setting = _measure_default_setting(index, query_set, entry["search"], curve)
+        own, settings = index.defaults, list_near_settings(index, query_set.k)
+        # The cheapest setting is searched first, so that the others find the file in memory.
+        results = [measure_recalls(index, query_set, setting) for setting in settings]
+        curve = [point for point, _ in results]
+        point, recalls = results[settings.index(own)] if own in settings else measure_recalls(index, query_set, own)
         del index  # free its memory: `inspect_index` opens the file again
-        return IndexMeasurement(
-            query_set.compute_recalls(rows), curve, setting, inspect_index(files.index, open_vectors(files.rows()))
-        )
+        return IndexMeasurement(recalls, curve, point, inspect_index(files.index, open_vectors(files.rows())))
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
         """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""
@@ -137,11 +133,3 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
     def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate memory by stage, and bytes on disk."""
         return estimate_resources(plan, part_rows)
-
-
-def _measure_default_setting(
-    index: FaissFileIndex, query_set: VectorQuerySet, search: Mapping[str, int], curve: Sequence[OperatingPoint]
-) -> OperatingPoint:
-    """Return the operating point of an index's default setting, from its curve if it is there."""
-    points_by_setting = {point.setting: point for point in curve}
-    return points_by_setting.get(format_setting(search)) or measure_point(index, query_set, search)

@@ -24,7 +24,7 @@ from xml.parsers import expat
 
 from rag_model.corpus.articles import get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
-from rag_model.corpus.dump_formats.page_format import PageFormat, get_recency
+from rag_model.corpus.dump_formats.page_format import IdentifyPage, PageFormat, get_recency
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
 from rag_model.corpus.records import MAX_TITLE, Compression, Page, Section, Siteinfo, Slice
 from rag_model.corpus.source import (
@@ -75,6 +75,54 @@ def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
     parser.close()
 
 
+def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: IdentifyPage) -> Iterator[Page]:
+    """Yield the pages of a run of `<page>` elements; those that a log holds are not parsed.
+
+    An element ends at the first `</page>`, because in XML without comments, CDATA sections and
+    instructions every `<` begins a tag. From the first data that are not such an element (the end
+    of an export, for example), everything is parsed.
+
+    Raises:
+        InputError: As for `parse_pages`.
+    """
+    parser, is_regular = PageParser(where), True
+    for data in _split_elements(chunks):
+        element, key = data.lstrip(b" \t\r\n"), b""
+        if is_regular:
+            key, logged_page = identify(element)
+            if logged_page is not None:
+                parser.begin_fragment()
+                yield logged_page
+                continue
+        pages = parser.feed(data)
+        is_regular = is_regular and _is_plain_element(element) and len(pages) == 1 and parser.is_between_pages
+        for _, page in pages:
+            yield replace(page, key=key) if is_regular else page
+    parser.close()
+
+
+def _is_plain_element(data: bytes) -> bool:
+    is_element = data.startswith(b"<page>") and data.endswith(_PAGE_END)
+    return is_element and _NO_ELEMENT.search(data) is None
+
+
+def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the data of chunks, split after each `</page>`, in pieces of bounded size."""
+    rest = b""
+    for chunk in chunks:
+        rest += chunk
+        start = 0
+        while (end := rest.find(_PAGE_END, start) + len(_PAGE_END)) >= len(_PAGE_END):
+            yield rest[start:end]
+            start = end
+        rest = rest[start:]
+        if len(rest) > _MAX_ELEMENT_BYTES:
+            yield rest
+            rest = b""
+    if rest.strip():
+        yield rest
+
+
 class PageParser:
     """An incremental parser from bytes to pages; `siteinfo` is set after its element was read."""
 
@@ -113,11 +161,25 @@ class PageParser:
             data, self._head_bytes = self._head_bytes, None
             refuse_utf16(data, self._where)
             if stripped_head.startswith(b"<page"):
-                self._root_bytes = len(_ROOT)
-                self._parse(_ROOT)
+                self._parse_root()
         self._parse(data)
         pages, self._finished_pages = self._finished_pages, []
         return pages
+
+    @property
+    def is_between_pages(self) -> bool:
+        """Whether the bytes so far end between two pages."""
+        return len(self._paths) == 1
+
+    def begin_fragment(self) -> None:
+        """Expect elements of pages without the root of an export, if nothing was fed yet."""
+        if self._head_bytes is not None:
+            self._head_bytes = None
+            self._parse_root()
+
+    def _parse_root(self) -> None:
+        self._root_bytes = len(_ROOT)
+        self._parse(_ROOT)
 
     def close(self) -> None:
         """Finish parsing.
@@ -255,6 +317,9 @@ class PageParser:
 
 
 _ROOT = b"<mediawiki>"
+_PAGE_END = b"</page>"
+_NO_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
+_MAX_ELEMENT_BYTES = 16 << 20  # bytes of a page that is buffered before it is parsed
 # The Media namespace, and the largest value of an int64 column.
 _MIN_NUMBER, _MAX_NUMBER = -2, (1 << 63) - 1
 _TIME_LIMIT = parse_seconds("2200-01-01")
@@ -496,6 +561,12 @@ class MediaWiki(PageFormat):
     def parse_slice(self, byte_slice: Slice) -> Iterator[Page]:
         """Yield the pages of a slice."""
         return parse_pages(read_slice(byte_slice), describe_slice(byte_slice))
+
+    def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
+        """Yield the pages of a slice with their keys, and do not parse those that a log holds."""
+        if type(self).parse_slice is not MediaWiki.parse_slice:  # of a package, with elements of its own
+            return self.parse_slice(byte_slice)
+        return parse_unlogged_pages(read_slice(byte_slice), describe_slice(byte_slice), identify)
 
     def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
         """Convert the wikitext of a page to plain text by section."""

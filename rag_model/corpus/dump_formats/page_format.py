@@ -17,6 +17,10 @@ _MISMATCH_ADVICE = "download the dump and its index again, both of one date"
 _UNKNOWN_TIME = -(1 << 63)
 
 
+# Returns the key of a page's element, and the page if a log holds it.
+IdentifyPage = Callable[[bytes], tuple[bytes, Page | None]]
+
+
 class PageFormat:
     """A dump format of wiki pages. Subclasses read siteinfo, split files, parse and clean pages.
 
@@ -58,6 +62,16 @@ class PageFormat:
             InputError: The slice is unreadable or damaged.
         """
 
+    def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
+        """Yield the pages of a slice with their keys; pages that a log holds need no parsing.
+
+        By default every page is parsed, and has no key.
+
+        Raises:
+            InputError: As for `parse_slice`.
+        """
+        return self.parse_slice(byte_slice)
+
     @abstractmethod
     def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
         """Return the text of a page by section; see `DumpFormat.clean`."""
@@ -97,27 +111,30 @@ class PageFormat:
         starts = choose_starts(runs, request.part_bytes, boundaries)
         return Plan("wiki", siteinfo, assemble_parts("wiki", runs, starts, last, request.part_format))
 
-    def read(self, part: Part) -> Iterator[Page]:
+    def read(self, part: Part, identify: IdentifyPage | None = None) -> Iterator[Page]:
         """Yield the pages of the part's range of ids, in the order of the dump, each id once.
 
         If the plan found the ids in order, the pages are streamed. Otherwise the part is read
         twice, first for the ids only. Among pages with the same id, the one with the newest
         revision is used (by `get_recency`), or the first of several with this revision.
 
+        With `identify`, pages of an ordered part that a log holds are not parsed.
+
         Raises:
             InputError: A slice is unreadable, damaged or hostile, or lacks pages that the plan
                 lists.
         """
-        return self._read_ordered(part) if part.ordered else self._read_newest(part)
+        return self._read_ordered(part, identify) if part.ordered else self._read_newest(part)
 
-    def read_slice(self, byte_slice: Slice) -> Iterator[Page]:
+    def read_slice(self, byte_slice: Slice, identify: IdentifyPage | None = None) -> Iterator[Page]:
         """Yield all pages of a slice, and check that they have the ids that the plan lists.
 
         Raises:
             InputError: As for `read`.
         """
         lowest, highest = byte_slice.last_page, byte_slice.first_page
-        for page in self.parse_slice(byte_slice):
+        pages = self.parse_slice(byte_slice) if identify is None else self.parse_unlogged(byte_slice, identify)
+        for page in pages:
             lowest, highest = min(lowest, page.page_id), max(highest, page.page_id)
             if lowest < byte_slice.first_page or highest > byte_slice.last_page:
                 raise _mismatch_error(byte_slice, f"page {page.page_id} is there")
@@ -125,9 +142,9 @@ class PageFormat:
         if (lowest, highest) != (byte_slice.first_page, byte_slice.last_page):
             raise _mismatch_error(byte_slice, f"only pages {lowest} to {highest} are there")
 
-    def _read_ordered(self, part: Part) -> Iterator[Page]:
+    def _read_ordered(self, part: Part, identify: IdentifyPage | None) -> Iterator[Page]:
         last = -1
-        for page in self._iter_in_range(part):
+        for page in self._iter_in_range(part, identify):
             if page.page_id <= last:
                 raise InputError(
                     f"page {page.page_id} follows page {last} in {part.name}, though its index has "
@@ -146,9 +163,9 @@ class PageFormat:
                 del newest[page.page_id]
                 yield page
 
-    def _iter_in_range(self, part: Part) -> Iterator[Page]:
+    def _iter_in_range(self, part: Part, identify: IdentifyPage | None = None) -> Iterator[Page]:
         for byte_slice in part.slices:
-            for page in self.read_slice(byte_slice):
+            for page in self.read_slice(byte_slice, identify):
                 if part.first_page <= page.page_id <= part.last_page:
                     yield page
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, Protocol, Self, TypeVar, overload
+from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from rag_model.arrays import Partition, map_npy, read_npy_header
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BLOCK_BYTES = 32 << 20  # float32 bytes per block: enough for BLAS, small compared with any index
 _HEADER_BYTES = 4 << 10  # read at the beginning of a remote file; numpy's headers have 128
@@ -281,3 +284,34 @@ def _check_rows(vectors: Vectors, path: Path | str, rows: Rows) -> None:
         raise InputError(
             f"row {rows[not_finite[0]]} of {path}{suffix} holds a NaN or an infinity: encode the part again"
         )
+
+
+def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
+    """Return (m,) int64: the first equal row in another `.npy` matrix for each row, or -1.
+
+    Rows are equal if all their bytes are; matrices of different dtype or width have no equal rows.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    import pyarrow.compute as pc  # noqa: PLC0415 - readers of vectors do not need it
+
+    current, previous = map_vectors(rows), map_vectors(previous_rows)
+    if current.dtype != previous.dtype or current.shape[1:] != previous.shape[1:]:
+        return np.full(len(current), -1)
+    positions: Rows = (
+        pc.index_in(_rows_as_binary(current), value_set=_rows_as_binary(previous))
+        .fill_null(-1)
+        .to_numpy()
+        .astype(np.int64)
+    )
+    return positions
+
+
+def _rows_as_binary(matrix: npt.NDArray[Any]) -> "pa.Array":
+    """Return each row of a matrix as one binary value."""
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    width = matrix.shape[1] * matrix.dtype.itemsize
+    data = pa.py_buffer(np.ascontiguousarray(matrix))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(matrix), [None, data])

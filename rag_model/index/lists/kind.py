@@ -14,19 +14,16 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.factory import IvfSpec, parse_factory
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, ListAssigner, Metric, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener
-from rag_model.index.files.vectors import VectorFiles, map_vectors, sample_vectors
+from rag_model.index.files.vectors import VectorFiles, find_equal_rows, map_vectors, sample_vectors
 from rag_model.index.graphs.graph import similarities
 from rag_model.index.graphs.graph_file import write_storage
 from rag_model.index.kind import PreviousPiece
@@ -390,33 +387,6 @@ def _block_borders(sizes: Rows, rows: int) -> Rows:
 def _score_rows(queries: Vectors, vectors: Vectors, metric: Metric, numbers: Rows, rows: Rows) -> Vectors:
     """Return exact scores of the queries `numbers`, (m,), with their `rows`, (m, k)."""
     return similarities(queries[numbers], vectors, rows, metric)
-
-
-def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
-    """Return (m,) int64: the first equal row in another `.npy` matrix for each row, or -1.
-
-    Rows are equal if all their bytes are; matrices of different dtype or width have no equal rows.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
-    current, previous = map_vectors(rows), map_vectors(previous_rows)
-    if current.dtype != previous.dtype or current.shape[1:] != previous.shape[1:]:
-        return np.full(len(current), -1)
-    positions: Rows = (
-        pc.index_in(_rows_as_binary(current), value_set=_rows_as_binary(previous))
-        .fill_null(-1)
-        .to_numpy()
-        .astype(np.int64)
-    )
-    return positions
-
-
-def _rows_as_binary(matrix: npt.NDArray[Any]) -> pa.Array:
-    """Return each row of a matrix as one binary value."""
-    width = matrix.shape[1] * matrix.dtype.itemsize
-    data = pa.py_buffer(np.ascontiguousarray(matrix))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(matrix), [None, data])
 
 
 KIND = ListKind()

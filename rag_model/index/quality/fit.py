@@ -11,7 +11,7 @@ article on a new topic a much larger one. So the error is measured over all rows
 parts, as it affects the index, and the recall over the new rows alone, as it affects their readers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.index.files.engine import Metric, Vectors
-from rag_model.index.files.vectors import VectorFiles, draw_rows, open_vectors
+from rag_model.index.files.vectors import VectorFiles, draw_rows, find_equal_rows, map_vectors, open_vectors
 from rag_model.index.quality.results import FitResult
 from rag_model.index.recipe import VectorPlan
 
@@ -101,13 +101,10 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
 
 def find_common_rows(path: Path, others: Sequence[Path]) -> npt.NDArray[np.bool_]:
     """Return whether each row of a `.npy` file is in one of the others."""
-    hashes = {row for other in others for row in _hash_rows(other)}
-    return np.array([row in hashes for row in _hash_rows(path)], np.bool_)
-
-
-def _hash_rows(path: Path) -> Iterator[int]:
-    """Yield a hash of each row's bytes."""
-    return (hash(row.tobytes()) for row in np.load(path, mmap_mode="r", allow_pickle=False))
+    is_common = np.zeros(len(map_vectors(path)), np.bool_)
+    for other in others:
+        is_common |= find_equal_rows(path, other) >= 0
+    return is_common
 
 
 def relative_error(true: Vectors, decoded: Vectors) -> float:

@@ -133,7 +133,7 @@ class VectorQuerySet:
 
 
 def sweep_settings(
-    index: FaissFileIndex, query_set: VectorQuerySet, values: Sequence[int] | None = None, *, min_runs: int = _MIN_RUNS
+    index: FaissFileIndex, query_set: VectorQuerySet, values: Sequence[int] | None = None
 ) -> list[OperatingPoint]:
     """Search with a range of settings; return their operating points, cheapest first.
 
@@ -150,19 +150,22 @@ def sweep_settings(
     if not parameter:
         return [measure_point(index, query_set, {})]
     swept_values = _default_values(index, query_set.k) if values is None else sorted(values)
-    return [measure_point(index, query_set, index.defaults | {parameter: value}, min_runs) for value in swept_values]
+    return [measure_point(index, query_set, index.defaults | {parameter: value}) for value in swept_values]
 
 
-def list_near_values(index: FaissFileIndex, k: int) -> list[int]:
-    """Return values of `efSearch` or `nprobe` near the index's own: an eighth of it to twice.
+def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
+    """Return settings with `efSearch` or `nprobe` from an eighth of the index's own to twice.
 
     What a search costs near its setting does not grow with the number of lists, as the largest
     values of `nprobe` do.
     """
-    values = _default_values(index, k)
-    own = index.defaults["efSearch" if index.structure == "hnsw" else "nprobe"]
+    if index.structure == "exact":
+        return [index.defaults]
+    values, parameter = _default_values(index, k), "efSearch" if index.structure == "hnsw" else "nprobe"
+    own = index.defaults[parameter]
     near_values = {own, *(own * factor // 8 for factor in (1, 2, 4, 16))}
-    return sorted({min(max(value, values[0]), max(own, values[-1])) for value in near_values})
+    limited_values = sorted({min(max(value, values[0]), max(own, values[-1])) for value in near_values})
+    return [index.defaults | {parameter: value} for value in limited_values]
 
 
 def _default_values(index: FaissFileIndex, k: int) -> list[int]:
@@ -179,21 +182,34 @@ def measure_point(
     Raises:
         UsageError: the queries, their depth or a parameter do not fit the index.
     """
+    return measure_recalls(index, query_set, parameters, min_runs)[0]
+
+
+def measure_recalls(
+    index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int], min_runs: int = 1
+) -> tuple[OperatingPoint, Recalls]:
+    """Return the point of `measure_point` and the recall of each query.
+
+    Raises:
+        UsageError: as `measure_point`.
+    """
     queries = len(query_set.vectors)
     _reset_counters()
-    retrieved_rows = index.search(query_set.vectors, query_set.k, **parameters)[1]  # also a warm-up
+    start = perf_counter()
+    retrieved_rows = index.search(query_set.vectors, query_set.k, **parameters)[1]
+    runs = [perf_counter() - start]
     distances = _count_distances(index, queries) / queries + parameters.get("refine", 0) * query_set.k
-    runs: list[float] = []
     while len(runs) < min_runs or sum(runs) < _MIN_SECONDS:
         runs.append(_time_search(index, query_set, parameters))
     recalls = query_set.compute_recalls(retrieved_rows)
-    return OperatingPoint(
+    point = OperatingPoint(
         setting=format_setting(parameters),
         recall_mean=float(recalls.mean()),
         recall_p5=percentile5(recalls),
         milliseconds=1000 * min(runs) / queries,
         distances=distances,
     )
+    return point, recalls
 
 
 def format_setting(parameters: Mapping[str, int]) -> str:

@@ -1,16 +1,19 @@
 """An article is taken over if nothing that decides its passages changed, and only then."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rag_model.corpus import chunk
 from rag_model.corpus.article_log import ReusableArticles, compute_article_key, compute_key_basis
 from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
+from rag_model.corpus.dump_formats.mediawiki import FORMAT, PageParser
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Part, Siteinfo
@@ -203,3 +206,90 @@ def test_a_log_that_cannot_be_read_is_one_sentence(part: tuple[Part, Siteinfo], 
     log.write_bytes(log.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"articles\.parquet is not a readable article log"):
         ReusableArticles([(out, log)])
+
+
+def _wiki(folder: Path, pages: list[str], export_xml: Any) -> tuple[Part, Siteinfo]:
+    folder.mkdir(exist_ok=True)
+    (folder / "dump.xml").write_bytes(export_xml(*pages))
+    plan = plan_dump(str(folder / "dump.xml"), workdir=folder, stage=str, part_bytes=1 << 30)
+    return plan.parts[0], plan.siteinfo
+
+
+def test_pages_in_the_log_are_not_parsed(
+    tmp_path: Path, page_xml: Any, export_xml: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Articles, a redirect and a page without text: only a changed page is parsed as XML."""
+    texts = ["One.", "#REDIRECT [[A]]", "{{stub}}", "Four.", "Five."]
+    pages = [page_xml(number, text) for number, text in enumerate(texts, start=1)]
+    first, *earlier = cut(_wiki(tmp_path / "old", pages, export_xml), tmp_path / "1")
+    assert (first.articles, first.dropped) == (3, {"no_text": 1, "redirect": 1})
+    pages[3] = page_xml(4, "Four, edited.")
+    part = _wiki(tmp_path / "new", pages, export_xml)
+    parsed_pages: list[int] = []
+    build_page = PageParser._build_page
+    monkeypatch.setattr(PageParser, "_build_page", lambda self: (parsed_pages.append(1), build_page(self))[1])
+    again, *files = cut(part, tmp_path / "2", (earlier[0], earlier[1]))
+    assert (len(parsed_pages), again.inherited) == (1, 2)
+    fresh, *expected = cut(part, tmp_path / "3")
+    assert replace(again, inherited=0) == fresh
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in expected]
+
+
+HIDDEN = [
+    "<!-- {} -->",
+    "<page><title>Outer</title><id>9</id><comment><![CDATA[{}]]></comment></page>",
+    "<other>{}</other>",
+    "<?note {} ?>",
+    "<page><title>Outer</title><id>9</id><upload>{}</upload></page>",
+]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=["comment", "cdata", "other element", "instruction", "nested"])
+def test_a_logged_page_counts_only_where_it_is_a_page(
+    hidden: str, tmp_path: Path, page_xml: Any, export_xml: Any
+) -> None:
+    """A dump that hides the text of a page that the log holds gives what it gives without the log."""
+    pages = [page_xml(number, f"Text of {number}.") for number in (1, 20, 30)]
+    _, *earlier = cut(_wiki(tmp_path / "old", pages, export_xml), tmp_path / "1")
+    part = _wiki(tmp_path / "new", [pages[0], hidden.format(pages[1]), pages[2]], export_xml)
+    again, out, _ = cut(part, tmp_path / "2", (earlier[0], earlier[1]))
+    fresh, expected, _ = cut(part, tmp_path / "3")
+    assert replace(again, inherited=0) == fresh
+    assert out.read_bytes() == expected.read_bytes()
+
+
+def test_documents_are_reused(tmp_path: Path) -> None:
+    texts = {f"d{number}": f"Text of document {number}." for number in range(50)}
+
+    def plan(name: str) -> tuple[Part, Siteinfo]:
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = (json.dumps({"id": key, "title": "T", "text": text}) for key, text in texts.items())
+        (folder / "corpus.jsonl").write_text("\n".join(lines))
+        plan = plan_dump(str(folder / "corpus.jsonl"), workdir=folder, stage=str)
+        return plan.parts[0], plan.siteinfo
+
+    first, *earlier = cut(plan("old"), tmp_path / "1")
+    texts |= {"d7": "Edited.", "d50": "New."}
+    del texts["d9"]
+    part = plan("new")
+    again, *files = cut(part, tmp_path / "2", (earlier[0], earlier[1]))
+    fresh, *expected = cut(part, tmp_path / "3")
+    assert (first.inherited, again.inherited) == (0, 48)
+    assert replace(again, inherited=0) == fresh
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in expected]
+
+
+def test_a_log_of_version_2_is_still_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    """It has numbers as page ids, keys of parsed pages, and no dropped pages."""
+    first, out, log = cut(part, tmp_path / "1")
+    basis = compute_key_basis(part[1], DEFAULT.get_identity(), chunk.VERSION)
+    keys = {str(page.page_id): compute_article_key(basis, page) for page in FORMAT.read(part[0])}
+    table = pq.read_table(log).drop_columns(["dropped", "revised"])
+    pages = table["page_id"].to_pylist()
+    table = table.set_column(0, "page_id", pa.array(map(int, pages), pa.int64()))
+    table = table.set_column(1, "key", pa.array([keys[page] for page in pages], pa.binary(16)))
+    pq.write_table(table, tmp_path / "earlier.parquet", store_schema=False)
+    again, *same = cut(part, tmp_path / "2", (out, tmp_path / "earlier.parquet"))
+    assert again == replace(first, inherited=first.articles)
+    assert [path.read_bytes() for path in same] == [out.read_bytes(), log.read_bytes()]

@@ -14,8 +14,8 @@ from rag_model.index.build import build_index as build
 from rag_model.index.exact_search import ExactIndex, search_neighbors, update_neighbors
 from rag_model.index.files import vectors as vectors_module
 from rag_model.index.files.engine import faiss, view_array
+from rag_model.index.files.vectors import find_equal_rows
 from rag_model.index.kind import get_kind_for_factory
-from rag_model.index.lists.kind import find_equal_rows
 from rag_model.index.quality.results import compute_recall, percentile5
 from rag_model.index.quality.sweep import VectorQuerySet, sweep_settings
 from rag_model.index.quality.tune import tune_search
