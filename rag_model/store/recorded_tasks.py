@@ -109,7 +109,7 @@ def run_tasks(
     Raises:
         BookwheelError: see `RecordedTask.compute`.
     """
-    reports = (runner or partial(_run_here, store))(tasks, on_progress)
+    reports = (runner or partial(_run_here, store))(tasks, on_progress) if tasks else []
     blobs = [BlobRef.from_json(report[tasks[0].output]) for report in reports]
     return (json.loads(data) for data in store.files.map_concurrently(store.blobs.read, blobs))
 

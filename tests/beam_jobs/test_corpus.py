@@ -44,6 +44,7 @@ from rag_model.training.data.judging import (
     iter_judged,
     judge_passages,
 )
+from rag_model.training.data.memory import read_passages
 from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages
 from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
 from rag_model.training.data.statements import Statement, first_sentence, sample_leads
@@ -273,8 +274,10 @@ def test_workers_read_the_corpus_and_the_launcher_reads_no_part(
     with record_reads(monkeypatch) as paths:
         leads = sample_leads(snapshot, 7, 3, runner)
         rows = spans.find_rows(runner)
+        passages = read_passages(snapshot, chosen := [0, 1, 40, snapshot.n - 1], runner)
     assert paths
     assert not paths & list_part_files(snapshot)
+    assert passages == dict(zip(chosen, snapshot.passages(chosen), strict=True))
     assert leads == draw_leads(snapshot, 7, 3)
     assert len(leads) == 7
     assert rows.tolist() == [row for row, own in enumerate(spans.read_spans(range(snapshot.n))) if own]

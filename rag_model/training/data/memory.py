@@ -53,12 +53,17 @@ class PassageTask(PartTask):
     def compute(self, store: Store) -> list[dict[str, Any]]:
         """Return the fields of each passage."""
         rows = np.load(io.BytesIO(store.blobs.read(self.rows)), allow_pickle=False)
-        with PassageFile(store.blobs.get_local_path(self.file)) as file:
+        with open_passages(store, self.file) as file:
             return [*map(asdict, file.read_rows(rows.tolist()))]
 
     def estimate_seconds(self) -> float:
         """Return the seconds to read the row groups."""
         return min(super(PassageTask, self).estimate_seconds(), self.rows.size / 4 * GROUP_SECONDS_PER_ROW)
+
+
+def open_passages(store: Store, file: BlobRef) -> PassageFile:
+    """Open a part's passages to read some rows: from an object store by range."""
+    return PassageFile(store.blobs.get_local_path(file) if store.files.is_local else store.blobs.open(file))
 
 
 def read_passages(
@@ -140,6 +145,14 @@ class PassageMemory:
             [_add_products(*hits_and_products) for hits_and_products in zip(hits, products, strict=True)], vectors
         )
 
+    def find_rows(self, questions: Sequence[str], query_vectors: Vectors, k: int) -> npt.NDArray[np.int64]:
+        """Return the (b, k) rows of the passages that `retrieve` returns, without reading them."""
+        k = min(k, self.snapshot.n)
+        self._retriever.check_depth(k)
+        rows = self._retriever.find(Queries.from_vectors(questions, self._encoder, query_vectors), k).rows
+        found_rows = [own[own >= 0].tolist() for own in rows]
+        return np.array([[*own, *_padding_rows(own, k)] for own in found_rows], np.int64)
+
     def fetch_rows(self, ranked: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
         """Return passages by global row, equally many for every query, without inner products."""
         passages = iter(self.snapshot.passages([row for query_rows in ranked for row, _ in query_rows]))
@@ -158,11 +171,15 @@ class PassageMemory:
         return fetch_vectors[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
 
     def _pad_hits(self, hits: Sequence[Hit], k: int) -> list[Hit]:
-        hit_rows = {hit.row for hit in hits}
-        rows = [row for row in range(k) if row not in hit_rows][: k - len(hits)]
+        rows = _padding_rows([hit.row for hit in hits], k)
         passages = self.snapshot.passages(rows) if rows else []
         padding = [Hit(k, 0.0, row, passage, "", "") for row, passage in zip(rows, passages, strict=True)]
         return [*hits, *padding]
+
+
+def _padding_rows(rows: Sequence[int], k: int) -> list[int]:
+    """Return the first rows from 0 on that complete `rows` to `k`."""
+    return [row for row in range(k) if row not in rows][: k - len(rows)]
 
 
 class _AnySpaceEncoder:

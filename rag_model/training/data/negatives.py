@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.arrays import Partition
-from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
 from rag_model.evaluation.matching import AnswerMatcher
@@ -36,7 +35,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.data.memory import GROUP_SECONDS_PER_ROW, read_passages
+from rag_model.training.data.memory import GROUP_SECONDS_PER_ROW, open_passages, read_passages
 from rag_model.training.data.temporary_index import Indexer, build_temporary_index
 
 _AT_ONCE = 256  # questions of a search in this process
@@ -196,7 +195,7 @@ class CheckTask(PartTask):
         numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
         distinct_rows, starts = np.unique(rows, return_index=True)
         checkers = {number: CandidateChecker(*arguments[number]) for number in np.unique(numbers).tolist()}
-        with PassageFile(store.blobs.get_local_path(self.file)) as file:
+        with open_passages(store, self.file) as file:
             batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
             passages = chain.from_iterable(
                 zip(*(column.to_pylist() for column in batch), strict=True) for batch in batches

@@ -12,14 +12,16 @@ from rag_model.digest import digest_json
 from rag_model.encoders.model import list_inference_inputs
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.store.objects.memo import StageResult
+from rag_model.store.recorded_tasks import TaskRunner
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import ScoringExample
-from rag_model.training.data.memory import PassageMemory
+from rag_model.training.data.memory import PassageMemory, read_passages
 from rag_model.training.data.texts import passages_overlap
 
 STAGE = "lists"
 VERSION = 1  # increase it when the same inputs would give different lists
-_AT_ONCE = 256  # questions
+_AT_ONCE = 256  # questions of a search
+_READ_AT_ONCE = 4_096  # examples whose passages are in memory
 _EXTRA_CANDIDATES = 3  # for plain texts: the passage itself, and overlapping windows on both sides
 _NO_ROW = -1  # padding after the end of a list
 
@@ -51,6 +53,7 @@ class PassageLister:
     retriever: str | None  # the retriever expression of `memory`
     store: Store | None = None  # None: nothing is recorded
     identity: str = ""  # digest of the encoder's files
+    runner: TaskRunner | None = None  # reads passages on workers; None: this process does
 
     def retrieve_lists(self, examples: Sequence[RetrievalExample], k: int) -> list[PassageList]:
         """Return the examples, in order, with up to `k` passages each; drop those without any.
@@ -68,10 +71,8 @@ class PassageLister:
     def to_scoring_examples(self, lists: Sequence[PassageList]) -> list[ScoringExample]:
         """Return the examples with the texts of their passages, to be scored by a generator."""
         rows = sorted({row for passage_list in lists for row in passage_list.rows})
-        texts = {
-            row: (passage.title, passage.text)
-            for row, passage in zip(rows, self.memory.snapshot.passages(rows), strict=True)
-        }
+        passages = read_passages(self.memory.snapshot, rows, self.runner)
+        texts = {row: (passage.title, passage.text) for row, passage in passages.items()}
         return [
             ScoringExample(
                 passage_list.example.id,
@@ -105,15 +106,23 @@ class PassageLister:
     def _retrieve_rows(self, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
         rows = np.full((len(examples), k), _NO_ROW, np.int64)
         depth = k + (_EXTRA_CANDIDATES if any(example.source for example in examples) else 0)
-        for start in range(0, len(examples), _AT_ONCE):
-            batch = examples[start : start + _AT_ONCE]
-            texts = [example.text for example in batch]
-            hits = self.memory.retrieve(texts, self.encoder.encode_questions(texts), depth).hits
-            for index, (example, query_hits) in enumerate(zip(batch, hits, strict=True), start=start):
+        for start in range(0, len(examples), _READ_AT_ONCE):
+            group = examples[start : start + _READ_AT_ONCE]
+            batches = [group[first : first + _AT_ONCE] for first in range(0, len(group), _AT_ONCE)]
+            candidates = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
+            pairs = zip(group, candidates, strict=True)
+            needed_rows = {row for example, example_rows in pairs if example.source for row in example_rows}
+            passages = read_passages(self.memory.snapshot, sorted(needed_rows), self.runner)
+            for index, (example, example_rows) in enumerate(zip(group, candidates, strict=True), start=start):
                 list_rows = [
-                    hit.row
-                    for hit in query_hits
-                    if example.source is None or not passages_overlap(example.source, hit.passage)
+                    row
+                    for row in example_rows
+                    if example.source is None or not passages_overlap(example.source, passages[row])
                 ][:k]
                 rows[index, : len(list_rows)] = list_rows
+        return rows
+
+    def _find_rows(self, examples: Sequence[RetrievalExample], k: int) -> list[list[int]]:
+        texts = [example.text for example in examples]
+        rows: list[list[int]] = self.memory.find_rows(texts, self.encoder.encode_questions(texts), k).tolist()
         return rows

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.ragged_file import SparseWriter
 from rag_model.corpus.records import Passage
@@ -17,6 +19,7 @@ from rag_model.encoders.space import BAG_POOLING, Space
 from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.index.build import run_stages
+from rag_model.index.files.engine import Rows
 from rag_model.index.kind import IndexFiles, get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.index.postings.impact import KIND
@@ -64,12 +67,15 @@ class BagMemory:
 
         `query_terms` (q, l, 2) are weighted terms as returned by `SparseEncoder.encode_questions`.
         """
-        _, rows = self._index.search(query_terms, min(k, self.snapshot.n), **self._parameters)
-        needed_rows = sorted({row for query_rows in rows.tolist() for row in query_rows if row >= 0})
-        passages_by_row = (
-            dict(zip(needed_rows, self.snapshot.passages(needed_rows), strict=True)) if needed_rows else {}
-        )
+        rows = self.find_rows(query_terms, k)
+        needed_rows = np.unique(rows[rows >= 0]).tolist()
+        passages_by_row = dict(zip(needed_rows, self.snapshot.passages(needed_rows), strict=True))
         return [[passages_by_row[row] for row in query_rows if row >= 0] for query_rows in rows.tolist()]
+
+    def find_rows(self, query_terms: Vectors, k: int) -> Rows:
+        """Return the (q, k) rows of the passages that `propose` returns; -1 after the last."""
+        rows: Rows = self._index.search(query_terms, min(k, self.snapshot.n), **self._parameters)[1]
+        return rows
 
 
 def find_bag_index(snapshot: Snapshot, folder: Path) -> str | None:

@@ -24,10 +24,11 @@ from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import spans_path
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.memory import read_passages
 
 Rows = npt.NDArray[np.int64]  # rows of passages in the snapshot
 _WORD = re.compile(r"\S+")
-_AT_ONCE = 1_024  # passages read at a time
+_AT_ONCE, _MAX_AT_ONCE = 1_024, 16_384  # least and most passages read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def inverse_cloze(passage: Passage, removed: float, rng: random.Random) -> tuple
 
 
 def draw_text_examples(
-    snapshot: Snapshot, tokenizer: Any, count: int, tokens: int, seed: int
+    snapshot: Snapshot, tokenizer: Any, count: int, tokens: int, seed: int, runner: TaskRunner | None = None
 ) -> list[tuple[Passage, str, str]]:
     """Draw up to `count` passages; return each with its beginning x and its continuation y.
 
@@ -115,16 +116,15 @@ def draw_text_examples(
     skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50 tokens
     and the chunk's last 50.
 
-    `tokenizer` is a fast tokenizer of transformers. Equal snapshots, tokenizers, numbers and seeds
-    give equal examples.
+    `tokenizer` is a fast tokenizer of transformers. `runner` reads the passages on workers; None:
+    this process does. Equal snapshots, tokenizers, numbers and seeds give equal examples.
     """
     examples = list[tuple[Passage, str, str]]()
     order = np.random.default_rng(seed).permutation(snapshot.n)
-    for start in range(0, len(order), _AT_ONCE):
-        if len(examples) >= count:
-            break
-        passages = snapshot.passages(order[start : start + _AT_ONCE].tolist())
-        examples += _iter_splits(passages, tokenizer, tokens)
+    while len(order) and len(examples) < count:
+        rows, order = np.split(order, [min(_MAX_AT_ONCE, max(_AT_ONCE, count - len(examples)))])
+        passages = read_passages(snapshot, np.sort(rows).tolist(), runner)
+        examples += _iter_splits([passages[row] for row in rows.tolist()], tokenizer, tokens)
     return examples[:count]
 
 

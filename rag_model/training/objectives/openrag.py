@@ -30,11 +30,13 @@ from rag_model.encoders.sparse_spec import is_sparse_encoder
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
+from rag_model.index.files.engine import Rows
 from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, estimate_decoding_bytes, estimate_weight_bytes
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import choose_expression
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.models import PairScorer, resolve_generator
+from rag_model.retrieve.retriever import Queries, check_queries
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
@@ -53,6 +55,7 @@ from rag_model.training.data.judging import (
     iter_judged,
     judge_pairs,
 )
+from rag_model.training.data.memory import read_passages
 from rag_model.training.data.pair_scores import CachedPairScorer
 from rag_model.training.data.temporary_index import BagMemory, estimate_proposal_bytes
 from rag_model.training.loop.loop import choose_frozen_dtype
@@ -73,7 +76,8 @@ from rag_model.training.origins import InitialModels, NamedModels, choose_bi_enc
 GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
 """Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
-_AT_ONCE = 256  # questions
+_AT_ONCE = 256  # questions of a search
+_READ_AT_ONCE = 1_024  # questions whose passages are in memory
 _ONLINE_BATCH = 32  # pairs of different questions that a generator judges in a batch
 
 
@@ -505,16 +509,21 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
     depth = min(recipe.depth, job.snapshot.n)
     memory = BagMemory(job.snapshot, pair.passage.folder, recipe.asked_terms, job.indexer)
     retriever = None if recipe.retriever is None else open_retriever(job.snapshot, recipe.retriever)
-    for first in range(0, len(train), _AT_ONCE):
-        batch = train[first : first + _AT_ONCE]
-        questions = [example.question for example in batch]
+    if retriever is not None:
+        check_queries([example.question for example in train])
+
+    def find_rows(first: int) -> Rows:
+        questions = [example.question for example in train[first : first + _AT_ONCE]]
         if retriever is None:
-            results = memory.propose(pair.question.encoder().encode_questions(questions), depth)
-        else:
-            results = [
-                [hit.passage for hit in hits] for hits in retriever.search(questions, min(depth, retriever.most))
-            ]
-        yield from zip(batch, results, strict=True)
+            return memory.find_rows(pair.question.encoder().encode_questions(questions), depth)
+        return retriever.find(Queries(questions), min(depth, retriever.most)).rows
+
+    for first in range(0, len(train), _READ_AT_ONCE):
+        batch = train[first : first + _READ_AT_ONCE]
+        rows = np.concatenate([find_rows(start) for start in range(first, first + len(batch), _AT_ONCE)])
+        passages = read_passages(job.snapshot, np.unique(rows[rows >= 0]).tolist(), job.runner)
+        for example, example_rows in zip(batch, rows.tolist(), strict=True):
+            yield example, [passages[row] for row in example_rows if row >= 0]
 
 
 OPENRAG = OpenRag()

@@ -104,7 +104,8 @@ def _load_question_encoder(job: Job[RaDitTraining], loop: LoopSettings) -> Train
 def _open_lister(job: Job[RaDitTraining], question: TrainableEncoder) -> PassageLister:
     expression, encoder_digest = job.settings.ra_dit.expression, job.digests.get("question", "")
     memory = PassageMemory(job.snapshot, question, expression)
-    return PassageLister(memory, question, expression, job.store if encoder_digest else None, encoder_digest)
+    store = job.store if encoder_digest else None
+    return PassageLister(memory, question, expression, store, encoder_digest, job.runner)
 
 
 def _list_answered(examples: Sequence[Example]) -> list[RetrievalExample]:
@@ -193,7 +194,7 @@ def _draw_texts(job: Job[RaDitTraining], labelled: int) -> list[RetrievalExample
     if not count:
         return []  # without loading the generator's tokenizer
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
-    found = draw_text_examples(job.snapshot, tokenizer, count, recipe.text_tokens, seed)
+    found = draw_text_examples(job.snapshot, tokenizer, count, recipe.text_tokens, seed, job.runner)
     return [RetrievalExample(f"text {passage.id}", text, rest, passage) for passage, text, rest in found]
 
 
