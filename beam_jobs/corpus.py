@@ -1,11 +1,14 @@
-"""Jobs of commands that read the passages of a snapshot without building one.
+"""Jobs over the passages of snapshots that are not stages of an index.
 
 `run` maps the tasks of `rag_model.store.recorded_tasks` over workers: each reads one part of the
 corpus, or scores one block of texts with a model. `build_index` builds an index that a training
-searches and no snapshot has.
+searches and no snapshot has. `write_deltas` compares the files of two snapshots, so that a service
+that has the first one pulls only the changes.
 """
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from beam_jobs import embed, index
@@ -13,13 +16,19 @@ from beam_jobs.embed import EmbedTask
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.workers import count_gpus
+from rag_model.arrays import Rows
+from rag_model.index.files.layout import find_row_lists
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.encoding import store_bag_tokenizer
+from rag_model.snapshots.parent_index import PartWithParents, concatenate_parent_rows, list_parts, match_parts
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.pulling.deltas import DeltaStep, build_delta, list_delta_steps
 from rag_model.store.recorded_tasks import RecordedTask, compute_once
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import passages_path
+from rag_model.store.versions.manifest import Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
+
+_COMPARED_BYTES_PER_SECOND = 1e8  # of the two versions of a file, per second of one core
 
 
 def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:
@@ -98,3 +107,30 @@ def _encode_bags(
         for blob, rows in zip(passages, row_counts, strict=True)
     ]
     return [result.vectors for result in embed.run(tasks, launch)]
+
+
+def delta(step: DeltaStep, store: Store) -> Report:
+    """Create the delta of one file, unless it is recorded."""
+
+    def find_base_rows() -> Rows:
+        parts = json.loads(store.blobs.read(step.parts)) if step.parts else []
+        return concatenate_parent_rows(match_parts(store, map(PartWithParents.from_json, parts), by_text=True))
+
+    record = build_delta(store, step, find_row_lists, find_base_rows)
+    return {"bytes": sum(ref.size for ref in record.outputs.values())}
+
+
+def write_deltas(before: Content, after: Content, launch: Launch, on_progress: OnProgress | None = None) -> int:
+    """Create all deltas from one snapshot's files to another's; return their total bytes."""
+    steps = [step for steps in list_delta_steps(before, after).values() for step in steps]
+    if any(step.has_rows for step in steps):
+        parts = [part.to_json() for part in list_parts(before, after)]
+        blob = Store.open(launch.store_url).blobs.put_bytes(json.dumps(parts).encode())
+        steps = [replace(step, parts=blob) if step.has_rows else step for step in steps]
+    reports = run_job("delta", delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
+    return sum(report["bytes"] for report in reports)
+
+
+def _estimate_delta_seconds(step: DeltaStep) -> float:
+    base_bytes = (step.base_head_bytes or step.base.size) if step.base else 0
+    return (base_bytes + (step.head_bytes or step.target.size)) / _COMPARED_BYTES_PER_SECOND

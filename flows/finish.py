@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from beam_jobs import delta, gate, index
+from beam_jobs import corpus, gate, index
 from beam_jobs.index_tasks import IndexInProgress
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import is_local
@@ -255,7 +255,7 @@ def write_deltas(parent_content: Content, content: Content, launch: Launch, on_p
 
     Return their bytes.
     """
-    return delta.run(parent_content, content, launch, on_progress)
+    return corpus.write_deltas(parent_content, content, launch, on_progress)
 
 
 @stage

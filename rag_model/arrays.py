@@ -1,4 +1,4 @@
-"""Read untrusted `.npy` files, and split row numbers among consecutive parts.
+"""Read untrusted `.npy` files, split row numbers among consecutive parts, locate lists of them.
 
 numpy parses a `.npy` header as Python literals, so a damaged header can raise any error of Python's
 tokenizer and parser; all of them become a `ValueError`. Python 3.11's parser is not thread-safe if
@@ -12,10 +12,12 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -109,3 +111,43 @@ class Partition:
         for part in np.flatnonzero(np.diff(edges)).tolist():
             span = slice(int(edges[part]), int(edges[part + 1]))
             yield part, span, rows[span] - self.starts[part]
+
+
+def concatenated_ranges(counts: Rows) -> Rows:
+    """Return 0 … c-1 for each count c, concatenated."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+
+
+@dataclass(frozen=True)
+class RowLists:
+    """The location of consecutive lists of row numbers in a file, such as the links of a graph."""
+
+    start: int  # offset of the first list
+    dtype: str  # of a number; -1 is an empty slot
+    code_bytes: int  # of each slot; all codes of a list come before its numbers
+    by_row: bool  # whether list i belongs to row i
+    lengths: Rows  # (m,) slots of each list
+    gaps: Rows  # (m,) other bytes after each list
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the lists of a file without any."""
+        return cls(0, "<i4", 0, False, np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of a slot, with its code."""
+        return self.code_bytes + np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def starts(self) -> Rows:
+        """The offset of each list, and of the first byte after the last one: (m + 1,)."""
+        return self.start + np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(self.lengths * self.slot_bytes + self.gaps)]
+        )
+
+    @property
+    def end(self) -> int:
+        """The offset after the last list."""
+        return int(self.starts[-1])

@@ -7,7 +7,9 @@ digest verifies the result.
 
 A delta is a Parquet file of the new rows, in row order. Its metadata describes the rows of the
 target file as runs, `[[first, count], …]`: ascending rows of the base file, or the next new rows
-where `first` is -1. A delta contains no rows that are missing in the target file.
+where `first` is -1. In the same way it has the base row of each row with the same text, because
+another revision of an article has other rows, but the same vectors for most of them. A delta
+contains no rows that are missing in the target file.
 """
 
 import json
@@ -19,34 +21,49 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rag_model.arrays import Rows
 from rag_model.atomic_write import atomic_write
-from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, UNDATED_SCHEMA, PassageFile, open_passage_writer
+from rag_model.corpus.passages import ROW_GROUP, PassageFile, open_passage_writer
 from rag_model.errors import InputError
 from rag_model.untrusted_text import parse_json
 
 # Increase it when the format changes; builders and clients look deltas up by this number.
 VERSION = 1
-_RUNS_KEY = "runs"
+_RUNS_KEY, _TEXT_RUNS_KEY = "runs", "text_runs"
 _NEW_ROW = -1
+Bools = NDArray[np.bool_]
 Run = tuple[int, int]  # first row in the base file, or -1; number of rows
 
 
-def write_delta(base: Path, target: Path, out: Path) -> None:
+def write_delta(base: Path, target: Path, out: Path) -> bool:
     """Write the delta from the passage file `base` to the passage file `target`.
 
-    The rows of both files are in memory.
+    Reads the texts of new rows only: the hash of a passage covers its title and its text. The other
+    columns of both files are in memory.
+
+    Returns:
+        False if this Parquet library would write other bytes than those of `target`.
 
     Raises:
         InputError: One of the two files is damaged.
         OSError: `out` cannot be written.
     """
-    base_rows, target_rows = _read_passages(base), _read_passages(target)
-    base_row_of = _match_rows(base_rows, target_rows)
-    _write_rows(
-        target_rows.filter(pa.array(base_row_of < 0)), out, {_RUNS_KEY: json.dumps(list(_iter_runs(base_row_of)))}
-    )
+    with PassageFile(base) as base_file, PassageFile(target) as target_file:
+        base_row_of, text_row_of = np.full((2, target_file.n_rows), _NEW_ROW, np.int64)
+        if base_file.dated == target_file.dated and base_file.n_rows:
+            base_row_of, text_row_of = _match_rows(
+                *(_read_rows(file, _without_texts(file)) for file in (base_file, target_file))
+            )
+        schema = target_file.schema
+        new_rows = pa.Table.from_batches(
+            target_file.iter_selected(np.flatnonzero(base_row_of < 0).tolist(), schema.names), schema
+        )
+        runs = {_RUNS_KEY: base_row_of, _TEXT_RUNS_KEY: text_row_of}
+        _write_rows(new_rows, out, {key: json.dumps(list(_iter_runs(row_of))) for key, row_of in runs.items()})
+        with PassageFile(out) as delta:
+            return delta.created_by == target_file.created_by
 
 
 def apply_delta(base: Path, delta: Path, rows: int, out: Path) -> None:
@@ -63,21 +80,28 @@ def apply_delta(base: Path, delta: Path, rows: int, out: Path) -> None:
     base_rows, new_rows = _read_passages(base), _read_passages(delta)
     if base_rows.schema != new_rows.schema:
         raise InputError(f"{delta} has other columns than {base}: fetch the whole file")
-    runs = _parse_runs(runs_json, base_rows.num_rows, new_rows.num_rows, rows)
+    runs = _parse_runs(runs_json, base_rows.num_rows, rows, new_rows.num_rows)
     if runs is None:
         raise InputError(f"{delta} is not a delta of {base}: fetch the whole file")
     _write_rows(pa.concat_tables([new_rows.slice(0, 0), *_iter_slices(runs, base_rows, new_rows)]), out, {})
 
 
-def compute_base_rows(delta: PassageFile, n_base: int, rows: int) -> Rows:
+def compute_base_rows(delta: PassageFile, n_base: int, rows: int, *, by_text: bool = False) -> Rows:
     """Return the base row of each target row, (rows,) int64; -1 for new rows.
 
-    New rows are the rows of the delta, in order; base rows are ascending.
+    New rows are the rows of the delta, in order; base rows are ascending. With `by_text`, also
+    return the base row of a new row with a text that the base has.
 
     Raises:
         InputError: The delta is damaged or belongs to other files.
     """
-    runs = _parse_runs(delta.metadata.get(_RUNS_KEY.encode(), b""), n_base, delta.n_rows, rows)
+    runs_json = delta.metadata.get(_RUNS_KEY.encode(), b"")
+    text_runs_json = delta.metadata.get(_TEXT_RUNS_KEY.encode()) if by_text else None
+    runs = (
+        _parse_runs(runs_json, n_base, rows, delta.n_rows)
+        if text_runs_json is None
+        else _parse_runs(text_runs_json, n_base, rows)
+    )
     if runs is None:
         raise InputError(f"a delta is not one of {n_base} passages to {rows}: read the whole file")
     firsts, counts = np.array(runs, np.int64).reshape(-1, 2).T
@@ -91,11 +115,18 @@ def compute_base_rows(delta: PassageFile, n_base: int, rows: int) -> Rows:
 
 def _read_passages(passages: Path) -> pa.Table:
     with PassageFile(passages) as file:
-        schema = PASSAGE_SCHEMA if file.dated else UNDATED_SCHEMA
-        try:
-            return pa.Table.from_batches(file.iter_batches(schema.names), schema)
-        except pa.ArrowInvalid as other:
-            raise InputError(f"{passages} has columns of other types than passages: fetch the whole file") from other
+        return _read_rows(file, file.schema)
+
+
+def _read_rows(file: PassageFile, schema: pa.Schema) -> pa.Table:
+    try:
+        return pa.Table.from_batches(file.iter_batches(schema.names), schema)
+    except pa.ArrowInvalid as other:
+        raise InputError(f"{file.name} has columns of other types than passages: fetch the whole file") from other
+
+
+def _without_texts(file: PassageFile) -> pa.Schema:
+    return pa.schema([field for field in file.schema if field.name not in ("title", "text")])
 
 
 def _write_rows(rows: pa.Table, out: Path, notes: dict[str, str]) -> None:
@@ -107,29 +138,29 @@ def _write_rows(rows: pa.Table, out: Path, notes: dict[str, str]) -> None:
             file.add_key_value_metadata(notes)
 
 
-def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> Rows:
-    """Return the equal base row of each target row, (n,), ascending; -1 if none."""
-    base_row_of = np.full(target_rows.num_rows, _NEW_ROW, np.int64)
-    if base_rows.schema != target_rows.schema or not base_rows.num_rows:
-        return base_row_of
+def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> tuple[Rows, Rows]:
+    """Return for each target row the equal base row, and the one with the same text; (n,) each.
+
+    They are ascending, and -1 where there is none.
+    """
     candidate_rows = (
         pc.index_in(target_rows["id"], value_set=base_rows["id"]).fill_null(_NEW_ROW).to_numpy().astype(np.int64)
     )
-    target_positions = np.flatnonzero(candidate_rows >= 0)
-    is_equal = _compare_rows(
-        base_rows.take(pa.array(candidate_rows[target_positions])), target_rows.take(pa.array(target_positions))
-    )
-    target_positions = target_positions[is_equal]
-    highest = (
-        np.maximum.accumulate(candidate_rows[target_positions])
-        if len(target_positions)
-        else candidate_rows[target_positions]
-    )
-    target_positions = target_positions[
-        (candidate_rows[target_positions] == highest) & np.diff(highest, prepend=-1).astype(bool)
-    ]  # each base row once, ascending
-    base_row_of[target_positions] = candidate_rows[target_positions]
-    return base_row_of
+    is_candidate = candidate_rows >= 0
+    pairs = [
+        rows.take(pa.array(positions))
+        for rows, positions in ((base_rows, candidate_rows[is_candidate]), (target_rows, np.flatnonzero(is_candidate)))
+    ]
+    is_equal, has_equal_text = np.zeros((2, len(candidate_rows)), np.bool_)
+    is_equal[is_candidate] = _compare_rows(*pairs)
+    has_equal_text[is_candidate] = _compare_rows(*(rows.select(["hash"]) for rows in pairs))
+    return _keep_ascending(candidate_rows, is_equal), _keep_ascending(candidate_rows, has_equal_text)
+
+
+def _keep_ascending(rows: Rows, is_usable: Bools) -> Rows:
+    """Return (n,) the usable rows, each once and ascending, and otherwise -1."""
+    usable = np.where(is_usable, rows, _NEW_ROW)
+    return np.where(np.diff(np.maximum.accumulate(usable), prepend=_NEW_ROW) > 0, usable, _NEW_ROW)
 
 
 def _compare_rows(left_rows: pa.Table, right_rows: pa.Table) -> Any:
@@ -151,7 +182,7 @@ def _iter_runs(base_row_of: Rows) -> Iterator[Run]:
             yield int(base_row_of[first]), end - first
 
 
-def _parse_runs(runs_json: bytes, n_base: int, n_new: int, rows: int) -> Sequence[Run] | None:
+def _parse_runs(runs_json: bytes, n_base: int, rows: int, n_new: int | None = None) -> Sequence[Run] | None:
     """Parse and check the runs of a delta; None if they are invalid or do not fit the files."""
     try:
         runs = [(first, count) for first, count in parse_json(runs_json)]
@@ -167,7 +198,7 @@ def _parse_runs(runs_json: bytes, n_base: int, n_new: int, rows: int) -> Sequenc
     # Each base row at most once.
     is_disjoint = is_ascending and all(first < end for first, end in reused_ranges)
     new_counts = [count for first, count in runs if first == _NEW_ROW]
-    has_all_rows = sum(count for _, count in runs) == rows and sum(new_counts) == n_new
+    has_all_rows = sum(count for _, count in runs) == rows and n_new in (None, sum(new_counts))
     return runs if is_disjoint and has_all_rows and min(new_counts, default=1) > 0 else None
 
 

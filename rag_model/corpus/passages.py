@@ -218,6 +218,21 @@ class PassageFile:
             self._starts.append(self._starts[-1] + size)
 
     @property
+    def name(self) -> str:
+        """The path of the file, for messages."""
+        return str(self._name)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a passage file with dates, or without."""
+        return PASSAGE_SCHEMA if self.dated else UNDATED_SCHEMA
+
+    @property
+    def created_by(self) -> str:
+        """The Parquet library and its version that wrote the file."""
+        return str(self._file.metadata.created_by)
+
+    @property
     def metadata(self) -> dict[bytes, bytes]:
         """The metadata of the Parquet file; empty for plain passage files."""
         return dict(self._file.metadata.metadata or {})

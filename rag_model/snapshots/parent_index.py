@@ -6,7 +6,7 @@ are new and holds their texts (`store.pulling.deltas`). Without a delta, passage
 their hashes and the texts of new ones are read.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +57,17 @@ class PartWithParents:
         return {"passages": self.passages.to_json(), "rows": self.rows, "before": parent_passages}
 
 
+def list_parts(parent_content: Content, content: Content) -> Iterator[PartWithParents]:
+    """Yield the parts of a content, each with the parent's parts of the same pages."""
+    starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
+    for part in content.parts:
+        refs = tuple(
+            (parent_content.files[passages_path(parent_part.name)], int(starts[number]), parent_part.rows)
+            for number, parent_part in ranges.within(part.first_page, part.last_page)
+        )
+        yield PartWithParents(content.files[passages_path(part.name)], part.rows, refs)
+
+
 @dataclass(frozen=True, slots=True)
 class ParentIndex:
     """An index of the parent with the same kind and settings."""
@@ -85,18 +96,7 @@ class ParentIndex:
         is_same_plan = all(entry.get(key) == value for key, value in plan.entry().items() if key not in ("n", "search"))
         if not is_same_plan or file is None or not store.blobs.exists(file):
             return None
-        starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
-        parts = []
-        for part in content.parts:
-            overlapping = [
-                (number, parent_part) for number, parent_part in ranges.within(part.first_page, part.last_page)
-            ]
-            refs = tuple(
-                (parent_content.files[passages_path(parent_part.name)], int(starts[number]), parent_part.rows)
-                for number, parent_part in overlapping
-            )
-            parts.append(PartWithParents(content.files[passages_path(part.name)], part.rows, refs))
-        return cls(file, entry, tuple(parts))
+        return cls(file, entry, tuple(list_parts(parent_content, content)))
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -121,17 +121,37 @@ class ParentIndex:
         kind = get_kind(plan.kind)
         if not isinstance(kind, DerivingKind):
             return None
-        matches, buffer_bytes = list[PartMatch](), _BUFFERED_BYTES
-        for part in self.parts:
-            matches.append(PartMatch.of(store, part, buffer_bytes))
-            buffer_bytes -= _count_bytes(matches[-1].buffered_texts)
-        parent_rows = np.concatenate([np.empty(0, np.int64), *(part.parent_rows for part in matches)])
+        matches = match_parts(store, self.parts, _BUFFERED_BYTES)
+        parent_rows = concatenate_parent_rows(matches)
 
         def texts(rows: Rows) -> Iterator[pa.RecordBatch]:
             for number, _, part_rows in Partition(len(part.parent_rows) for part in matches).split(rows):
                 yield from matches[number].texts(part_rows)
 
         return kind.derive(self.entry, plan.entry(), store.blobs.get_local_path(self.file), parent_rows, texts, out)
+
+
+def match_parts(
+    store: Store, parts: Iterable[PartWithParents], buffer_bytes: int = 0, *, by_text: bool = False
+) -> list["PartMatch"]:
+    """Compare parts with the parent's; keep up to `buffer_bytes` of new texts in memory.
+
+    `by_text` also finds rows that have the same text in another revision; their texts are not read.
+
+    Raises:
+        InputError: a file is damaged.
+        StoreError: a file is damaged or missing.
+    """
+    matches = list[PartMatch]()
+    for part in parts:
+        matches.append(PartMatch.of(store, part, buffer_bytes, by_text=by_text))
+        buffer_bytes -= _count_bytes(matches[-1].buffered_texts)
+    return matches
+
+
+def concatenate_parent_rows(matches: Iterable["PartMatch"]) -> Rows:
+    """Return the parent's row of each passage, or -1: (n,)."""
+    return np.concatenate([np.empty(0, np.int64), *(part.parent_rows for part in matches)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +165,7 @@ class PartMatch:
     buffered_texts: Sequence[pa.RecordBatch] = ()
 
     @classmethod
-    def of(cls, store: Store, part: PartWithParents, buffer_bytes: int) -> Self:
+    def of(cls, store: Store, part: PartWithParents, buffer_bytes: int, *, by_text: bool = False) -> Self:
         """Compare a part with the parent's; keep up to `buffer_bytes` of new texts in memory.
 
         Raises:
@@ -167,7 +187,7 @@ class PartMatch:
                         _DELTA_EXPANSION * delta.size <= buffer_bytes,
                     )
                     with PassageFile(pa.BufferReader(store.blobs.read(delta)) if is_small else delta_path()) as file:
-                        parent_rows = _offset_rows(first, compute_base_rows(file, rows, part.rows))
+                        parent_rows = _offset_rows(first, compute_base_rows(file, rows, part.rows, by_text=by_text))
                         new_texts = list(file.iter_batches(_COLUMNS)) if is_small else []
                     return cls(
                         parent_rows, passages, delta_path, new_texts if _count_bytes(new_texts) <= buffer_bytes else ()

@@ -17,9 +17,8 @@ from rag_model.errors import StoreError
 from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import read_ahead
-from rag_model.store.pulling.deltas import find_delta
-from rag_model.store.pulling.deltas import iter_delta_steps as steps_of
-from rag_model.store.pulling.overlap import Overlap, Patch
+from rag_model.store.pulling.deltas import find_delta, list_delta_steps
+from rag_model.store.pulling.overlap import Overlap, Patch, list_embedded_files
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import (
     BUILD_ONLY_KINDS,
@@ -283,17 +282,20 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
         Overlap.between(before, after),
         Store.open(after.location) if isinstance(after.location, str) else None,
     )
-    steps = {step.target: step for step in steps_of(before.manifest.content, after.manifest.content)}
+    steps = list_delta_steps(before.manifest.content, after.manifest.content)
+    embedded = list_embedded_files(after.manifest.content)
     fetched, reused = Counter[str](), Counter[str]()
 
     def estimate_fetched(ref: BlobRef) -> int:
-        patch = overlap.find_patch(paths[ref]) if overlap and ref not in files_before else None
-        fetched_bytes, step = (
-            0 if ref in files_before else _fetched_bytes(ref.size, patch),
-            steps.get(ref),
-        )
-        if store and step and (patch or not step.head_bytes) and (delta := find_delta(store, step)):
-            fetched_bytes -= (step.head_bytes or ref.size) - delta.size
+        path = paths[ref]
+        if ref in files_before:
+            return 0
+        patch = overlap.find_patch(path) if overlap else None
+        fetched_bytes = embedded[path].head_bytes if path in embedded else _fetched_bytes(ref.size, patch)
+        for step in steps.get(path, ()):
+            has_vectors = patch or path in embedded or not step.head_bytes
+            if store and has_vectors and (delta := find_delta(store, step)):
+                return fetched_bytes - (step.head_bytes or ref.size) + delta.size
         return fetched_bytes
 
     ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))

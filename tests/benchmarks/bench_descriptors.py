@@ -38,7 +38,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.objects.memo import TARGET_KEY, Memo, StageResult
 from rag_model.store.pulling.deltas import STAGE as DELTAS
-from rag_model.store.pulling.deltas import iter_delta_steps
+from rag_model.store.pulling.deltas import list_delta_steps
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
@@ -107,7 +107,8 @@ class Made:
         index = {"hnsw": {"factory": "HNSW32", "d": 384, "kind": "hnsw", "over": "embeddings", "row_bytes": _WIDTH}}
         space = {"embeddings": {"kind": "vectors", "space": {"digest": "sha256:" + "0" * 64, "dim": 384}}}
         content = Content({"kind": "wiki", "dbname": "enwiki"}, tuple(parts), files, {"month": month}, space, index)
-        for step in iter_delta_steps(before, content) if before else ():
+        steps = list_delta_steps(before, content) if before else {}
+        for step in (step for steps_of_path in steps.values() for step in steps_of_path):
             self._record(DELTAS, step.inputs(), {"delta": step.target.size // 20}, {TARGET_KEY: step.target.id})
         manifest = Manifest(content)
         identity = manifest.id

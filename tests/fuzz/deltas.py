@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rag_model.arrays import RowLists
 from rag_model.corpus.passage_delta import apply_delta, write_delta
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.store.pulling import delta_files
 from rag_model.store.pulling.delta_files import apply_splice, write_splice
+from rag_model.store.pulling.row_delta import FileWithLists, apply_row_delta, write_row_delta
 
 _ROWS, _SIZE = 60, 9000
 _DATA = np.random.default_rng(5).integers(0, 256, _SIZE, np.uint8).tobytes()
@@ -58,7 +60,26 @@ def _read_packed(path: Path) -> None:
     delta_files.unpack_file(path, _SIZE, path.parent / "made")
 
 
+def _lists(path: Path, links: list[int]) -> FileWithLists:
+    data = np.array(links, "<i4").tobytes()
+    lengths = np.full(len(links) // 4, 4, np.int64)
+    _bytes(path, b"head" + data + b"tail")
+    return FileWithLists(path, RowLists(4, "<i4", 0, True, lengths, np.zeros_like(lengths)), len(data) + 8)
+
+
+def _row_delta(folder: Path) -> Path:
+    base, target = _lists(folder / "before", [*range(40)] * 4), _lists(folder / "after", [*range(39, -1, -1)] * 4)
+    write_row_delta(base, target, np.arange(40), folder / "delta")
+    return folder / "delta"
+
+
+def _read_row_delta(path: Path) -> None:
+    base = _lists(path.parent / "before.bytes", [*range(40)] * 4)
+    apply_row_delta(base.path, path, base.size, path.parent / "made")
+
+
 DELTAS = (
+    ("row delta", _row_delta, _read_row_delta),
     ("passage delta", _passage_delta, _read_passage_delta),
     ("splice", _splice, _read_splice),
     ("packed head", _packed, _read_packed),

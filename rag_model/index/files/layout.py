@@ -19,10 +19,15 @@ Source: `faiss/impl/index_read.cpp`.
 import io
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
+from rag_model.arrays import RowLists
 
 _BLOCK_NODES = 1 << 18  # nodes checked at once: a few megabytes
 _MAX_LINKS = 1 << 12  # slots of a node at one level; bookwheel's graphs have up to 256
@@ -95,6 +100,7 @@ _MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
 _FLATS = (b"IxFI", b"IxF2", b"IxFl")
 _GRAPHS = (b"IHNf", b"IHNs")  # over vectors, or over scalar codes
 _LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
+_ALLOWED = (*_FLATS, *_GRAPHS, *_LISTS, b"IxPT", b"IxRF", b"IxSQ")
 _TRANSFORMS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
 # Bits per component, by faiss's number of the scalar type.
 _SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
@@ -112,8 +118,30 @@ def check_layout(file: BinaryIO, size: int) -> None:
         ValueError: the file is truncated, too long, or not a faiss index.
     """
     walk = _LayoutReader(file, size)
-    walk.read_index(_FLATS + _GRAPHS + _LISTS + (b"IxPT", b"IxRF", b"IxSQ"))
+    walk.read_index(_ALLOWED)
     walk.require(walk.offset == size)
+
+
+def find_row_lists(path: Path) -> RowLists | None:
+    """Return the lists of row numbers in a file: a graph's bottom links, or inverted lists.
+
+    Returns None if the file is not a faiss file of a type that bookwheel builds.
+    """
+    with path.open("rb") as file, suppress(ValueError, struct.error):
+        walk = _LayoutReader(file, path.stat().st_size)
+        walk.read_index(_ALLOWED)
+        return walk.locate_lists() if walk.locate_lists else None
+    return None
+
+
+def _locate_links(start: int, width: int, offsets: npt.NDArray[np.int64]) -> RowLists:
+    return RowLists(start, "<i4", 0, True, np.full(len(offsets) - 1, width), 4 * (np.diff(offsets) - width))
+
+
+def _locate_inverted_lists(start: int, width: int, lists: int, numbers: Any, sizes: Any) -> RowLists:
+    all_sizes = np.zeros(lists, np.int64)
+    all_sizes[numbers] = sizes
+    return RowLists(start, "<i8", width, False, all_sizes, np.zeros(lists, np.int64))
 
 
 class _LayoutReader:
@@ -121,6 +149,8 @@ class _LayoutReader:
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self.offset = file, size, 0
+        # Returns the lists of the outermost index that was read.
+        self.locate_lists: Callable[[], RowLists] | None = None
 
     def require(self, condition: object) -> None:
         if not condition:
@@ -165,6 +195,7 @@ class _LayoutReader:
         check_slots(slots, self.require)
         levels, offsets, links = self._map_array("<i4"), self._map_array("<i8"), self._map_array("<i4")
         self.require(len(levels) == n and len(offsets) == n + 1)
+        self.locate_lists = partial(_locate_links, self.offset - links.nbytes, int(slots[1]), offsets)
         entry, top, _, _, _ = self._read("iiiii")
         self.require(-1 <= entry < max(n, 1) and -1 <= top < len(slots) and (n == 0) == (entry < 0))
         check_levels(levels, offsets, links, slots, (entry, top), self.require)
@@ -211,7 +242,9 @@ class _LayoutReader:
         if stored != b"ilar":
             raise UnsupportedIndexError(f"lists {stored.decode('latin-1')!r}")
         self.require(self._read("QQ") == (lists, width))
-        self.require(self._read_sizes(lists) == n)
+        numbers, sizes = self._read_sizes(lists)
+        self.require(sizes.sum() == n)
+        self.locate_lists = partial(_locate_inverted_lists, self.offset, width, lists, numbers, sizes)
         self._skip(n * (width + 8))
 
     def _read_codec(self, kind: bytes, d: int) -> int:
@@ -248,12 +281,13 @@ class _LayoutReader:
         )
         return int(width)
 
-    def _read_sizes(self, lists: int) -> int:
-        """Read past the sizes of inverted lists; return their sum."""
+    def _read_sizes(self, lists: int) -> tuple[Any, Any]:
+        """Read past the sizes of inverted lists; return the numbers of lists, and their sizes."""
         (encoding,) = self._read("4s")
         if encoding == b"full":
             sizes = self._read_array("<u8")
             self.require(len(sizes) == lists)
+            numbers = slice(None)
         else:
             self.require(encoding == b"sprs")
             pairs = self._read_array("<u8")
@@ -261,7 +295,7 @@ class _LayoutReader:
             numbers, sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
             self.require(bool((numbers < lists).all()) and len(np.unique(numbers)) == len(numbers))
         self.require(bool((sizes <= self._size).all()))  # so their sum does not overflow
-        return int(sizes.sum())
+        return numbers, sizes
 
     def _skip_array(self, width: int) -> int:
         """Skip an array of `width` bytes per value; return its length."""

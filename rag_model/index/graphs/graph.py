@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.arrays import concatenated_ranges
 from rag_model.errors import InputError
 from rag_model.index.factory import HnswSpec, parse_factory
 from rag_model.index.files import engine
@@ -230,9 +231,3 @@ def lay_out_slots(
     begins = np.repeat(starts[nodes - first] + bottom.shape[1], counts)  # (u,) -> (sum of counts,)
     block[begins + concatenated_ranges(counts)] = targets
     return block
-
-
-def concatenated_ranges(counts: Rows) -> Rows:
-    """Return 0 … c-1 for each count c, concatenated."""
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)

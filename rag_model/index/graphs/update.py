@@ -18,6 +18,7 @@ similarity search. 2021, algorithm 4.
 
 import numpy as np
 
+from rag_model.arrays import concatenated_ranges
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.graphs.graph import (
@@ -29,7 +30,6 @@ from rag_model.index.graphs.graph import (
     ScoredLinks,
     UpperLevels,
     bottom_links,
-    concatenated_ranges,
     count_slots,
     draw_levels,
     iter_ranges,

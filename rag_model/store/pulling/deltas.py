@@ -1,12 +1,14 @@
 """Deltas: files with which a puller of the previous snapshot fetches a fraction of a new file.
 
-A delta turns a base file, from the previous snapshot, into the target file.
+A delta turns a base file, from the previous snapshot, into the target file. Who has an older
+snapshot can still fetch the compressed graph of an index, which needs no base.
 
 | target | content of the delta |
 | --- | --- |
 | a passage file | new rows, and the base's row numbers of other rows (`corpus.passage_delta`) |
-| an index that ends in vectors | the bytes before the vectors, compressed: the graph (no base) |
-| another index, except BM25 | bytes that the base does not have: new codes in unchanged lists |
+| a faiss index | new links, or new codes in unchanged lists (`row_delta`), without the vectors at its end |
+| an index that ends in vectors | the bytes before the vectors, compressed (no base) |
+| another index, except BM25 | bytes that the base does not have (`delta_files`) |
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
 the versions that influence the bytes. They are not in a snapshot's content, so they change no id
@@ -17,29 +19,30 @@ A delta is kept as long as a snapshot has the target (`store.upkeep.roots`), and
 of the target. So a takedown, which replaces the files with a page, also removes their deltas.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from rag_model.arrays import RowLists, Rows
 from rag_model.corpus import passage_delta
-from rag_model.corpus.passages import PassageFile
-from rag_model.digest import digest_file
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, InputError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import TARGET_KEY, Memo, Record, StageResult
-from rag_model.store.pulling import delta_files
+from rag_model.store.pulling import delta_files, row_delta
 from rag_model.store.pulling.overlap import find_vector_tables
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content, passages_path
-from rag_model.store.versions.snapshot import Snapshot
 
 STAGE = "delta"
 _OUTPUT = "delta"
 _MAX_FRACTION = 0.5  # of the bytes that the delta replaces; a larger delta is not worth the work
 _MIN_HEAD_BYTES = 4096  # a shorter head before an index's vectors is not a graph
+_ROW_LISTS_SUFFIX = ".faiss"  # of files that may have lists of row numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,13 @@ class DeltaStep:
     """The base and the target of a delta."""
 
     target: BlobRef  # the new file
-    base: BlobRef | None = None  # the previous file; None for an index that ends in vectors
+    base: BlobRef | None = None  # the previous file; None: the bytes before the vectors are packed
     head_bytes: int = 0  # number of bytes before the vectors, for an index that ends in vectors
     is_passages: bool = False  # whether the files are passage files
+    has_rows: bool = False  # whether the files have lists of row numbers
+    base_head_bytes: int = 0  # the number of bytes before the vectors of the base
+    # The list of parts (`snapshots.parent_index`) with which a build finds the base's rows.
+    parts: BlobRef | None = None
 
     def inputs(self) -> dict[str, Any]:
         """Return the memo inputs: everything that determines the delta's bytes."""
@@ -58,6 +65,13 @@ class DeltaStep:
                 "after": self.target.id,
                 "head": self.head_bytes,
                 "code": delta_files.PACK_VERSION,
+            }
+        if self.has_rows:
+            return {
+                "before": self.base.id,
+                "after": self.target.id,
+                "head": self.head_bytes,
+                "rows": row_delta.VERSION,
             }
         if not self.is_passages:
             return {
@@ -69,30 +83,53 @@ class DeltaStep:
         return {"before": self.base.id, "after": self.target.id, **versions}
 
 
-def iter_delta_steps(base: Content, target: Content) -> Iterator[DeltaStep]:
-    """Yield the deltas that can be built between two snapshots: one for each changed file."""
+def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep]]:
+    """Return the deltas that can be built between two snapshots, by path, the smallest first."""
+    steps = {}
+    base_files, tables, base_tables = {*base.files.values()}, find_vector_tables(target), find_vector_tables(base)
     passages = {passages_path(part.name) for part in target.parts}
-    indexes = {
-        target.index_file(name): target.representation_of(name) != TEXT for name in target.indexes
-    }  # pullers derive BM25 indexes
-    base_files, tables = {*base.files.values()}, find_vector_tables(target)
-    for path in (*passages, *(path for path, has_delta in indexes.items() if has_delta)):
+    # Pullers derive BM25 indexes.
+    indexes = {target.index_file(name) for name in target.indexes if target.representation_of(name) != TEXT}
+    for path in (*sorted(passages), *sorted(indexes)):
         base_file, target_file = base.files.get(path), target.files.get(path)
-        if (
-            path in tables
-            and target_file
-            and target_file not in base_files
-            and tables[path].head_bytes >= _MIN_HEAD_BYTES
-        ):
-            yield DeltaStep(target_file, head_bytes=tables[path].head_bytes)
-        elif path not in tables and base_file and target_file and target_file not in base_files:
-            yield DeltaStep(target_file, base_file, is_passages=path in passages)
+        if target_file is not None and target_file not in base_files:
+            base_head, head = (of[path].head_bytes if path in of else 0 for of in (base_tables, tables))
+            if path in passages:
+                steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
+            else:
+                steps[path] = [*_iter_index_steps(path, target_file, base_file, head, base_head)]
+    return steps
 
 
-def build_delta(store: Store, step: DeltaStep) -> Record:
+def _iter_index_steps(
+    path: str, target: BlobRef, base: BlobRef | None, head_bytes: int, base_head: int
+) -> Iterator[DeltaStep]:
+    """Yield the deltas of an index with so many bytes before its vectors, 0 if it has none."""
+    if 0 < head_bytes < _MIN_HEAD_BYTES:
+        return
+    if base and path.endswith(_ROW_LISTS_SUFFIX) and bool(base_head) == bool(head_bytes):
+        yield DeltaStep(target, base, head_bytes, has_rows=True, base_head_bytes=base_head)
+    elif base and not head_bytes:
+        yield DeltaStep(target, base)
+    if head_bytes:
+        yield DeltaStep(target, head_bytes=head_bytes)
+
+
+def build_delta(
+    store: Store,
+    step: DeltaStep,
+    find_lists: Callable[[Path], RowLists | None] = lambda path: None,
+    find_base_rows: Callable[[], Rows] = lambda: np.zeros(0, np.int64),
+) -> Record:
     """Return the memo record of a delta, built first if there is none.
 
     The record has no output if the delta is too large to be worthwhile.
+
+    Args:
+        store: the store of both snapshots.
+        step: the files.
+        find_lists: returns the lists of row numbers in an index file, if it has some.
+        find_base_rows: returns the base's row of each row of the target, (n,), or -1.
 
     Raises:
         NotRecordedError: there is no record, and the store's memo may not produce one.
@@ -101,28 +138,55 @@ def build_delta(store: Store, step: DeltaStep) -> Record:
     """
 
     def produce(folder: Path) -> StageResult:
-        out = folder / "delta"
-        target = store.blobs.get_local_path(step.target)
+        out, target = folder / "delta", store.blobs.get_local_path(step.target)
+        is_written = True
         if step.base is None:
-            delta_files.write_packed(target, step.head_bytes, out)
-            is_worthwhile = out.stat().st_size <= _MAX_FRACTION * step.head_bytes
+            delta_files.write_packed(target, step.head_bytes, out, level=delta_files.HEAD_LEVEL)
         else:
             base = store.blobs.get_local_path(step.base)
-            write = passage_delta.write_delta if step.is_passages else delta_files.write_splice
-            write(base, target, out)
-            is_worthwhile = out.stat().st_size <= _MAX_FRACTION * step.target.size
-            is_worthwhile = is_worthwhile and (not step.is_passages or _reproduces(base, out, target, folder / "again"))
+            if step.is_passages:
+                is_written = passage_delta.write_delta(base, target, out)
+            elif step.has_rows:
+                is_written = _write_row_delta(step, base, target, find_lists, find_base_rows, out)
+            else:
+                delta_files.write_splice(base, target, out)
+        replaced_bytes = step.head_bytes or step.target.size
+        is_worthwhile = is_written and out.stat().st_size <= _MAX_FRACTION * replaced_bytes
         return StageResult({_OUTPUT: out} if is_worthwhile else {}, {TARGET_KEY: step.target.id})
 
     return store.memo.get_or_create(STAGE, step.inputs(), produce)[0]
 
 
-def _reproduces(base: Path, delta: Path, target: Path, rebuilt: Path) -> bool:
-    """Return whether a delta reproduces the target; another pyarrow may have written it."""
-    with PassageFile(target) as file:
-        rows = file.n_rows
-    passage_delta.apply_delta(base, delta, rows, rebuilt)
-    return digest_file(rebuilt) == digest_file(target)
+def _write_row_delta(
+    step: DeltaStep,
+    base: Path,
+    target: Path,
+    find_lists: Callable[[Path], RowLists | None],
+    find_base_rows: Callable[[], Rows],
+    out: Path,
+) -> bool:
+    """Write a row delta; return False if the files cannot be compared, as after a new training."""
+    base_lists, lists = find_lists(base), find_lists(target)
+    if (base_lists is None) != (lists is None):
+        return False
+    base_rows = find_base_rows() if lists else np.zeros(0, np.int64)
+    highest = np.maximum.accumulate(base_rows)
+    base_rows = np.where(np.diff(highest, prepend=-1) > 0, base_rows, -1)  # each once, ascending
+    base_end, end = (step.base_head_bytes, step.head_bytes) if step.head_bytes else map(_get_size, (base, target))
+    try:
+        row_delta.write_row_delta(
+            row_delta.FileWithLists(base, base_lists or RowLists.empty(), base_end),
+            row_delta.FileWithLists(target, lists or RowLists.empty(), end),
+            base_rows,
+            out,
+        )
+    except InputError:
+        return False
+    return True
+
+
+def _get_size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
@@ -136,8 +200,17 @@ def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
     return delta if delta and delta.size <= _MAX_FRACTION * (step.head_bytes or step.target.size) else None
 
 
-def rebuild_file(store: Store, previous: Snapshot, content: Content, path: str, out: Path) -> int | None:
-    """Rebuild a passage file or an index from the previous snapshot's file and a delta.
+def rebuild_file(
+    store: Store, base: Callable[[], Path], steps: Iterable[DeltaStep], rows: int, out: Path
+) -> int | None:
+    """Rebuild a file, or the bytes before its vectors, from the base's file and the first usable delta.
+
+    Args:
+        store: the store of both snapshots.
+        base: returns the path of the previous snapshot's file.
+        steps: the deltas of the file, the smallest first.
+        rows: the rows of a passage file.
+        out: the file to write.
 
     Returns:
         The bytes fetched; None if the file was not written, for any reason but a full disk. Then
@@ -146,41 +219,19 @@ def rebuild_file(store: Store, previous: Snapshot, content: Content, path: str, 
     Raises:
         OSError: `out` cannot be written.
     """
-    rows = {passages_path(part.name): part.rows for part in content.parts}
-    base_file, target_file = previous.manifest.content.files.get(path), content.files[path]
-    if base_file in (None, target_file) or path in find_vector_tables(content):
-        return None
-    try:
-        delta = find_delta(store, DeltaStep(target_file, base_file, is_passages=path in rows))
-        if delta is None:
-            return None
-        copy = out.with_name("delta")
-        store.blobs.fetch(delta, copy)
-        if path in rows:
-            passage_delta.apply_delta(previous.path(path), copy, rows[path], out)
-        else:
-            delta_files.apply_splice(previous.path(path), copy, target_file.size, out)
-    except BookwheelError:  # an error of the store itself is raised when the file is fetched
-        return None
-    return delta.size
-
-
-def unpack_head(store: Store, step: DeltaStep, out: Path) -> int | None:
-    """Write the bytes of an index before its vectors, if the store has them packed.
-
-    Returns:
-        The bytes fetched; None if the file was not written, as in `rebuild_file`.
-
-    Raises:
-        OSError: `out` cannot be written.
-    """
-    try:
-        delta = find_delta(store, step) if step.head_bytes >= _MIN_HEAD_BYTES else None
-        if delta is None:
-            return None
-        copy = out.with_name("packed")
-        store.blobs.fetch(delta, copy)
-        delta_files.unpack_file(copy, step.head_bytes, out)
-    except BookwheelError:
-        return None
-    return delta.size
+    for step in steps:
+        with suppress(BookwheelError):  # an error of the store itself is raised when the file is fetched
+            is_applicable = step.base is None or base().is_file()
+            if is_applicable and (delta := find_delta(store, step)):
+                copy, size = out.with_name("delta"), step.head_bytes or step.target.size
+                store.blobs.fetch(delta, copy)
+                if step.base is None:
+                    delta_files.unpack_file(copy, size, out)
+                elif step.is_passages:
+                    passage_delta.apply_delta(base(), copy, rows, out)
+                elif step.has_rows:
+                    row_delta.apply_row_delta(base(), copy, size, out)
+                else:
+                    delta_files.apply_splice(base(), copy, size, out)
+                return delta.size
+    return None

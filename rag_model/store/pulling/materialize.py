@@ -15,21 +15,23 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import NamedTuple
 
+import numpy as np
+
 from rag_model.arrays import Rows
 from rag_model.atomic_write import TEMPORARY_PREFIX
 from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef, ChunkSource
-from rag_model.store.pulling.deltas import DeltaStep, rebuild_file, unpack_head
+from rag_model.store.pulling.deltas import list_delta_steps, rebuild_file
 from rag_model.store.pulling.folder import (
     blob_copy_path,
     mapped_copy_path,
     mapped_stamp_name,
     open_folder_stamps,
 )
-from rag_model.store.pulling.overlap import Overlap, PulledVectors, is_convertible
+from rag_model.store.pulling.overlap import Overlap, Patch, PulledVectors, is_convertible, list_embedded_files
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Manifest, file_kind
+from rag_model.store.versions.manifest import Manifest, file_kind, passages_path
 from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -146,7 +148,8 @@ def materialize_snapshot(
     """Materialize files of a snapshot, given by path; return the number of bytes fetched.
 
     If another snapshot was pulled last, the passages are materialized first, because they determine
-    which vectors are on the local disk. `mapped` also writes memory-mapped copies of the passages.
+    which vectors are on the local disk, and the indexes last, because embeddings have their vectors.
+    `mapped` also writes memory-mapped copies of the passages.
 
     Raises:
         StoreError: a blob is missing or damaged.
@@ -159,7 +162,9 @@ def materialize_snapshot(
         strategies = _fetch_only(puller)
         if previous is not None and previous.id != manifest.id:
             strategies = _SnapshotUpdate(puller, manifest, paths, previous, derive).strategies
-            phases = [passages, paths.keys() - passages]
+            index_paths = {*map(manifest.content.index_file, manifest.content.indexes)}
+            indexes = {ref for ref, path in paths.items() if path in index_paths}
+            phases = [passages, paths.keys() - passages - indexes, indexes]
 
         def materialize(ref: BlobRef) -> int:
             fetched = puller.materialize(ref, strategies(ref))
@@ -189,6 +194,9 @@ class _SnapshotUpdate:
         self._puller, self._paths, self._previous, self._derive = puller, paths, previous, derive
         self._content = manifest.content
         self._index_paths = {self._content.index_file(name) for name in self._content.indexes}
+        self._part_rows = {passages_path(part.name): part.rows for part in self._content.parts}
+        self._steps = list_delta_steps(previous.manifest.content, self._content)
+        self._embedded = list_embedded_files(self._content)
         self._target = _open_incomplete(manifest, puller.dest)
         self._overlap = Overlap.between(previous, self._target) or Overlap(previous, self._target, ())
         vectors = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
@@ -203,10 +211,11 @@ class _SnapshotUpdate:
             return [
                 self._derive_index,
                 self._rebuild_from_delta,
-                self._patch_vectors,
+                self._copy_own_vectors,
+                self._copy_previous_vectors,
                 self._puller.fetch_whole,
             ]
-        return [self._patch_vectors, self._puller.fetch_whole]
+        return [self._copy_previous_vectors, self._puller.fetch_whole]
 
     def _derive_index(self, ref: BlobRef, copy: Path) -> Attempt:
         """Derive an index from local files, such as a BM25 index from the passages."""
@@ -219,16 +228,32 @@ class _SnapshotUpdate:
 
     def _rebuild_from_delta(self, ref: BlobRef, copy: Path) -> Attempt:
         """Rebuild a passage file or an index from the previous snapshot's file and a delta."""
-        rebuild = partial(rebuild_file, self._puller.store, self._previous, self._content, self._paths[ref])
-        return self._write_and_check(ref, copy, rebuild)
+        if any(step.head_bytes for step in self._steps.get(self._paths[ref], ())):
+            return _NOT_APPLICABLE
+        return self._write_and_check(ref, copy, partial(self._apply_delta, ref))
 
-    def _patch_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
-        """Copy vectors from the previous snapshot, and fetch the other bytes by range."""
+    def _apply_delta(self, ref: BlobRef, out: Path) -> int | None:
+        path = self._paths[ref]
+        base, steps = partial(self._previous.path, path), self._steps.get(path, ())
+        return rebuild_file(self._puller.store, base, steps, self._part_rows.get(path, 0), out)
+
+    def _copy_own_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
+        """Copy the vectors of an index from the embeddings, which are materialized before it."""
+        table = self._embedded.get(self._paths[ref])
+        vectors = PulledVectors.open(self._target, table.representation) if table else None
+        patch = Patch(table, np.arange(table.rows)) if table else None
+        return self._patch_vectors(ref, copy, patch, vectors)
+
+    def _copy_previous_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
+        """Copy vectors from the previous snapshot."""
         patch = self._overlap.find_patch(self._paths[ref])
-        vectors = self._vectors.get(patch.table.representation) if patch else None
+        return self._patch_vectors(ref, copy, patch, self._vectors.get(patch.table.representation) if patch else None)
+
+    def _patch_vectors(self, ref: BlobRef, copy: Path, patch: Patch | None, vectors: PulledVectors | None) -> Attempt:
+        """Copy vectors from local files, and fetch the other bytes by range."""
         if not patch or not vectors or not is_convertible(vectors.row_bytes, patch.table.row_bytes):
             return _NOT_APPLICABLE
-        with self._unpack_head(ref, patch.table.head_bytes) as (extra_bytes, head):
+        with self._rebuild_head(ref, patch.table.head_bytes) as (extra_bytes, head):
             chunks = partial(_iter_with_head, head, partial(patch.iter_chunks, vectors))
             if self._puller.store.blobs.assemble(ref, copy, chunks, self._puller.progress):
                 return Attempt(is_written=True, fetched_bytes=patch.fetched_bytes + extra_bytes)
@@ -254,16 +279,16 @@ class _SnapshotUpdate:
         return Attempt(is_written=False, fetched_bytes=fetched or 0)
 
     @contextmanager
-    def _unpack_head(self, ref: BlobRef, size: int) -> Iterator[tuple[int, Path | None]]:
-        """Yield the file with the first `size` bytes of a blob, if the store has them packed.
+    def _rebuild_head(self, ref: BlobRef, size: int) -> Iterator[tuple[int, Path | None]]:
+        """Yield the file with the first `size` bytes of a blob, if the store has a delta of them.
 
-        Also yields by how many bytes the packed head is larger than the head; 0 without one.
+        Also yields by how many bytes the delta is larger than these bytes; 0 without one.
         """
         with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder:
             head = Path(folder) / "head"
             fetched = None
             with suppress(OSError):
-                fetched = unpack_head(self._puller.store, DeltaStep(ref, head_bytes=size), head)
+                fetched = self._apply_delta(ref, head)
             yield (0, None) if fetched is None else (fetched - size, head)
 
 

@@ -38,6 +38,7 @@ from rag_model.store.versions.manifest import (
     Content,
     PartEntry,
     embeddings_path,
+    file_kind,
     passages_path,
 )
 from rag_model.store.versions.snapshot import Snapshot
@@ -68,7 +69,12 @@ class VectorTable:
 
 def is_convertible(source_bytes: int, target_bytes: int) -> bool:
     """Return whether rows can be converted: equal sizes, or between float16 and float32."""
-    return target_bytes in {source_bytes, 2 * source_bytes} or source_bytes == 2 * target_bytes
+    return target_bytes in _list_widened(source_bytes) or source_bytes == 2 * target_bytes
+
+
+def _list_widened(source_bytes: int) -> tuple[int, int]:
+    """Return the sizes of rows that have all values of rows of a size."""
+    return source_bytes, 2 * source_bytes
 
 
 def find_vector_tables(content: Content) -> dict[str, VectorTable]:
@@ -88,6 +94,23 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
             if head > 0:
                 tables[path] = VectorTable(content.representation_of(name), head, width, content.parts)
     return tables
+
+
+def list_embedded_files(content: Content) -> dict[str, VectorTable]:
+    """Return the indexes that end in vectors which other files of the snapshot have too, by path."""
+    tables = find_vector_tables(content)
+    widths = {table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)}
+    return {
+        path: table
+        for path, table in tables.items()
+        if not _is_embeddings(path)
+        and table.row_bytes in _list_widened(widths.get(table.representation, 0))
+        and all(embeddings_path(part.name, table.representation) in tables for part in table.parts if part.rows)
+    }
+
+
+def _is_embeddings(path: str) -> bool:
+    return file_kind(path) == EMBEDDINGS
 
 
 def _row_bytes(entry: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import json_bytes, read_ahead
-from rag_model.store.pulling.deltas import find_delta, iter_delta_steps
+from rag_model.store.pulling.deltas import find_delta, list_delta_steps
 from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
 
@@ -96,10 +96,10 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
         parents = [store.snapshots.get(parent).content for parent in manifest.parents]
     except StoreError:  # reported already, or the parent has expired
         return []
-    paths = {ref: path for path, ref in manifest.content.files.items()}
-    steps = [step for parent_content in parents for step in iter_delta_steps(parent_content, manifest.content)]
-    refs = store.files.map_concurrently(partial(find_delta, store), steps)
-    delta_paths = {ref: paths[step.target] for step, ref in zip(steps, refs, strict=True) if ref}
+    all_steps = (list_delta_steps(parent_content, manifest.content).items() for parent_content in parents)
+    steps = [(path, step) for items in all_steps for path, steps_of_path in items for step in steps_of_path]
+    refs = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
+    delta_paths = {ref: path for (path, _), ref in zip(steps, refs, strict=True) if ref}
     verdicts = zip(delta_paths, read_ahead(partial(_check_hash, store), [*delta_paths], _THREADS), strict=True)
     return [StoreProblem(f"the delta of {delta_paths[ref]}", ref.id, what) for ref, what in verdicts if what]
 

@@ -20,7 +20,7 @@ LAST = [
     Passage(f"{row}:0", str(row), row, f"Title {row}", "", f"text {row}", 0, 2, f"hash {row}", row if row % 3 else None)
     for row in range(ROWS)
 ]
-EDITED = replace(LAST[7], text="edited")
+EDITED = replace(LAST[7], text="edited", hash="hash of it")
 REVISED = replace(LAST[900], rev_id=1)  # the text stayed
 NOW = [*LAST[:7], EDITED, *LAST[8:900], REVISED, *LAST[903:], replace(LAST[0], id="new:0", page_id="new")]
 

@@ -14,10 +14,12 @@ from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
+from rag_model.index.files.layout import find_row_lists
 from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.diff import diff_snapshots
+from rag_model.store.objects.memo import Record
 from rag_model.store.pulling import delta_files
-from rag_model.store.pulling.deltas import DeltaStep, build_delta, find_delta, iter_delta_steps
+from rag_model.store.pulling.deltas import DeltaStep, build_delta, find_delta, list_delta_steps
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
@@ -63,15 +65,24 @@ class Months:
     old: Snapshot
     new: Snapshot
 
+    def all_steps(self) -> dict[str, list[DeltaStep]]:
+        return list_delta_steps(self.old.manifest.content, self.new.manifest.content)
+
     def steps(self) -> dict[str, DeltaStep]:
-        files = {ref: path for path, ref in self.new.manifest.content.files.items()}
-        return {
-            files[step.target]: step for step in iter_delta_steps(self.old.manifest.content, self.new.manifest.content)
-        }
+        """The first delta of each file, which is the smallest."""
+        return {path: steps[0] for path, steps in self.all_steps().items()}
 
     def offer(self) -> dict[str, BlobRef]:
-        """Make the deltas, as a build does; return them by the file that they are for."""
-        return {path: build_delta(self.store, step).outputs["delta"] for path, step in self.steps().items()}
+        """Make the deltas, as a build does; return the first of each file."""
+        for steps in self.all_steps().values():
+            for step in steps:
+                self.build(step)
+        return {path: self.build(step).outputs["delta"] for path, step in self.steps().items()}
+
+    def build(self, step: DeltaStep) -> Record:
+        pages = {(page, text): row for row, (page, text) in enumerate(LAST.items())}
+        base_rows = np.array([pages.get(item, -1) for item in NOW.items()])
+        return build_delta(self.store, step, find_row_lists, lambda: base_rows)
 
     def pulled(self, dest: Path) -> int:
         """Pull both; return the bytes fetched for the second, which is whole."""
@@ -118,14 +129,15 @@ def test_without_a_sound_delta_the_file_is_fetched(
 ) -> None:
     store, before, deltas = months.store, told(months), months.offer()
     dest = tmp_path / "dest"
-    for path, delta in deltas.items():
+    for step in (step for steps in months.all_steps().values() for step in steps):
+        delta = months.build(step).outputs["delta"]
         place = store.files.local_path(delta.path)
         if what == "damaged":
             place.write_bytes(place.read_bytes()[:-1] + b"\1")
         elif what == "missing":
             place.unlink()
         elif what == "of another file":
-            _swap(store, months.steps()[path], next(iter({*deltas.values()} - {delta})))
+            _swap(store, step, next(iter({*deltas.values()} - {delta})))
     if what == "no base":
         report = pull(store, months.new.id, dest)
         assert report.fetched_bytes == sum(ref.size for ref in months.new.manifest.content.files.values())
@@ -188,9 +200,7 @@ def test_a_delta_lives_as_long_as_the_file_that_it_makes(months: Months) -> None
 def test_a_delta_that_spares_little_is_not_kept(local_store: Store, tmp_path: Path) -> None:
     old = publish(local_store, LAST, tmp_path / "old")
     new = publish(local_store, {page: f"all {text}" for page, text in LAST.items()}, tmp_path / "new")
-    step = {s.target: s for s in iter_delta_steps(old.manifest.content, new.manifest.content)}[
-        new.manifest.content.files[PASSAGES]
-    ]
+    (step,) = list_delta_steps(old.manifest.content, new.manifest.content)[PASSAGES]
     assert build_delta(local_store, step).outputs == {}
     assert find_delta(local_store, step) is None
 
