@@ -88,7 +88,7 @@ def test_a_takedown_ends_the_deltas_with_the_page(store: Path, dumps: tuple[str,
     assert len(here) >= 4
     assert all(digest_file(report.path / path) == files[path].id for path in here)
     made = {*deltas(opened).values()}
-    assert len(made) == 3, "passages, a graph, lists"
+    assert len(made) == 4, "passages, lists, a graph with and without that of the old month"
     with Snapshot.from_store(opened, old) as before, Snapshot.from_store(opened, new) as after:
         assert report.fetched_bytes == sum(its.fetched_bytes for its in diff_snapshots(before, after).pull.values())
 
