@@ -40,13 +40,13 @@ from rag_model.index.graphs.graph import (
 from rag_model.index.graphs.history import CellHistory, CellQuality
 from rag_model.index.graphs.kind import KIND, _load_trained
 from rag_model.index.graphs.stitch import CrossLinks, Shard, link_across_border
-from rag_model.index.graphs.update import load_graph, update_cell_graph, update_cross_links
+from rag_model.index.graphs.update import SEARCH_TURNS, load_graph, update_cell_graph, update_cross_links
 from rag_model.index.quality.results import OperatingPoint
 from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, interpolate_recall
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 
 PARTS = 4
-EF_SEARCH = {20: (20, 40, 80, 160, 320), 100: (100, 160, 256, 400)}
+EF_SEARCH = {20: (20, 30, 40, 60, 80, 120, 160, 240, 320), 100: (100, 160, 256, 400)}
 Report = dict[str, Any]
 
 
@@ -79,6 +79,7 @@ class Cell:
     sources: Rows
     lists: ScoredLinks
     crossings: CrossLinks
+    generation: int = 0
 
     @classmethod
     def build(cls, plan: VectorPlan, corpus: Corpus, members: Rows, sources: Rows) -> "Cell":
@@ -93,9 +94,11 @@ class Cell:
         old_members = match_rows(self.members, corpus.rows[members])
         old_sources = match_rows(self.sources, corpus.rows[sources])
         vectors, source_vectors = corpus.vectors[members], corpus.vectors[sources]
-        graph = update_cell_graph(plan, self.lists, old_members, vectors)
-        crossings = update_cross_links(plan, self.crossings, old_members, old_sources, graph, vectors, source_vectors)
-        return Cell(corpus.rows[members], corpus.rows[sources], graph.lists, crossings)
+        graph, generation = update_cell_graph(plan, self.lists, old_members, vectors), self.generation + 1
+        has_turn = corpus.rows[sources] % SEARCH_TURNS == generation % SEARCH_TURNS
+        changes = self.lists, old_members, old_sources, graph, vectors, source_vectors, has_turn
+        crossings = update_cross_links(plan, self.crossings, *changes)
+        return Cell(corpus.rows[members], corpus.rows[sources], graph.lists, crossings, generation)
 
 
 def match_rows(old: Rows, new: Rows) -> Rows:
@@ -136,10 +139,9 @@ class Bookwheel:
         """Return the updated index, one that is built again, and facts about both."""
         updated, unreachable = self._merge(corpus, self.cells)
         rebuilt, rebuilt_unreachable = self._merge(corpus, None)
-        degree = np.mean([(cell.lists != NO_LINK).sum(axis=1).mean() for cell in self.cells])
         facts = {
             "unreachable": [unreachable, rebuilt_unreachable],
-            "degree": round(float(degree), 2),
+            "degree": [measure_degree(updated), measure_degree(rebuilt)],
         }
         return updated, rebuilt, facts
 
@@ -167,6 +169,12 @@ class Bookwheel:
         openers = [path_opener(path) for path in pieces], [path_opener(path) for path in shards]
         stats = KIND.merge(plan, trained, parts, *openers, out)
         return faiss.read_index(str(out)), stats["unreachable_repaired"]
+
+
+def measure_degree(index: FaissIndex) -> float:
+    """Return the mean number of links per node, on all levels."""
+    links = faiss.vector_to_array(index.hnsw.neighbors)
+    return round(float((links >= 0).sum() / index.ntotal), 2)
 
 
 class Hnswlib:

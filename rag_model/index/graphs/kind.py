@@ -65,7 +65,7 @@ from rag_model.index.graphs.stitch import (
     collect_candidates,
     link_across_border,
 )
-from rag_model.index.graphs.update import update_cell_graph, update_cross_links
+from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality.fit import centroid_distance, relative_error
 from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, VectorPlan, default_search
@@ -86,7 +86,7 @@ _INSERT_SECONDS = 3.2e-9
 _INSERT_OVERHEAD_DIMS = 140  # dimensions whose products take as long as the rest of an insertion
 _REFERENCE_NODES = 20_000
 _GROWTH_EXPONENT = 0.35  # of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
-_UPDATE_SHARE = 0.2  # of the seconds of a build, to update a cell in which 2 % of the vectors are new
+_UPDATE_SHARE = 0.1  # of the seconds of a build, to update a cell in which 2 % of the vectors are new
 _MAX_CELL_GROWTH = 1.25  # planned cells over the parent's, up to which there are no new ones
 _MAX_CELL_RATIO = 2  # planned cells over the parent's, or inverse, up to which cells are kept
 
@@ -329,7 +329,15 @@ def _update_shard(
     graph = update_cell_graph(plan, earlier.lists, old_members, members.vectors)
     reason = CellQuality.measure(graph, members.vectors, plan.metric).explain_decay(history.built)
     crossings = update_cross_links(
-        plan, earlier.crossings, old_members, old_sources, graph, members.vectors, sources.vectors
+        plan,
+        earlier.crossings,
+        earlier.lists,
+        old_members,
+        old_sources,
+        graph,
+        members.vectors,
+        sources.vectors,
+        sources.digests % SEARCH_TURNS == history.generation % SEARCH_TURNS,
     )
     return Shard(graph.lists, crossings, history), reason
 

@@ -17,6 +17,7 @@ similarity search. 2021, algorithm 4.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from rag_model.arrays import concatenated_ranges
 from rag_model.index.files import engine
@@ -51,8 +52,9 @@ from rag_model.index.graphs.stitch import (
 from rag_model.index.recipe import VectorPlan
 
 _REPAIR_BLOCK = 512  # members whose links are repaired at once
-_NEAR_MEMBERS = 16  # of a new member, whose sources are offered the new member
-_NEAR_LINKS = 4  # of a source, whose neighbours are candidates for its links
+_NEAR_MEMBERS = 32  # of a new member, whose sources are offered the new member
+_NEAR_LINKS = 2  # of a source, whose neighbours are candidates for its links
+SEARCH_TURNS = 32  # updates in which each source searches for its links once
 
 
 def update_cell_graph(
@@ -278,38 +280,53 @@ def _pair_keys(
 def update_cross_links(
     plan: VectorPlan,
     links: CrossLinks,
+    old_lists: ScoredLinks,
     old_members: Rows,
     old_sources: Rows,
     graph: CellGraph,
     vectors: Vectors,
     sources: Vectors,
+    has_turn: npt.NDArray[np.bool_],
 ) -> CrossLinks:
     """Return the links of a cell across its border after a change of its members and sources.
 
-    A source that stays keeps its links, unless it lost one or a new member is near: then its links
-    are selected again, from those that it has, the new members, and the neighbours of the nearest
-    of them. New sources search for their links.
+    A source searches for its links if it is new, lost the nearest one, or has its turn: without
+    turns, fewer sources would find the members nearest to them after each update. Another one keeps
+    its links, unless it lost one or a new member is near: then its links are selected again, from
+    those that it has, the new members, and the neighbours of lost members and of the nearest ones.
 
     Args:
         plan: plan of the index.
         links: links before the change.
+        old_lists: (o, 2M) bottom lists before the change.
         old_members: (m,) for each new member its number among the old ones, -1 for a new one.
         old_sources: (s,) likewise for the sources.
         graph: the updated graph.
         vectors: (m, d) float32 of the members.
         sources: (s, d) float32 of the sources.
+        has_turn: (s,) whether the source searches in any case.
     """
     old_members, old_sources = _name_each_once(old_members), _name_each_once(old_sources)
     staying, members_stay = np.flatnonzero(old_sources >= 0), old_members >= 0
     if not len(staying) or not members_stay.any():
         return link_across_border(graph, vectors, sources, plan.metric)
+    new_numbers = _map_members(old_members, len(old_lists))
     old_out = links.out[old_sources[staying]]  # (y, OUT)
     old_targets = unpack_links(old_out)
-    targets = _map_members(old_members, len(links.begins) - 1)[old_targets]
+    targets = new_numbers[old_targets]
     out: ScoredLinks = np.full((len(sources), links.out.shape[1]), NO_LINK)
     out[staying] = np.sort(_renumber(old_out, targets), axis=1)
+    searches = has_turn | (old_sources < 0)
+    searches[staying] |= targets[:, 0] < 0
+    lost, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~searches[staying, None])
+    near_lost = new_numbers[unpack_links(old_lists[old_targets[lost, slots], :CANDIDATES])]  # (p, f)
+    lost = staying[lost]
+    near_keys = pack_links(similarities(sources[lost], vectors, near_lost, plan.metric), near_lost)
     rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
-    changed = np.union1d(staying[((targets < 0) & (old_targets >= 0)).any(axis=1)], rows)
+    rows, offers = rows[~searches[rows]], offers[~searches[rows]]
+    changed = np.union1d(lost, rows)
+    rows = np.concatenate([rows, np.repeat(lost, near_keys.shape[1])])
+    offers = np.concatenate([offers, near_keys.ravel()])
     offered = _group_keys(np.searchsorted(changed, rows), offers[:, None], len(changed))
     for first, last in iter_ranges(len(changed), _REPAIR_BLOCK):
         block = changed[first:last]
@@ -320,8 +337,8 @@ def update_cross_links(
         keys = pack_links(similarities(sources[block], vectors, beyond, plan.metric), beyond)
         candidates = _select_distinct(np.concatenate([near, keys], axis=1))[:, :CANDIDATES]
         out[block] = select_diverse(sources[block], vectors, unpack_links(candidates), plan.metric)
-    unlinked = np.flatnonzero((out == NO_LINK).all(axis=1))
-    out[unlinked] = search_members(graph, vectors, sources[unlinked], plan.metric)
+    searching = np.flatnonzero(searches | (out == NO_LINK).all(axis=1))
+    out[searching] = search_members(graph, vectors, sources[searching], plan.metric)
     return add_reverse_links(out, len(vectors))
 
 
@@ -343,7 +360,7 @@ def _offer_new_members(
     """Return pairs of a source and a new member that is nearer than the source's farthest link."""
     inserted = np.flatnonzero(old_members < 0)
     near = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)
-    targets = unpack_links(out[:, :_NEAR_LINKS])  # (s, w)
+    targets = unpack_links(out)  # (s, OUT)
     order = np.argsort(targets, axis=None, kind="stable")
     begins = np.searchsorted(targets.ravel()[order], np.arange(len(vectors) + 1))
     counts = np.where(near < 0, 0, np.diff(begins)[near])  # (i, f) sources of each near member

@@ -10,7 +10,7 @@ from rag_model.index.files.engine import Metric, Rows, Vectors, faiss, faiss_met
 from rag_model.index.graphs import update
 from rag_model.index.graphs.graph import NO_LINK, CellGraph, ScoredLinks, similarities, unpack_links
 from rag_model.index.graphs.stitch import CrossLinks, link_across_border
-from rag_model.index.graphs.update import update_cell_graph, update_cross_links
+from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 
 Make = Callable[..., Any]  # fixtures of conftest.py
@@ -112,7 +112,9 @@ def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Ma
         with use_threads(count):
             updated = update_cell_graph(plan, graph.lists, old_members, members)
             reordered = np.arange(900)[::-1]
-            crossing = update_cross_links(plan, links, old_members, reordered, updated, members, sources[::-1])
+            has_turn = np.arange(900) % 32 == 0
+            changes = old_members, reordered, updated, members, sources[::-1], has_turn
+            crossing = update_cross_links(plan, links, graph.lists, *changes)
         arrays = (updated.lists, crossing.out, crossing.begins, crossing.into)
         results.add(b"".join(array.tobytes() for array in arrays))
     assert len(results) == 1
@@ -171,7 +173,8 @@ def test_hostile_changes(change: str, metric: Metric, make_vectors: Make) -> Non
         nearest = find_nearest(vectors, vectors[:1], 1, metric)
         np.testing.assert_array_equal(updated.search(vectors[:1], 1, 10), nearest)
     old_sources = np.where(np.arange(90) < 60, np.arange(90)[::-1], -1)
-    crossing = update_cross_links(plan, links, old_members, old_sources, updated, vectors, sources[::-1])
+    changes = old_members, old_sources, updated, vectors, sources[::-1], np.zeros(90, np.bool_)
+    crossing = update_cross_links(plan, links, graph.lists, *changes)
     # a search that begins among equal members, two thirds of all, may not leave them
     tolerance = 0.4 if change == "duplicates" else 0.05
     check_crossing(plan, crossing, vectors, sources[::-1], tolerance)
@@ -203,28 +206,19 @@ def check_crossing(
     assert (targets[into] == members[:, None]).any(axis=1).all()
 
 
-def test_cross_links_of_updates_match_those_of_a_search(make_vectors: Make) -> None:
-    plan, pool, sources = plan_cells(), make_vectors(8_000), make_vectors(4_000, seed=4)
-    vectors, rng = pool[:2_000], np.random.default_rng(0)
+def test_cross_links_of_many_updates_match_those_of_a_search(make_vectors: Make) -> None:
+    plan, pool, sources = plan_cells(), make_vectors(8_000), make_vectors(2_000, seed=4)
+    vectors, current, rng = pool[:2_000], sources[:1_000], np.random.default_rng(0)
     graph = CellGraph.build(plan, vectors)
-    links = link_across_border(graph, vectors, sources[:1_000], "ip")
-    for generation in range(10):
-        old_members, old_sources = (
-            replace_some(2_000, 100, 100, rng),
-            replace_some(1_000, 50, 50, rng),
-        )
-        new, new_sources = (
-            pool[2_000 + 100 * generation :][:100],
-            sources[1_000 + 50 * generation :][:50],
-        )
-        vectors, current = (
-            fill(old_members, vectors, new),
-            fill(old_sources, sources[:1_000], new_sources),
-        )
-        sources = np.concatenate([current, sources[1_000:]])
+    links = link_across_border(graph, vectors, current, "ip")
+    for generation in range(40):
+        old_members, old_sources = replace_some(2_000, 100, 100, rng), replace_some(1_000, 10, 10, rng)
+        vectors = fill(old_members, vectors, pool[2_000 + 100 * generation :][:100])
+        current = fill(old_sources, current, sources[1_000 + 10 * generation :][:10])
         updated = update_cell_graph(plan, graph.lists, old_members, vectors)
-        links = update_cross_links(plan, links, old_members, old_sources, updated, vectors, current)
-        graph = updated
+        has_turn = np.arange(1_000) % SEARCH_TURNS == generation % SEARCH_TURNS
+        changes = old_members, old_sources, updated, vectors, current, has_turn
+        links, graph = update_cross_links(plan, links, graph.lists, *changes), updated
     check_crossing(plan, links, vectors, current, 0.06)
     searched = link_across_border(graph, vectors, current, "ip")
     nearest = find_nearest(vectors, current, 4, "ip")
@@ -232,3 +226,4 @@ def test_cross_links_of_updates_match_those_of_a_search(make_vectors: Make) -> N
         np.mean((unpack_links(one.out)[:, :, None] == nearest[:, None]).any(axis=1)) for one in (links, searched)
     )
     assert share >= fresh_share - 0.05
+    assert len(links.into) >= 0.93 * len(searched.into)
