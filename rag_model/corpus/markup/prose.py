@@ -9,6 +9,7 @@ import html
 import re
 from html.entities import html5 as html_entities
 
+from rag_model.corpus.language_names import list_switches
 from rag_model.corpus.markup.literal import GAP, protect, protect_character, remove_marks, reveal
 from rag_model.corpus.markup.tex import format_superscript
 
@@ -34,28 +35,7 @@ _EXTERNAL = re.compile(
 )
 _FORM = re.compile(r"^\s*[a-z-]{2,12}\s*:")
 _QUOTES = re.compile(r"('{2,})")
-_SWITCH = re.compile(r"__[^\W\d_]{3,}__")
-_SWITCHES = frozenset(  # MediaWiki's own, which it accepts in any case; local names are upper-case here
-    [
-        "notoc",
-        "forcetoc",
-        "toc",
-        "noeditsection",
-        "newsectionlink",
-        "nonewsectionlink",
-        "nogallery",
-        "hiddencat",
-        "index",
-        "noindex",
-        "staticredirect",
-        "nocontentconvert",
-        "nocc",
-        "notitleconvert",
-        "notc",
-        "disambig",
-        "expectunusedcategory",
-    ]
-)
+_SWITCH = re.compile(r"__([^\W\d_]\w{1,60}?)__")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|(\w{2,32}));")
 _TERM = re.compile(r"^[:*#]*;([^\n:]*): ", re.MULTILINE)
 _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
@@ -218,7 +198,7 @@ def _render_variant(choice: re.Match[str]) -> str:
 
 
 def _render_switch(word: re.Match[str]) -> str:
-    return "" if word[0].isupper() or word[0].strip("_").lower() in _SWITCHES else word[0]
+    return "" if word[1].lower() in list_switches() else word[0]
 
 
 def _decode_entity(entity: re.Match[str]) -> str:

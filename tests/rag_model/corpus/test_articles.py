@@ -76,6 +76,9 @@ def test_what_dpr_left_out_is_dropped_with_its_reason(page, reason: str) -> None
         ("eo", {"text": "x {{disambig}}"}, "disambiguation"),
         ("mr", {"text": "{{निःसंदिग्धीकरण}}\nच या नावाचे लेख:"}, "disambiguation"),
         ("el", {"text": "#ΑΝΑΚΑΤΕΥΘΥΝΣΗ [[X]]"}, "redirect"),
+        ("tr", {"text": "#yönlendirme [[X]]"}, "redirect"),
+        ("no", {"text": "#OMDIRIGERING [[X]]"}, "redirect"),
+        ("zh-hant", {"text": "#重定向 [[X]]"}, "redirect"),
         ("sk", {"text": "x {{Rozlišovacia stránka}}"}, "disambiguation"),
         ("hi", {"title": "देशों की सूची"}, "list"),
         ("nb", {"title": "Liste over land"}, "list"),
@@ -90,7 +93,6 @@ def test_each_language_has_its_own_words(language: str, page, reason: str) -> No
 def test_english_holds_beside_every_language(code: str) -> None:
     language = get_language(code)
     assert set(ENGLISH.disambiguation_templates) <= set(language.disambiguation_templates)
-    assert language.redirect_words[-1] == "#redirect"
     assert LANGUAGES[code].disambiguation_templates
     assert all(name == name.lower() for name in language.disambiguation_templates)
 
@@ -136,9 +138,10 @@ def test_siteinfo_is_read_without_the_rest(tmp_path, page_xml, export_xml) -> No
         ("nb", {"bilde": 6}),
         ("pt-br", {"imagem": 6, "arquivo": 6, "ficheiro": 6}),
         ("uk", {"зображення": 6, "изображение": 6, "категория": 14}),
-        ("fr", {}),
+        ("zh", {"图像": 6, "圖片": 6, "分类": 14}),
+        ("arz", {"صورة": 6, "ملف": 6}),  # with the names of Arabic
         ("", {}),
     ],
 )
 def test_older_namespace_names_are_known(language: str, names: dict[str, int]) -> None:
-    assert get_namespace_aliases(language) == names
+    assert names.items() <= get_namespace_aliases(language).items()

@@ -16,7 +16,6 @@ DEVIATIONS = {  # part of a construct -> why its words differ
     "[[Apple_pie]]": "an underscore of a title is a blank, so that its words are found",
     "[[ Apple ]]": "no blank is left before a comma",
     "[[File:None.png]]": "a picture is dropped, whether its file exists or not",
-    "__FOO__": "a name in capitals is a switch of a wiki in another language",
     "{{#expr:": "arithmetic is not computed",
     "-{": "a wiki in one script shows these marks, of which other wikis choose a form",
     "{{{1}}}": "a parameter without a value is left out",
@@ -51,3 +50,13 @@ def test_the_words_are_those_of_a_real_mediawiki(tmp_path: Path) -> None:
     with running_wiki(tmp_path / "wiki") as wiki:
         some = constructs[::9]
         assert render_cases(wiki, some) == [case for case in read_cases() if case.wikitext in some]
+
+
+@pytest.mark.parametrize(
+    ("switch", "is_shown"),
+    [("__INHALTSVERZEICHNIS_ERZWINGEN__", False), ("__目次強制__", False), ("__ToC__", False), ("__DISAMBIG__", False),
+     ("__INIT__", True), ("__a__b__", True)],
+)  # fmt: skip
+def test_switches_of_every_language_are_hidden(switch: str, is_shown: bool) -> None:
+    (section,) = clean_wikitext(f"See {switch} here.", SITEINFO)
+    assert section.text == (f"See {switch} here." if is_shown else "See here.")

@@ -1,0 +1,62 @@
+"""The names that MediaWiki has in each language: files, categories, redirects, and switches.
+
+`language_names.tsv` is made by `.ci/language-names` from the message files of MediaWiki 1.39
+(`languages/messages`), by its authors and the translators of translatewiki.net; these files are
+under the GPL, version 2 or later. The table has their names alone: the language, the language that it
+falls back to, and four lists. English names, which every wiki accepts, are in the
+row of English.
+"""
+
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+_TABLE = Path(__file__).with_suffix(".tsv")
+_MAX_FALLBACKS = 5  # the longest chain has 3
+_SWITCHES_OF_EXTENSIONS = frozenset({"disambig", "expectunusedtemplate", "noglobal", "archivedtalk"})
+_RENAMED = {"no": "nb"}  # dumps name Norwegian's wiki by its older code
+
+
+class LanguageNames(NamedTuple):
+    """Names in one language, with those of the languages that it falls back to."""
+
+    files: tuple[str, ...] = ()  # the namespace of files, and its aliases; lower case
+    categories: tuple[str, ...] = ()
+    redirects: tuple[str, ...] = ()  # as MediaWiki writes them: `#WEITERLEITUNG`
+    switches: tuple[str, ...] = ()  # without their underscores: `notoc`
+
+
+@cache
+def get_names(code: str) -> LanguageNames:
+    """Return the names in a language, with those of its variants (`zh-hans`) and of the languages
+    that it falls back to.
+
+    >>> get_names("el").files, get_names("pt-BR").redirects
+    (('αρχείο', 'εικόνα'), ('#REDIRECIONAMENTO', '#REDIRECCIONAMENTO'))
+    """
+    table, code = _read_table(), code.lower()
+    code = code if code in table else _RENAMED.get(code, code)
+    variants = [variant for variant in table if variant.partition("-")[0] == code]
+    codes = [code]
+    while len(codes) < _MAX_FALLBACKS:
+        last = codes[-1]
+        codes.append(table[last][0] if last in table else last.rpartition("-")[0])
+    rows = [table[key][1] for key in (*codes, *variants) if key in table]
+    columns = zip(*rows, strict=True) if rows else LanguageNames()
+    return LanguageNames(*(tuple(dict.fromkeys(chain.from_iterable(column))) for column in columns))
+
+
+@cache
+def list_switches() -> frozenset[str]:
+    """List the switches of all languages: the language of a page may differ from its wiki's."""
+    return _SWITCHES_OF_EXTENSIONS.union(*(names.switches for _, names in _read_table().values()))
+
+
+@cache
+def _read_table() -> dict[str, tuple[str, LanguageNames]]:
+    rows = (line.split("\t") for line in _TABLE.read_text(encoding="utf-8").splitlines())
+    return {
+        code: (fallback, LanguageNames(*(tuple(column.split("|")) if column else () for column in columns)))
+        for code, fallback, *columns in rows
+    }
