@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rag_model.corpus import chunk
 from rag_model.corpus.article_log import ReusableArticles, compute_article_key, compute_key_basis
@@ -293,3 +295,37 @@ def test_a_log_of_version_2_is_still_reused(part: tuple[Part, Siteinfo], tmp_pat
     again, *same = cut(part, tmp_path / "2", (out, tmp_path / "earlier.parquet"))
     assert again == replace(first, inherited=first.articles)
     assert [path.read_bytes() for path in same] == [out.read_bytes(), log.read_bytes()]
+
+
+@given(data=st.data())
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_refreshes_over_random_edits_equal_full_builds(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, page_xml: Any, export_xml: Any
+) -> None:
+    """Pages are edited, moved, redirected, deleted and added, in one or several parts."""
+    folder = tmp_path_factory.mktemp("wiki")
+    wiki = {page: ("Text. " * page, f"T{page}", 0) for page in range(1, 12)}
+    earlier: list[tuple[Path, Path]] = []
+    for generation in range(3):
+        for page in data.draw(st.lists(st.integers(1, 14), max_size=6), "changed pages"):
+            wiki.pop(page, None)
+            change = data.draw(st.sampled_from(["edit", "redirect", "talk", "delete", "empty"]))
+            if change != "delete":
+                texts = {"edit": f"Edit {generation}.", "redirect": "#REDIRECT [[A]]", "empty": " "}
+                wiki[page] = (texts.get(change, "Talk."), f"T{page}.{generation}", int(change == "talk"))
+        pages = [page_xml(page, text, title=title, ns=str(ns)) for page, (text, title, ns) in sorted(wiki.items())]
+        if not pages:
+            continue
+        dump = folder / f"{generation}.xml"
+        dump.write_bytes(export_xml(*pages))
+        part_bytes = data.draw(st.sampled_from([200, 1 << 30]), "bytes of a part")
+        plan = plan_dump(str(dump), workdir=folder, stage=str, part_bytes=part_bytes)
+        results: list[tuple[Path, Path]] = []
+        for part in plan.parts:
+            own = folder / f"{generation}-{part.name}"
+            stats, *files = cut((part, plan.siteinfo), own, *earlier)
+            fresh, *expected = cut((part, plan.siteinfo), own / "full")
+            assert replace(stats, inherited=0) == fresh
+            assert [path.read_bytes() for path in files] == [path.read_bytes() for path in expected]
+            results.append((files[0], files[1]))
+        earlier = results
