@@ -278,7 +278,7 @@ def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: 
             reused = reusable.find(key, with_spans=context.recipe.spans)
             result = reused or ArticleResult(list(open_chunker()(item)))
             tally.count_article(result, is_reused=reused is not None)
-            yield _Article(result, item.page_id, key, item.revised)
+            yield _Article(result, str(item.page_id), key, item.revised)
 
 
 def _chunk_pages(
