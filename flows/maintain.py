@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flows.command.console import ProgressReporter
 from flows.command.reply import parse_age
 from flows.launch import launch
 from flows.machine.pools import LaunchedRun
@@ -96,8 +97,8 @@ def watch(
     """
     clock, target = StageClock(), Store.open(store, create=True)
     if is_wiki_site(wiki):
-        with clock("look"):
-            known_date, new_date = find_site_changes(target, wiki, recipe or Recipe(), ref, limit)
+        with clock("look") as on_progress:
+            known_date, new_date = find_site_changes(target, wiki, recipe or Recipe(), ref, limit, on_progress)
         dump = wiki
     elif not downloads:
         raise UsageError("dumps are fetched into a folder: give one as `downloads`")
@@ -153,12 +154,15 @@ def find_new_dump(wiki: str, known_date: str, job: str) -> PublishedDump | None:
 
 
 @stage
-def find_site_changes(store: Store, wiki: str, recipe: Recipe, ref: str, limit: int | None) -> tuple[str, str | None]:
+def find_site_changes(
+    store: Store, wiki: str, recipe: Recipe, ref: str, limit: int | None, on_progress: ProgressReporter
+) -> tuple[str, str | None]:
     """Read a wiki into the store; return when it was read for `ref`, and now if its pages changed."""
-    manifest = Parent.of(store, ref).manifest
+    parent = Parent.of(store, ref)
+    manifest = parent.manifest
     provenance = manifest.provenance if manifest else {}
     with store.intents.hold(f"watch-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new pages
-        plan = plan_parts(store, wiki, recipe, limit, Parent.of(store, ref))
+        plan = plan_parts(store, wiki, recipe, limit, parent, say=on_progress.say)
     is_new = provenance.get("dump") != wiki or provenance.get("plan") != plan.compute_digest()
     return str(provenance.get("read_at") or ""), plan.read_at if is_new else None
 

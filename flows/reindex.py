@@ -15,6 +15,7 @@ from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
+from flows.command.console import ProgressReporter
 from flows.finish import Build, finish_build, name_embed_stage
 from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
@@ -84,8 +85,10 @@ def reindex(
     launch = Launch.new(target.url, beam_options)
 
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
-        with clock("plan"):
-            plan = plan_dump(target, dump, recipe, limit, parent)
+        with clock("plan") as on_progress:
+            for sentence in parent.describe_missing_files(target):
+                on_progress.say(sentence)
+            plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
             encoders = prepare_encoders(target, encoder, recipe)
             chunker = prepare_chunker(target, recipe)
             recipe = replace(recipe, chunk=chunker.recipe)
@@ -116,9 +119,11 @@ def rehearse_plan(dump: str, recipe: Recipe, limit: int | None) -> tuple[Plan, i
 
 
 @stage
-def plan_dump(store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent) -> Plan:
+def plan_dump(
+    store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent, on_progress: ProgressReporter
+) -> Plan:
     """Plan the parts: those of the parent, and new ones for new pages."""
-    return plan_parts(store, dump, recipe, limit, parent)
+    return plan_parts(store, dump, recipe, limit, parent, say=on_progress.say)
 
 
 @stage

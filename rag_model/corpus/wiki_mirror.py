@@ -7,7 +7,7 @@ block a new file; all other blocks, and the parts that consist of them, stay the
 import gzip
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -15,12 +15,13 @@ from xml.sax.saxutils import escape
 
 from rag_model.corpus.dump_formats.mediawiki import PageParser
 from rag_model.corpus.parts import StageFile, stage_file
-from rag_model.corpus.records import Page, Slice
+from rag_model.corpus.records import Page, Siteinfo, Slice
 from rag_model.corpus.source import basename, read_slice
 from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError
 
 BLOCK_BYTES = 1 << 20  # bytes of XML in a block, about
+FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000  # of fetched pages, until they are written and recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class Mirror(Protocol):
         """Return the newest recorded state; an empty one if there is none."""
         ...
 
+    def read_first_pages(self, siteinfo: Siteinfo) -> Iterable[Page]:
+        """Yield pages that an empty mirror starts with; their revisions may be old."""
+        ...
+
     def save(self, state: MirrorState) -> None:
         """Record a state."""
         ...
@@ -116,6 +121,10 @@ class StagedMirror:
     def load(self) -> MirrorState:
         """Return an empty state."""
         return MirrorState()
+
+    def read_first_pages(self, siteinfo: Siteinfo) -> Iterable[Page]:
+        """Return none."""
+        return ()
 
     def save(self, state: MirrorState) -> None:
         """Do nothing."""
@@ -153,6 +162,21 @@ def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page
                 new_pages[page_id] = format_page(page)
         blocks += [block] if block and new_pages == old_pages else _write_blocks(mirror, sorted(new_pages.items()))
     return replace(state, blocks=tuple(blocks))
+
+
+def apply_stream(
+    mirror: Mirror, state: MirrorState, changes: Iterable[tuple[int, Page | None]], *, record: bool
+) -> MirrorState:
+    """Apply a stream of changed pages in batches; with `record`, record each batch but the last."""
+    batch, batch_bytes = dict[int, Page | None](), 0
+    for page_id, page in changes:
+        if batch_bytes >= FLUSH_BYTES or len(batch) >= FLUSH_PAGES:
+            state, batch, batch_bytes = apply_changes(mirror, state, batch), {}, 0
+            if record:
+                mirror.save(state)
+        batch[page_id] = page
+        batch_bytes += len(page.text) if page else 0
+    return apply_changes(mirror, state, batch)
 
 
 def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterator[Block]:

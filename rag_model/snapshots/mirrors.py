@@ -7,17 +7,21 @@ again by the next build.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rag_model.corpus.records import SiteSettings
+from rag_model.corpus.dump_formats.dump_format import drop_companions
+from rag_model.corpus.dump_formats.mediawiki import parse_pages
+from rag_model.corpus.records import Page, Siteinfo, SiteSettings, is_wiki_site
+from rag_model.corpus.source import basename, expand_pattern, read_decoded
 from rag_model.corpus.wiki_mirror import Block, Cursor, MirrorState, remove_pages
 from rag_model.digest import digest_json
-from rag_model.errors import StoreError
+from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import MIRROR_STAGE, Record
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest
 from rag_model.untrusted_text import parse_json
 
 CODE = 1  # increase when the same pages would be kept in another form
@@ -26,9 +30,20 @@ CODE = 1  # increase when the same pages would be kept in another form
 class StoredMirror:
     """The mirror of one site; with `source`, states and blocks of another store are read too."""
 
-    def __init__(self, store: Store, inputs: Mapping[str, Any], source: Store | None = None) -> None:
-        """Set the store that states and blocks are written to, and the identity of the mirror."""
+    def __init__(
+        self,
+        store: Store,
+        inputs: Mapping[str, Any],
+        source: Store | None = None,
+        parent: Manifest | None = None,
+        say: Callable[[str], object] = str,
+    ) -> None:
+        """Set the store that states and blocks are written to, and the identity of the mirror.
+
+        An empty mirror starts with the dump of the parent; `say` gets a sentence about it.
+        """
         self._store, self._source, self._inputs = store, source or store, dict(inputs)
+        self._parent, self._say = parent, say
         self._stage = f"{MIRROR_STAGE}{digest_json(self._inputs).partition(':')[2][:32]}"
 
     def list_removed_pages(self, dbname: str) -> frozenset[int]:
@@ -49,6 +64,25 @@ class StoredMirror:
         exist = self._source.files.map_concurrently(lambda block: self._source.blobs.exists(_ref(block)), blocks)
         present = [block for block, exists in zip(blocks, exist, strict=True) if exists]
         return MirrorState(tuple(present), cursor if len(present) == len(blocks) else None, dbname, api_path)
+
+    def read_first_pages(self, siteinfo: Siteinfo) -> Iterator[Page]:
+        """Yield the pages of the dump that the parent was built from, if it is one of this wiki."""
+        corpus = self._parent.content.corpus if self._parent else {}
+        dump = str(self._parent.provenance.get("dump") or "") if self._parent else ""
+        if corpus.get("kind") != "wiki" or not dump or is_wiki_site(dump):
+            return
+        if (corpus.get("dbname"), _strip_scheme(corpus.get("base"))) != (siteinfo.dbname, _strip_scheme(siteinfo.base)):
+            self._say(
+                f"the wiki is {siteinfo.dbname} at {siteinfo.base}, and the parent was built from a dump of another "
+                f"one, {corpus.get('dbname')} at {corpus.get('base')}: all pages are fetched"
+            )
+            return
+        self._say(f"takes unchanged pages from {dump}, and fetches the others")
+        try:
+            for url in drop_companions(expand_pattern(dump)):
+                yield from parse_pages(read_decoded(url), basename(url))
+        except (InputError, UsageError) as error:
+            self._say(f"the dump cannot be read, so its remaining pages are fetched: {error}")
 
     def save(self, state: MirrorState) -> None:
         """Record a state as the newest."""
@@ -75,9 +109,16 @@ class StoredMirror:
         return (self._store if in_store else self._source).blobs.url_of(ref)
 
 
-def open_mirror(store: Store, dump: str, settings: SiteSettings, source: Store | None = None) -> StoredMirror:
+def open_mirror(
+    store: Store,
+    dump: str,
+    settings: SiteSettings,
+    source: Store | None = None,
+    parent: Manifest | None = None,
+    say: Callable[[str], object] = str,
+) -> StoredMirror:
     """Return the mirror of a site by its address."""
-    return StoredMirror(store, {"dump": dump, "site": asdict(settings), "code": CODE}, source)
+    return StoredMirror(store, {"dump": dump, "site": asdict(settings), "code": CODE}, source, parent, say)
 
 
 def redact_mirrors(store: Store) -> None:
@@ -107,6 +148,10 @@ def _find_newest(store: Store, stage: str) -> Record | None:
 def _find_newest_number(store: Store, stage: str) -> int:
     numbers = (name.partition(".")[0] for name in store.files.list_names(f"memo/{stage}"))
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def _strip_scheme(base: Any) -> str:
+    return str(base).partition("://")[2]
 
 
 def _ref(block: Block) -> BlobRef:

@@ -104,6 +104,15 @@ class Parent:
             for parent_part in self._iter_parts(part, partial(content.rows_path, name))
         )
 
+    def describe_missing_files(self, store: Store) -> list[str]:
+        """Return a sentence if passages are gone, because the parent has expired meanwhile."""
+        content = self._content
+        refs = [content.files[passages_path(part.name)] for part in content.parts] if content else []
+        missing = len(refs) - sum(store.files.map_concurrently(store.blobs.exists, refs))
+        if not missing or self.manifest is None:
+            return []
+        return [f"{missing} of {len(refs)} parts of the parent {self.manifest.id[:12]} are gone: they are built again"]
+
     @property
     def _content(self) -> Content | None:
         return None if self.manifest is None else self.manifest.content

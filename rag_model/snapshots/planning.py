@@ -35,7 +35,7 @@ from rag_model.snapshots.encoding import (
     store_sparse_encoder,
     store_token_encoder,
 )
-from rag_model.snapshots.mirrors import open_mirror
+from rag_model.snapshots.mirrors import StoredMirror, open_mirror
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.reused_training import keep_parent_sizes
@@ -54,24 +54,28 @@ def plan_parts(
     limit: int | None = None,
     parent: Parent | None = None,
     source: Store | None = None,
+    say: Callable[[str], object] = str,
 ) -> Plan:
     """Return the parts of `dump`; files that workers cannot seek in are split once into the store.
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
     MediaWiki site are kept in the store, and later only what changed is fetched; `source` is the
-    store with those pages, if it is not the same.
+    store with those pages, if it is not the same. The first pages come from the parent's dump if it
+    is one of the site; `say` gets a sentence about that.
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.
         UsageError: the type of a file is unknown, or the files are of several types.
     """
     boundaries = parent.part_boundaries(recipe) if parent else None
+    mirror = None
+    if is_wiki_site(dump) and limit is None:
+        mirror = open_mirror(store, dump, recipe.site, source, parent.manifest if parent else None, say)
     urls = drop_companions(expand_pattern(dump))
     formats = {url: detect_format(url) for url in urls}
     if limit is not None or all(can_plan_fast(name, url) for url, name in formats.items()):
-        return _plan_into_store(
-            store, dump, recipe, limit, boundaries, {}, source
-        )  # cheap: reads only the offset index, or the first pages
+        # cheap: reads only the offset index, or the first pages
+        return _plan_into_store(store, dump, recipe, limit, boundaries, {}, mirror)
     inputs = {
         "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is not copied
         "store": store.url,  # a plan names its slices by URL, which change if the store moves
@@ -190,14 +194,13 @@ def _plan_into_store(
     limit: int | None,
     boundaries: PartBoundaries | None,
     staged: dict[str, BlobRef],
-    source: Store | None = None,
+    mirror: StoredMirror | None = None,
 ) -> Plan:
     def stage_file(path: Path) -> str:
         ref = store.blobs.put_file(path)
         staged[f"{len(staged):05d}"] = ref
         return store.blobs.url_of(ref)
 
-    mirror = open_mirror(store, dump, recipe.site, source) if is_wiki_site(dump) and limit is None else None
     with temporary_folder("plan") as folder:
         return plan_dump(
             dump,

@@ -1,9 +1,12 @@
 """A wiki is followed by the command and the scheduled flow: an edit becomes a snapshot, and nothing more is built."""
 
+import bz2
 import gzip
 import json
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 
 from flows.maintain import watch
 from rag_model.snapshots.recipe import read_recipe
+from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.wiki_server import Wiki, export, running_wiki
 
@@ -89,6 +93,108 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
     assert bookwheel("reindex", *options, "--store", store).code == 0
     assert find_blobs_with(store, b"about zebras") == []
     assert not any("gapnamespace" in query or "pageids" in query for query in wiki.queries), "the rest is still there"
+
+
+def copy_dump(wiki: Wiki, path: Path) -> Path:
+    """Write the current pages of a wiki as a dump."""
+    path.write_bytes(bz2.compress(wiki.export().encode()))
+    return path
+
+
+def test_a_wiki_is_followed_from_its_dump(wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, bookwheel: Any) -> None:
+    dump, options = copy_dump(wiki, tmp_path / "dump.xml.bz2"), ["--encoder", tiny, "--recipe", recipe, "--json"]
+    assert bookwheel("reindex", "--dump", dump, *options, "--store", tmp_path / "store").code == 0
+    other = dump.with_name("other.xml.bz2")
+    other.write_bytes(bz2.compress(wiki.export().replace("<dbname>wiki<", "<dbname>another<").encode()))
+    assert bookwheel("reindex", "--dump", other, *options, "--store", tmp_path / "other").code == 0
+    wiki.edit("Page 1", "Page one is about storks.")
+    wiki.edit("A page since the dump", "This is about herons.")
+    wiki.delete("Page 2")
+
+    wiki.queries.clear()
+    explained = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store", "--explain").json
+    assert [row["total"] - row["reused"] for row in explained["stages"] if row["stage"] == "embed"] == [2]
+    wiki.queries.clear()
+    followed = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store")
+    fetched = [page for query in wiki.queries for page in query.get("pageids", "").split("|") if page]
+    assert (len(fetched), len(wiki.queries)) == (2, 4)
+    assert f"takes unchanged pages from {dump}" in followed.err
+    assert followed.json["counts"]["embedded"] == 2
+    wiki.queries.clear()
+    assert bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store").code == 0
+    assert len(wiki.queries) == 1, "later builds read the changes"
+
+    full = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "full")
+    assert full.code == 0
+    texts = [[(p.id, p.title, p.text) for p in _read_passages(tmp_path / name)] for name in ("store", "full")]
+    assert texts[0] == texts[1]
+    another = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "other")
+    assert "built from a dump of another one, another at" in another.err
+    dump.unlink()
+    shutil.rmtree(tmp_path / "store" / "memo")
+    move_back = bookwheel("rollback", "latest", "--to", "1", "--store", tmp_path / "store")
+    assert move_back.code == 0, move_back.err
+    gone = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store")
+    assert "the dump cannot be read, so its remaining pages are fetched" in gone.err
+    assert gone.json["snapshot"] == followed.json["snapshot"]
+
+
+# Runs a command in forked children, and kills each at one of the moments at which it puts a file into the store.
+KILLER = """
+import json, os, shutil, signal, sys
+from flows import cli
+from flows.verbs import reindex
+from rag_model.encoders import model
+from rag_model.index.graphs import kind
+import faiss, pyarrow.dataset, torch, transformers.models.bert.modeling_bert
+command, base, folder, n_points = json.loads(sys.argv[1])
+count, last = 0, None
+
+def watch(event, arguments):
+    global count
+    if event in ("os.rename", "os.link"):
+        count += 1
+        if count == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def run(store, kill_at):
+    global last
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    last = kill_at
+    code = cli.run([*command, "--store", store])
+    with open(f"{folder}/count", "w") as file:
+        file.write(str(count))
+    os._exit(code)
+
+sys.addaudithook(watch)
+assert run(shutil.copytree(base, f"{folder}/whole"), None) == 0
+total = int(open(f"{folder}/count").read())
+for i in range(n_points):
+    point = 1 + i * (total - 1) // (n_points - 1)
+    store = shutil.copytree(base, f"{folder}/killed-{i}")
+    assert run(store, point) == -signal.SIGKILL, point
+    assert run(store, None) == 0, point
+"""
+
+
+def test_a_refresh_that_is_killed_anywhere_gives_the_same_snapshot(
+    wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, bookwheel: Any
+) -> None:
+    options, n_points = ["--encoder", str(tiny), "--recipe", str(recipe)], 12
+    assert bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "base").code == 0
+    wiki.edit("Page 15", "Page fifteen is about cranes.")
+    wiki.delete("Page 16")
+    wiki.move("Page 17", "Page 17, moved")
+    command = ["reindex", "--dump", wiki.dump, *options]
+    arguments = json.dumps([command, str(tmp_path / "base"), str(tmp_path), n_points])
+    ended = subprocess.run([sys.executable, "-c", KILLER, arguments], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    names = ["whole", *(f"killed-{i}" for i in range(n_points))]
+    assert len({Store.open(str(tmp_path / name)).snapshots.resolve("latest") for name in names}) == 1
+    texts = {p.title: p.text for p in _read_passages(tmp_path / "whole")}
+    assert texts["Page 15"] == "Page fifteen is about cranes."
+    assert {"Page 16", "Page 17"}.isdisjoint(texts)
 
 
 def _read_provenance(store: Path) -> Any:

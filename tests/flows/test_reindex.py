@@ -195,6 +195,15 @@ def test_a_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) 
     assert not list(tmp_path.iterdir())
 
 
+def test_without_the_files_of_its_parent_a_build_says_so_and_starts_anew(store: Path, reindex: Any, built: Any) -> None:
+    for blob in (path for path in (store / "blobs").rglob("*") if path.is_file()):
+        blob.unlink()  # as if it had expired since its manifest was read
+    again = reindex(store)
+    assert again.code == 0, again.err
+    assert f"2 of 2 parts of the parent {built.made['snapshot'][:12]} are gone: they are built again" in again.err
+    assert (again.json["snapshot"], again.json["counts"]["reused"]) == (built.made["snapshot"], 0)
+
+
 def test_explain_says_what_is_there_and_builds_nothing(
     library: Path, reindex: Any, bookwheel: Any, tiny: Path, mini_dump: Path
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rag_model.corpus import wiki_mirror
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats import wiki_site
 from rag_model.corpus.passages import PassageFile
@@ -157,7 +158,7 @@ def test_rendered_html_has_the_words_of_templates(wiki: Wiki, tmp_path: Path) ->
 
 
 def test_a_killed_first_build_goes_on_where_it_was(wiki: Wiki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiki_site, "_FLUSH_PAGES", 20)
+    monkeypatch.setattr(wiki_mirror, "FLUSH_PAGES", 20)
     monkeypatch.setattr(wiki_site, "IDS_PER_REQUEST", 10)
     followed = Store.open(str(tmp_path / "followed"), create=True)
 
