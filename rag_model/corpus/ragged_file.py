@@ -10,13 +10,18 @@ record batch has at most `BATCH_ROWS` rows.
   are a weight of 1. The scale belongs to the encoder, not to the corpus, so equal passages have
   equal rows in every part and build. The size of the vocabulary (`dim`) and the scale are stored
   in the metadata of the file.
+
+A file of an object store is read by range: the footer, the offsets, and the values of the requested
+rows, which are not verified by the digest of the file.
 """
 
+import io
+import struct
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import IO, Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +32,8 @@ from rag_model.errors import InputError
 
 BATCH_ROWS = 1_024  # passages per record batch: 30 MB of float16 at 120 tokens of 128 dimensions
 _MAGIC = b"ARROW1"
+_MAX_GAP_BYTES = 64 << 10  # between rows of a remote file that are read by one request
+_BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 
 Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
@@ -107,26 +114,138 @@ class RaggedWriter(Generic[RowsT]):
         self._sink.close()
 
 
+class _RemoteBatch(Generic[RowsT]):
+    """A record batch of a remote file, of which only metadata, offsets and requested rows are read."""
+
+    def __init__(
+        self, source: IO[bytes], block: Any, schema: pa.Schema, build_rows: Callable[[pa.Array, Offsets], RowsT]
+    ) -> None:
+        """Read the metadata and the offsets of the batch whose position is `block`."""
+        self._source, self._schema, self._build_rows = source, schema, build_rows
+        self._start, self._size = int(block["offset"]), int(block["metadata"]) + int(block["body"])
+        if block["metadata"] < 0 or block["body"] < 0 or self._start + self._size > source.seek(0, io.SEEK_END):
+            raise ValueError("a record batch outside of the file")
+        self._metadata = _read_range(source, self._start, int(block["metadata"]))
+        data, lists = self._map_lists()
+        self._fill(data, lists.buffers()[1], 0, 4 * (len(lists) + 1))
+        self.offsets: Offsets = lists.offsets.to_numpy().astype(np.int64)
+        if self.offsets[0] or (np.diff(self.offsets) < 0).any() or self.offsets[-1] > len(lists.values):
+            raise ValueError("offsets out of order")
+
+    def __len__(self) -> int:
+        """Return the number of passages."""
+        return len(self.offsets) - 1
+
+    def take(self, rows: npt.NDArray[np.int64]) -> RowsT:
+        """Return the passages at ascending `rows`; rows near each other are read by one request."""
+        data, lists = self._map_lists()
+        offsets_buffer = lists.buffers()[1]
+        place = offsets_buffer.address - data.ctypes.data
+        data[place : place + 4 * len(self.offsets)] = self.offsets.astype("<i4").view(np.uint8)
+        starts, ends = self.offsets[rows], self.offsets[rows + 1]
+        for buffer, width in _list_value_buffers(lists.values):
+            is_far = (starts[1:] - ends[:-1]) * width > _MAX_GAP_BYTES
+            for span in np.split(np.arange(len(rows)), np.flatnonzero(is_far) + 1):
+                if len(span):
+                    self._fill(data, buffer, int(starts[span[0]]) * width, int(ends[span[-1]]) * width)
+        taken = pa.record_batch([lists.take(pa.array(rows))], schema=self._schema)
+        return self._build_rows(*_read_values(taken))
+
+    def _map_lists(self) -> tuple[npt.NDArray[np.uint8], pa.ListArray]:
+        """Return the bytes of the batch, with zeros except for the metadata, and the lists in them."""
+        data = np.zeros(self._size, np.uint8)  # memory is only taken where bytes are written
+        data[: len(self._metadata)] = np.frombuffer(self._metadata, np.uint8)
+        message = pa.ipc.read_message(pa.py_buffer(data))
+        return data, pa.ipc.read_record_batch(message, self._schema).column(0)
+
+    def _fill(self, data: npt.NDArray[np.uint8], buffer: pa.Buffer, start: int, end: int) -> None:
+        """Read the bytes [start, end) of a buffer in `data`."""
+        if end > buffer.size:
+            raise ValueError("a row outside of its buffer")
+        if start == end:
+            return  # the address of an empty buffer has no meaning
+        place = buffer.address - data.ctypes.data + start
+        read = _read_range(self._source, self._start + place, end - start)
+        data[place : place + len(read)] = np.frombuffer(read, np.uint8)
+
+
+def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
+    """Return the buffers of the values of lists, each with the bytes of a value."""
+    if isinstance(values, pa.StructArray):
+        fields = map(values.field, range(values.type.num_fields))
+        return [buffer for field in fields for buffer in _list_value_buffers(field)]
+    if isinstance(values, pa.FixedSizeListArray):
+        size = values.type.list_size
+        return [(buffer, size * width) for buffer, width in _list_value_buffers(values.values)]
+    return [(values.buffers()[1], values.type.bit_width // 8)]
+
+
+def _read_schema(source: IO[bytes]) -> pa.Schema:
+    """Return the schema of a file, which is the message after its first eight bytes."""
+    start = _read_range(source, 0, 16)
+    if start[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("no Arrow file")
+    return pa.ipc.read_schema(pa.py_buffer(start[8:] + _read_range(source, 16, struct.unpack("<i", start[12:])[0])))
+
+
+def _read_blocks(source: IO[bytes]) -> npt.NDArray[Any]:
+    """Return the positions of the record batches in a file, from its footer.
+
+    The footer is a table of flatbuffers, whose fourth field is the list of positions (Arrow's
+    `File.fbs`). pyarrow does not show it.
+    """
+    size = source.seek(0, io.SEEK_END)
+    end = size - len(_MAGIC) - 4
+    (length,) = struct.unpack("<i", _read_range(source, end, 4))
+    footer = _read_range(source, end - length, length)
+    (table,) = struct.unpack_from("<I", footer)
+    fields = table - struct.unpack_from("<i", footer, table)[0]
+    (fields_size,) = struct.unpack_from("<H", footer, fields)
+    offset = struct.unpack_from("<H", footer, fields + 10)[0] if fields_size > 10 else 0
+    if not offset:
+        return np.zeros(0, _BLOCK)
+    start = table + offset + struct.unpack_from("<I", footer, table + offset)[0]
+    return np.frombuffer(footer, _BLOCK, struct.unpack_from("<I", footer, start)[0], start + 4)
+
+
+def _read_range(source: IO[bytes], start: int, size: int) -> bytes:
+    """Return bytes of a file; raise a ValueError if it has fewer."""
+    if min(start, size) < 0:
+        raise ValueError("bytes outside of the file")
+    source.seek(start)
+    data = source.read(size)
+    if len(data) != size:
+        raise ValueError("the file is cut short")
+    return data
+
+
 class RaggedFile(Generic[RowsT]):
-    """A part's rows, memory-mapped."""
+    """A part's rows, memory-mapped, or read by range from an object store."""
 
     rows: type[RowsT]
     content_name: str  # content of a row, for messages
 
-    def __init__(self, path: Path) -> None:
-        """Memory-map the file and read its batches.
+    def __init__(self, source: Path | IO[bytes]) -> None:
+        """Memory-map the file and read its batches, or read their offsets from an unbuffered file.
 
         Raises:
             InputError: The file is missing, damaged, or has other content.
         """
-        self.path = path
+        self.path = source if isinstance(source, Path) else source.name
+        self._batches: Sequence[RowsT | _RemoteBatch[RowsT]]
         try:
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            self.read_schema(reader.schema)
-            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-            self._batches = [self.build_rows(*_read_values(batch)) for batch in batches]
-        except (OSError, LookupError, AttributeError, ValueError, pa.ArrowException) as error:
-            raise InputError(f"{path} is no complete file of {self.content_name}: encode its part again") from error
+            if isinstance(source, Path):
+                reader = pa.ipc.open_file(pa.memory_map(str(source)))
+                self.read_schema(reader.schema)
+                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+                self._batches = [self.build_rows(*_read_values(batch)) for batch in batches]
+            else:
+                schema = _read_schema(source)
+                self.read_schema(schema)
+                blocks = _read_blocks(source)
+                self._batches = [_RemoteBatch(source, block, schema, self.build_rows) for block in blocks]
+        except (OSError, LookupError, AttributeError, ValueError, struct.error, pa.ArrowException) as error:
+            raise self._incomplete_error() from error
         self._partition = Partition(map(len, self._batches))
         self.n = self._partition.n  # passages
 
@@ -140,13 +259,24 @@ class RaggedFile(Generic[RowsT]):
 
     def iter_batches(self) -> Iterator[RowsT]:
         """Yield the passages in row order, one record batch at a time."""
-        yield from self._batches
+        for batch in self._batches:
+            yield batch.take(np.arange(len(batch))) if isinstance(batch, _RemoteBatch) else batch
 
     def take(self, rows: npt.NDArray[np.int64]) -> RowsT:
-        """Return the passages at ascending `rows`."""
-        return self.rows.concatenate(
-            [self._batches[number].take(batch_rows) for number, _, batch_rows in self._partition.split(rows)]
-        )
+        """Return the passages at ascending `rows`.
+
+        Raises:
+            InputError: The file is damaged.
+        """
+        try:
+            return self.rows.concatenate(
+                [self._batches[number].take(batch_rows) for number, _, batch_rows in self._partition.split(rows)]
+            )
+        except (ValueError, pa.ArrowException) as error:
+            raise self._incomplete_error() from error
+
+    def _incomplete_error(self) -> InputError:
+        return InputError(f"{self.path} is no complete file of {self.content_name}: encode its part again")
 
 
 def compute_offsets(lengths: npt.NDArray[np.int64]) -> Offsets:
@@ -231,7 +361,7 @@ class SparseFile(RaggedFile[SparseVectors]):
     @property
     def postings(self) -> int:
         """The number of pairs of a passage and a term."""
-        return sum(len(batch.terms) for batch in self._batches)
+        return sum(int(batch.offsets[-1]) for batch in self._batches)
 
     def read_schema(self, schema: pa.Schema) -> None:
         """Read the size of the vocabulary and the scale."""
@@ -311,9 +441,9 @@ class TokenFile(RaggedFile[TokenVectors]):
 
     rows, content_name = TokenVectors, "token vectors"
 
-    def __init__(self, path: Path) -> None:
-        """Memory-map the file, as `RaggedFile`."""
-        super().__init__(path)
+    def __init__(self, source: Path | IO[bytes]) -> None:
+        """Open the file, as `RaggedFile`."""
+        super().__init__(source)
         self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(batch.offsets) for batch in self._batches)])
 
     @property

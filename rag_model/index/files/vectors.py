@@ -6,7 +6,7 @@ checked when it is read: a NaN is never found by a search and disturbs its neigh
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ _CONCURRENT_FILES = 32  # remote files that are read at a time
 _MAX_GAP_BYTES = 64 << 10  # between rows that are read by one request
 _MAX_RANGE_BYTES = 4 << 20  # of one request
 NameT = TypeVar("NameT")
+FileT = TypeVar("FileT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,29 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
         if isinstance(number, slice):
             return RemoteRowFiles(self.names[number], self.fetch, self.read_range, self.open)
         return self.fetch(self.names[number])
+
+
+def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> list[FileT]:
+    """Open the row files of all parts in order: those of an object store to be read by range."""
+    if not isinstance(rows, RemoteRowFiles):
+        return [*map(open_file, rows)]
+
+    def open_remote(name: Any) -> FileT:
+        file = rows.open(name)
+        # A buffered file reads a megabyte at a time.
+        return open_file(file.detach() if isinstance(file, io.BufferedReader) else file)
+
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
+        return [*threads.map(open_remote, rows.names)]
+
+
+PartRows = tuple[int, slice, Rows]  # as `Partition.split` yields them
+
+
+def map_parts(function: Callable[[PartRows], FileT], parts: Iterable[PartRows]) -> list[FileT]:
+    """Call a function that reads rows of a part for each part of `Partition.split`, many at a time."""
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
+        return [*threads.map(function, parts)]
 
 
 class VectorRows(Protocol):
@@ -208,10 +232,9 @@ class RemoteVectorFiles:
             InputError: a file is damaged, or a row holds a NaN or an infinity.
         """
         vectors = np.empty((len(rows), self.dim), np.float32)
-        with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
-            parts = [*self._partition.split(rows)]
-            for (_, span, _), part_vectors in zip(parts, threads.map(self._read_part, parts), strict=True):
-                vectors[span] = part_vectors
+        parts = [*self._partition.split(rows)]
+        for (_, span, _), part_vectors in zip(parts, map_parts(self._read_part, parts), strict=True):
+            vectors[span] = part_vectors
         return vectors
 
     def _read_header(self, name: Any) -> tuple[int, int, np.dtype[Any], int]:

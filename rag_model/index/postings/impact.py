@@ -17,6 +17,7 @@ from rag_model.corpus.ragged_file import QUERY_UNITS, SparseFile, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Array
+from rag_model.index.files.vectors import map_parts, open_row_files
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, SparseQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.base_kind import (
@@ -85,7 +86,7 @@ class ImpactKind(PostingsKind):
         Raises:
             InputError: the scales differ.
         """
-        scales = sorted({SparseFile(path).scale for path in rows})
+        scales = sorted({file.scale for file in open_row_files(rows, SparseFile)})
         if len(scales) != 1:
             raise InputError(f"the parts' weights have the scales {scales}: encode all parts with one encoder")
         return 1 if _WEIGHT_BITS[plan.factory] == 1 else scales[0]
@@ -173,9 +174,9 @@ def _check_scores(
 
 def _read_rows(paths: Sequence[Path], rows: Rows) -> SparseVectors:
     """Return the passages at ascending global rows."""
-    files = [SparseFile(path) for path in paths]
-    partition = Partition(file.n for file in files)
-    return SparseVectors.concatenate([files[number].take(local) for number, _, local in partition.split(rows)])
+    files = open_row_files(paths, SparseFile)
+    parts = Partition(file.n for file in files).split(rows)
+    return SparseVectors.concatenate(map_parts(lambda part: files[part[0]].take(part[2]), parts))
 
 
 KIND = ImpactKind()

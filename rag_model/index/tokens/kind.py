@@ -17,6 +17,7 @@ from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Array, Opener, PieceReader, compute_stamp, write_piece
 from rag_model.index.files.tensors import TensorStream, write_tensors
+from rag_model.index.files.vectors import map_parts, open_row_files
 from rag_model.index.kind import (
     IndexEntry,
     IndexFiles,
@@ -54,7 +55,7 @@ class TokenRows:
     """The token vectors of all parts; a row is counted through the parts in order."""
 
     def __init__(self, paths: Sequence[Path], dim: int | None = None) -> None:
-        """Map the files of the parts, in order; `dim` is the dimension that a plan requires.
+        """Open the files of the parts, in order; `dim` is the dimension that a plan requires.
 
         Raises:
             InputError: a file is missing, damaged or has another dimension.
@@ -62,11 +63,12 @@ class TokenRows:
         """
         if not paths:
             raise UsageError("there are no token vectors to index: give at least one file")
-        self._files = [TokenFile(path) for path in paths]
+        self._files = open_row_files(paths, TokenFile)
         self.dim = self._files[0].dim if dim is None else dim
-        for path, file in zip(paths, self._files, strict=True):
+        for file in self._files:
             if file.dim != self.dim:
-                raise InputError(f"{path} has {file.dim} dimensions, not {self.dim}: encode all parts with one encoder")
+                reason = f"{file.path} has {file.dim} dimensions, not {self.dim}"
+                raise InputError(f"{reason}: encode all parts with one encoder")
         self._partition = Partition(file.n for file in self._files)
         self.n = self._partition.n
         self.lengths = np.concatenate([file.lengths for file in self._files])
@@ -83,7 +85,7 @@ class TokenRows:
 
     def take(self, rows: Rows) -> TokenVectors:
         """Return the passages at ascending global `rows`, float32."""
-        pieces = [self._files[number].take(local) for number, _, local in self._partition.split(rows)]
+        pieces = map_parts(lambda part: self._files[part[0]].take(part[2]), self._partition.split(rows))
         return TokenVectors.concatenate(pieces or [self._files[0].take(np.empty(0, np.int64))])
 
     def sample(self, tokens: int, seed: int) -> Vectors:

@@ -1,5 +1,7 @@
 """Rows of any length, end to end: where their values lie, and what passages joined and taken come to."""
 
+import io
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +70,19 @@ def test_an_arrow_file_is_told_from_others_by_its_first_bytes(tmp_path: Path) ->
 DIM = 40
 
 
+class RangeReader(io.FileIO):
+    """A file as of an object store; counts what is read of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.bytes_read = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size) or b""
+        self.bytes_read += len(data)
+        return data
+
+
 def written(rows: SparseVectors, path: Path) -> Path:
     with SparseWriter(path, DIM, 64) as writer:
         writer.write(rows)
@@ -80,16 +95,18 @@ def test_rows_are_read_back(tmp_path: Path, count: int, seed: int, wanted: list[
     rows = zipfian(count, DIM, 12, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged_file, "BATCH_ROWS", batch)
-        file = SparseFile(written(rows, tmp_path / f"{count}-{seed}-{batch}"))
-    assert (file.n, file.dim, file.scale, file.postings) == (count, DIM, 64, len(rows.terms))
+        path = written(rows, tmp_path / f"{count}-{seed}-{batch}")
     places = np.array(sorted({row for row in wanted if row < count}), np.int64)
-    for found, own in (
-        (SparseVectors.concatenate(list(file.iter_batches())), rows),
-        (file.take(places), rows.take(places)),
-    ):
-        assert (found.offsets == own.offsets).all()
-        assert (found.terms == own.terms).all()
-        assert (found.weights == own.weights).all()
+    with RangeReader(path) as source:
+        for file in (SparseFile(path), SparseFile(source)):
+            assert (file.n, file.dim, file.scale, file.postings) == (count, DIM, 64, len(rows.terms))
+            for found, own in (
+                (SparseVectors.concatenate(list(file.iter_batches())), rows),
+                (file.take(places), rows.take(places)),
+            ):
+                assert (found.offsets == own.offsets).all()
+                assert (found.terms == own.terms).all()
+                assert (found.weights == own.weights).all()
 
 
 def made(terms: list[int], weights: list[int], lengths: list[int]) -> SparseVectors:
@@ -156,10 +173,42 @@ def test_rows_are_read_back_in_blocks_and_by_row(file: Path) -> None:
     assert is_token_file(file)
 
 
+def test_rows_of_a_remote_file_are_read_by_range(tmp_path: Path) -> None:
+    """Also of batches that are not full; of a large file only a little is read."""
+    own, path = tokens(9 * BATCH_ROWS, seed=2), tmp_path / "part"
+    wide = TokenVectors(np.tile(own.vectors, 16), own.offsets)
+    with TokenWriter(path, 128, "float16") as writer:
+        for first, last in ((0, 700), (700, 5000), (5000, 9 * BATCH_ROWS)):
+            writer.write(wide.take(np.arange(first, last)))
+    with RangeReader(path) as source:
+        file, local = TokenFile(source), TokenFile(path)
+        assert (file.n, file.tokens, file.dim, file.dtype) == (local.n, local.tokens, local.dim, local.dtype)
+        assert (file.lengths == local.lengths).all()
+        rows = np.array([0, 1, 699, 700, 5000, 9 * BATCH_ROWS - 1])
+        some = file.take(rows)
+        assert source.bytes_read < path.stat().st_size / 20
+        assert (some.vectors == wide.take(rows).vectors).all()
+        assert (some.offsets == wide.take(rows).offsets).all()
+        assert (TokenVectors.concatenate(list(file.iter_batches())).vectors == wide.vectors).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_remote_file_is_refused_or_gives_rows(seed: int, file: Path) -> None:
+    data, random = bytearray(file.read_bytes()), np.random.default_rng(seed)
+    places = [*random.integers(0, len(data), 40 * (seed % 2)), *random.integers(len(data) - 600, len(data), 3)]
+    for place in places:
+        data[place] = int(random.integers(0, 256))
+    file.write_bytes(data)
+    with RangeReader(file) as source, suppress(InputError):
+        TokenFile(source).take(np.array([0, 5, BATCH_ROWS + 3]))
+
+
 def test_a_part_without_passages_is_a_file_without_rows(tmp_path: Path) -> None:
     with TokenWriter(tmp_path / "none", 8, "float16"):
         pass
-    assert (TokenFile(tmp_path / "none").n, list(TokenFile(tmp_path / "none").iter_batches())) == (0, [])
+    with RangeReader(tmp_path / "none") as source:
+        for file in (TokenFile(tmp_path / "none"), TokenFile(source)):
+            assert (file.n, list(file.iter_batches())) == (0, [])
 
 
 def test_damage_is_refused(file: Path, tmp_path: Path) -> None:

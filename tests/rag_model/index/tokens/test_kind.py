@@ -1,6 +1,8 @@
 """The kind `tokens`: built part by part as at once, searched, measured, inherited; damage is refused."""
 
+import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,12 @@ from rag_model.corpus.ragged_file import TokenVectors, TokenWriter, compute_offs
 from rag_model.errors import InputError, UsageError
 from rag_model.index.build import run_stages
 from rag_model.index.files.tensors import Array, TensorStream, read_tensors, write_tensors
+from rag_model.index.files.vectors import RemoteRowFiles
 from rag_model.index.kind import IndexFiles, TokenQuerySet, get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.tokens.kind import TokenRows
 from rag_model.index.tokens.search import TokenIndexFile, maxsim
+from rag_model.store.objects.files import RangeFile
 
 D = 16
 KIND = get_kind_for_factory("MaxSim")
@@ -78,6 +82,22 @@ def test_it_is_measured_against_the_vectors_as_they_were(parts: list[Path], tmp_
     trial = TokenQuerySet(np.random.default_rng(9).normal(size=(8, 6, D)).astype(np.float32), 5, np.arange(0, 71, 2))
     entry = KIND.plan(IndexRecipe("MaxSim,Bits8"), 71, D).entry()
     found = KIND.measure(IndexFiles(path, lambda: parts, 71), entry, trial)
+
+    def fetch(part: Path) -> Path:
+        raise AssertionError(f"{part} is copied")
+
+    def read_range(part: Path, start: int, end: int) -> bytes:
+        return part.read_bytes()[start:end]
+
+    def open_part(part: Path) -> io.BufferedReader:
+        return io.BufferedReader(RangeFile(str(part), part.stat().st_size, partial(read_range, part)), 1 << 20)
+
+    remote = RemoteRowFiles(parts, fetch, read_range, open_part)
+    by_range = KIND.measure(IndexFiles(path, lambda: remote, 71), entry, trial)
+    assert (by_range.recalls.tolist(), by_range.metrics) == (found.recalls.tolist(), found.metrics)
+    plan = KIND.plan(IndexRecipe("MaxSim,Bits8"), 71, D)
+    assert KIND.train(plan, remote, tmp_path / "remote") == KIND.train(plan, parts, tmp_path / "local")
+    assert (tmp_path / "remote").read_bytes() == (tmp_path / "local").read_bytes()
     assert found.recalls.mean() > 0.9
     assert found.metrics["tokens_a_passage"] == round(TokenRows(parts).tokens / 71, 1)
     assert found.metrics["loss"] < 0.01
