@@ -8,7 +8,8 @@ that chunker. `equal` compares the rebuild with the full build: passages row for
 numbers in the vectors, the share that differ by more than 1e-3, the bytes of indexes of words, and the recall of each
 index of vectors on 1,000 questions with the interval of the difference. `pull_mb` is what a puller of last month's
 snapshot fetches, by kind of file, of how much (`diff` counts an index of words whole; `measured`, by a pull, does not
-fetch it but makes it). `kept` is what of today's parts, row groups and rows last month's has, so what a layout of
+fetch it but makes it), and `patch_mb` what the patches of `zstd --patch-from`, from each earlier file to its later
+one, take by kind of file. `kept` is what of today's parts, row groups and rows last month's has, so what a layout of
 smaller pieces could save. `--pull` leaves the full build out, and what is compared with it.
 
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
@@ -20,6 +21,7 @@ encoder is a random one-layer BERT unless named. The figures of docs/benchmarks.
 import argparse
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,7 +47,8 @@ from rag_model.index.quality.results import compute_recall
 from rag_model.retrieve.indexes import open_index
 from rag_model.snapshots.measure import sample_vector_queries
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.versions.manifest import EMBEDDINGS, TEXT, passages_path
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, EMBEDDINGS, TEXT, file_kind, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash", "revised")
@@ -92,6 +95,7 @@ def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool
             "seconds": {"first": _tenth(first), "rebuild": _tenth(again)},
             **(beside(again, reindex(dumps[1], folder / "full", encoder), dumps, folder) if full else {}),
             "pull_mb": pulled(folder / "store"),
+            "patch_mb": patched(folder / "store"),
             "kept": kept(folder / "store"),
         }
 
@@ -187,6 +191,22 @@ def pulled(store: Path) -> dict[str, Any]:
     _told("pull", "latest@1", str(dest), "--store", str(store), "--no-mapped", "--json")
     told = json.loads(_told("pull", "latest", str(dest), "--store", str(store), "--no-mapped", "--json"))
     return {**kinds, "measured": [round(told[f"{name}_bytes"] / 1e6, 3) for name in ("fetched", "reused")]}
+
+
+def patched(store: Path) -> dict[str, float]:
+    """Return the megabytes of patches by zstd, with all of a file as its window, by kind of file."""
+    if not (zstd := shutil.which("zstd")):
+        return {}
+    opened, sizes, out = Store.open(str(store)), Counter[str](), store.with_name("patch")
+    old, new = (opened.snapshots.get(opened.snapshots.resolve(ref)).content for ref in ("latest@1", "latest"))
+    for path, blob in new.files.items():
+        if blob in old.files.values() or file_kind(path) in BUILD_ONLY_KINDS:
+            continue
+        files = [opened.files.local_path(of.files[path].path) for of in (old, new) if path in of.files]
+        base = ["--patch-from", str(files[0])] if len(files) == 2 else []
+        subprocess.run([zstd, "-q", "-f", "--long=31", *base, str(files[-1]), "-o", str(out)], check=True)
+        sizes[file_kind(path)] += out.stat().st_size
+    return {kind: round(size / 1e6, 3) for kind, size in [*sizes.items(), ("all", sizes.total())]}
 
 
 def kept(store: Path) -> dict[str, float]:
