@@ -18,6 +18,7 @@ from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.workers import count_gpus
 from rag_model.arrays import Rows
 from rag_model.index.files.layout import find_row_lists
+from rag_model.index.files.tensors import find_row_stretches
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.encoding import store_bag_tokenizer
 from rag_model.snapshots.parent_index import PartWithParents, concatenate_parent_rows, list_parts, match_parts
@@ -116,17 +117,17 @@ def delta(step: DeltaStep, store: Store) -> Report:
         parts = json.loads(store.blobs.read(step.parts)) if step.parts else []
         return concatenate_parent_rows(match_parts(store, map(PartWithParents.from_json, parts), by_text=True))
 
-    record = build_delta(store, step, find_row_lists, find_base_rows)
+    record = build_delta(store, step, find_base_rows, find_row_lists, find_row_stretches)
     return {"bytes": sum(ref.size for ref in record.outputs.values())}
 
 
 def write_deltas(before: Content, after: Content, launch: Launch, on_progress: OnProgress | None = None) -> int:
     """Create all deltas from one snapshot's files to another's; return their total bytes."""
     steps = [step for steps in list_delta_steps(before, after).values() for step in steps]
-    if any(step.has_rows for step in steps):
+    if any(step.base and not step.is_passages for step in steps):
         parts = [part.to_json() for part in list_parts(before, after)]
         blob = Store.open(launch.store_url).blobs.put_bytes(json.dumps(parts).encode())
-        steps = [replace(step, parts=blob) if step.has_rows else step for step in steps]
+        steps = [replace(step, parts=blob) if step.base and not step.is_passages else step for step in steps]
     reports = run_job("delta", delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
     return sum(report["bytes"] for report in reports)
 

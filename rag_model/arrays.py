@@ -119,6 +119,19 @@ def concatenated_ranges(counts: Rows) -> Rows:
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
+def keep_ascending(rows: Rows) -> Rows:
+    """Return (n,) the rows that are higher than all before them, and otherwise -1."""
+    return np.where(np.diff(np.maximum.accumulate(rows), prepend=-1) > 0, rows, -1)
+
+
+def find_runs(rows: Rows) -> tuple[Rows, Rows]:
+    """Return the position and the length of each run of rows that ascend by one, or are all -1."""
+    count = len(rows)
+    shifts = np.where(rows < 0, -count - 1, rows - np.arange(count))  # equal within a run
+    starts = np.flatnonzero(np.diff(shifts, prepend=-count - 2))
+    return starts, np.diff(starts, append=count)
+
+
 @dataclass(frozen=True)
 class RowLists:
     """The location of consecutive lists of row numbers in a file, such as the links of a graph."""

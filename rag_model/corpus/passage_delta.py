@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from rag_model.arrays import Rows
+from rag_model.arrays import Rows, find_runs, keep_ascending
 from rag_model.atomic_write import atomic_write
 from rag_model.corpus.passages import ROW_GROUP, PassageFile, open_passage_writer
 from rag_model.errors import InputError
@@ -33,7 +32,7 @@ from rag_model.untrusted_text import parse_json
 VERSION = 1
 _RUNS_KEY, _TEXT_RUNS_KEY = "runs", "text_runs"
 _NEW_ROW = -1
-Bools = NDArray[np.bool_]
+_TEXTS = ("title", "text")  # the columns that a passage's hash covers
 Run = tuple[int, int]  # first row in the base file, or -1; number of rows
 
 
@@ -51,17 +50,19 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
         OSError: `out` cannot be written.
     """
     with PassageFile(base) as base_file, PassageFile(target) as target_file:
+        schema, rows = target_file.schema, _read_rows(target_file, _select_fields(target_file, with_texts=False))
         base_row_of, text_row_of = np.full((2, target_file.n_rows), _NEW_ROW, np.int64)
         if base_file.dated == target_file.dated and base_file.n_rows:
-            base_row_of, text_row_of = _match_rows(
-                *(_read_rows(file, _without_texts(file)) for file in (base_file, target_file))
-            )
-        schema = target_file.schema
-        new_rows = pa.Table.from_batches(
-            target_file.iter_selected(np.flatnonzero(base_row_of < 0).tolist(), schema.names), schema
+            base_row_of, text_row_of = _match_rows(_read_rows(base_file, rows.schema), rows)
+        new_rows = np.flatnonzero(base_row_of < 0)
+        texts = pa.Table.from_batches(
+            target_file.iter_selected(new_rows.tolist(), _TEXTS), _select_fields(target_file, with_texts=True)
         )
+        tables = rows.take(pa.array(new_rows)), texts
+        columns = {name: table[name] for table in tables for name in table.column_names}
         runs = {_RUNS_KEY: base_row_of, _TEXT_RUNS_KEY: text_row_of}
-        _write_rows(new_rows, out, {key: json.dumps(list(_iter_runs(row_of))) for key, row_of in runs.items()})
+        new_table = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+        _write_rows(new_table, out, {key: json.dumps(_list_runs(row_of)) for key, row_of in runs.items()})
         with PassageFile(out) as delta:
             return delta.created_by == target_file.created_by
 
@@ -125,8 +126,8 @@ def _read_rows(file: PassageFile, schema: pa.Schema) -> pa.Table:
         raise InputError(f"{file.name} has columns of other types than passages: fetch the whole file") from other
 
 
-def _without_texts(file: PassageFile) -> pa.Schema:
-    return pa.schema([field for field in file.schema if field.name not in ("title", "text")])
+def _select_fields(file: PassageFile, *, with_texts: bool) -> pa.Schema:
+    return pa.schema([field for field in file.schema if (field.name in _TEXTS) == with_texts])
 
 
 def _write_rows(rows: pa.Table, out: Path, notes: dict[str, str]) -> None:
@@ -154,13 +155,10 @@ def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> tuple[Rows, Rows]
     is_equal, has_equal_text = np.zeros((2, len(candidate_rows)), np.bool_)
     is_equal[is_candidate] = _compare_rows(*pairs)
     has_equal_text[is_candidate] = _compare_rows(*(rows.select(["hash"]) for rows in pairs))
-    return _keep_ascending(candidate_rows, is_equal), _keep_ascending(candidate_rows, has_equal_text)
-
-
-def _keep_ascending(rows: Rows, is_usable: Bools) -> Rows:
-    """Return (n,) the usable rows, each once and ascending, and otherwise -1."""
-    usable = np.where(is_usable, rows, _NEW_ROW)
-    return np.where(np.diff(np.maximum.accumulate(usable), prepend=_NEW_ROW) > 0, usable, _NEW_ROW)
+    base_row_of, text_row_of = (
+        keep_ascending(np.where(is_usable, candidate_rows, _NEW_ROW)) for is_usable in (is_equal, has_equal_text)
+    )
+    return base_row_of, text_row_of
 
 
 def _compare_rows(left_rows: pa.Table, right_rows: pa.Table) -> Any:
@@ -172,14 +170,10 @@ def _compare_rows(left_rows: pa.Table, right_rows: pa.Table) -> Any:
     return agree
 
 
-def _iter_runs(base_row_of: Rows) -> Iterator[Run]:
-    """Yield the runs of (n,) base rows, where -1 is a new row."""
-    is_new = base_row_of < 0
-    # (n,) -> (n - 1,).
-    breaks = np.where(is_new[1:], ~is_new[:-1], is_new[:-1] | (np.diff(base_row_of) != 1))
-    for first, end in pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(base_row_of)]):
-        if end > first:
-            yield int(base_row_of[first]), end - first
+def _list_runs(base_row_of: Rows) -> list[Run]:
+    """Return the runs of (n,) base rows, where -1 is a new row."""
+    starts, counts = find_runs(base_row_of)
+    return list(zip(base_row_of[starts].tolist(), counts.tolist(), strict=True))
 
 
 def _parse_runs(runs_json: bytes, n_base: int, rows: int, n_new: int | None = None) -> Sequence[Run] | None:

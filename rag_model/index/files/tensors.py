@@ -9,7 +9,7 @@ read it.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.arrays import Rows, find_runs
 from rag_model.errors import InputError, ResourceError
 from rag_model.untrusted_text import parse_json
 
@@ -92,3 +93,44 @@ def _map_tensor(path: Path, start: int, entry: Mapping[str, Any]) -> Array:
         return np.zeros(shape, dtype)
     mapped: Array = np.memmap(path, dtype, "r", start + first, shape)
     return mapped
+
+
+def find_row_stretches(
+    base: Path, target: Path, find_base_rows: Callable[[], Rows]
+) -> list[tuple[int, int, int]] | None:
+    """Return the ranges of bytes that two files with ragged rows may have in common.
+
+    Each is an offset in the target, one in the base, and a length, ascending in the target. A file
+    with ragged rows has an array `offsets`, (n + 1,), and arrays of as many values as it counts.
+
+    Args:
+        base: a file.
+        target: another one.
+        find_base_rows: returns the row in `base` of each row of `target`, (n,), ascending, or -1.
+
+    Returns:
+        The ranges; None if one of them is no such file.
+    """
+    try:
+        base_arrays, arrays = read_tensors(base)[0], read_tensors(target)[0]
+        base_offsets, offsets = base_arrays["offsets"], arrays["offsets"]
+    except (InputError, KeyError):
+        return None
+    base_rows = find_base_rows()
+    if len(base_rows) + 1 != len(offsets) or base_rows.max(initial=-1) + 1 >= len(base_offsets):
+        return None
+    starts, counts = find_runs(base_rows)
+    starts, counts = starts[base_rows[starts] >= 0], counts[base_rows[starts] >= 0]
+    runs = offsets[starts], base_offsets[base_rows[starts]], offsets[starts + counts] - offsets[starts]
+    stretches = []
+    for name, array in arrays.items():
+        base_array = base_arrays.get(name, array[:0])
+        if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
+            places, width = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
+            if name != "offsets" and len(array) == offsets[-1]:
+                first, base_first, values = (part * width for part in runs)
+                columns = (first + places[0], base_first + places[1], values)
+                stretches += list(zip(*(column.tolist() for column in columns), strict=True))
+            else:
+                stretches.append((*places, min(array.nbytes, base_array.nbytes)))
+    return stretches

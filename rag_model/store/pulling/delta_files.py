@@ -15,7 +15,7 @@ Source: Tridgell, Mackerras. The rsync algorithm. TR-CS-96-05, Australian Nation
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -38,6 +38,7 @@ _LENGTH = struct.Struct("<I")
 # Increase with every change of the layout: it is part of the memo key of a splice.
 SPLICE_VERSION = 1
 Bytes = NDArray[np.uint8]
+Stretch = tuple[int, int, int]  # offset in the target, offset in the base, length
 _STRIDE = 256  # bytes between two offsets of the base at which a stretch may be found
 _MATCH_BYTES = 32  # bytes that are compared at each of these offsets
 _MAX_PLACES = 4  # of the base at which equal bytes are looked for
@@ -86,17 +87,19 @@ def _decode_block(source: BinaryIO, size: int) -> bytes:
         raise InputError(f"{source.name} is not a packed file ({error}): fetch the whole file") from error
 
 
-def write_splice(base: Path, target: Path, out: Path) -> None:
+def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch] | None = None) -> None:
     """Write a splice that turns the file `base` into `target`; both are memory-mapped.
 
-    Needs about 30 MB of memory, plus 1/16 of the size of the base and 1/8 of the target.
+    `expected` has all stretches that may be equal, ascending in the target; each ends at the first
+    byte that differs. Without it, stretches are searched for, which needs about 30 MB of memory,
+    plus 1/16 of the size of the base and 1/8 of the target.
 
     Raises:
         OSError: `out` cannot be written.
     """
     base_bytes, target_bytes = _map_bytes(base), _map_bytes(target)
     steps, offset = [], 0
-    for position, start, length in _iter_stretches(base_bytes, target_bytes):
+    for position, start, length in _iter_stretches(base_bytes, target_bytes, expected):
         steps.append((position - offset, start, length))
         offset = position + length
     steps.append((len(target_bytes) - offset, 0, 0))
@@ -157,8 +160,14 @@ def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, mes
         raise InputError(message)
 
 
-def _iter_stretches(base: Bytes, target: Bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield offset in the target, offset in the base, and length of equal stretches, ascending."""
+def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | None) -> Iterator[Stretch]:
+    """Yield equal stretches, ascending."""
+    if expected is not None:
+        for position, start, max_length in expected:
+            common = _common_length(target[position : position + max_length], base[start : start + max_length])
+            if common >= _MATCH_BYTES:
+                yield position, start, common
+        return
     positions, starts = _find_candidates(base, target)
     end = number = 0
     while number < len(positions):

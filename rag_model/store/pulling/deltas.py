@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rag_model.arrays import RowLists, Rows
+from rag_model.arrays import RowLists, Rows, keep_ascending
 from rag_model.corpus import passage_delta
 from rag_model.errors import BookwheelError, InputError
 from rag_model.store.objects.blobs import BlobRef
@@ -42,6 +42,8 @@ STAGE = "delta"
 _OUTPUT = "delta"
 _MAX_FRACTION = 0.5  # of the bytes that the delta replaces; a larger delta is not worth the work
 _MIN_HEAD_BYTES = 4096  # a shorter head before an index's vectors is not a graph
+# Of a base and a target, with the function that returns the base's rows.
+FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
 _ROW_LISTS_SUFFIX = ".faiss"  # of files that may have lists of row numbers
 
 
@@ -118,8 +120,9 @@ def _iter_index_steps(
 def build_delta(
     store: Store,
     step: DeltaStep,
-    find_lists: Callable[[Path], RowLists | None] = lambda path: None,
     find_base_rows: Callable[[], Rows] = lambda: np.zeros(0, np.int64),
+    find_lists: Callable[[Path], RowLists | None] = lambda path: None,
+    find_stretches: FindStretches = lambda base, target, find_base_rows: None,
 ) -> Record:
     """Return the memo record of a delta, built first if there is none.
 
@@ -128,8 +131,9 @@ def build_delta(
     Args:
         store: the store of both snapshots.
         step: the files.
-        find_lists: returns the lists of row numbers in an index file, if it has some.
         find_base_rows: returns the base's row of each row of the target, (n,), or -1.
+        find_lists: returns the lists of row numbers in an index file, if it has some.
+        find_stretches: returns the stretches that two files may have in common, if it knows them.
 
     Raises:
         NotRecordedError: there is no record, and the store's memo may not produce one.
@@ -149,7 +153,8 @@ def build_delta(
             elif step.has_rows:
                 is_written = _write_row_delta(step, base, target, find_lists, find_base_rows, out)
             else:
-                delta_files.write_splice(base, target, out)
+                stretches = find_stretches(base, target, lambda: keep_ascending(find_base_rows()))
+                delta_files.write_splice(base, target, out, stretches)
         replaced_bytes = step.head_bytes or step.target.size
         is_worthwhile = is_written and out.stat().st_size <= _MAX_FRACTION * replaced_bytes
         return StageResult({_OUTPUT: out} if is_worthwhile else {}, {TARGET_KEY: step.target.id})
@@ -169,9 +174,7 @@ def _write_row_delta(
     base_lists, lists = find_lists(base), find_lists(target)
     if (base_lists is None) != (lists is None):
         return False
-    base_rows = find_base_rows() if lists else np.zeros(0, np.int64)
-    highest = np.maximum.accumulate(base_rows)
-    base_rows = np.where(np.diff(highest, prepend=-1) > 0, base_rows, -1)  # each once, ascending
+    base_rows = keep_ascending(find_base_rows()) if lists else np.zeros(0, np.int64)
     base_end, end = (step.base_head_bytes, step.head_bytes) if step.head_bytes else map(_get_size, (base, target))
     try:
         row_delta.write_row_delta(

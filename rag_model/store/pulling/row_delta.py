@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_model.arrays import RowLists, Rows, concatenated_ranges
+from rag_model.arrays import RowLists, Rows, concatenated_ranges, find_runs
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import InputError
 from rag_model.store.pulling.delta_files import apply_splice, unpack_file, write_packed, write_splice
@@ -339,16 +339,14 @@ def _find_wrong_lists(block: _Block, slots: Numbers, inserted: Bools, removed: B
 
 
 def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows, edits: _Edits) -> None:
-    count = len(base_rows)
-    shifts = np.where(base_rows < 0, -count - 1, base_rows - np.arange(count))  # equal within a run
-    run_starts = np.flatnonzero(np.diff(shifts, prepend=-count - 2))
+    run_starts, run_lengths = find_runs(base_rows)
     # New rows come first, because most of the inserted numbers are new rows.
     order = np.argsort(base_rows >= 0, kind="stable")
     ranks = np.empty(len(order) + 1, np.int64)
     ranks[order], ranks[-1] = np.arange(len(order)), len(order)
     arrays = [
         *(array for lists in (base, target) for array in (lists.lengths, lists.gaps)),
-        np.diff(run_starts, append=count),
+        run_lengths,
         base_rows[run_starts] + 1,
         np.diff(edits.inserted_slots, prepend=0),
         ranks[edits.inserted_rows],

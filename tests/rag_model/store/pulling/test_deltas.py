@@ -82,7 +82,7 @@ class Months:
     def build(self, step: DeltaStep) -> Record:
         pages = {(page, text): row for row, (page, text) in enumerate(LAST.items())}
         base_rows = np.array([pages.get(item, -1) for item in NOW.items()])
-        return build_delta(self.store, step, find_row_lists, lambda: base_rows)
+        return build_delta(self.store, step, lambda: base_rows, find_row_lists)
 
     def pulled(self, dest: Path) -> int:
         """Pull both; return the bytes fetched for the second, which is whole."""

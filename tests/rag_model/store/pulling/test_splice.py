@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError
+from rag_model.index.files.tensors import TensorStream, find_row_stretches, write_tensors
 from rag_model.store.pulling import delta_files
 from rag_model.store.pulling.delta_files import apply_splice, write_splice
 from tests.fixtures.counted import measure_peaks
@@ -88,3 +89,41 @@ def refused(folder: Path) -> None:
     with pytest.raises(InputError, match="fetch the whole file"):
         apply_splice(folder / "earlier", folder / "splice", 100, folder / "made")
     assert not (folder / "made").exists()
+
+
+def write_ragged(path: Path, lengths: np.ndarray, codes: np.ndarray) -> Path:
+    """Write a file like that of an index of token vectors."""
+    arrays = {
+        "centroids": np.ones((64, 8), np.float32),
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "ids": codes[:, 0].astype(np.uint16),
+        "codes": codes,
+    }
+    write_tensors(path, [TensorStream(name, a.dtype, a.shape, [a]) for name, a in arrays.items()], {"codec": "PQ"})
+    return path
+
+
+def test_rows_of_an_index_of_tokens_are_copied_without_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = np.random.default_rng(3)
+    lengths, count = chance.integers(1, 40, 2000), 2000
+    base_rows = np.insert(np.delete(np.arange(count), [0, 7, 1500]), [5, 1800, 1997], -1)
+    new_lengths = np.where(base_rows < 0, 9, lengths[base_rows])
+    codes = np.split(chance.integers(0, 256, (int(lengths.sum()), 16), np.uint8), np.cumsum(lengths)[:-1])
+    new_codes = [codes[row] if row >= 0 else chance.integers(0, 256, (9, 16), np.uint8) for row in base_rows]
+    base = write_ragged(tmp_path / "base", lengths, np.concatenate(codes))
+    target = write_ragged(tmp_path / "target", new_lengths, np.concatenate(new_codes))
+    stretches = find_row_stretches(base, target, lambda: base_rows)
+    assert stretches is not None
+    monkeypatch.setattr(delta_files, "_find_candidates", None)
+    write_splice(base, target, tmp_path / "splice", stretches)
+    assert (tmp_path / "splice").stat().st_size < 0.01 * target.stat().st_size
+    apply_splice(base, tmp_path / "splice", target.stat().st_size, tmp_path / "made")
+    assert (tmp_path / "made").read_bytes() == target.read_bytes()
+    # With rows of another file, fewer bytes are equal.
+    write_splice(base, target, tmp_path / "splice", find_row_stretches(base, target, lambda: np.sort(base_rows)))
+    apply_splice(base, tmp_path / "splice", target.stat().st_size, tmp_path / "made")
+    assert (tmp_path / "made").read_bytes() == target.read_bytes()
+    (tmp_path / "other").write_bytes(b"other")
+    assert find_row_stretches(tmp_path / "other", target, lambda: base_rows) is None
