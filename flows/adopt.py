@@ -1,7 +1,7 @@
 """Make a snapshot from existing passages and vectors: index, check and publish them.
 
 Purpose: to import a corpus from another system without encoding it again.
-Caching: the store's memo, from the first index job on.
+Caching: the store's memo: a killed import goes on with the first part that is not recorded.
 Requires: a store that this machine and the workers both reach; the vectors' files on this machine.
 """
 
@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress
-from beam_jobs.workers import worker_memory
+from beam_jobs.tasks import run_task
+from beam_jobs.workers import is_local, worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
@@ -19,11 +21,24 @@ from flows.reindex import prepare_encoder
 from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.files.intake import inspect_vectors
-from rag_model.snapshots.imported import ImportedParts, build_imported_content, check_encoder, import_parts
+from rag_model.snapshots.imported import (
+    ImportedParts,
+    ImportTask,
+    build_imported_content,
+    check_encoder,
+    collect_parts,
+    import_in_sequence,
+    import_part,
+    list_sources,
+    plan_import,
+)
 from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
+
+_TASK_BYTES = 768 << 20  # of a process that imports a part
+_PASSAGE_SECONDS, _VECTOR_BYTES_PER_SECOND = 4e-5, 5e8
 
 
 @deployment_flow("import", takes_turns=True)
@@ -40,7 +55,8 @@ def adopt_library(
 
     Args:
         passages: path, URL or glob of passages or documents, in a format that `reindex` accepts.
-        vectors: `.npy` or Parquet files or folders of them; row i belongs to passage i.
+        vectors: `.npy`, Parquet or faiss Flat files or folders of them; row i belongs to passage i.
+            None: the files of passages have them.
         store: URL or folder of the store; made if there is none.
         encoder: folder or hub name of the encoder that made the vectors; some of them are checked.
         recipe: the indexes and the gate; its other settings are not used.
@@ -65,7 +81,7 @@ def adopt_library(
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
         encoding = prepare_encoder(target, encoder, recipe)
         with clock("adopt") as on_progress:
-            imported = split_corpus(target, passages, vectors, on_progress)
+            imported = split_corpus(target, passages, vectors, launch, on_progress)
         with clock("check"):
             check_encoder(target, imported, encoding)
         chunk_results, embed_results = imported.passages, {EMBEDDINGS: imported.embeddings}
@@ -89,9 +105,30 @@ def adopt_library(
 
 
 @stage
-def split_corpus(store: Store, passages: str, vectors: Sequence[str], on_progress: OnProgress) -> ImportedParts:
-    """Split passages and vectors into parts."""
-    vector_input = inspect_vectors([Path(path) for path in vectors])
-    imported = import_parts(store, passages, vector_input)
-    on_progress(len(imported.passages), len(imported.passages))
-    return imported
+def split_corpus(
+    store: Store, passages: str, vectors: Sequence[str], launch: Launch, on_progress: OnProgress
+) -> ImportedParts:
+    """Split passages and vectors into parts.
+
+    Workers of this machine read the parts of Parquet files; other files of passages are read once,
+    from the first to the last.
+    """
+    vector_input = inspect_vectors([Path(path) for path in vectors or list_sources(passages)])
+    tasks = plan_import(store, passages, vector_input)
+    if tasks[0].passages and is_local(launch.flags):
+        part_launch = launch.for_tasks(_TASK_BYTES)
+        reports = run_job("import", import_part, tasks, part_launch, on_progress, _estimate_seconds, memoised=True)
+    else:
+        in_sequence = None if tasks[0].passages else import_in_sequence(store, passages, tasks)
+        reports = []
+        for task in tasks:
+            # `run_task` turns errors of the disk and the memory into sentences
+            reports.append(run_task(import_part if in_sequence is None else lambda *_: next(in_sequence), task, store))
+            on_progress(len(reports), len(tasks))
+        for _ in in_sequence or ():  # it ends with a check for further passages
+            pass
+    return collect_parts(store, passages, reports, vector_input.dtype.name)
+
+
+def _estimate_seconds(task: ImportTask) -> float:
+    return task.rows * (_PASSAGE_SECONDS + 4 * task.dim / _VECTOR_BYTES_PER_SECOND)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ALGORITHM = "sha256"
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _READ_BYTES = 1 << 20  # bytes per read, so memory does not grow with the file
 
 
@@ -20,8 +21,7 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         ValueError: `value` contains a NaN or an infinity, which JSON cannot represent.
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
+    return _ENCODER.encode(value).encode()
 
 
 def digest_bytes(data: bytes | memoryview) -> str:

@@ -11,9 +11,10 @@ Source: github.com/apache/parquet-format, `parquet.thrift`; Thrift's compact pro
 import mmap
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,6 +124,23 @@ def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collec
         for group in range(file.num_row_groups):
             get_column_chunk = file.metadata.row_group(group).column
             check_pages(read, map(get_column_chunk, leaves), FREE_BYTES + MAX_EXPANSION * size)
+
+
+def iter_row_range(
+    file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first: int = 0, end: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows [first, end) in order; reads only the row groups that have such rows."""
+    starts = [0, *accumulate(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))]
+    end = starts[-1] if end is None else end
+    groups = [i for i, (start, stop) in enumerate(pairwise(starts)) if first < stop and start < end]
+    row = starts[groups[0]] if groups else 0
+    for batch in file.iter_batches(batch_rows, row_groups=groups, columns=list(columns)) if groups else ():
+        selected = batch.slice(max(first - row, 0), max(min(end - row, len(batch)) - max(first - row, 0), 0))
+        row += len(batch)
+        if len(selected):
+            yield selected
+        if row >= end:
+            return
 
 
 def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_bytes: int) -> list[int]:

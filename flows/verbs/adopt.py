@@ -33,12 +33,12 @@ def adopt(
     passages
         Path, URL or glob of passages or documents in a format of `reindex --dump`.
     vectors
-        .npy or Parquet files, or folders of them.
+        .npy, Parquet or faiss Flat files, or folders of them.
     """
     files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
     beam_options = vectors[len(files) :]
     try:
-        arguments = passages, files or (passages,), store, encoder, read_recipe(recipe), ref, beam_options
+        arguments = passages, files, store, encoder, read_recipe(recipe), ref, beam_options
         outcome = run_flow(adopt_library, *arguments)
     except GateRefusedError as error:
         return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))

@@ -5,33 +5,41 @@ with the wrong encoder every search result would be wrong without any error.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rag_model.corpus.chunk import LENGTH_BIN, ChunkStats
 from rag_model.corpus.dump_formats.dump_format import describe_formats
+from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
+from rag_model.corpus.dump_formats.parquet import Parquet
 from rag_model.corpus.dump_formats.record_format import Record, find_record_format
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.records import MAX_PASSAGE, Part, Passage, Plan, Siteinfo
-from rag_model.corpus.source import expand_pattern
+from rag_model.corpus.source import expand_pattern, get_size
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError, RefusedError, UsageError
-from rag_model.index.files.intake import PART_BYTES, Block, VectorInput, split_into_parts
-from rag_model.process import temporary_folder
+from rag_model.extras import get_versions
+from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vectors, iter_finite_rows
 from rag_model.snapshots.content import BuiltIndex, assemble_content
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.objects.cache import build_link_tree
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content
 
 # corpus kind of an import: it has no dump, and later builds do not reuse its parts
 KIND = "imported"
+CODE = 1  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
 
@@ -47,55 +55,246 @@ class ImportedParts:
     dtype: str  # numpy name of the vectors' dtype
 
 
-def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: int = PART_BYTES) -> ImportedParts:
-    """Store passages and their vectors as parts, without pages that were taken down.
+FileRange = tuple[str, int, int]  # a file, and rows [first, end) of it
 
-    Holds one part in memory.
+
+@dataclass(frozen=True, slots=True)
+class ImportTask:
+    """A part to import: rows of files of passages and of vectors."""
+
+    first: int  # number of its first row, over all files
+    passages: tuple[FileRange, ...]  # Parquet files; none: the passages are given to `import_part`
+    vectors: tuple[FileRange, ...]
+    column: str | None  # of Parquet files of vectors
+    dim: int
+    dtype: str  # of the part's vectors
+    sources: Any  # JSON values that identify the content of all files
+    total: int  # vectors of all parts, for error messages
+    removed_pages: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, with those that a takedown removes."""
+        return sum(end - first for _, first, end in self.vectors)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that decide the part, as JSON values."""
+        ranges = [[first, end] for _, first, end in (*self.passages, *self.vectors)]
+        inputs = {"sources": self.sources, "first": self.first, "ranges": ranges, "dtype": self.dtype, "code": CODE}
+        return inputs | {"column": self.column, "removed": self.removed_pages, "libraries": get_versions("pyarrow")}
+
+
+def list_sources(passages: str) -> list[str]:
+    """Return the URLs of the files of a pattern, in natural order; local ones as paths.
+
+    Raises:
+        InputError: no file matches, or the source cannot be reached.
+        UsageError: the pattern is empty, or a URL that may contain a secret.
+    """
+    return [url.removeprefix("file://") for url in expand_pattern(passages)]
+
+
+def plan_import(
+    store: Store, passages: str, vectors: VectorInput, column: str | None = None, part_bytes: int = PART_BYTES
+) -> list[ImportTask]:
+    """Return a task for each part. If the passages are Parquet, their rows are counted first.
 
     Args:
         store: the destination.
         passages: path, URL or glob of passages or documents, in a dump format with records.
         vectors: (n, d), row i of passage i.
+        column: of Parquet files of vectors; None: their only one.
         part_bytes: bytes of float32 vectors per part.
 
     Raises:
-        InputError: the numbers of passages and vectors differ, a vector is not finite, or a file is
-            damaged.
+        InputError: the numbers of passages and vectors differ, or a file is damaged.
         UsageError: the file type of the passages is unknown.
     """
-    passage_iterator = _read_passages(passages)
-    chunk_results: list[ChunkResult] = []
-    embed_results: list[EmbedResult] = []
-
-    removed_pages, passage_count = store.takedowns.list_pages(""), 0
-
-    def store_part(block: Block) -> None:
-        nonlocal passage_count
-        block_passages = list(islice(passage_iterator, len(block)))
-        passage_count += len(block_passages)
-        if len(block_passages) < len(block):
-            raise _count_mismatch(passages, str(passage_count), vectors)
-        kept_rows = [row for row, passage in enumerate(block_passages) if passage.page_id not in removed_pages]
-        if not kept_rows:
-            return
-        with temporary_folder("import") as name:
-            removed_count = len(block) - len(kept_rows)
-            chunk_results.append(
-                _store_passages(
-                    store, (block_passages[row] for row in kept_rows), removed_count, name / "passages.parquet"
-                )
+    urls = list_sources(passages)
+    for url in urls:
+        if find_record_format(url) is None:
+            raise UsageError(f"{url} is not a file of passages: give {describe_formats('documents', 'passages')}")
+    has_ranges = all(isinstance(find_record_format(url), Parquet) and Path(url).is_file() for url in urls)
+    counts = [_count_rows(url) for url in urls] if has_ranges else []
+    if has_ranges and sum(counts) != vectors.n:
+        raise _count_mismatch(passages, str(sum(counts)), vectors.n)
+    removed_pages = tuple(sorted(store.takedowns.list_pages("")))
+    rows, tasks = vectors.part_rows(part_bytes), []
+    for first in range(0, vectors.n, rows):
+        end = min(first + rows, vectors.n)
+        ranges = tuple(_split_range(urls, counts, first, end)) if has_ranges else ()
+        part_vectors = list(vectors.split_rows(first, end))
+        files = {file.path: file for file, _, _ in part_vectors}
+        identities = [_identify(url) for url in ([url for url, _, _ in ranges] if has_ranges else urls)]
+        tasks.append(
+            ImportTask(
+                first,
+                ranges,
+                tuple((str(file.path), begin, stop) for file, begin, stop in part_vectors),
+                column,
+                vectors.d,
+                vectors.dtype.name,
+                [identities, VectorInput(tuple(files.values())).file_identity()],
+                vectors.n,
+                removed_pages,
             )
-            is_complete = len(kept_rows) == len(block)
-            np.save(file := name / "vectors.npy", block if is_complete else block[kept_rows], allow_pickle=False)
-            ref = store.blobs.put_file(file)
-        embed_results.append(EmbedResult(ref, len(kept_rows), is_new=True))
+        )
+    return tasks
 
-    split_into_parts(vectors, store_part, "refuse", part_bytes)
+
+def import_part(task: ImportTask, store: Store, passages: Iterator[Passage] | None = None) -> dict[str, Any]:
+    """Store one part without pages that were taken down, unless it is recorded; return the results
+    of its passages and vectors as JSON values. Holds a block of vectors in memory.
+
+    `passages` are those of the task and perhaps more, and are read up to the end of the part.
+
+    Raises:
+        InputError: there are too few passages, an id or a length differs, a vector is not finite,
+            or a file is damaged.
+    """
+    is_read = False
+
+    def produce(workdir: Path) -> StageResult:
+        nonlocal is_read
+        is_read = True
+        vectors = inspect_vectors([Path(path) for path, _, _ in dict.fromkeys(task.vectors)], task.column)
+        part_passages = islice(passages, task.rows) if passages is not None else _read_ranges(task.passages)
+        checked_passages = _check_ids(part_passages, task, vectors)
+        is_kept = np.ones(task.rows, np.bool_)
+        passages_path, vectors_path = workdir / "passages.parquet", workdir / "embeddings.npy"
+        stats = _write_passages(checked_passages, set(task.removed_pages), is_kept, passages_path)
+        _write_vectors(task, vectors, is_kept, vectors_path)
+        return StageResult({"passages": passages_path, "embeddings": vectors_path}, asdict(stats))
+
+    record, is_new = store.memo.get_or_create("import", task.inputs(), produce)
+    if passages is not None and not is_read:
+        skip_count = sum(1 for _ in islice(passages, task.rows))
+        if skip_count < task.rows:
+            raise _count_mismatch("the input", str(task.first + skip_count), task.total)
+    chunk_result = ChunkResult.of(record, is_new=is_new)
+    embed_result = EmbedResult(record.outputs["embeddings"], chunk_result.rows, is_new=is_new)
+    return {"passages": chunk_result.to_json(), "vectors": embed_result.to_json()}
+
+
+def import_in_sequence(store: Store, passages: str, tasks: Sequence[ImportTask]) -> Iterator[dict[str, Any]]:
+    """Yield the reports of `import_part`, whose passages are read once and in order.
+
+    Raises:
+        InputError: as `import_part`, or there are more passages than vectors.
+    """
+    passage_iterator = iter_passages(passages)
+    for task in tasks:
+        yield import_part(task, store, passage_iterator)
     if next(passage_iterator, None) is not None:
-        raise _count_mismatch(passages, f"more than {vectors.n}", vectors)
-    if not chunk_results:
+        raise _count_mismatch(passages, f"more than {tasks[-1].total}", tasks[-1].total)
+
+
+def collect_parts(store: Store, passages: str, reports: Sequence[Mapping[str, Any]], dtype: str) -> ImportedParts:
+    """Return the parts that have passages.
+
+    Raises:
+        InputError: all pages were taken down.
+    """
+    results = [
+        (ChunkResult.from_json(report["passages"]), EmbedResult.from_json(report["vectors"])) for report in reports
+    ]
+    live_results = [(chunk_result, embed_result) for chunk_result, embed_result in results if chunk_result.rows]
+    if not live_results:
         raise InputError(f"all pages of {passages} were taken down in {store.url}: there is nothing to import")
-    return ImportedParts(tuple(chunk_results), tuple(embed_results), vectors.dtype.name)
+    chunk_results, embed_results = zip(*live_results, strict=True)
+    return ImportedParts(chunk_results, embed_results, dtype)
+
+
+def _count_rows(url: str) -> int:
+    try:
+        return int(pq.read_metadata(url).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{url} is not a complete Parquet file: copy it again") from error
+
+
+def _split_range(urls: Sequence[str], counts: Sequence[int], first: int, end: int) -> Iterator[FileRange]:
+    """Yield the files that have rows of [first, end), and the range of their own rows."""
+    for url, (start, stop) in zip(urls, pairwise([0, *accumulate(counts)]), strict=True):
+        if first < stop and start < end:
+            yield url, max(first - start, 0), min(end, stop) - start
+
+
+def _identify(url: str) -> list[Any]:
+    """Return JSON values that change when a file of passages does."""
+    path = Path(url)
+    return (
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else [url, get_size(url)]
+    )
+
+
+def _read_ranges(ranges: Sequence[FileRange]) -> Iterator[Passage]:
+    for url, first, end in ranges:
+        yield from map(_to_passage, PARQUET.read_rows(url, first, end))
+
+
+def _check_ids(passages: Iterator[Passage], task: ImportTask, vectors: VectorInput) -> Iterator[Passage]:
+    """Yield the passages; compare their ids with those of files of vectors that have ids.
+
+    Raises:
+        InputError: there are too few passages, or the ids of a row differ.
+    """
+    sources, count = {str(file.path): file for file in vectors.files}, 0
+    is_same_row = task.passages == task.vectors
+    for path, first, end in task.vectors:
+        ids = None if is_same_row else sources[path].iter_ids(first, end)
+        for row in range(first, end):
+            passage = next(passages, None)
+            if passage is None:
+                raise _count_mismatch("the input", str(task.first + count), task.total)
+            vector_id = None if ids is None else next(ids)
+            if vector_id is not None and vector_id != passage.id:
+                raise InputError(
+                    f"the vector in row {row:,} of {path} is of passage {vector_id!r:.60}, but the passage there is "
+                    f"{passage.id!r:.60}: give the passages in the order of the vectors"
+                )
+            count += 1
+            yield passage
+
+
+def _write_passages(
+    passages: Iterator[Passage], removed_pages: Collection[str], is_kept: npt.NDArray[np.bool_], path: Path
+) -> ChunkStats:
+    """Write the passages of pages that stay, and record in `is_kept` which these are."""
+    lengths, page_ids = Counter[int](), set[str]()
+    with PassageWriter(path) as writer:
+        for row, passage in enumerate(passages):
+            if passage.page_id in removed_pages:
+                is_kept[row] = False
+                continue
+            lengths[passage.n_words // LENGTH_BIN * LENGTH_BIN] += 1
+            page_ids.add(passage.page_id)
+            writer.write(passage)
+    removed_count = int((~is_kept).sum())
+    return ChunkStats(
+        rows=writer.rows,
+        articles=len(page_ids),
+        dropped={"taken_down": removed_count} if removed_count else {},
+        lengths={str(length): count for length, count in sorted(lengths.items())},
+    )
+
+
+def _write_vectors(task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path) -> None:
+    """Write the vectors of the rows that are kept as a `.npy` file, block by block."""
+    dtype, row = np.dtype(task.dtype), 0
+    sources = {str(file.path): file for file in vectors.files}
+    if any(file.d != task.dim for file in vectors.files):
+        raise InputError(f"the vectors of {task.vectors[0][0]} have changed: run the command again")
+    with path.open("wb") as out:
+        shape = int(is_kept.sum()), task.dim
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(out, header)
+        for name, first, end in task.vectors:
+            source = VectorInput((sources[name],))
+            for _, block in iter_finite_rows(source, "refuse", first, end):
+                block_kept = is_kept[row : row + len(block)]
+                kept_block = block if block_kept.all() else block[block_kept]
+                out.write(np.ascontiguousarray(kept_block, dtype).data)
+                row += len(block)
 
 
 def check_encoder(store: Store, imported: ImportedParts, encoding: StoredEncoder) -> None:
@@ -139,11 +338,11 @@ def build_imported_content(
     return replace(content, corpus={**content.corpus, "kind": KIND}, recipe=import_recipe)
 
 
-def _read_passages(source: str) -> Iterator[Passage]:
-    for url in expand_pattern(source):
+def iter_passages(source: str) -> Iterator[Passage]:
+    """Yield the passages of all files of a pattern, in order."""
+    for url in list_sources(source):
         record_format = find_record_format(url)
-        if record_format is None:
-            raise UsageError(f"{url} is not a file of passages: give {describe_formats('documents', 'passages')}")
+        assert record_format is not None  # checked by `plan_import`
         yield from map(_to_passage, record_format.iter_records(url))
 
 
@@ -159,25 +358,8 @@ def _to_passage(record: Record) -> Passage:
     )
 
 
-def _store_passages(store: Store, passages: Iterator[Passage], removed_count: int, path: Path) -> ChunkResult:
-    lengths: Counter[int] = Counter()
-    page_ids: set[str] = set()
-    with PassageWriter(path) as writer:
-        for passage in passages:
-            lengths[passage.n_words // LENGTH_BIN * LENGTH_BIN] += 1
-            page_ids.add(passage.page_id)
-            writer.write(passage)
-    stats = ChunkStats(
-        rows=writer.rows,
-        articles=len(page_ids),
-        dropped={"taken_down": removed_count} if removed_count else {},
-        lengths={str(length): count for length, count in sorted(lengths.items())},
-    )
-    return ChunkResult(store.blobs.put_file(path), stats, is_new=True)
-
-
-def _count_mismatch(passages: str, count: str, vectors: VectorInput) -> InputError:
-    return InputError(f"{passages} holds {count} passages for {vectors.n} vectors: give one vector per passage")
+def _count_mismatch(source: str, count: str, vectors: int) -> InputError:
+    return InputError(f"{source} holds {count} passages for {vectors} vectors: give one vector per passage")
 
 
 def _wrong_encoder(encoding: StoredEncoder, reason: str) -> RefusedError:

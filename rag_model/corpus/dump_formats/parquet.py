@@ -17,7 +17,7 @@ from rag_model.corpus.dump_formats.record_format import (
 )
 from rag_model.corpus.source import MAX_LINE, add_client_errors, basename
 from rag_model.errors import InputError, format_error
-from rag_model.parquet_pages import PagesError, check_groups, compute_decoded_size, list_text_paths
+from rag_model.parquet_pages import PagesError, check_groups, compute_decoded_size, iter_row_range, list_text_paths
 
 _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
 _MAGIC = b"PAR1"
@@ -32,7 +32,11 @@ class Parquet(RecordFormat):
         return _ENDING.search(name) is not None or ("." not in name and read_head().startswith(_MAGIC))
 
     def read_records(self, url: str) -> Iterator[Record]:
-        """Yield a record per row, with the fields of `jsonl` as columns.
+        """Yield a record per row; see `read_rows`."""
+        yield from self.read_rows(url)
+
+    def read_rows(self, url: str, first: int = 0, end: int | None = None) -> Iterator[Record]:
+        """Yield a record for each of the rows [first, end), with the fields of `jsonl` as columns.
 
         `revised` may also be a Parquet date or timestamp.
 
@@ -48,12 +52,12 @@ class Parquet(RecordFormat):
                 texts = list_text_paths(metadata, columns)
                 with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
                     check_groups(source, file, columns, size)
-                    batches_in_seconds = map(_dates_to_seconds, file.iter_batches(_BATCH, columns=columns))
+                    batches_in_seconds = map(_dates_to_seconds, iter_row_range(file, _BATCH, columns, first, end))
                     small_batches = (
                         small_batch for batch in batches_in_seconds for small_batch in _split_batch(batch, url)
                     )
-                    rows = (row for batch in small_batches for row in batch.to_pylist())
-                    for number, row in enumerate(rows, start=1):
+                    rows = (row for batch in small_batches for row in _decode(batch).to_pylist())
+                    for number, row in enumerate(rows, start=first + 1):
                         yield parse_document(row, f"row {number} of {basename(url)}")
         except PagesError as error:
             raise InputError(f"{basename(url)} {error}: write it again") from error
@@ -73,6 +77,14 @@ def _dates_to_seconds(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(
         column_index, DATE_FIELD, batch.column(column_index).cast(unit, safe=False).cast(pa.int64())
     )
+
+
+def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch without dictionaries, from which Arrow makes Python objects much faster."""
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _split_batch(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ of each part to a file (`write_bucket_parts`). Workers read these files, so they
 
 import gzip
 import json
+import re
 import sys
 import tempfile
 from abc import abstractmethod
@@ -56,6 +57,7 @@ from rag_model.errors import InputError
 Record = tuple[str, str, str, int | None] | tuple[str, str, list[tuple[str, str]], int | None]
 
 _RECORD_FIELDS = 4
+_SURROGATE = re.compile("[\ud800-\udfff]")
 DATE_FIELD = "revised"
 DOCUMENT_FIELDS = ("id", "_id", "title", "text", "sections", "contents", DATE_FIELD)
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they are written to disk
@@ -289,7 +291,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
     """Return the record of an object with `id` or `_id`, `title`, and `text` or `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
-    the title, a line break and the text. `revised` is optional.
+    the title, perhaps in quotes, a line break and the text. `revised` is optional.
 
     Raises:
         InputError: It is not such an object; the message starts with `where`.
@@ -304,6 +306,8 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
         if not sections and row.get("contents"):
             first, _, rest = row["contents"].partition("\n")
             has_title = rest and len(first) <= MAX_TITLE  # a longer first line is text
+            if len(first) > 2 and first[0] == first[-1] == '"':  # as Pyserini quotes titles of DPR's corpus
+                first = first[1:-1].replace('""', '"')
             title, sections = (title or first, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
         document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, where)
         title = check_length(_replace_surrogates(title or ""), "title", MAX_TITLE, where)
@@ -357,4 +361,6 @@ def _parse_section(section: Any) -> tuple[str, str]:
 
 def _replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which JSON allows but UTF-8 does not."""
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,12 +1,15 @@
-"""Input vectors: inspect `.npy` and Parquet files, and split them into parts of bounded size.
+"""Input vectors: inspect `.npy`, Parquet and faiss Flat files, and split them into parts of bounded
+size.
 
 `inspect_vectors` reads only headers, so unusable input is refused before any work.
 `split_into_parts` reads the rows once, in bounded memory, and detects those that hold a NaN or an
 infinity.
 """
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -17,8 +20,9 @@ import pyarrow.parquet as pq
 
 from rag_model.arrays import map_npy, read_npy_header
 from rag_model.errors import InputError, UsageError, format_error
-from rag_model.index.files.engine import Rows
-from rag_model.parquet_pages import PagesError, check_groups
+from rag_model.index.files.engine import Metric, Rows
+from rag_model.index.files.layout import FLAT_KINDS, UnsupportedIndexError, check_layout
+from rag_model.parquet_pages import PagesError, check_groups, iter_row_range
 
 Block = npt.NDArray[Any]
 
@@ -26,6 +30,8 @@ _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.
 
 
 MAX_DIM = 1 << 20  # faiss's own limit
+_BUFFER_BYTES = 8 << 20  # of a Parquet file that is read at once
+_FAISS_VECTORS = 45  # bytes before the vectors: type, header, and their number
 
 
 class VectorSource(Protocol):
@@ -51,12 +57,16 @@ class VectorSource(Protocol):
         """Return the dtype of the components."""
         ...
 
-    def blocks(self, rows: int) -> Iterator[Block]:
-        """Yield (m <= rows, d) in order, in the file's dtype.
+    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
+        """Yield (m <= rows, d) of the rows [first, end), in order and in the file's dtype.
 
         Raises:
             InputError: a row is not a vector of `d` dimensions; the message names it.
         """
+        ...
+
+    def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
+        """Return the ids of the rows [first, end), or None if the file has none."""
         ...
 
 
@@ -93,11 +103,77 @@ class NpySource:
             raise InputError(f"{path} is truncated: {path.stat().st_size:,} bytes of {expected:,}; copy it again")
         return cls(path, shape[0], shape[1], dtype)
 
-    def blocks(self, rows: int) -> Iterator[Block]:
+    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
         """Yield (m <= rows, d) in order."""
-        array = map_npy(self.path)
-        for first in range(0, self.n, rows):
-            yield array[first : first + rows]
+        yield from _slice_rows(map_npy(self.path), rows, first, end)
+
+    def iter_ids(self, first: int, end: int) -> None:
+        """Return None: the file has no ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaissFlatSource:
+    """A faiss index of uncompressed vectors, read as an array; faiss does not open it.
+
+    A file `docid` beside it has the id of each row on a line, as in Pyserini's indexes.
+    """
+
+    path: Path
+    n: int
+    d: int
+    metric: Metric
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the header, and count the ids.
+
+        Raises:
+            InputError: the file is truncated, has another layout, or another number of ids.
+        """
+        try:
+            with path.open("rb") as file:
+                check_layout(file, path.stat().st_size)
+                file.seek(0)
+                header = file.read(_FAISS_VECTORS)
+        except UnsupportedIndexError as error:
+            raise InputError(f"{path} is a faiss index of the type {error}: vectors are read from Flat") from error
+        except ValueError as error:
+            raise InputError(f"{path} is not a complete faiss index ({error}): copy it again") from error
+        kind, d, n = struct.unpack_from("<4siq", header)
+        if kind not in FLAT_KINDS or not 0 < d <= MAX_DIM:
+            raise InputError(f"{path} is a faiss index of another type than Flat: give a Flat index, or the vectors")
+        source = cls(path, n, d, "l2" if kind == b"IxF2" else "ip", np.dtype("<f4"))
+        if source.id_file.exists():
+            with source.id_file.open("rb") as file:
+                count = sum(1 for _ in file)
+            if count != n:
+                raise InputError(f"{source.id_file} has {count:,} ids for {n:,} vectors: take both from one index")
+        return source
+
+    @property
+    def id_file(self) -> Path:
+        """The path of the ids, which need not exist."""
+        return self.path.with_name("docid")
+
+    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order."""
+        shape = self.n, self.d
+        yield from _slice_rows(np.memmap(self.path, self.dtype, "r", _FAISS_VECTORS, shape), rows, first, end)
+
+    def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
+        """Return the lines of `docid`."""
+        return self._iter_lines(first, end) if self.id_file.exists() else None
+
+    def _iter_lines(self, first: int, end: int) -> Iterator[str]:
+        with self.id_file.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            yield from (line.rstrip("\r\n") for line in islice(file, first, end))
+
+
+def _slice_rows(array: Block, rows: int, first: int, end: int | None) -> Iterator[Block]:
+    end = len(array) if end is None else end
+    for start in range(first, end, rows):
+        yield array[start : min(start + rows, end)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +214,29 @@ class ParquetSource:
             raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
         return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
 
-    def blocks(self, rows: int) -> Iterator[Block]:
-        """Yield (m <= rows, d) in order."""
-        first = 0
+    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order; reads only the row groups that have such rows."""
+        row = first
         try:
-            with pq.ParquetFile(self.path) as file:
-                for batch in file.iter_batches(min(rows, 1 << 16), columns=[self.column]):
-                    yield self._matrix(batch.column(0), first)
-                    first += len(batch)
+            # Without a buffer a whole column of a row group would be in memory.
+            with pq.ParquetFile(self.path, buffer_size=_BUFFER_BYTES) as file:
+                for batch in iter_row_range(file, min(rows, 1 << 16), [self.column], first, end):
+                    yield self._matrix(batch.column(0), row)
+                    row += len(batch)
         except (pa.ArrowException, OSError) as error:
-            sentence = f"{self.path} cannot be read from row {first} on ({format_error(error)}): write it again"
+            sentence = f"{self.path} cannot be read from row {row} on ({format_error(error)}): write it again"
             raise InputError(sentence) from error
+
+    def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
+        """Return the values of the column `id` or `_id`."""
+        names = pq.read_schema(self.path).names
+        column = next((name for name in ("id", "_id") if name in names), None)
+        return None if column is None else self._iter_column(column, first, end)
+
+    def _iter_column(self, column: str, first: int, end: int) -> Iterator[str]:
+        with pq.ParquetFile(self.path) as file:
+            for batch in iter_row_range(file, 1 << 12, [column], first, end):
+                yield from map(str, batch.column(0).to_pylist())
 
     def _matrix(self, lists: Any, first: int) -> Block:
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
@@ -218,6 +306,14 @@ class VectorInput:
         """Return the dtype of the parts: float16 if all files are float16, else float32."""
         return np.dtype(np.float16 if all(file.dtype == np.float16 for file in self.files) else np.float32)
 
+    def split_rows(self, first: int, end: int) -> Iterator[tuple[VectorSource, int, int]]:
+        """Yield each file with rows in [first, end), and the range of its own rows."""
+        start = 0
+        for file in self.files:
+            if first < start + file.n and start < end:
+                yield file, max(first - start, 0), min(end - start, file.n)
+            start += file.n
+
     def part_rows(self, part_bytes: int = PART_BYTES) -> int:
         """Return the rows per part, for about equal parts of at most `part_bytes` as float32."""
         max_rows = max(1, part_bytes // (4 * self.d))
@@ -281,7 +377,7 @@ def split_into_parts(
     """
     part, filled = np.empty((vectors.part_rows(part_bytes), vectors.d), vectors.dtype), 0
     kept_rows: list[Rows] = []
-    for row, block in _iter_finite_rows(vectors, invalid):
+    for row, block in iter_finite_rows(vectors, invalid):
         kept_rows.append(row)
         for chunk in np.split(block, np.arange(len(part) - filled, len(block), len(part))):
             part[filled : filled + len(chunk)] = chunk
@@ -297,12 +393,19 @@ def split_into_parts(
     return rows if invalid == "drop" else None
 
 
-def _iter_finite_rows(vectors: VectorInput, invalid: InvalidRowPolicy) -> Iterator[tuple[Rows, Block]]:
-    """Yield the row numbers, over all files, and the values of finite rows."""
-    start = 0
-    for file in vectors.files:
-        first = 0
-        for raw in file.blocks(max(1, _BLOCK_BYTES // (4 * vectors.d))):
+def iter_finite_rows(
+    vectors: VectorInput, invalid: InvalidRowPolicy, first: int = 0, end: int | None = None
+) -> Iterator[tuple[Rows, Block]]:
+    """Yield the row numbers, over all files, and the values of finite rows of [first, end).
+
+    Raises:
+        InputError: a row holds a NaN or an infinity, and `invalid` is `refuse`; or a file is
+            damaged.
+    """
+    number = first
+    for file, file_first, file_end in vectors.split_rows(first, vectors.n if end is None else end):
+        row = file_first
+        for raw in file.blocks(max(1, _BLOCK_BYTES // (4 * vectors.d)), file_first, file_end):
             # an overflowing float64 becomes an infinity, detected below
             with np.errstate(over="ignore"):
                 block = np.ascontiguousarray(raw, dtype=vectors.dtype)
@@ -310,19 +413,21 @@ def _iter_finite_rows(vectors: VectorInput, invalid: InvalidRowPolicy) -> Iterat
             if len(finite) < len(block) and invalid == "refuse":
                 not_finite = np.setdiff1d(np.arange(len(block)), finite)
                 raise InputError(
-                    f"row {first + not_finite[0]} of {file.path} holds a NaN or an infinity"
+                    f"row {row + not_finite[0]} of {file.path} holds a NaN or an infinity"
                     + (f", and so do {len(not_finite) - 1} more near it" if len(not_finite) > 1 else "")
                     + ": correct the file, or drop such rows with --invalid drop"
                 )
-            yield finite + (start + first), block[finite] if len(finite) < len(block) else block
-            first += len(block)
-        start += first
+            yield finite + number, block[finite] if len(finite) < len(block) else block
+            row += len(block)
+            number += len(block)
 
 
 def _list_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(inner for inner in path.iterdir() if inner.suffix in (".npy", ".parquet") and inner.is_file())
+    if not files and (path / "index").is_file():
+        return [path / "index"]  # of Pyserini, with `docid` beside it
     if not files:
         raise InputError(f"the folder {path} holds no .npy and no .parquet file: give another folder")
     if len({inner.suffix for inner in files}) > 1:
@@ -337,4 +442,7 @@ def _open_source(path: Path, column: str | None) -> VectorSource:
         return NpySource.open(path)
     if path.suffix in (".parquet", ".pq"):
         return ParquetSource.open(path, column)
-    raise InputError(f"{path} is neither .npy nor .parquet: save the vectors as one of them")
+    with path.open("rb") as file:
+        if file.read(1) == b"I":
+            return FaissFlatSource.open(path)
+    raise InputError(f"{path} is neither .npy nor .parquet nor a faiss index: save the vectors as one of them")

@@ -97,10 +97,10 @@ def _iter_upper_links(
 _HEADER = "iqqqBi"  # d, n, 2 unused, trained, metric: follows the fourcc
 _MAX_DIM = 1 << 20  # faiss's own limit
 _MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
-_FLATS = (b"IxFI", b"IxF2", b"IxFl")
+FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
 _GRAPHS = (b"IHNf", b"IHNs")  # over vectors, or over scalar codes
 _LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
-_ALLOWED = (*_FLATS, *_GRAPHS, *_LISTS, b"IxPT", b"IxRF", b"IxSQ")
+_ALLOWED = (*FLAT_KINDS, *_GRAPHS, *_LISTS, b"IxPT", b"IxRF", b"IxSQ")
 _TRANSFORMS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
 # Bits per component, by faiss's number of the scalar type.
 _SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
@@ -199,7 +199,7 @@ class _LayoutReader:
         entry, top, _, _, _ = self._read("iiiii")
         self.require(-1 <= entry < max(n, 1) and -1 <= top < len(slots) and (n == 0) == (entry < 0))
         check_levels(levels, offsets, links, slots, (entry, top), self.require)
-        self.require(self.read_index(_FLATS if kind == b"IHNf" else (b"IxSQ",)) == (d, n))
+        self.require(self.read_index(FLAT_KINDS if kind == b"IHNf" else (b"IxSQ",)) == (d, n))
 
     def _read_pretransform(self, kind: bytes, d: int, n: int) -> None:
         (chain,) = self._read("i")
@@ -228,13 +228,13 @@ class _LayoutReader:
 
     def _read_refinement(self, kind: bytes, d: int, n: int) -> None:
         self.require(self.read_index((*_LISTS, b"IxPT")) == (d, n))
-        self.require(self.read_index((*_FLATS, b"IxSQ")) == (d, n))
+        self.require(self.read_index((*FLAT_KINDS, b"IxSQ")) == (d, n))
         (factor,) = self._read("f")
         self.require(1 <= factor < 1 << 20)
 
     def _read_lists(self, kind: bytes, d: int, n: int) -> None:
         lists, _ = self._read("QQ")
-        self.require(self.read_index((*_FLATS, b"IHNf")) == (d, lists))
+        self.require(self.read_index((*FLAT_KINDS, b"IHNf")) == (d, lists))
         (direct,) = self._read("b")
         self.require(direct == 0 and self._skip_array(8) == 0)
         width = self._read_codec(kind, d)

@@ -3,15 +3,30 @@
 import json
 from pathlib import Path
 
+import faiss
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError
-from rag_model.index.files.intake import inspect_vectors
-from rag_model.snapshots.imported import import_parts
+from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vectors
+from rag_model.snapshots.imported import (
+    ImportedParts,
+    collect_parts,
+    import_in_sequence,
+    import_part,
+    list_sources,
+    plan_import,
+)
 from rag_model.store.store import Store
+
+
+def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: int = PART_BYTES) -> ImportedParts:
+    tasks = plan_import(store, passages, vectors, part_bytes=part_bytes)
+    return collect_parts(store, passages, list(import_in_sequence(store, passages, tasks)), vectors.dtype.name)
 
 
 def test_a_passage_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
@@ -33,3 +48,144 @@ def test_imported_passages_keep_their_dates(tmp_path: Path) -> None:
     (cut,) = import_parts(store, str(tmp_path / "rows.jsonl"), inspect_vectors([tmp_path / "vectors.npy"])).passages
     with PassageFile(store.blobs.get_local_path(cut.passages)) as file:
         assert [format_iso(passage.revised) for passage in file.iter_passages()] == ["2026-11-01T12:00:00Z", None]
+
+
+ROWS, DIM = 50, 8
+PART = 4 * DIM * 12  # bytes of twelve rows
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def vectors_of(count: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
+
+
+def save_wiki_dpr(folder: Path, vectors: np.ndarray, sizes: tuple[int, ...] = (20, 0, 30), group: int = 7) -> str:
+    """Write files as those of `facebook/wiki_dpr`: passages and vectors in one, in row groups."""
+    folder.mkdir()
+    first = 0
+    for number, size in enumerate(sizes):
+        rows = range(first, first + size)
+        columns = {
+            "id": pa.array([str(row + 1) for row in rows], pa.string()),
+            "text": pa.array([f"text of {row}" for row in rows], pa.string()),
+            "title": pa.array([f"title {row // 3}" for row in rows], pa.string()),
+            "embeddings": pa.array([vectors[row].tolist() for row in rows], pa.list_(pa.float32())),
+        }
+        pq.write_table(pa.table(columns), folder / f"train-{number:05d}-of-00003.parquet", row_group_size=group)
+        first += size
+    return f"{folder}/*.parquet"
+
+
+def read_back(store: Store, imported: ImportedParts) -> tuple[list[tuple[str, str, str]], np.ndarray]:
+    passages, vectors = [], []
+    for chunk_result, embed_result in zip(imported.passages, imported.embeddings, strict=True):
+        with PassageFile(store.blobs.get_local_path(chunk_result.passages)) as file:
+            passages += [(one.id, one.title, one.text) for one in file.iter_passages()]
+        vectors.append(np.load(store.blobs.get_local_path(embed_result.vectors)))
+    return passages, np.concatenate(vectors)
+
+
+def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: Store, tmp_path: Path) -> None:
+    vectors = vectors_of(ROWS)
+    passages = save_wiki_dpr(tmp_path / "wiki", vectors)
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_sources(passages)))), part_bytes=PART)
+    assert [task.rows for task in tasks] == [10] * 5
+    reports = [import_part(task, store) for task in reversed(tasks)][::-1]  # in any order
+    found = read_back(store, collect_parts(store, passages, reports, "float32"))
+    assert found[0] == [(str(row + 1), f"title {row // 3}", f"text of {row}") for row in range(ROWS)]
+    np.testing.assert_array_equal(found[1], vectors)
+    again = [import_part(task, store) for task in tasks]
+    assert [report["passages"]["made"] for report in again] == [False] * 5, "recorded parts are not read again"
+    store.takedowns.add("", ["title 4"], "", "me")
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_sources(passages)))), part_bytes=PART)
+    without = read_back(store, collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32"))
+    assert [row for row, _, _ in without[0]] == [str(row + 1) for row in range(ROWS) if row // 3 != 4]
+    np.testing.assert_array_equal(without[1], np.delete(vectors, [12, 13, 14], axis=0))
+
+
+@pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
+def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_path: Path, metric: int) -> None:
+    """As Pyserini's and Search-R1's artifacts are: `index`, `docid`, and JSONL with `contents`."""
+    vectors, folder = vectors_of(ROWS), tmp_path / "pyserini"
+    folder.mkdir()
+    index = faiss.index_factory(DIM, "Flat", metric)
+    index.add(vectors)
+    faiss.write_index(index, str(folder / "index"))
+    (folder / "docid").write_text("".join(f"{row}\n" for row in range(ROWS)))
+    lines = [json.dumps({"id": row, "contents": f'"A ""{row}"""\nText of {row}.'}) for row in range(ROWS)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    source = str(tmp_path / "corpus.jsonl")
+    found = read_back(store, import_parts(store, source, inspect_vectors([folder]), PART))
+    assert found[0] == [(str(row), f'A "{row}"', f"Text of {row}.") for row in range(ROWS)]
+    np.testing.assert_array_equal(found[1], vectors)
+    assert not any(part.is_new for part in import_parts(store, source, inspect_vectors([folder]), PART).passages)
+    (folder / "docid").write_text("".join(f"{(row + 1) % ROWS}\n" for row in range(ROWS)))
+    with pytest.raises(InputError, match=r"row 0 of .*index is of passage '1', but the passage there is '0': give the"):
+        import_parts(Store.open(str(tmp_path / "other"), create=True), source, inspect_vectors([folder]), PART)
+    (folder / "docid").write_text("0\n1\n")
+    with pytest.raises(InputError, match="docid has 2 ids for 50 vectors: take both from one index"):
+        inspect_vectors([folder])
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Path) -> None:
+    vectors = vectors_of(ROWS)
+
+    def import_files(name: str, values: np.ndarray, **layout: tuple[int, ...]) -> None:
+        passages = save_wiki_dpr(tmp_path / name, values, **layout)
+        run(passages)
+
+    def run(passages: str, paths: list[Path] | None = None) -> None:
+        inspected = inspect_vectors(paths or list(map(Path, list_sources(passages))))
+        for task in plan_import(store, passages, inspected, part_bytes=PART):
+            import_part(task, store)
+
+    broken = vectors.copy()
+    broken[33, 2] = np.nan
+    with pytest.raises(InputError, match=r"row 13 of .*train-00002.*holds a NaN or an infinity"):
+        import_files("nan", broken)
+    save_wiki_dpr(tmp_path / "wide", vectors)
+    pq.write_table(
+        pa.table(
+            {"id": ["x"], "text": ["y"], "embeddings": [[1.0] * 9]},
+            pa.schema([("id", pa.string()), ("text", pa.string()), ("embeddings", pa.list_(pa.float32()))]),
+        ),
+        tmp_path / "wide" / "train-00001-of-00003.parquet",
+    )
+    with pytest.raises(InputError, match=r"has 9 dimensions and .* has 8: give vectors of one encoder"):
+        run(f"{tmp_path}/wide/*.parquet")
+    save_wiki_dpr(tmp_path / "short", vectors)
+    path = tmp_path / "short" / "train-00000-of-00003.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="is not a complete Parquet file: copy it again"):
+        run(f"{tmp_path}/short/*.parquet")
+    np.save(tmp_path / "few.npy", vectors[:-1])
+    with pytest.raises(InputError, match="holds 50 passages for 49 vectors: give one vector per passage"):
+        run(f"{tmp_path}/nan/*.parquet", [tmp_path / "few.npy"])
+    for row, name in ((0, "first"), (25, "second")):  # the same files in another order than the passages
+        (tmp_path / "mixed").mkdir(exist_ok=True)
+        table = {"id": [str(row + 1)], "text": ["t"], "embeddings": [vectors[row].tolist()]}
+        pq.write_table(
+            pa.table(table).cast(
+                pa.schema([("id", pa.string()), ("text", pa.string()), ("embeddings", pa.list_(pa.float32()))])
+            ),
+            tmp_path / "mixed" / f"{name}.parquet",
+        )
+    turned = [tmp_path / "mixed" / "second.parquet", tmp_path / "mixed" / "first.parquet"]
+    with pytest.raises(InputError, match="of passage '26', but the passage there is '1'"):
+        run(f"{tmp_path}/mixed/*.parquet", turned)
+    index = faiss.index_factory(DIM, "HNSW8", faiss.METRIC_INNER_PRODUCT)
+    index.add(vectors)
+    faiss.write_index(index, str(tmp_path / "graph.faiss"))
+    with pytest.raises(InputError, match="is a faiss index of another type than Flat: give a Flat index"):
+        inspect_vectors([tmp_path / "graph.faiss"])
+    flat = faiss.index_factory(DIM, "Flat")
+    flat.add(vectors)
+    faiss.write_index(flat, str(tmp_path / "flat.faiss"))
+    data = (tmp_path / "flat.faiss").read_bytes()
+    (tmp_path / "flat.faiss").write_bytes(data[:-9])
+    with pytest.raises(InputError, match="is not a complete faiss index"):
+        inspect_vectors([tmp_path / "flat.faiss"])

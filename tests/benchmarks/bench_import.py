@@ -1,0 +1,116 @@
+"""`bookwheel import` of passages and vectors in Parquet, as `facebook/wiki_dpr` has them: MB of vectors a second.
+
+The peer is pyarrow alone: it reads the same columns and writes the same bytes of vectors, without checks, digests and
+passages. One JSON line: `ratio` is the CPU seconds of the peer by ours, with one process each; `vectors_mb_per_second`
+is wall time of the job with two workers, start-up included; `memory_growth` is our peak of anonymous memory by that of
+a quarter of the rows. `python tests/benchmarks/bench_import.py [--rows 100000] [--dim 768]`, half a minute.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from alone import alone
+
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch
+from rag_model.index.files.intake import inspect_vectors
+from rag_model.snapshots.imported import collect_parts, import_part, plan_import
+from rag_model.store.store import Store
+
+GROUP = 1_000  # rows of a row group, as the Hub's converter writes them
+WORDS = 100  # of a passage
+PART_BYTES = 64 << 20  # of a part's vectors; a quarter of the default, so that there are several
+
+
+def write_files(folder: Path, rows: int, dim: int, files: int) -> None:
+    """Write files of ids, texts of 100 words, titles and random vectors."""
+    generator = np.random.default_rng(0)
+    words = [f"w{number}" for number in range(20_000)]
+    folder.mkdir()
+    for number, ids in enumerate(np.array_split(np.arange(rows), files)):
+        schema = pa.schema(
+            [("id", pa.string()), ("text", pa.string()), ("title", pa.string()), ("embeddings", pa.list_(pa.float32()))]
+        )
+        with pq.ParquetWriter(folder / f"train-{number:05d}-of-{files:05d}.parquet", schema) as writer:
+            for some in np.array_split(ids, max(1, len(ids) // GROUP)):
+                vectors = generator.standard_normal((len(some), dim), dtype=np.float32)
+                offsets = np.arange(0, vectors.size + 1, dim, dtype=np.int32)
+                drawn = generator.integers(0, len(words), (len(some), WORDS))
+                columns = [
+                    pa.array(map(str, some + 1)),
+                    pa.array(" ".join(words[word] for word in row) for row in drawn),
+                    pa.array(f"title {row // 7}" for row in some.tolist()),
+                    pa.ListArray.from_arrays(offsets, pa.array(vectors.ravel())),
+                ]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+def copy(folder: Path, out: Path) -> int:
+    """Read the files with pyarrow, and write the vectors as they are; return their bytes."""
+    size = 0
+    with out.open("wb") as file:
+        for path in sorted(folder.iterdir()):
+            with pq.ParquetFile(path, buffer_size=8 << 20) as source:
+                for batch in source.iter_batches(GROUP):
+                    size += file.write(batch["embeddings"].flatten().to_numpy().data)
+    return size
+
+
+def import_alone(folder: Path, store: Path) -> int:
+    """Import all parts in this process; return the passages."""
+    target = Store.open(str(store), create=True)
+    tasks = plan_import(target, f"{folder}/*.parquet", inspect_vectors([folder]), part_bytes=PART_BYTES)
+    reports = [import_part(task, target) for task in tasks]
+    return sum(part.rows for part in collect_parts(target, "", reports, "float32").passages)
+
+
+def import_with_workers(folder: Path, store: Path) -> float:
+    """Import all parts with two workers; return the seconds."""
+    target, began = Store.open(str(store), create=True), time.perf_counter()
+    tasks = plan_import(target, f"{folder}/*.parquet", inspect_vectors([folder]), part_bytes=PART_BYTES)
+    run_job("import", import_part, tasks, Launch.new(str(store), ["--direct_num_workers=2"]))
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=768)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        write_files(work / "all", options.rows, options.dim, 4)
+        write_files(work / "quarter", options.rows // 4, options.dim, 4)
+        peer = alone(copy, work / "all", work / "copy.bin")
+        quarter = alone(import_alone, work / "quarter", work / "quarter-store")
+        ours = alone(import_alone, work / "all", work / "store")
+        seconds = import_with_workers(work / "all", work / "second-store")
+        megabytes = peer.value / 1e6
+        line = {
+            "rows": options.rows,
+            "dim": options.dim,
+            "vectors_mb": round(megabytes),
+            "ratio": round(peer.cpu_seconds / ours.cpu_seconds, 3),
+            "vectors_mb_per_second": round(megabytes / seconds),
+            "vectors_mb_per_cpu_second": round(megabytes / ours.cpu_seconds),
+            "cpu_seconds": round(ours.cpu_seconds, 2),
+            "pyarrow_cpu_seconds": round(peer.cpu_seconds, 2),
+            "peak_mb": round(ours.anonymous_mb),
+            "pyarrow_peak_mb": round(peer.anonymous_mb),
+            "memory_growth": round(ours.anonymous_mb / quarter.anonymous_mb, 3),
+        }
+        if ours.value != options.rows:
+            sys.exit(f"{ours.value} of {options.rows} passages were imported")
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
