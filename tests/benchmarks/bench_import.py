@@ -26,7 +26,7 @@ from rag_model.store.store import Store
 
 GROUP = 1_000  # rows of a row group, as the Hub's converter writes them
 WORDS = 100  # of a passage
-PART_BYTES = 64 << 20  # of a part's vectors; a quarter of the default, so that there are several
+PART_BYTES = 4 * 768 * 12_500  # of a part; less than the default, so that the parts of both sizes are equal
 
 
 def write_files(folder: Path, rows: int, dim: int, files: int) -> None:
