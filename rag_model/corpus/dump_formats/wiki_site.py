@@ -225,13 +225,15 @@ class SiteFollower:
             )
         state = self._take_first_pages(state, events, removed)
         rendered_until = state.cursor.site_time if state.cursor and self._settings.text == HTML else _MAX_ID
-        known = {page.page_id: page for block in state.blocks for page, _ in read_block(self._mirror, block)}
+        known = {
+            page.page_id: (page.rev_id, page.revised, page.title)
+            for block in state.blocks
+            for page, _ in read_block(self._mirror, block)
+        }
         outdated = [
             page_id
             for page_id, (revision, revised, title, touched, _) in listed.items()
-            if page_id not in known
-            or (known[page_id].rev_id, known[page_id].revised, known[page_id].title) != (revision, revised, title)
-            or touched > rendered_until
+            if known.get(page_id) != (revision, revised, title) or touched > rendered_until
         ]
         gone = dict.fromkeys((page_id for page_id in known if page_id not in listed), None)
         del known

@@ -13,6 +13,7 @@ import pytest
 from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage
 from rag_model.retrieve.retriever import Queries
 from rag_model.store.store import Store
+from rag_model.store.versions.build_history import Trend
 from rag_model.store.versions.moves import tag
 from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
 from tests.fixtures.serving import until, with_limits
@@ -50,7 +51,8 @@ def test_a_healthy_service_trips_none_and_exports_all_that_is_watched(library: W
     asked |= {name for one in expressions_of(json.loads(DASHBOARD.read_text())) for name in metrics_in(one)}
     missing = {name for name in asked if f"\n{name}" not in text}
     of_models = {f"bookwheel_{own}_total" for own in OF_MODELS}  # no model serves here
-    assert missing == {"bookwheel_snapshot_refused_info", *of_models}  # nothing was refused
+    # Nothing was refused, and the snapshot has no builds before it.
+    assert missing == {"bookwheel_snapshot_refused_info", "bookwheel_builds_trend_ratio", *of_models}
 
 
 def test_a_service_that_has_nothing_to_serve(store: Store, tmp_path: Path) -> None:
@@ -113,6 +115,13 @@ def test_a_snapshot_of_two_months_ago(library: Watched, tmp_path: Path) -> None:
     looks = library.metrics.store_seen_at
     until(lambda: library.metrics.store_seen_at != looks)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelStale")
+
+
+def test_builds_that_became_worse(library: Watched, tmp_path: Path) -> None:
+    before, served = library.healthy(), library.metrics.served
+    assert served is not None
+    library.metrics.served = replace(served, trends=(Trend("recall", "hnsw", 0.98, 0.9),))
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelBuildsBend")
 
 
 def test_a_new_snapshot_that_is_damaged(library: Watched, tmp_path: Path, store: Store, bert: Path) -> None:
