@@ -8,7 +8,7 @@ from typing import Self
 
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
-from rag_model.index.kind import RepresentationType, TextIndex
+from rag_model.index.kind import RepresentationType
 from rag_model.retrieve.context import RetrieverContext, load_snapshot_encoder
 from rag_model.retrieve.hits import Hit
 from rag_model.retrieve.indexes import index_file_sizes, representation_kind, scores_are_products
@@ -43,20 +43,6 @@ class IndexRetriever(SnapshotRetriever):
         encoded = queries.texts if encoder is None else queries.vectors(encoder)
         scores, rows = self._context.index(self.index).search(encoded, k, **self.parameters)
         return RankedRows(self.name, rows, scores, scores if self.exact_products else None)
-
-
-class TextRetriever(SnapshotRetriever):
-    """A `Retriever` over an index that is searched by text and does not belong to the snapshot."""
-
-    def __init__(self, snapshot: Snapshot, name: str, index: TextIndex) -> None:
-        """Search an index over the passages of `snapshot`; expressions and hits call it `name`."""
-        super().__init__(snapshot, name)
-        self._index = index
-
-    def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the index by the texts of the queries."""
-        scores, rows = self._index.search(queries.texts, k)
-        return RankedRows(self.name, rows, scores)
 
 
 class DenseRetriever(IndexRetriever):

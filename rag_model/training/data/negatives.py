@@ -341,10 +341,13 @@ def add_mined_passages(
     return completed
 
 
-def sample_passages(snapshot: Snapshot, count: int) -> list[Passage]:
-    """Return up to `count` passages of a snapshot, evenly spaced over its rows."""
+def sample_passages(snapshot: Snapshot, count: int, runner: TaskRunner | None = None) -> list[Passage]:
+    """Return up to `count` passages of a snapshot, evenly spaced over its rows.
+
+    `runner` reads them on workers; None: this process does.
+    """
     rows = np.unique(np.linspace(0, snapshot.n - 1, min(count, snapshot.n), dtype=np.int64))
-    return snapshot.passages(rows.tolist())
+    return [*read_passages(snapshot, rows.tolist(), runner).values()]
 
 
 def estimate_mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:

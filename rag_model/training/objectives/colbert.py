@@ -307,7 +307,7 @@ class Colbert(Objective[ColbertTraining]):
         """Load the encoder; dev questions also rank passages of the snapshot."""
         settings = job.settings
         initial = InitialColbert.load(resolve_folder(job.origins.names[PART]), settings.colbert)
-        corpus = sample_passages(job.snapshot, settings.negatives.ranked)
+        corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         return ColbertTask(initial, job.examples["train"], job.examples["dev"], settings.colbert, corpus, job.digests)
 
     def costs(self, job: Job[ColbertTraining], models: Mapping[str, Architecture]) -> TrainingCosts:

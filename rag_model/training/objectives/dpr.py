@@ -206,7 +206,7 @@ class Dpr(Objective[DprTraining]):
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""
         names, settings = job.origins.names, job.settings
-        corpus = sample_passages(job.snapshot, settings.negatives.ranked)
+        corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         examples = job.examples["train"], job.examples["dev"]
         return DprTask.load(names["question"], names.get("passage"), *examples, settings.dpr, corpus)
 

@@ -160,7 +160,7 @@ class MarginMse(Objective[MarginMseTraining]):
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""
         names, settings = job.origins.names, job.settings
-        recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked)
+        recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoder = BiEncoder.load(
             names["question"], names.get("passage"), shared=recipe.shared, frozen=recipe.freeze_passages
         )

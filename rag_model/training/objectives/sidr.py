@@ -424,7 +424,7 @@ class Sidr(Objective[SidrTraining]):
     def task(self, job: Job[SidrTraining]) -> SidrTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""
         settings = job.settings
-        corpus = sample_passages(job.snapshot, settings.negatives.ranked)
+        corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         pair = load_initial_pair(job.origins, settings.sidr)
         return SidrTask(pair, job.examples["train"], job.examples["dev"], settings.sidr, corpus, job.digests)
 
