@@ -144,7 +144,7 @@ def explain(
     with temporary_folder("explain") as folder:
         scratch = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch, dump, recipe, limit, parent, store)
-        encoders = store_encoders(scratch, encoder, recipe, store)
+        encoders = store_encoders(scratch, encoder, recipe, store, parent.pins)
         chunker = store_chunker(scratch, recipe.chunk)
         files = local_paths(scratch, chunker.files)
         lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)

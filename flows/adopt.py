@@ -21,6 +21,7 @@ from flows.reindex import prepare_encoder
 from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.files.intake import inspect_vectors
+from rag_model.snapshots.content import build_commits_provenance
 from rag_model.snapshots.imported import (
     ImportedParts,
     ImportTask,
@@ -100,6 +101,7 @@ def adopt_library(
                 embed_results,
                 plans,
                 assemble_content,
+                build_commits_provenance([encoding]),
             )
         )
 

@@ -124,6 +124,11 @@ app.command("flows.verbs.pull:pull", help="Fetch the missing files of a snapshot
 app.command("flows.verbs.serve:serve", help="Answer questions over HTTP from a snapshot; follow its ref.")
 app.command("flows.verbs.doctor:doctor", help="Check this machine, a store and the servers before a run.")
 app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
+app.command(
+    "flows.verbs.convert_weights:convert_weights",
+    name="convert-weights",
+    help="Write a copy of a model whose pickled weights become safetensors.",
+)
 app.command("flows.verbs.adopt:adopt", name="import", help="Make a snapshot from existing passages and vectors.")
 
 

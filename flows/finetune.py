@@ -241,7 +241,7 @@ def prepare_training(
     model_names = {
         option: getattr(request.models, option) for option in objective.options
     }  # others may be set for another verb
-    origins = objective.origins(store, snapshot, NamedModels(**model_names))
+    origins = objective.origins(store, snapshot, NamedModels(**model_names)).pin()
     origins.check_trainable()
     settings = parse_settings(kind, request.tables, request.max_steps, unit_vectors=origins.has_unit_vectors())
     examples = _examples(objective, train, dev, settings.loop)

@@ -65,7 +65,7 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         with clock("embed") as on_progress:
             embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
         assemble_content = partial(with_indexes, replace_embeddings(old.content, encoding, embeddings))
-        provenance = build_reencoded_provenance(old, encoder)
+        provenance = build_reencoded_provenance(old, encoding)
         build_arguments = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
         return finish_build(
             Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_arguments)

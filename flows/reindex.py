@@ -25,7 +25,7 @@ from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.chunking import StoredChunker, store_chunker
-from rag_model.snapshots.content import assemble_content
+from rag_model.snapshots.content import assemble_content, build_commits_provenance
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import plan_dry_run, plan_indexes, plan_parts, store_encoders
@@ -89,7 +89,7 @@ def reindex(
             for sentence in parent.describe_missing_files(target):
                 on_progress.say(sentence)
             plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
-            encoders = prepare_encoders(target, encoder, recipe)
+            encoders = prepare_encoders(target, encoder, recipe, parent)
             chunker = prepare_chunker(target, recipe)
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
@@ -108,7 +108,8 @@ def reindex(
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assemble_snapshot)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
-        build = replace(build, reused_trainings=reused_trainings, base=base, derived_provenance=site_provenance)
+        provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
+        build = replace(build, reused_trainings=reused_trainings, base=base, derived_provenance=provenance)
         return finish_build(replace(build, parent=parent.manifest))
 
 
@@ -133,9 +134,12 @@ def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder
 
 
 @stage
-def prepare_encoders(store: Store, encoder: str, recipe: Recipe) -> dict[str, StoredEncoder]:
-    """Put the encoder of each representation into the store, for workers and readers."""
-    return store_encoders(store, encoder, recipe)
+def prepare_encoders(store: Store, encoder: str, recipe: Recipe, parent: Parent) -> dict[str, StoredEncoder]:
+    """Put the encoder of each representation into the store, for workers and readers.
+
+    A hub name stands for the commit that the parent was built with.
+    """
+    return store_encoders(store, encoder, recipe, pins=parent.pins)
 
 
 @stage

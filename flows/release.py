@@ -34,6 +34,7 @@ from rag_model.evaluation.records import compare_evaluations
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence_measures
 from rag_model.evaluation.subject import answers_subject, retrieval_subject
 from rag_model.reading.model import resolve_model_id
+from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.snapshots.release_inputs import Inputs, collect_inputs, find_snapshot, record_snapshot
 from rag_model.store.store import MODEL_PREFIX, Store
@@ -220,7 +221,7 @@ def release(
         current_move = target.refs.find_current(ref)
         present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
-            inputs = collect_release_inputs(target, dump, encoder, recipe or Recipe(), limit)
+            inputs = collect_release_inputs(target, dump, encoder, recipe or Recipe(), limit, ref)
             snapshot = None if rebuild_graphs else find_recorded_snapshot(target, inputs, present_snapshot)
         present_model, candidate_model = resolve_models(target, model, training)
         answers = training is not None or candidate_model is not None
@@ -314,10 +315,12 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
 
 
 @stage
-def collect_release_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None) -> Inputs | None:
+def collect_release_inputs(
+    store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None, ref: str
+) -> Inputs | None:
     """Return all inputs that decide the snapshot; None if they cannot be determined."""
     check_indexes_and_retrievers(recipe, recipe.list_representations())
-    return collect_inputs(store, dump, encoder, recipe, limit)
+    return collect_inputs(store, dump, encoder, recipe, limit, Parent.of(store, ref).pins)
 
 
 def find_recorded_snapshot(store: Store, inputs: Inputs | None, base: str | None) -> str | None:

@@ -33,6 +33,9 @@ def test_nothing_reads_pickles() -> None:
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve"}, path
         for call in _calls(path):
+            if ast.unparse(call.func) == "torch.load":
+                assert "weights_only=True" in ast.unparse(call), f"{path}:{call.lineno}"
+                assert path.name == "convert.py", f"{path}:{call.lineno}: only the guarded child reads weights"
             if ast.unparse(call.func) == "np.load":
                 assert "allow_pickle=False" in ast.unparse(call), f"{path}:{call.lineno}"
 

@@ -13,7 +13,15 @@ from cyclopts import Parameter
 
 from beam_jobs.explain import ReuseReport
 from beam_jobs.explain import explain as explain_build
-from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_numbers, parse_age
+from flows.command.reply import (
+    Common,
+    PassageEncoderName,
+    Reply,
+    StoreUrl,
+    format_index_metrics,
+    format_numbers,
+    parse_age,
+)
 from flows.outcome import BuildOutcome
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
@@ -39,7 +47,7 @@ def reindex(
     ],
     dump: Annotated[str, Parameter(help=DUMP_HELP)],
     store: StoreUrl,
-    encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
+    encoder: PassageEncoderName = DEFAULT_ENCODER,
     recipe: Annotated[Path | None, Parameter(help="A TOML file; omitted settings keep their defaults.")] = None,
     ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     licence: Annotated[

@@ -15,7 +15,7 @@ from flows.command.reading import (
     ReaderOption,
     build_prompt_settings,
 )
-from flows.command.reply import Common, Reply, StoreUrl
+from flows.command.reply import Common, PassageEncoderName, Reply, StoreUrl
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
 from flows.reindex import DEFAULT_ENCODER
 from flows.release import ReleaseTraining
@@ -36,7 +36,7 @@ def release(
     dump: Annotated[str, Parameter(help=DUMP_HELP)],
     store: StoreUrl,
     questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.")],
-    encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
+    encoder: PassageEncoderName = DEFAULT_ENCODER,
     recipe: Annotated[Path | None, Parameter(help="A TOML file; omitted settings keep their defaults.")] = None,
     ref: Annotated[str, Parameter(help="The ref to move when the evaluation is accepted.")] = "latest",
     limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,

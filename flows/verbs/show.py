@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
 from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_settings, format_value
 from rag_model.errors import NotFoundError, UsageError, format_count
+from rag_model.snapshots.encoding import COMMITS
 from rag_model.snapshots.recipe import format_recipe
 from rag_model.store.store import TRAINING_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
@@ -151,6 +152,7 @@ def _format_snapshot(manifest: Manifest) -> list[str]:
             for name in content.representations
             if name != EMBEDDINGS
         ),
+        *(f"commit    {name}: {hub_name}" for name, hub_name in provenance.get(COMMITS, {}).items()),
         *(f"index     {name}: {format_index(index)}" for name, index in content.indexes.items()),
         *format_index_metrics(manifest.metrics, "measured"),
         f"retriever {content.default_retriever}",

@@ -2,16 +2,20 @@
 and prompts.
 
 A model is named by a folder, or by a hub name, which is fetched once into the hub's own cache.
+`NAME@REVISION` names a branch, a tag, a commit or a pull request (`refs/pr/3`) of the hub.
 sentence-transformers has two layouts of pooling, and both are read: `pooling_mode_mean_tokens:
 true` (to version 5) and `pooling_mode: "mean"` (from 6). A sparse encoder (`SparseEncoder`)
 consists of `MLMTransformer` (to version 5.3) or `Transformer`, and `SpladePooling`.
 """
 
+import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
@@ -44,8 +48,12 @@ _DEMO_ADVICE = {
         "`python -c 'import flows.demo; print(flows.demo.demo_encoder())'` prints"
     )
 }
-_DOWNLOADED = ["*.json", "*.txt", "*.model", "*.safetensors"]
+DOWNLOADED = ("*.json", "*.txt", "*.model", "*.metadata", "*.jinja", "*.safetensors")
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
+_HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>.*))?")
+# A git ref, without `..`: the hub's client writes a file of this name into its cache.
+_REVISION = re.compile(r"(?!.*\.\.)\w[^\s~^:?*\[\\]*(?<!/)")
+_HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<model>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -332,22 +340,81 @@ def _find_last_token(post_processor: Mapping[str, Any]) -> Any:
     return (template[-1].get("SpecialToken") or {}).get("id")
 
 
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model of the hub, and the revision that was asked for."""
+
+    repository: str  # OWNER/NAME
+    revision: str | None = None  # a branch, a tag, a commit or refs/pr/NUMBER; None: main
+
+    def __str__(self) -> str:
+        """Return the name as a user writes it."""
+        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """Parse `OWNER/NAME` or `OWNER/NAME@REVISION`; return None for the name of a folder.
+
+        >>> HubName.parse("facebook/rag-token-nq@refs/pr/3")
+        HubName(repository='facebook/rag-token-nq', revision='refs/pr/3')
+
+        Raises:
+            InputError: what follows the @ cannot be a revision.
+        """
+        match = _HUB_NAME.fullmatch(name)
+        if match is None:
+            return None
+        if match["revision"] is not None and not _REVISION.fullmatch(match["revision"]):
+            raise InputError(
+                f"{name!r} names no revision after the @: write NAME@REVISION, with a branch, a tag, a commit or "
+                "refs/pr/NUMBER"
+            )
+        return cls(match["repository"], match["revision"])
+
+
 def resolve_folder(name: str | Path) -> Path:
     """Return the local folder of model `name`: a folder, or a hub name such as
-    `intfloat/e5-small-v2`.
+    `intfloat/e5-small-v2` or `facebook/rag-token-nq@refs/pr/3`.
 
     Raises:
-        InputError: there is no such folder, and the hub has no such model or cannot be reached.
+        InputError: there is no such folder, and the hub has no such model or revision, or cannot
+            be reached.
         UsageError: the name is a URL that may contain a secret.
     """
     if Path(name).is_dir():
         return Path(name).resolve()
     refuse_secret(str(name))
-    if isinstance(name, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+    hub_name = None if isinstance(name, Path) else HubName.parse(name)
+    if hub_name is None:
         raise InputError(f"there is no model folder {name}: give a folder, or a hub name such as intfloat/e5-small-v2")
+    return download(hub_name)
+
+
+def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
+    """Fetch the files of a hub model that match `patterns`; return their folder in the hub's cache.
+
+    Without a network, files that were fetched before are used.
+
+    Raises:
+        InputError: the hub has no such model or revision, or cannot be reached.
+    """
     hub = require("huggingface_hub", "model")
+    repository, revision = hub_name.repository, hub_name.revision
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=_DOWNLOADED, ignore_patterns=_OTHER_RUNTIMES))
+        return Path(
+            hub.snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=[*patterns],
+                ignore_patterns=_OTHER_RUNTIMES,
+                endpoint=os.environ.get("HF_ENDPOINT") or None,
+            )
+        )
+    except hub.errors.RevisionNotFoundError as error:
+        raise InputError(
+            f"model {repository} has no revision {revision} on the hub: give a branch, a tag, a commit or "
+            "refs/pr/NUMBER after the @, or leave it out"
+        ) from error
     except Exception as error:  # the hub may also raise any exception of its HTTP library
         # Raised if the hub does not answer, and the model was not downloaded before.
         is_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
@@ -355,10 +422,31 @@ def resolve_folder(name: str | Path) -> Path:
         if not is_unreachable:
             cause = f"the hub refuses the download ({_summarize(error)})"
         raise InputError(
-            f"model {name} is not a local folder, and {cause}: check the "
+            f"model {hub_name} is not a local folder, and {cause}: check the "
             f"{'network' if is_unreachable else 'name and the token'}, or give a local folder"
-            f"{_DEMO_ADVICE.get(name, '')}"
+            f"{_DEMO_ADVICE.get(repository, '')}"
         ) from error
+
+
+def find_hub_name(folder: Path) -> str:
+    """Return `NAME@COMMIT` for a folder in the hub's cache; an empty string for any other folder.
+
+    >>> find_hub_name(Path("/cache/models--me--tiny/snapshots") / ("0123456789" * 4))
+    'me/tiny@0123456789012345678901234567890123456789'
+    """
+    match = _HUB_FOLDER.fullmatch("/".join(folder.parts[-3:]))
+    return f"{match['owner']}/{match['model']}@{match['commit']}" if match else ""
+
+
+def pin_name(name: str) -> str:
+    """Return a hub name with the commit that it names now; every other name unchanged.
+
+    Raises:
+        InputError: as `resolve_folder`.
+    """
+    if Path(name).is_dir() or HubName.parse(name) is None:
+        return name
+    return find_hub_name(resolve_folder(name)) or name
 
 
 def _summarize(error: BaseException) -> str:
@@ -373,6 +461,19 @@ def derive_question_encoder_name(name: str) -> str:
 
     >>> derive_question_encoder_name("facebook/dpr-ctx_encoder-single-nq-base")
     'facebook/dpr-question_encoder-single-nq-base'
+
+    Raises:
+        UsageError: the name has a revision, which is that of the passage encoder alone.
     """
-    parent, slash, last = name.rstrip("/").rpartition("/")
-    return parent + slash + last.replace("ctx_encoder", "question_encoder")
+    hub_name = HubName.parse(name)
+    parent, slash, last = (hub_name.repository if hub_name else name.rstrip("/")).rpartition("/")
+    if "ctx_encoder" not in last:
+        return name.rstrip("/")
+    question_encoder = parent + slash + last.replace("ctx_encoder", "question_encoder")
+    if hub_name and hub_name.revision and not Path(name).is_dir():
+        # A pull request of the same number may be a stranger's.
+        raise UsageError(
+            f"the revision of {name} says nothing about its question encoder, which is another model: write "
+            f'question_encoder = "{question_encoder}@REVISION" in the recipe, or give folders of both'
+        )
+    return question_encoder

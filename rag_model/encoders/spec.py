@@ -48,6 +48,8 @@ _KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"passage_prompt": "passage: ", "question_prompt": "query: "},
     ),
     (r"BAAI/bge-(small|base|large)-en(-v1\.5)?", {"question_prompt": _BGE_QUESTION}),
+    # Compared by inner products of unnormalised means: Izacard et al. 2022, section 3.
+    (r"facebook/(m)?contriever(-msmarco)?", {"normalize": False}),
     (
         r"sentence-transformers/(.+-dot-(prod-)?v\d|msmarco-.+-(tas-b|ance-firstp|co-condensor)|facebook-dpr-.+)",
         {"normalize": False},
@@ -183,13 +185,14 @@ def is_static_encoder(folder: Path) -> bool:
 
 
 def find_known_settings(name: str) -> dict[str, Any]:
-    """Return the settings that a model's files lack, by its hub name; an empty dict if
-    there are none.
+    """Return the settings that a model's files lack, by its hub name with or without a revision;
+    an empty dict if there are none.
 
     >>> find_known_settings("intfloat/e5-small-v2")["question_prompt"]
     'query: '
     """
-    return next((dict(settings) for family, settings in _KNOWN_SETTINGS if re.fullmatch(family, name)), {})
+    repository = name.partition("@")[0]
+    return next((dict(settings) for family, settings in _KNOWN_SETTINGS if re.fullmatch(family, repository)), {})
 
 
 def _read_folder_spec(folder: Path) -> EncoderSpec:

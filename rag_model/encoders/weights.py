@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.digest import digest_chunks, digest_json
-from rag_model.encoders.files import read_json_object
+from rag_model.encoders.files import find_hub_name, read_json_object
 from rag_model.errors import InputError
 from rag_model.untrusted_text import parse_json
 
@@ -132,22 +132,35 @@ def list_weight_files(folder: Path) -> list[Path]:
     name.
 
     Raises:
-        InputError: there are none; for pickled weights the message says how to convert them.
+        InputError: there are none; the message says how pickled weights are converted.
     """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
-        shards = _read_shard_names(folder / WEIGHTS_INDEX)
+        shards = read_shard_names(folder / WEIGHTS_INDEX)
         return [folder / WEIGHTS_INDEX, *(folder / Path(shard).name for shard in sorted(shards))]
+    if hub_name := find_hub_name(folder):
+        repository = hub_name.partition("@")[0]
+        raise InputError(
+            f"model {hub_name} has no {WEIGHTS}, and pickled weights are not read, since they can execute code: "
+            f"name a revision that has safetensors, such as {repository}@refs/pr/3, or convert its weights with "
+            f"`bookwheel convert-weights {repository} FOLDER`"
+        )
     if any(folder.glob("*.bin")):
         raise InputError(
-            f"model {folder} has only pickled weights, which can execute code when read: write "
-            f"{WEIGHTS} with `model.save_pretrained(folder)` on a machine where you trust them"
+            f"model {folder} has only pickled weights, which can execute code when read: convert them with "
+            f"`bookwheel convert-weights {folder} NEW_FOLDER`, or name a revision of the hub that has safetensors, "
+            "such as NAME@refs/pr/3"
         )
     raise InputError(f"model {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
 
 
-def _read_shard_names(index: Path) -> set[str]:
+def read_shard_names(index: Path) -> set[str]:
+    """Return the names of the files that hold the tensors of an index.
+
+    Raises:
+        InputError: the index is corrupt.
+    """
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise InputError(f"model file {index} is corrupt (its weight_map names no files): fetch the model again")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.digest import digest_file, digest_json
+from rag_model.encoders.files import pin_name
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.measures.measure import installed_versions
 from rag_model.evaluation.questions import Question, QuestionSet
@@ -142,7 +143,9 @@ def _question_to_json(question: Question) -> dict[str, Any]:
 
 
 def _resolve_models(store: Store, snapshot: Snapshot, retrievers: Sequence[str], encoder: str | None) -> dict[str, str]:
-    """Return the models that expressions name: ids for the store's models, digests for folders."""
+    """Return the models that expressions name: ids for the store's models, digests for folders,
+    commits for those of the hub.
+    """
     model_names = dict.fromkeys(
         model for expression in retrievers for model in plan_retriever(snapshot, expression).models
     )
@@ -152,4 +155,4 @@ def _resolve_models(store: Store, snapshot: Snapshot, retrievers: Sequence[str],
 def _resolve_model(store: Store, name: str) -> str:
     if name.startswith(MODEL_PREFIX):
         return store.models.resolve_trusted(name.removeprefix(MODEL_PREFIX))
-    return digest_json(digest_folder(Path(name))) if Path(name).is_dir() else name
+    return digest_json(digest_folder(Path(name))) if Path(name).is_dir() else pin_name(name)

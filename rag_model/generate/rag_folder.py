@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rag_model.encoders.encoder import read_passage_space
-from rag_model.encoders.files import CONFIG, read_json_object, read_optional_json
+from rag_model.encoders.files import CONFIG, find_hub_name, read_json_object, read_optional_json, resolve_folder
 from rag_model.encoders.space import Space, check_same_space
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.trainable import TrainableEncoder
@@ -254,18 +254,18 @@ def _read_paper_settings(config: Mapping[str, Any]) -> RagSettings:
 
 
 def resolve_rag_id(store: Store, model: str) -> str:
-    """Return the current id of a named RAG model in the store, or the full path if `model` is a
-    folder.
+    """Return the current id of a named RAG model in the store, the full path if `model` is a
+    folder, or `NAME@COMMIT` if it is a hub name.
 
     Raises:
-        InputError: `model` is the path of a folder that does not exist.
+        InputError: `model` is the path of a folder that does not exist, or the hub does not have it.
         StoreError: the store has no such model.
         UsageError: the model has no generator.
     """
     if model and Path(model).is_dir():
         return str(Path(model).resolve())
     if "/" in model:  # names in a store have no slash
-        raise InputError(f"there is no model folder {model}: give a folder, or the name of a model of the store")
+        return find_hub_name(resolve_folder(model))
     model_id = store.models.resolve_trusted(model.removeprefix(MODEL_PREFIX))
     content = store.models.get(model_id).content
     if GENERATOR not in detect_model_parts(content.files):
@@ -278,9 +278,10 @@ def get_rag_folder(store: Store | None, identity: str) -> Path:
     local folder.
 
     Raises:
+        InputError: the hub does not have the model.
         StoreError: a file of the model is missing or damaged.
     """
-    return Path(identity) if store is None or Path(identity).is_dir() else model_folder(store, identity)
+    return resolve_folder(identity) if store is None or "/" in identity else model_folder(store, identity)
 
 
 def load_rag_by_id(store: Store | None, identity: str, passage_encoder: str | None = None) -> Rag:

@@ -27,23 +27,25 @@ class EncoderNames:
     passage: str | None  # None: the model was trained with the passage vectors frozen
 
 
-def resolve_encoders(store: Store, name: str) -> EncoderNames:
+def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderNames:
     """Return the encoders of a model: a folder, a hub name, or `model:` and a ref, ref@number, id
     or prefix.
 
-    A DPR model has both encoders; a RAG model has only the question encoder.
+    A DPR model has both encoders; a RAG model has only the question encoder. `question` names the
+    question encoder, if it is not the one that belongs to `name`.
 
     Raises:
         StoreError: the store has no such model, or one of its files is damaged.
-        UsageError: the model has no question encoder in a folder of its own.
+        UsageError: the model has no question encoder in a folder of its own, or the revision of a
+            passage encoder does not name its question encoder.
     """
     if not name.startswith(MODEL_PREFIX):
-        return EncoderNames(derive_question_encoder_name(name), name)
+        return EncoderNames(question or derive_question_encoder_name(name), name)
     folder = model_folder(store, name.removeprefix(MODEL_PREFIX))
-    question, passage = folder / QUESTION, folder / PASSAGE
-    if not question.is_dir():
+    question_folder, passage = folder / QUESTION, folder / PASSAGE
+    if not question_folder.is_dir():
         raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` trained")
-    return EncoderNames(str(question), str(passage) if passage.is_dir() else None)
+    return EncoderNames(question or str(question_folder), str(passage) if passage.is_dir() else None)
 
 
 def resolve_generator(store: Store, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -16,7 +16,7 @@ from rag_model.index.kind import get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.results import TrainingStats
 from rag_model.retrieve.attribution import find_licence
-from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.encoding import COMMITS, StoredEncoder
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.reused_training import SHARDS, build_training_entry
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
@@ -187,6 +187,14 @@ def build_provenance(
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},
         "versions": get_versions(*_RECORDED_LIBRARIES),
     }
+
+
+def build_commits_provenance(encoders: Iterable[StoredEncoder]) -> dict[str, dict[str, str]]:
+    """Return the commits of the encoders from the hub, as a field of the provenance; empty if there
+    are none.
+    """
+    commits = {name: hub_name for encoder in encoders for name, hub_name in encoder.commits}
+    return {COMMITS: commits} if commits else {}
 
 
 def count_passages(passages: Sequence[ChunkResult], embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Any]:

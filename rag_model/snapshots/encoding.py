@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rag_model.encoders.architecture import check_is_encoder
 from rag_model.encoders.bag import BagSpec, collect_bag_files, compute_bag_space, read_bag_spec
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.encoder import collect_question_encoder_files
-from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.files import find_hub_name, resolve_folder
 from rag_model.encoders.muvera import MUVERA_KEY as MUVERA
 from rag_model.encoders.muvera import derive_muvera_space, parse_muvera_settings
 from rag_model.encoders.row_formats import RowFormatName
@@ -24,6 +25,12 @@ from rag_model.process import temporary_folder
 from rag_model.retrieve.models import resolve_colbert, resolve_encoders
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+
+# Hub name as a user gave it -> NAME@COMMIT. A build keeps its parent's commits: a branch that moved
+# does not change the encoder space.
+Pins = Mapping[str, str]
+COMMITS = "commits"  # the field of a provenance that holds them
+NO_PINS: Pins = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +83,17 @@ class StoredEncoder:
     # rows of a passage: one vector, one for each token, or weighted terms
     kind: RowFormatName = "vectors"
     scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
+    # (name as the user gave it, NAME@COMMIT) of each encoder that is from the hub
+    commits: tuple[tuple[str, str], ...] = ()
 
 
-def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
+def store_encoder(
+    store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None, pins: Pins = NO_PINS
+) -> StoredEncoder:
     """Resolve the encoder `name`, and store the files that workers and readers need.
 
     A name is a folder, a hub name, or `model:NAME` of a DPR model in the store `models` (default:
-    `store`).
+    `store`). `pins` holds the commits of hub names that a parent was built with.
 
     Raises:
         InputError: the encoder is not found, or one of its files is missing or corrupt.
@@ -90,15 +101,15 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
         StoreError: the store has no such model.
         UsageError: `recipe.spec` names an unknown field, or the model encodes no passages.
     """
-    names = resolve_encoders(models or store, name)
+    names = resolve_encoders(models or store, name, recipe.question_encoder)
     if names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune dpr`")
-    folder = resolve_folder(names.passage)
+    folder = _resolve_pinned(names.passage, pins)
     check_is_encoder(folder)
     settings = {**find_known_settings(name), **recipe.spec}
     spec = read_encoder_spec(folder, settings)
     space = name_space_by_content(compute_space(folder, spec), folder)
-    question_folder = resolve_folder(recipe.question_encoder or names.question)
+    question_folder = _resolve_pinned(names.question, pins)
     if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
         check_same_space(question_space, space)
     with temporary_folder("encoder") as workdir:
@@ -110,10 +121,13 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
                     question_folder, read_encoder_spec(question_folder, settings), space, workdir
                 ),
             )
-    return StoredEncoder(name, spec, space, passage, question)
+    commits = _list_commits({names.passage: folder, names.question: question_folder})
+    return StoredEncoder(name, spec, space, passage, question, commits=commits)
 
 
-def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None) -> StoredEncoder:
+def store_token_encoder(
+    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
+) -> StoredEncoder:
     """Do as `store_encoder` with a ColBERT: a folder, a hub name, or `model:NAME` of one that was
     trained here.
 
@@ -124,7 +138,7 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
     """
     if recipe.question_encoder:
         raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
-    folder = resolve_colbert(models or store, name)
+    folder = resolve_colbert(models or store, pins.get(name, name))
     spec = read_token_spec(folder, recipe.spec)
     space, extra_settings = compute_token_space(folder, spec), dict[str, Any]()
     if recipe.kind == MUVERA:
@@ -135,11 +149,12 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
     space = name_space_by_content(space, folder)
     with temporary_folder("encoder") as workdir:
         files = _store_files(store, collect_token_encoder_files(folder, spec, space, workdir, extra_settings))
-    return StoredEncoder(name, spec, space, files, files, "vectors" if extra_settings else "tokens")
+    kind: RowFormatName = "vectors" if extra_settings else "tokens"
+    return StoredEncoder(name, spec, space, files, files, kind, commits=_list_commits({name: folder}))
 
 
 def store_sparse_encoder(
-    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None
+    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
     """Do as `store_encoder` with a sparse encoder: a masked-language model, or a SiDR, which may be
     a pair.
@@ -150,7 +165,7 @@ def store_sparse_encoder(
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply, or the model encodes no passages.
     """
-    folder, question_folder = _resolve_sparse_pair(store, name, recipe, models)
+    folder, question_folder, commits = _resolve_sparse_pair(models or store, name, recipe, pins)
     spec = read_sparse_spec(folder, recipe.spec)
     space = name_space_by_content(compute_sparse_space(folder, spec), folder)
     if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
@@ -162,10 +177,12 @@ def store_sparse_encoder(
                 store,
                 collect_sparse_encoder_files(question_folder, read_sparse_spec(question_folder), space, workdir),
             )
-    return StoredEncoder(name, spec, space, passage, question, "sparse", spec.scale)
+    return StoredEncoder(name, spec, space, passage, question, "sparse", spec.scale, commits)
 
 
-def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None) -> StoredEncoder:
+def store_bag(
+    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
+) -> StoredEncoder:
     """Store a tokenizer, which turns passages into bags of tokens, and the sparse encoder of the
     queries.
 
@@ -176,14 +193,14 @@ def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | 
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply.
     """
-    folder, question_folder = _resolve_sparse_pair(store, name, recipe, models)
+    folder, question_folder, commits = _resolve_sparse_pair(models or store, name, recipe, pins)
     bag, question_spec = store_bag_tokenizer(store, folder, recipe), read_sparse_spec(question_folder)
     check_same_space(
         read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), bag.space
     )
     with temporary_folder("encoder") as workdir:
         files = collect_sparse_encoder_files(question_folder, question_spec, bag.space, workdir)
-        return replace(bag, name=name, question=_store_files(store, files))
+        return replace(bag, name=name, question=_store_files(store, files), commits=commits)
 
 
 def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | None = None) -> StoredEncoder:
@@ -199,16 +216,28 @@ def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | No
     return StoredEncoder(str(folder), spec, compute_bag_space(folder, spec), passage, (), "sparse", scale=1)
 
 
-def _resolve_sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> tuple[Path, Path]:
+def _resolve_sparse_pair(
+    models: Store, name: str, recipe: RepresentRecipe, pins: Pins
+) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     """Return the folders of the passage encoder and of the question encoder, which may be the
-    same.
+    same, and their commits.
     """
     if recipe.muvera:
         raise UsageError(f"{name} makes weighted terms: leave muvera out")
-    names = resolve_encoders(models or store, name)
+    names = resolve_encoders(models, name, recipe.question_encoder)
     if names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune sidr`")
-    return resolve_folder(names.passage), resolve_folder(recipe.question_encoder or names.question)
+    folder, question_folder = _resolve_pinned(names.passage, pins), _resolve_pinned(names.question, pins)
+    return folder, question_folder, _list_commits({names.passage: folder, names.question: question_folder})
+
+
+def _resolve_pinned(name: str, pins: Pins) -> Path:
+    return resolve_folder(pins.get(name, name))
+
+
+def _list_commits(folders: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
+    """Return the commits of those folders that are in the hub's cache, by the name of the user."""
+    return tuple((name, hub_name) for name, folder in folders.items() if (hub_name := find_hub_name(folder)))
 
 
 def _store_files(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:

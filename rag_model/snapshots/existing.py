@@ -12,7 +12,8 @@ from rag_model.errors import RefusedError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.kind import RepresentationType
 from rag_model.index.recipe import IndexRecipe
-from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.content import build_commits_provenance
+from rag_model.snapshots.encoding import COMMITS, StoredEncoder
 from rag_model.snapshots.recipe import Recipe, without_none
 from rag_model.snapshots.reused_training import SHARDS
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
@@ -37,6 +38,7 @@ REENCODED = "reencoded"
 INHERITED_PROVENANCE = (
     "dump",
     "encoder",
+    COMMITS,
     "code",
     "arithmetic",
     REENCODED,
@@ -182,10 +184,10 @@ def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Seq
     return replace(content, files=files, representations=representations, indexes=indexes)
 
 
-def build_reencoded_provenance(old: Manifest, encoder: str) -> dict[str, Any]:
-    """Return the provenance of a snapshot that was encoded again from another, by the encoder of
-    that name.
-    """
+def build_reencoded_provenance(old: Manifest, encoder: StoredEncoder) -> dict[str, Any]:
+    """Return the provenance of a snapshot that was encoded again from another, by this encoder."""
     provenance = {name: value for name, value in inherited_provenance(old).items() if name != "arithmetic"}
     code: Mapping[str, Any] = provenance.get("code") or {}
-    return {**provenance, "encoder": encoder, "code": {**code, "embed": embed.VERSION}, REENCODED: {"of": old.id}}
+    commits = build_commits_provenance([encoder])
+    code = {**code, "embed": embed.VERSION}
+    return {**provenance, "encoder": encoder.name, **commits, "code": code, REENCODED: {"of": old.id}}

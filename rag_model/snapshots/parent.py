@@ -7,7 +7,7 @@ same up to rounding, and memo keys do not contain the parent; only indexes may d
 quality. A task names the parent by the few blobs of the parts that cover its pages.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.records import Part
 from rag_model.encoders import embed
 from rag_model.errors import RefusedError
+from rag_model.snapshots.encoding import COMMITS
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.overlap import PageRanges
@@ -112,6 +113,14 @@ class Parent:
         if not missing or self.manifest is None:
             return []
         return [f"{missing} of {len(refs)} parts of the parent {self.manifest.id[:12]} are gone: they are built again"]
+
+    @property
+    def pins(self) -> Mapping[str, str]:
+        """The commits of the hub names that it was built with, as `NAME@COMMIT` by name."""
+        commits = self.manifest.provenance.get(COMMITS) if self.manifest else None
+        if not isinstance(commits, dict):
+            return {}
+        return {name: hub_name for name, hub_name in commits.items() if isinstance(hub_name, str)}
 
     @property
     def _content(self) -> Content | None:

@@ -28,6 +28,8 @@ from rag_model.index.plan import IndexPlan
 from rag_model.index.recipe import IndexRecipe, representation_of
 from rag_model.process import temporary_folder
 from rag_model.snapshots.encoding import (
+    NO_PINS,
+    Pins,
     RepresentRecipe,
     StoredEncoder,
     store_bag,
@@ -214,9 +216,11 @@ def _plan_into_store(
         )
 
 
-def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | None = None) -> dict[str, StoredEncoder]:
+def store_encoders(
+    store: Store, encoder: str, recipe: Recipe, models: Store | None = None, pins: Pins = NO_PINS
+) -> dict[str, StoredEncoder]:
     """Put the encoder of each representation into the store; return them by representation,
-    `embeddings` first.
+    `embeddings` first. `pins` holds the commits of hub names that the parent was built with.
 
     Raises:
         UsageError: a representation of the recipe names no encoder.
@@ -225,19 +229,19 @@ def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | N
     for name, representation in recipe.represent.items():
         if not representation.encoder:
             raise UsageError(f"[represent.{name}] of the recipe names no encoder: add encoder = FOLDER or model:NAME")
-    stored_encoders = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models)}
+    stored_encoders = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models, pins)}
     for name, representation in recipe.represent.items():
         stored_encoders[name] = _STORE_FUNCTIONS[representation.kind or recipe.list_representations()[name]](
-            store, representation.encoder, representation, models
+            store, representation.encoder, representation, models, pins
         )
     return stored_encoders
 
 
-def _store_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> StoredEncoder:
-    return store_encoder(store, name, recipe.encode, models)
+def _store_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None, pins: Pins) -> StoredEncoder:
+    return store_encoder(store, name, recipe.encode, models, pins)
 
 
-_STORE_FUNCTIONS: dict[str, Callable[[Store, str, RepresentRecipe, Store | None], StoredEncoder]] = {
+_STORE_FUNCTIONS: dict[str, Callable[[Store, str, RepresentRecipe, Store | None, Pins], StoredEncoder]] = {
     "vectors": _store_encoder,
     "tokens": store_token_encoder,
     "muvera": store_token_encoder,

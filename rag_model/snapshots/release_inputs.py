@@ -18,6 +18,7 @@ from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.subject import digest_questions
 from rag_model.extras import get_versions
 from rag_model.snapshots.chunking import store_chunker
+from rag_model.snapshots.encoding import NO_PINS, Pins
 from rag_model.snapshots.planning import CODE, store_encoders
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
@@ -28,7 +29,9 @@ _DECIDING_LIBRARIES = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "t
 Inputs = Mapping[str, Any]
 
 
-def collect_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None) -> Inputs | None:
+def collect_inputs(
+    store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None, pins: Pins = NO_PINS
+) -> Inputs | None:
     """Return all inputs that decide a snapshot and its gate, except the parent.
 
     Return None if a server does not report when a dump file was written: a change would go
@@ -40,7 +43,7 @@ def collect_inputs(store: Store, dump: str, encoder: str, recipe: Recipe, limit:
     stamps = {url: None if is_wiki_site(url) else get_stamp(url) for url in expand_pattern(dump)}
     if None in stamps.values():
         return None
-    encoders = store_encoders(store, encoder, recipe)
+    encoders = store_encoders(store, encoder, recipe, pins=pins)
     chunker = store_chunker(store, recipe.chunk)
     return {
         "dump": stamps,

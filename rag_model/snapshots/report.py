@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from rag_model.evaluation.reports.build import BuildReport, BuildStage, render_build_report
+from rag_model.snapshots.encoding import COMMITS
 from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.publish import PublishResult
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
@@ -92,6 +93,7 @@ def _list_lineage(manifest: Manifest) -> dict[str, str]:
     lines |= {f"recipe {name}".strip(): text for name, text in _iter_settings(content.recipe)}
     if content.space:
         lines["encoder space"] = content.space["digest"]
+    lines |= {f"commit of {name}": hub_name for name, hub_name in provenance.get(COMMITS, {}).items()}
     lines["parents"] = ", ".join(manifest.parents) or "none"
     return lines | {f"version of {name}": version for name, version in provenance["versions"].items()}
 

@@ -10,7 +10,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 
 from rag_model.atomic_write import atomic_write
 from rag_model.encoders.architecture import read_architecture
-from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.files import HubName, resolve_folder
 from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.reports.run_files import store_report
 from rag_model.evaluation.reports.training import read_training_curves, render_training_report
@@ -82,6 +82,8 @@ class Card:
     # the snapshots that the training searched, by step
     searched_snapshots: Sequence[SearchedSnapshot] = ()
     stages: Sequence[StageSummary] = ()  # empty if there is only one
+    # by part, where a model comes from: NAME@COMMIT of the hub, or a folder
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_card(card: Card) -> str:
@@ -125,7 +127,11 @@ def write_card(card: Card) -> str:
 
 def _origin_rows(card: Card) -> list[Sequence[str]]:
     return [
-        *((f"began as ({part})", digest) for part, digest in card.initial_models.items()),
+        *(
+            (f"began as ({part})", f"{source}, {digest}" if HubName.parse(source) else digest)
+            for part, digest in card.initial_models.items()
+            for source in [card.sources.get(part, "")]
+        ),
         ("snapshot", card.snapshot),
         ("its text", card.passages_source),
         *(
@@ -357,7 +363,7 @@ class Finetuning:
     def _build_provenance(self, seconds: Mapping[str, float], trained: TrainingResult) -> dict[str, Any]:
         return {
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "names": dict(self.job.origins.names),
+            "names": dict(self.job.origins.list_sources()),
             **(
                 {"asked": [asdict(searched) for searched in trained.searched_snapshots]}
                 if trained.searched_snapshots
@@ -386,6 +392,7 @@ class Finetuning:
             language=str(corpus.get("language") or ""),
             searched_snapshots=trained.searched_snapshots,
             stages=self._stage_summaries if len(self._stage_summaries) > 1 else (),
+            sources=self.job.origins.list_sources(),
         )
 
 

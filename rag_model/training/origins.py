@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rag_model.digest import digest_file, digest_json
 from rag_model.encoders.encoder import static_encoder_error
-from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.files import find_hub_name, pin_name, resolve_folder
 from rag_model.encoders.space import Space, compute_space
 from rag_model.encoders.spec import is_static_encoder, read_encoder_spec
 from rag_model.errors import UsageError
@@ -47,6 +47,19 @@ class InitialModels:
             InputError: a model is not found.
         """
         return {part: digest_folder(resolve_folder(name)) for part, name in self.names.items()}
+
+    def pin(self) -> "InitialModels":
+        """Return the models with the commit of each hub name, which every process and a resumed
+        training then read.
+
+        Raises:
+            InputError: a model is not found.
+        """
+        return InitialModels({part: pin_name(name) for part, name in self.names.items()})
+
+    def list_sources(self) -> Mapping[str, str]:
+        """Return where each part comes from: `NAME@COMMIT` of the hub, or a folder."""
+        return {part: find_hub_name(resolve_folder(name)) or name for part, name in self.names.items()}
 
     def check_trainable(self) -> None:
         """Check, from the files alone, that no part is a static encoder, which cannot be trained.

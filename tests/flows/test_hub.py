@@ -89,6 +89,26 @@ def test_it_is_exported_there_and_read_again(
     assert set(there.repositories) == {"datasets/me/library", "datasets/me/new"}
 
 
+def test_a_branch_that_moved_does_not_change_the_encoder(
+    hub: Hub, tiny: Path, other_tiny: Path, reindex: Any, bookwheel: Any, tmp_path: Path
+) -> None:
+    repository = hub.add_folder("models/me/tiny", tiny)
+    first = reindex(tmp_path / "store", encoder="me/tiny")
+    assert first.code == 0, first.err
+    commit = repository.branches["main"]
+    repository.commit({path.name: path.read_bytes() for path in other_tiny.iterdir()})
+    again = reindex(tmp_path / "store", encoder="me/tiny")
+    assert (again.code, again.json["snapshot"]) == (0, first.json["snapshot"])
+    shown = bookwheel("show", "latest", "--store", tmp_path / "store", "--json").json
+    assert shown["provenance"]["commits"] == {"me/tiny": f"me/tiny@{commit}"}
+    text = bookwheel("show", "latest", "--store", tmp_path / "store").out
+    assert f"commit    me/tiny: me/tiny@{commit}" in text
+    moved = reindex(tmp_path / "store", encoder="me/tiny@main")
+    assert (moved.code, "encoder space" in moved.err) == (3, True)
+    missing = reindex(tmp_path / "store", encoder="me/tiny@v9")
+    assert (missing.code, "model me/tiny has no revision v9 on the hub" in missing.complaint) == (1, True)
+
+
 def test_what_is_exported_there_is_a_dump(
     there: Hub, library: Path, reindex: Any, bookwheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

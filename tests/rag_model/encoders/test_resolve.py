@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from rag_model.encoders.encoder import Encoder, collect_question_encoder_files
-from rag_model.encoders.files import derive_question_encoder_name, resolve_folder
+from rag_model.encoders.files import derive_question_encoder_name, find_hub_name, pin_name, resolve_folder
 from rag_model.encoders.space import check_same_space, compute_space
-from rag_model.encoders.spec import EncoderSpec, read_encoder_spec
-from rag_model.errors import InputError, RefusedError
+from rag_model.encoders.spec import EncoderSpec, find_known_settings, read_encoder_spec
+from rag_model.encoders.weights import digest_weights
+from rag_model.errors import InputError, RefusedError, UsageError
+from rag_model.training.origins import InitialModels
 from tests.fixtures.hub import Hub
 
 
@@ -39,10 +41,71 @@ def test_a_hub_that_is_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPa
         resolve_folder("sentence-transformers/all-MiniLM-L6-v2")
 
 
-def test_a_hub_without_the_model_asks_to_check_the_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+def test_a_hub_without_the_model_asks_to_check_the_name(hub: Hub) -> None:
     with pytest.raises(InputError, match=r"refuses the download \(.*check the name and the token"):
         resolve_folder("nobody/has-this-model")
+
+
+@pytest.fixture
+def models(hub: Hub, tiny_bert: Path) -> Hub:
+    """A hub with `me/tiny`: pickled weights on main, safetensors in a pull request, a branch and a tag."""
+    files = {path.name: path.read_bytes() for path in tiny_bert.iterdir()}
+    weights = {"model.safetensors": files.pop("model.safetensors")}
+    repository = hub.add("models/me/tiny", {**files, "pytorch_model.bin": b"anything"})
+    for branch in ("refs/pr/3", "dev", "v1.0"):
+        repository.commit({**files, **weights}, branch)
+    return hub
+
+
+@pytest.mark.parametrize("revision", ["refs/pr/3", "dev", "v1.0", "COMMIT"])
+def test_a_revision_is_read_and_names_its_commit(
+    models: Hub, tiny_bert: Path, revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = models.repositories["models/me/tiny"].branches["dev" if revision == "COMMIT" else revision]
+    name = f"me/tiny@{commit if revision == 'COMMIT' else revision}"
+    folder = resolve_folder(name)
+    assert pin_name(name) == find_hub_name(folder) == f"me/tiny@{commit}"
+    assert digest_weights(folder) == digest_weights(tiny_bert)
+    assert not [path for path in folder.iterdir() if path.suffix == ".bin"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the cache
+    assert resolve_folder(name) == resolve_folder(f"me/tiny@{commit}") == folder
+
+
+def test_a_revision_that_does_not_exist_is_named(models: Hub) -> None:
+    with pytest.raises(InputError, match=r"^model me/tiny has no revision refs/pr/9 on the hub: give a branch, a tag"):
+        resolve_folder("me/tiny@refs/pr/9")
+
+
+@pytest.mark.parametrize("name", ["me/tiny@", "me/tiny@../x", "me/tiny@a b", "me/tiny@main/"])
+def test_a_revision_that_git_does_not_allow_is_refused_before_a_request(models: Hub, name: str) -> None:
+    with pytest.raises(InputError, match="names no revision after the @"):
+        resolve_folder(name)
+    assert not models.asked
+
+
+def test_pickled_weights_on_the_hub_name_both_ways(models: Hub) -> None:
+    with pytest.raises(InputError, match=r"a revision that has safetensors, such as me/tiny@refs/pr/3, or convert"):
+        Encoder.load("me/tiny")
+
+
+def test_the_models_of_a_training_are_pinned(models: Hub, tiny_bert: Path) -> None:
+    commit = models.repositories["models/me/tiny"].branches["dev"]
+    origins = InitialModels({"question": "me/tiny@dev", "passage": str(tiny_bert)}).pin()
+    assert origins.names == {"question": f"me/tiny@{commit}", "passage": str(tiny_bert)}
+    models.repositories["models/me/tiny"].commit({"config.json": b"{}"}, "dev")
+    assert origins.list_sources() == origins.names
+    assert len(set(origins.digests().values())) == 1, "the commit has the files of the folder"
+
+
+def test_settings_of_a_family_hold_for_every_revision() -> None:
+    assert find_known_settings("intfloat/e5-small-v2@refs/pr/3") == find_known_settings("intfloat/e5-small-v2")
+
+
+def test_the_revision_of_a_passage_encoder_names_no_question_encoder() -> None:
+    with pytest.raises(UsageError, match=r'question_encoder = "facebook/dpr-question_encoder-single-nq-base@REVISION"'):
+        derive_question_encoder_name("facebook/dpr-ctx_encoder-single-nq-base@refs/pr/3")
+    assert derive_question_encoder_name("intfloat/e5-small-v2@main") == "intfloat/e5-small-v2@main"
+    assert derive_question_encoder_name("/a@b/dpr-ctx_encoder-nq") == "/a@b/dpr-question_encoder-nq"
 
 
 def test_dpr_names_its_sibling() -> None:

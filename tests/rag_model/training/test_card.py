@@ -50,5 +50,12 @@ def test_snapshots_that_were_asked_later_are_named() -> None:
     assert "asked from step 0" not in text
 
 
+def test_the_commit_of_a_model_from_the_hub_is_named() -> None:
+    sources = {"question": f"me/tiny@{'c' * 40}", "passage": "/models/tiny"}
+    text = write_card(replace(CARD, sources=sources))
+    assert f"| began as (question) | me/tiny@{'c' * 40}, sha256:aa |" in text
+    assert "| began as (passage) | sha256:bb |" in text, "a path means nothing to others"
+
+
 def test_equal_cards_give_equal_texts() -> None:
     assert write_card(CARD) == write_card(replace(CARD))

@@ -1,0 +1,285 @@
+"""Convert pickled weights to safetensors, in a child process with bounded time and memory.
+
+A pickle can run code when it is read. The child reads it with torch's `weights_only` unpickler,
+which knows only tensors, opens no connection, and writes the same bytes as safetensors. Nothing
+else reads pickles.
+
+Layouts: every folder with `pytorch_model.bin`, or with shards and `pytorch_model.bin.index.json`,
+and its subfolders. That covers transformers, sentence-transformers (whose `2_Dense/` has weights
+too), PyLate and Stanford's ColBERT. Tensor names stay as they are, so that transformers' own rules
+for old names apply, such as `LayerNorm.gamma`.
+"""
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rag_model.encoders.files import (
+    DOWNLOADED,
+    HubName,
+    download,
+    find_hub_name,
+    read_json_object,
+    resolve_folder,
+)
+from rag_model.encoders.spec import RECORD_FILE, find_known_settings, read_encoder_spec
+from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX, read_shard_names, read_tensor_headers
+from rag_model.errors import InputError, ResourceError, UsageError, format_error
+from rag_model.extras import require
+from rag_model.process import ChildDiedError, ChildWorker, block_sockets, serve_calls
+
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_HUB_PATTERNS = (*DOWNLOADED, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
+_COPIED_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".metadata"}
+_COPIED_SUFFIXES |= {".safetensors"}  # of folders that need no conversion
+_OTHER_RUNTIMES = {"onnx", "openvino"}
+_MEMORY = 3 << 29  # bytes of the child besides the tensors: torch and Python
+_COPIES = 2  # of a file's tensors in memory: as they are read, and as they are written
+_SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000  # a disk reads and writes ten times as fast
+_MAX_EXPANSION = 4  # bytes of all tensors per byte of the pickle; views may overlap
+_GLOBAL = re.compile(r"GLOBAL (\S+)")
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
+_DISK_FULL = ("No space left", "Disk quota", "File too large")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedWeights:
+    """The result of a conversion."""
+
+    source: str  # NAME@COMMIT of the hub, or a folder
+    files: tuple[str, ...]  # the files of weights, relative to the new folder
+    tensors: int
+    bytes: int  # of the tensors
+    # name of a tensor that is the same memory as another -> the name under which it is written
+    shared: Mapping[str, str]
+
+
+def fetch_pickles(source: str) -> Path:
+    """Return the folder of a model with pickled weights: a folder, or a hub name.
+
+    Raises:
+        InputError: there is no such folder, or the hub does not have the model.
+        UsageError: the model has safetensors.
+    """
+    folder = resolve_folder(source)
+    hub_name = HubName.parse(find_hub_name(folder))
+    if hub_name is not None and not _has_safetensors(folder):
+        folder = download(hub_name, _HUB_PATTERNS)
+    if any(_iter_pickle_folders(folder)):
+        return folder
+    if any(folder.rglob("*.safetensors")):
+        raise UsageError(f"{source} has safetensors, which need no conversion: use it as it is")
+    raise InputError(f"{source} has no {PICKLE}: give the folder or the hub name of a model with pickled weights")
+
+
+def convert_weights(folder: Path, destination: Path, name: str = "") -> ConvertedWeights:
+    """Write a copy of a model into the existing folder `destination`, with weights as safetensors.
+
+    A tensor whose memory several names share is written once, under its first name, as transformers
+    does. `name` is the hub name of the model: settings that its files lack are recorded.
+
+    Raises:
+        InputError: the pickle holds anything but tensors, or is truncated or corrupt.
+        ResourceError: the disk is full, or there is too little memory.
+    """
+    source, pickle_folders = find_hub_name(folder) or str(folder), [*_iter_pickle_folders(folder)]
+    sizes = [path.stat().st_size for parent in pickle_folders for path in parent.glob("*.bin")]
+    child = ChildWorker(__name__, source, memory=_MEMORY + _COPIES * max(sizes, default=0))
+    replies = dict[str, dict[str, Any]]()
+    for pickle_folder in pickle_folders:
+        target = destination / pickle_folder.relative_to(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        replies |= {
+            (target / file).relative_to(destination).as_posix(): reply
+            for file, reply in _convert_files(pickle_folder, target, child).items()
+        }
+    for path in _iter_other_files(folder):
+        copy = destination / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    if (known_settings := find_known_settings(name)) and not (destination / RECORD_FILE).exists():
+        spec = read_encoder_spec(destination, known_settings)
+        _write_json(destination / RECORD_FILE, {"spec": spec.to_json()})
+    return ConvertedWeights(
+        source,
+        tuple(replies),
+        sum(len(reply["names"]) for reply in replies.values()),
+        sum(reply["bytes"] for reply in replies.values()),
+        {dropped: kept for reply in replies.values() for dropped, kept in reply["shared"].items()},
+    )
+
+
+def _iter_pickle_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders that have pickled weights and no safetensors."""
+    for path in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
+        has_pickle = (path / PICKLE).is_file() or (path / PICKLE_INDEX).is_file()
+        if has_pickle and not _has_safetensors(path):
+            yield path
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return (folder / WEIGHTS).is_file() or (folder / WEIGHTS_INDEX).is_file()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _iter_other_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        is_left_out = any(part.startswith(".") or part in _OTHER_RUNTIMES for part in parts)
+        is_copied = path.suffix in _COPIED_SUFFIXES and path.name != PICKLE_INDEX
+        if is_copied and not is_left_out and path.is_file():
+            yield path
+
+
+def _convert_files(folder: Path, target: Path, child: ChildWorker) -> dict[str, dict[str, Any]]:
+    """Convert the weights of one folder; return the child's reply by the name of the new file."""
+    if (folder / PICKLE).is_file():
+        replies = {WEIGHTS: _convert_in_child(folder / PICKLE, target / WEIGHTS, child)}
+    else:
+        shards = sorted(Path(shard).name for shard in read_shard_names(folder / PICKLE_INDEX))
+        replies = {}
+        for number, shard in enumerate(shards, start=1):
+            new_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            replies[new_name] = _convert_in_child(folder / shard, target / new_name, child)
+        _write_index(folder / PICKLE_INDEX, target / WEIGHTS_INDEX, replies)
+    read_tensor_headers(target)  # raises an error if a file is incomplete
+    return replies
+
+
+def _write_index(pickle_index: Path, index: Path, replies: Mapping[str, Mapping[str, Any]]) -> None:
+    counts = Counter[str]()
+    for reply in replies.values():
+        counts.update([*reply["names"], *reply["shared"]])
+    expected = set(read_json_object(pickle_index)["weight_map"])
+    repeated = [name for name, count in counts.items() if count > 1]
+    if wrong := sorted(expected ^ counts.keys()) or repeated:
+        raise InputError(
+            f"model file {pickle_index} does not match its shards (the first tensor that differs "
+            f"is {wrong[0]!r}): fetch the model again"
+        )
+    weight_map = {name: file for file, reply in replies.items() for name in reply["names"]}
+    metadata = {"total_size": sum(reply["bytes"] for reply in replies.values())}
+    _write_json(index, {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))})
+
+
+def _convert_in_child(path: Path, destination: Path, child: ChildWorker) -> dict[str, Any]:
+    try:
+        size = path.stat().st_size
+        seconds = _SECONDS + size / _BYTES_PER_SECOND
+        reply: dict[str, Any] = child.call([str(path), str(destination)], seconds)
+    except OSError as error:
+        raise InputError(f"weights {path} cannot be read ({error.strerror}): fetch the model again") from error
+    except ChildDiedError as error:
+        raise InputError(
+            f"the conversion of pickled weights {path} {error}, more than tensors in {size:,} bytes "
+            "need: fetch the model again, or use another"
+        ) from error
+    return reply
+
+
+def _open_converter(source: str) -> Callable[[Any], Any]:
+    """Return the function of the child, which can open no connection from now on."""
+    block_sockets()
+
+    def convert(paths: Any) -> dict[str, Any]:
+        path, destination = map(Path, paths)
+        tensors, shared = read_pickle(path)
+        metadata = {**shared, "format": "pt", "source": source}
+        save_file = require("safetensors.torch", "model").save_file
+        try:
+            save_file(_separate(tensors), str(destination), metadata)
+        except Exception as error:  # SafetensorError has no error number
+            if any(text in str(error) for text in _DISK_FULL):
+                raise ResourceError(
+                    f"{destination} cannot be written ({format_error(error)}): free some space"
+                ) from error
+            _raise_if_out_of_memory(error)
+            raise
+        n_bytes = sum(map(_count_bytes, tensors.values()))
+        return {"names": [*tensors], "bytes": n_bytes, "shared": shared}
+
+    return convert
+
+
+def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a pickle of tensors with the unpickler that knows nothing else.
+
+    Returns:
+        The tensors by name, without those that are the same memory as an earlier one; and the names
+        of these with the names that stay.
+
+    Raises:
+        InputError: it holds anything but tensors, or is truncated or corrupt.
+        MemoryError: the tensors need more memory than there is.
+    """
+    torch = require("torch", "model")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a hostile file may raise any exception of the unpickler
+        _raise_if_out_of_memory(error)
+        if type(error).__name__ == "UnpicklingError":
+            named = _GLOBAL.search(str(error))
+            contents = named[1] if named else "an unknown instruction"
+            raise _describe_contents(path, contents) from error
+        raise InputError(
+            f"pickled weights {path} are truncated or corrupt ({format_error(error)[:200]}): fetch the model again"
+        ) from error
+    if not isinstance(state, dict):
+        raise _describe_contents(path, f"a {type(state).__name__}")
+    first_names, tensors, shared = dict[Any, str](), dict[str, Any](), dict[str, str]()
+    for name, tensor in state.items():
+        if not isinstance(name, str) or name == "__metadata__":
+            raise _describe_contents(path, f"the key {ascii(name)[:60]}")
+        is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        is_plain = is_tensor and tensor.layout == torch.strided
+        if not is_plain or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
+            type_name = type(tensor).__name__
+            raise _describe_contents(path, f"{ascii(name)[:60]}, a {type_name} that is no plain tensor")
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        place = memory if tensor.numel() else name
+        if (first := first_names.setdefault(place, name)) == name:
+            tensors[name] = tensor.detach()
+        else:
+            shared[name] = first
+    size, n_bytes = path.stat().st_size, sum(map(_count_bytes, tensors.values()))
+    if n_bytes > _MAX_EXPANSION * size:
+        raise _describe_contents(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
+    return tensors, shared
+
+
+def _count_bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _separate(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors, contiguous and each in memory of its own, as safetensors requires."""
+    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
+    counts = Counter(storages.values())
+    return {
+        name: (tensor.clone() if counts[storages[name]] > 1 else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
+
+
+def _raise_if_out_of_memory(error: Exception) -> None:
+    if any(text in str(error) for text in _OUT_OF_MEMORY):
+        raise MemoryError from error
+
+
+def _describe_contents(path: Path, contents: str) -> InputError:
+    return InputError(
+        f"pickled weights {path} hold {contents}, and only a table of tensors is read, since "
+        "anything else can execute code: use another copy, or a revision with safetensors"
+    )
+
+
+if __name__ == "__main__":
+    serve_calls(_open_converter)
