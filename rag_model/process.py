@@ -425,8 +425,12 @@ _SOCKET_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 
 
 class _Instruction(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint16), ("jump_true", ctypes.c_uint8), ("jump_false", ctypes.c_uint8))
-    _fields_ += (("value", ctypes.c_uint32),)
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("jump_true", ctypes.c_uint8),
+        ("jump_false", ctypes.c_uint8),
+        ("value", ctypes.c_uint32),
+    )
 
 
 class _Filter(ctypes.Structure):
