@@ -146,7 +146,7 @@ def test_what_does_not_go_into_one_prompt_is_one_sentence(
         (["--beams", "0"], 2, "beams is 0"),
         (["--index", "bm25"], 2, "no index 'bm25'"),
         (["--model", "nobody"], 1, "nobody"),
-        (["--model", "gen/nobody"], 1, "there is no model folder gen/nobody"),
+        (["--model", "gen/nobody"], 1, "model gen/nobody is not a local folder, and the hub cannot be reached"),
     ],
 )
 def test_what_can_not_be_done_is_one_sentence(
