@@ -14,7 +14,7 @@ COMMA := ,
 WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install demo test test-near test-avx2 fuzz lint docs bench release lock up down clean clean-compiled
+.PHONY: install demo test test-near test-avx2 fuzz lint docs bench gpu-day release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -54,6 +54,10 @@ docs: .venv/dev
 bench: .venv/bench
 	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,cited.py llama.py dpr.py rag_finetune.py open_book.py flink.py), \
 	  $(wildcard tests/benchmarks/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench; done
+
+# Every benchmark of a GPU, recorded in gpu-day/ and resumed by the same command; on tiny sizes without a GPU. ARGS="--list".
+gpu-day: .venv/bench
+	$(BIN)/python tests/benchmarks/gpu_day.py $(ARGS)
 
 # The wheel is built of the source archive, so that one must be whole. The demo runs outside of this folder.
 release: .venv/dev

@@ -97,6 +97,11 @@ def estimate_row_bytes(represents: str, d: int) -> int:
     }[represents]
 
 
+# Largest relative error of the seconds of all stages together, by kind: builds of 20,000, 60,000 and
+# 200,000 vectors of 96 dimensions, and of 20,000 and 60,000 of 768 (`tests/benchmarks/bench_plan.py`).
+SECONDS_ERROR = {"hnsw": 0.12}
+
+
 def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
     """Return the seconds of one core by stage, for vectors of `d` components (0 for text indexes).
 

@@ -2,20 +2,29 @@
 
 Needs torch, transformers and numpy alone: BERT-base of random weights, passages of random tokens with the
 lengths of real 100-word passages, no network. The path is production's, ids in, vectors out. On a CPU it
-runs a tiny model, to be tested. FLOPs are counted on real tokens: padding is no work. Prints one JSON line.
+runs a tiny model, to be tested. FLOPs are counted on real tokens: padding is no work. `from_text_per_s` encodes the
+same number of texts with a tokenizer, which a GPU overlaps with its work: `overlap` is that rate over the rate from
+ids, 1 if tokenisation costs nothing. Prints one JSON line.
 From the repository's root: `python -m tests.benchmarks.bench_embedding_gpu [--windows 4]`.
 """
 
 import argparse
 import json
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import BertConfig, BertModel
 
 from rag_model.encoders.batches import batch_by_length, pad_length
+from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.model import Model, choose_process_device, fastest_dtype, wrap_transformers_model
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
@@ -76,6 +85,22 @@ def timed(model: Model, tokens: list[TokenIds]) -> float:
     return seconds
 
 
+def text_rate(body: BertModel, model: Model, lengths: list[int]) -> float:
+    """Return the texts a second of an encoder with a tokenizer; each word is one token."""
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, body.config.vocab_size)}}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    random = np.random.default_rng(0)
+    texts = [" ".join(f"w{word}" for word in random.integers(2, body.config.vocab_size, length)) for length in lengths]
+    with tempfile.TemporaryDirectory() as folder:
+        encoder = Encoder("random", Path(folder), model.spec, tokenizer, model)
+        encoder.encode_questions(texts[: len(texts) // 8])  # warm-up
+        wait(model.device)
+        started = time.perf_counter()
+        encoder.encode_questions(texts)
+        return len(texts) / (time.perf_counter() - started)
+
+
 def main() -> None:
     device = torch.device(choose_process_device())
     on_gpu = device.type == "cuda"
@@ -96,6 +121,7 @@ def main() -> None:
         torch.cuda.reset_peak_memory_stats(device)
     seconds = [timed(model, window) for window in windows]
     rate = options.passages / statistics.median(seconds)
+    from_text = text_rate(body, model, lengths)
     work = flops([len(ids) for window in windows for ids in window], config) / len(windows) / options.passages
     with_padding = sum(
         len(rows) * pad_length(lengths[rows[0]]) for rows in batch_by_length(lengths, model.batch_tokens)
@@ -110,6 +136,10 @@ def main() -> None:
         "mean_tokens": round(statistics.mean(lengths), 1),
         "padding_share": round(1 - sum(lengths) / with_padding, 4),
         "passages_per_s": round(rate, 1),
+        "from_text_per_s": round(from_text, 1),
+        "overlap": round(from_text / rate, 3),
+        "torch": torch.__version__,
+        "gpu": device.index if on_gpu else None,
         "times_dpr": round(rate / DPR_RATE, 1),
         "tflops": round(rate * work / 1e12, 3),
         "matmul_tflops": round(multiplied / 1e12, 3),

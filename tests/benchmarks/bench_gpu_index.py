@@ -17,7 +17,7 @@ Without a GPU it runs the CPU side alone, on little, to be tried: `device` is th
 Nothing but this may run on the GPU. `--sides gpu` leaves the CPU out, as for `--vectors 1000000`. Prints one JSON line,
 behind what cuVS prints.
 `python tests/benchmarks/bench_gpu_index.py [--vectors 125000] [--dim 768] [--factory HNSW32 IVF4096,PQ192np]`; by
-`gpu_rows.py` it prints rows of a table. Never run on a GPU: the time it takes there is not known, perhaps ten minutes,
+`gpu_day.py` it prints rows of a table. Never run on a GPU: the time it takes there is not known, perhaps ten minutes,
 of which most are the CPU's.
 """
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from alone import Spent, alone
-from extrapolate import WIKIPEDIA
+from bench_plan import WIKIPEDIA
 from hnsw_builds import Build, by_cells, trial_of
 from synthetic import Synthetic
 

@@ -6,7 +6,7 @@ its own with one thread. `cpu_ratio`: all stages of ours (k-means, assignment, s
 shot's recall@k is above ours at equal distance computations, negative where ours is better everywhere; `merge_…` memory
 is anonymous; `unreachable` nodes are counted by plain faiss and numpy.
 
-`--sizes A,B,C` repeats it with cells in proportion, for CPU per vector and critical path as n grows, and extrapolates;
+`--sizes A,B,C` repeats it with cells in proportion, for CPU per vector and critical path as n grows;
 `--norms 0,0.1,0.3` repeats it for log-normal norms, `--augment` builds ours also over vectors with one more dimension,
 which makes all norms equal. Defaults take about a minute; the figures at a million are of
 
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charts import write_lines
-from extrapolate import extrapolated
 from hnsw_builds import Report, Work, against, at_equal_distances, both, qualities, trial_of
 from synthetic import Synthetic, of_equal_norm
 
@@ -54,7 +53,7 @@ class Case:
         )
 
 
-def measure(case: Case, folder: Path, *, extrapolate: bool) -> Report:
+def measure(case: Case, folder: Path) -> Report:
     """Build a case both ways and compare."""
     options = case.options
     made = Synthetic(options.dim, case.norms)
@@ -69,7 +68,6 @@ def measure(case: Case, folder: Path, *, extrapolate: bool) -> Report:
     builds = both(works, folder, options.jobs)
     trial = trial_of(parts, options.metric, made.questions(options.questions), options.k)
     found = qualities(builds, trial, options.jobs)
-    larger = extrapolated(case.recipe, plan, parts, builds["ours"], folder) if extrapolate else None
     return {
         "n": case.n,
         "norms": case.norms,
@@ -78,7 +76,6 @@ def measure(case: Case, folder: Path, *, extrapolate: bool) -> Report:
         **against("ours", builds, found, plan),
         **{name: against(name, builds, found, work[0]) for name, work in works.items() if name != "ours"},
         "recall_at_distances": at_equal_distances(found),
-        "wikipedia": larger,
         "builds": {name: build.report() | found[name].report() for name, build in builds.items()},
     }
 
@@ -150,7 +147,7 @@ def main() -> None:
         for norms in options.norms:
             case = Case(n, norms, max(1, round(cells * n / max(sizes))), options)
             with tempfile.TemporaryDirectory(dir=options.workdir) as folder:
-                rows.append(measure(case, Path(folder), extrapolate=n == max(sizes)))
+                rows.append(measure(case, Path(folder)))
     told = {"benchmark": "hnsw", "dim": options.dim, "metric": options.metric, "threads": 1, "jobs": options.jobs}
     report = told | (rows[0] if len(rows) == 1 else {"rows": rows})
     if len(sizes) > 1:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from alone import alone
-from extrapolate import BERT, WIKIPEDIA
+from bench_plan import BERT, WIKIPEDIA
 from hnsw_builds import trial_of
 from passages import embedded
 from synthetic import Synthetic, written

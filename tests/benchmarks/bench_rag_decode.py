@@ -55,12 +55,14 @@ class Work:
     layers: int  # of encoder and of decoder
     vocabulary: int
     threads: int
+    device: str
 
     def asked(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (b k, s) tokens and (b, k) scores."""
+        """Return (b k, s) tokens and (b, k) scores, on the device."""
         stream = torch.Generator().manual_seed(1)
         tokens = torch.randint(4, self.vocabulary, (self.questions * self.k, self.context), generator=stream)
-        return tokens, torch.randn(self.questions, self.k, generator=stream).mul(2)
+        scores = torch.randn(self.questions, self.k, generator=stream).mul(2)
+        return tokens.to(self.device), scores.to(self.device)
 
 
 def bart(work: Work) -> BartForConditionalGeneration:
@@ -80,7 +82,8 @@ def bart(work: Work) -> BartForConditionalGeneration:
         decoder_start_token_id=START,
         forced_eos_token_id=None,
     )
-    return BartForConditionalGeneration(config).eval()
+    model: Any = BartForConditionalGeneration(config).eval()
+    return model.to(work.device)
 
 
 def ours(work: Work) -> Decode:
@@ -102,6 +105,8 @@ def peer(work: Work) -> Decode:
     encoder = DPRQuestionEncoder(DPRConfig(vocab_size=8, hidden_size=8, **shape))
     whole = {"question_encoder": encoder, "generator": bart(work), "n_docs": work.k}
     ways: dict[str, Any] = {"token": RagTokenForGeneration(**whole), "sequence": RagSequenceForGeneration(**whole)}
+    for way in ways.values():
+        way.to(work.device)
     tokens, scores = work.asked()
 
     def run(kind: str, beams: int) -> Answers:
@@ -183,11 +188,11 @@ def _status_mb(field: str) -> float:
     return int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0]) * 1024 / 1e6
 
 
-def compare(sides: Sequence[Side], kind: str, beams: int, rounds: int) -> dict[str, Any]:
+def compare(sides: Sequence[Side], kind: str, beams: int, rounds: int, clock: str) -> dict[str, Any]:
     """Decode in turns; return the report."""
     turns = [[side.turn(kind, beams) for side in sides] for _ in range(rounds + 1)][1:]  # the first warms up
     mine, theirs = zip(*turns, strict=True)
-    rates = [statistics.median(turn.tokens / turn.cpu_seconds for turn in side) for side in (mine, theirs)]
+    rates = [statistics.median(turn.tokens / getattr(turn, clock) for turn in side) for side in (mine, theirs)]
     answers = list(zip(mine[-1].answers, theirs[-1].answers, strict=True))
     return {
         "benchmark": "rag_decode",
@@ -218,13 +223,15 @@ def main() -> None:
     parser.add_argument("--beams", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="on a GPU, wall seconds count")
     options = vars(parser.parse_args())
     beams, rounds = options.pop("beams"), options.pop("rounds")
     work = Work(**options)
+    clock = "seconds" if work.device == "cuda" else "cpu_seconds"
     sides = [Side.start(load, work) for load in (ours, peer)]
     for kind in ("token", "sequence"):
         for width in beams:
-            print(json.dumps({**compare(sides, kind, width, rounds), **asdict(work)}), flush=True)
+            print(json.dumps({**compare(sides, kind, width, rounds, clock), **asdict(work)}), flush=True)
     for side in sides:
         side.end()
 

@@ -4,7 +4,9 @@ A step is the question encoder, the generator, the marginal, backward and AdamW.
 layers of 256 with the real vocabulary of 50,265, a DPR question encoder of 2 layers; without dropout, so that the same
 steps have equal losses. Each side runs in a process of its own, in turns. One JSON line: tokens a second of both and
 their ratio, by CPU seconds, since wall seconds of a busy machine say little; peak anonymous memory and its ratio; the
-losses' largest relative difference. `python tests/benchmarks/bench_rag_step.py [--smoothing 0 .1] [--rounds 3]`, about
+losses' largest relative difference. `--device cuda` computes on a GPU, where wall seconds count (`ours_tokens_per_s`);
+`--precision` is that of the products: no (float32), tf32 or bf16.
+`python tests/benchmarks/bench_rag_step.py [--smoothing 0 .1] [--rounds 3]`, about
 two minutes.
 """
 
@@ -12,6 +14,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import taken
@@ -42,14 +45,14 @@ PEERS = {"sequence": RagSequenceForGeneration, "token": RagTokenForGeneration}
 QUESTIONS = [f"w{number} w{number + 1} w{number + 2} w{number + 3}" for number in range(B)]
 
 
-def write_models(folder: Path) -> None:
+def write_models(folder: Path, layers: int) -> None:
     """Write both models, with a tokenizer of numbered words."""
     set_seed(1)
     sizes = {"d_model": DIM, "encoder_ffn_dim": 4 * DIM, "decoder_ffn_dim": 4 * DIM, "vocab_size": WORDS}
     shape = {
         f"{part}_{what}": count
         for part in ("encoder", "decoder")
-        for what, count in (("layers", 6), ("attention_heads", 4))
+        for what, count in (("layers", layers), ("attention_heads", 4))
     }
     BartForConditionalGeneration(BartConfig(**sizes, **shape, dropout=0.0)).save_pretrained(folder / "generator")
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -81,39 +84,49 @@ def batch() -> tuple[Tensor, Contexts, Targets]:
     return vectors, Contexts(tokens.masked_fill(~mask, 1), mask, K), Targets(said.masked_fill(~real, 1), real)
 
 
-def ours(folder: Path, kind: str, smoothing: float, steps: int) -> list[Step]:
+def in_precision(device: str, precision: str) -> AbstractContextManager[object]:
+    """Set the precision of float32 products, and return the context of a forward pass."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    return torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def ours(folder: Path, kind: str, smoothing: float, steps: int, device: str, precision: str) -> list[Step]:
     """Train with this library."""
-    question = TrainableEncoder.load(folder / "question", "question", device="cpu")
+    question = TrainableEncoder.load(folder / "question", "question", device=device)
     settings = RagSettings("sequence" if kind == "sequence" else "token", K, label_smoothing=smoothing)
-    rag = Rag(question, load_generator(folder / "generator", device="cpu"), settings).train()
-    vectors, contexts, targets = batch()
+    rag = Rag(question, load_generator(folder / "generator", device=device, dtype="float32"), settings).train()
+    vectors, contexts, targets = (one.to(device) for one in batch())
+    forward = in_precision(device, precision)
 
     def loss(_: int) -> Tensor:
-        scores = torch.einsum("bd,bkd->bk", rag.ask(QUESTIONS), vectors)
-        return rag.loss(scores, contexts, targets).sum()
+        with forward:
+            scores = torch.einsum("bd,bkd->bk", rag.embed_questions(QUESTIONS).float(), vectors)
+            return rag.loss(scores, contexts, targets).sum()
 
-    return taken.ours(rag, loss, steps, 1e-4)
+    return taken.ours(rag, loss, steps, 1e-4, device)
 
 
-def theirs(folder: Path, kind: str, smoothing: float, steps: int) -> list[Step]:
+def theirs(folder: Path, kind: str, smoothing: float, steps: int, device: str, precision: str) -> list[Step]:
     """Train with transformers' class."""
     question = DPRQuestionEncoder.from_pretrained(folder / "question")
     generator = AutoModelForSeq2SeqLM.from_pretrained(folder / "generator")
     config = RagConfig.from_question_encoder_generator_configs(
         question.config, generator.config, n_docs=K, label_smoothing=smoothing, reduce_loss=True
     )
-    rag = PEERS[kind](config, question, generator).train()
+    rag = PEERS[kind](config, question, generator).train().to(device)
     tokenizer = Tokenizer.from_file(str(folder / "question" / "tokenizer.json"))
-    asked = torch.tensor([one.ids for one in tokenizer.encode_batch(QUESTIONS)])
-    vectors, contexts, targets = batch()
-    labels = torch.cat([torch.full((B, 1), 2), targets.tokens], 1)
+    asked = torch.tensor([one.ids for one in tokenizer.encode_batch(QUESTIONS)], device=device)
+    vectors, contexts, targets = (one.to(device) for one in batch())
+    labels = torch.cat([torch.full((B, 1), 2, device=device), targets.tokens], 1)
     mask = contexts.mask.long()
+    forward = in_precision(device, precision)
 
     def loss(_: int) -> Tensor:
-        scores = torch.einsum("bd,bkd->bk", rag.question_encoder(asked).pooler_output, vectors)
-        given = {"context_input_ids": contexts.tokens, "context_attention_mask": mask, "doc_scores": scores}
-        found: Tensor = rag(**given, labels=labels).loss
-        return found
+        with forward:
+            scores = torch.einsum("bd,bkd->bk", rag.question_encoder(asked).pooler_output.float(), vectors)
+            given = {"context_input_ids": contexts.tokens, "context_attention_mask": mask, "doc_scores": scores}
+            found: Tensor = rag(**given, labels=labels).loss
+            return found
 
     return taken.plain(rag, loss, steps, 1e-4)
 
@@ -123,7 +136,16 @@ def compare(folder: Path, kind: str, smoothing: float, options: argparse.Namespa
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(options.rounds):
         for side in (ours, theirs):
-            spent = alone(side, folder, kind, smoothing, options.steps + 1, threads=options.threads)
+            spent = alone(
+                side,
+                folder,
+                kind,
+                smoothing,
+                options.steps + 1,
+                options.device,
+                options.precision,
+                threads=options.threads,
+            )
             runs[side.__name__].append(spent)
     cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
     wall = {name: taken.median(found, "seconds") for name, found in runs.items()}
@@ -134,6 +156,8 @@ def compare(folder: Path, kind: str, smoothing: float, options: argparse.Namespa
         "ratio": round(cpu["theirs"] / cpu["ours"], 3),
         "wall_ratio": round(wall["theirs"] / wall["ours"], 3),
         "memory_ratio": round(peak["ours"] / peak["theirs"], 3),
+        "ours_tokens_per_s": round(tokens / wall["ours"]),
+        "theirs_tokens_per_s": round(tokens / wall["theirs"]),
         "ours_tokens_per_cpu_s": round(tokens / cpu["ours"]),
         "theirs_tokens_per_cpu_s": round(tokens / cpu["theirs"]),
         "ours_peak_mb": round(peak["ours"]),
@@ -150,16 +174,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=6, help="of the generator's encoder, and of its decoder")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("no", "tf32", "bf16"), default="no")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as workdir:
-        write_models(Path(workdir))
+        write_models(Path(workdir), options.layers)
         results = {
             f"{kind} smoothing {smoothing}": compare(Path(workdir), kind, smoothing, options)
             for kind in options.kind
             for smoothing in options.smoothing
         }
     sizes = {"questions": B, "passages": K, "context": CONTEXT, "target": TARGET, "vocabulary": WORDS, "dim": DIM}
-    print(json.dumps({"benchmark": "rag_step", **sizes, "threads": options.threads, "results": results}))
+    sizes |= {"threads": options.threads}
+    told = {"device": options.device, "precision": options.precision, "results": results}
+    print(json.dumps({"benchmark": "rag_step", **sizes, **told}))
 
 
 if __name__ == "__main__":

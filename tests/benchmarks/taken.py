@@ -24,10 +24,10 @@ class Step(NamedTuple):
     loss: float
 
 
-def ours(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
+def ours(module: nn.Module, loss: Loss, steps: int, rate: float, device: str = "cpu") -> list[Step]:
     """Take steps as `train` does: freed memory goes back at once, and the optimizer is its own."""
     release_freed_memory()
-    return _taken(build_adamw(module, LoopSettings(learning_rate=rate), torch.device("cpu")), loss, steps)
+    return _taken(build_adamw(module, LoopSettings(learning_rate=rate), torch.device(device)), loss, steps)
 
 
 def plain(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:

@@ -1,5 +1,6 @@
 """`index --plan` of kinds over tokens, terms and text: bytes and seconds before they are paid; nothing is built."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,17 @@ def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
     told = bookwheel("index", "--plan", "--index", "MaxSim", "--n", 1000, "-d", 96).out
     assert "MaxSim,PQ24 over 1,000 passages" in told
     assert "a passage" in told
+
+
+def test_the_plan_and_the_benchmarks_page_name_one_time(bookwheel: Any) -> None:
+    arguments = "index", "--plan", "--index", "HNSW32", "--n", 21_015_324, "-d", 768
+    ran, printed = bookwheel(*arguments, "--json").json, bookwheel(*arguments).out
+    minutes, error = sum(ran["cpu_seconds"].values()) / 60, ran["cpu_seconds_error"]
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert f"takes {minutes:.0f} minutes of one core" in page
+    assert f"differs from it by at most {error:.0%}".replace("%", " %") in page
+    assert f"{minutes:,.1f} minutes of one core, about: measured builds" in printed
+    assert f"differ by at most {error:.0%}" in printed
 
 
 @pytest.mark.parametrize("factory", ["BM25", "Impact"])

@@ -82,10 +82,11 @@ _MAX_BLOCKS = 8  # blocks with candidates in memory at once, 6 MB each
 LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
 # `_REFERENCE_NODES`.
-_INSERT_SECONDS = 3.2e-9
+_INSERT_SECONDS = 4.3e-9  # fitted to builds of 20,000 to 200,000 vectors (`bench_plan.py`)
 _INSERT_OVERHEAD_DIMS = 140  # dimensions whose products take as long as the rest of an insertion
 _REFERENCE_NODES = 20_000
 _GROWTH_EXPONENT = 0.35  # of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
+_MERGE_OVERHEAD_DIMS = 300  # dimensions whose copies take as long as the links of a node
 _UPDATE_SHARE = 0.1  # of the seconds of a build, to update a cell in which 2 % of the vectors are new
 _MAX_CELL_GROWTH = 1.25  # planned cells over the parent's, up to which there are no new ones
 _MAX_CELL_RATIO = 2  # planned cells over the parent's, or inverse, up to which cells are kept
@@ -300,7 +301,7 @@ class GraphKind(VectorKind):
             )
             share = _UPDATE_SHARE if inherited else 1
             return share * inserted * (_INSERT_OVERHEAD_DIMS + plan.d) * _INSERT_SECONDS
-        return 1.5 * plan.n * plan.d / BYTES_PER_SECOND
+        return 1.1 * plan.n * (_MERGE_OVERHEAD_DIMS + plan.d) / BYTES_PER_SECOND
 
 
 def _translate_errors(plan: VectorPlan, number: int) -> AbstractContextManager[None]:

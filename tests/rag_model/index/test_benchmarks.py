@@ -35,10 +35,16 @@ def test_bench_hnsw_by_cells(tmp_path: Path) -> None:
         assert ours["stages"]["shard"]["runs"] == row["shards"] == row["cells"]
         assert row["unreachable"] == 0
         assert row["shortfall_mean"] < 0.1
-    assert small["wikipedia"] is None
-    assert large["wikipedia"]["n"] == 21_015_324
     assert [row["n"] for row in found["scaling"]] == [300, 600]
     assert ElementTree.parse(tmp_path / "scaling.svg").getroot().tag.endswith("svg")
+
+
+def test_a_plan_is_measured_beside_its_build() -> None:
+    found = report("bench_plan.py", "--cases", "300x8,600x8", "--index", "HNSW8")
+    assert [case["n"] for case in found["cases"]] == [300, 600]
+    assert all(case["stages"].keys() == {"train", "scatter", "shard", "merge"} for case in found["cases"])
+    assert found["error"] >= 0
+    assert found["wikipedia"]["n"] == 21_015_324
 
 
 def test_hnsw_is_measured_with_and_without_the_added_dimension() -> None:
@@ -74,9 +80,11 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     paths = filter(None, [seen, os.environ.get("PYTHONPATH")])
     there = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "0,1", "SEEN_GPU": str(used)}
     index = "--vectors 2600 --dim 16 --cells 2 --parts 1 --questions 40 --k 5 --factory HNSW8 IVF16,PQ4np"
-    command = [str(FOLDER / "gpu_rows.py"), "--embedding", "--passages 8 --windows 1", "--index", index]
-    done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, env=there)
-    found = json.loads(next(line for line in done.stderr.splitlines() if '"gpu_index"' in line))
+    small = ["index=" + index, "embedding=--passages 8 --windows 1"]
+    steps = ["embedding", "index", "training-bf16", "decoding"]
+    command = [FOLDER / "gpu_day.py", "--out", tmp_path / "day", "--only", *steps, "--options", *small]
+    done = subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True, text=True, env=there)
+    (found,) = json.loads((tmp_path / "day" / "index.json").read_text())["reports"]
     assert found["device"] != "cpu"
     for one in found["indexes"]:
         assert one["gpu"]["recall"] == one["cpu"]["recall"] > 0.5  # this GPU computes as a CPU does
@@ -86,9 +94,18 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     assert uses.count("centroids on 0") == 3  # of k-means, the losses and the part: one task each, on one GPU of two
     assert len(uses) == 5  # and no upper levels, which the merge builds
     rows = [line.split(" | ") for line in done.stdout.splitlines()]
-    assert {len(row) for row in rows} == {5}
-    assert len(rows) == 2 + 1 + (4 + 1) + (3 + 1)
+    assert {len(row) for row in rows} == {6}  # the columns of docs/benchmarks.md
+    assert len(rows) == 2 + 2 + (4 + 1) + (3 + 1) + 1 + 2
     assert [row[0] for row in rows if "recall@5" in row[0]] == ["| its recall@5"] * 2
+    assert sum("precision bf16" in row[0] for row in rows) == 1
+    assert "failed" not in (tmp_path / "day" / "report.md").read_text()
+    dates = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "day").glob("*.json")}
+    (tmp_path / "day" / "decoding.json").write_text('{"half')  # of a run that was killed while it wrote
+    again = [*command[:4], "decoding", "index", *command[8:]]
+    done = subprocess.run([sys.executable, *map(str, again)], check=True, capture_output=True, text=True, env=there)
+    assert "index: recorded" in done.stderr
+    assert "decoding: bench_rag_decode.py" in done.stderr
+    assert (tmp_path / "day" / "index.json").stat().st_mtime_ns == dates["index.json"]
 
 
 def test_without_a_gpu_the_core_alone_is_measured() -> None:

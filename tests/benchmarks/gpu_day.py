@@ -1,0 +1,296 @@
+"""All benchmarks of a GPU, one after the other: `make gpu-day`. It records each result, and resumes after an end.
+
+Steps: embedding (with batches of other sizes, with other versions of torch, and on every GPU at once), index stages
+(CAGRA beside faiss's HNSW, if faiss has cuVS), training steps in float32, TF32 and bf16, and decoding. Each step is a
+benchmark of this folder in a process of its own. Written to `--out`:
+
+* `STEP.json`: the command, the reports, the seconds and the environment of a finished step. A step that finished with
+  the same command on the same device is not run again; `STEP.error.txt` has the end of what a failed one printed.
+* `rows.md`: rows for docs/benchmarks.md; `report.md`: the machine, every step, its figures and its command.
+
+Without a GPU every step runs on tiny sizes on the CPU, to check that each row can be written. Exit code 1 if a step
+failed; the others still run.
+`python tests/benchmarks/gpu_day.py [--out gpu-day] [--only STEP ...] [--python PATH ...]`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rag_model.atomic_write import atomic_write
+
+Report = dict[str, Any]
+Row = tuple[str, str, str, str]  # measurement, bookwheel, peer, ratio
+FOLDER = Path(__file__).parent
+BATCHES = (8_192, 32_768, 131_072)  # tokens of a batch, beside production's
+PRECISIONS = ("no", "tf32", "bf16")
+PATIENCE = 4 * 3600  # seconds of a step
+_VERSIONS = ("torch", "transformers", "faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "numpy")
+
+
+def embedding_rows(reports: Sequence[Report]) -> Iterator[Row]:
+    """Yield the rows of `bench_embedding_gpu.py`; of several processes together, if there are several."""
+    first, rate = reports[0], sum(report["passages_per_s"] for report in reports)
+    model = f"{first['layers']} layers of {first['hidden']}, {first['dtype']}, torch {first['torch']}"
+    devices = f"{len(reports)} processes, GPUs {', '.join(str(report['gpu']) for report in reports)}"
+    yield (
+        f"encoding, {model}, batches of {first['batch_tokens']:,} tokens" + (f", {devices}" if reports[1:] else ""),
+        f"{rate:,.0f} passages/s, {max(report['peak_gpu_mb'] for report in reports):,} MB",
+        f"matrix multiply: {first['matmul_tflops']:g} TFLOP/s; DPR's release: 83 passages/s",
+        f"{first['share_of_matmul']:.0%} of it; {rate / 83:.1f}",
+    )
+    yield (
+        "same: from texts, tokenised while the device works",
+        f"{sum(report['from_text_per_s'] for report in reports):,.0f} passages/s",
+        f"from ids: {rate:,.0f}",
+        f"{first['overlap']:.2f}",
+    )
+
+
+def index_rows(reports: Sequence[Report]) -> Iterator[Row]:
+    """Yield the rows of `bench_gpu_index.py`: a build's stages, and the recall of the index."""
+    (report,) = reports
+    graphs = "CAGRA" if report["graphs_on_the_gpu"] else "faiss's HNSW"
+    for index in report["indexes"]:
+        sides = {side: index[side] or {} for side in ("gpu", "cpu")}
+        for stage in next(found for found in sides.values() if found)["seconds"]:
+            gpu, cpu = sides["gpu"].get("seconds", {}).get(stage), sides["cpu"].get("cpu_seconds", {}).get(stage)
+            built = f" ({graphs})" if stage == "shard" else ""
+            yield (
+                f"{index['factory']} over {report['vectors']:,} x {report['dim']}: {stage}{built}; Wikipedia's vectors",
+                _describe_stage(sides["gpu"], stage, gpu),
+                f"one core: {_describe_stage(sides['cpu'], stage, cpu)}",
+                f"{cpu / gpu:.3g}" if cpu and gpu else "",
+            )
+        recalls = [found.get("recall") for found in sides.values()]
+        shown = ["" if one is None else f"{one:.4f}" for one in recalls]
+        apart = f"{recalls[0] - recalls[1]:+.4f}" if None not in recalls else ""
+        yield f"its recall@{report['k']}", shown[0], f"built by a core: {shown[1]}", apart
+
+
+def _describe_stage(found: Report, stage: str, seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    held = (found["gpu_mb"] or {}).get(stage)
+    memory = f", {held:,} MB" if held is not None else ""
+    return f"{seconds:g} s{memory}; {found['hours_for_wikipedia'][stage]:g} h"
+
+
+def training_rows(reports: Sequence[Report]) -> Iterator[Row]:
+    """Yield the rows of `bench_rag_step.py`."""
+    (report,) = reports
+    for name, result in report["results"].items():
+        yield (
+            f"training step, RAG-{name}, precision {report['precision']}",
+            f"{result['ours_tokens_per_s']:,} tokens/s",
+            f"transformers: {result['theirs_tokens_per_s']:,}",
+            f"{result['wall_ratio']:g}",
+        )
+
+
+def decoding_rows(reports: Sequence[Report]) -> Iterator[Row]:
+    """Yield the rows of `bench_rag_decode.py`."""
+    for report in reports:
+        yield (
+            f"decoding, RAG-{report['kind'].title()}, {report['beams']} beams, {report['k']} passages",
+            f"{report['ours_tokens_per_s']:,g} tokens/s",
+            f"transformers: {report['peer_tokens_per_s']:,g}",
+            f"{report['ratio']:g}; equal answers {report['same']:.0%}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DayStep:
+    """One benchmark with its options."""
+
+    name: str
+    script: str
+    options: str
+    rows: Callable[[Sequence[Report]], Iterator[Row]]
+    processes: int = 1  # side by side
+    python: str = sys.executable
+
+    @property
+    def command(self) -> str:
+        """The command, as the report shows it."""
+        return f"{self.script} {self.options}".strip()
+
+
+def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str]) -> list[DayStep]:
+    """Return the steps of the day: of tiny sizes without a GPU."""
+    embedding, device = "bench_embedding_gpu.py", "cuda" if gpus else "cpu"
+    short = "" if gpus else "--passages 16 --windows 1"
+    step = f"--device {device} --kind sequence" + (
+        " --layers 12 --steps 20 --rounds 3" if gpus else " --layers 1 --steps 1"
+    )
+    tiny = "--questions 1 --k 2 --context 8 --answer 2 --layers 1 --beams 1 --rounds 1"
+    sizes = "--questions 16 --k 5 --width 1024 --layers 12" if gpus else tiny
+    index = "" if gpus else "--vectors 600 --dim 16 --parts 1 --questions 20 --k 5 --factory HNSW8"
+    steps = [DayStep("embedding", embedding, short, embedding_rows)]
+    steps += [
+        DayStep(f"embedding-{tokens}", embedding, f"{short} --batch-tokens {tokens}".strip(), embedding_rows)
+        for tokens in (BATCHES if gpus else BATCHES[:1])
+    ]
+    steps += [
+        DayStep(f"embedding-python-{number}", embedding, short, embedding_rows, python=python)
+        for number, python in enumerate(pythons, start=1)
+    ]
+    steps += [DayStep("embedding-slots", embedding, short, embedding_rows, processes=max(2, gpus))]
+    steps += [DayStep("index", "bench_gpu_index.py", index, index_rows)]
+    steps += [
+        DayStep(f"training-{precision}", "bench_rag_step.py", f"{step} --precision {precision}", training_rows)
+        for precision in PRECISIONS
+    ]
+    steps += [DayStep("decoding", "bench_rag_decode.py", f"--device {device} {sizes}", decoding_rows)]
+    return [
+        DayStep(one.name, one.script, options.get(one.name, one.options), one.rows, one.processes, one.python)
+        for one in steps
+    ]
+
+
+def run_step(step: DayStep) -> list[Report]:
+    """Run a step's processes side by side, and return their reports.
+
+    Raises:
+        subprocess.SubprocessError: a process failed or took too long; its output is in the error.
+    """
+    module = f"tests.benchmarks.{step.script.removesuffix('.py')}"
+    # bench_embedding_gpu.py is a module of the tests, the others are scripts that import their neighbours
+    start = ["-m", module] if step.script == "bench_embedding_gpu.py" else [str(FOLDER / step.script)]
+    command = [step.python, *start, *shlex.split(step.options)]
+    root = str(FOLDER.parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    running = [
+        subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(step.processes)
+    ]
+    reports: list[Report] = []
+    try:
+        for process in running:
+            out, errors = process.communicate(timeout=PATIENCE)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, command, out, errors)
+            # libraries of a GPU print lines of their own
+            reports += [json.loads(line) for line in out.splitlines() if line.startswith('{"benchmark"')]
+    finally:
+        for process in running:
+            process.kill()
+    return reports
+
+
+def describe_device() -> str:
+    """Return the names of the GPUs, or the processor's."""
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return ", ".join(names) or f"cpu ({platform.machine()}, tiny sizes)"
+
+
+def describe_environment() -> dict[str, str]:
+    """Return the versions that decide the figures."""
+    found = {"python": platform.python_version(), "cuda": str(torch.version.cuda), "device": describe_device()}
+    for name in _VERSIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def find_result(step: DayStep, out: Path, device: str) -> Report | None:
+    """Return the result of an earlier run of the same command on the same device."""
+    try:
+        found: Report = json.loads((out / f"{step.name}.json").read_text(encoding="utf-8"))
+        same = (found["command"], found["python"], found["processes"]) == (step.command, step.python, step.processes)
+        return found if same and found["environment"]["device"] == device else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def record_step(step: DayStep, out: Path) -> Report | None:
+    """Run a step and write its result; None if it failed, and why is in its error file."""
+    started, problem = time.perf_counter(), out / f"{step.name}.error.txt"
+    problem.unlink(missing_ok=True)
+    try:
+        reports = run_step(step)
+        list(step.rows(reports))  # a report without a figure of the rows is a failure too
+    except (subprocess.SubprocessError, KeyError, IndexError, ValueError) as error:
+        output = f"{getattr(error, 'stdout', '') or ''}\n{getattr(error, 'stderr', '') or ''}"
+        problem.write_text(f"{error}\n{output[-8_000:]}", encoding="utf-8")
+        return None
+    result: Report = {
+        "step": step.name,
+        "command": step.command,
+        "python": step.python,
+        "processes": step.processes,
+        "seconds": round(time.perf_counter() - started, 1),
+        "environment": describe_environment(),
+        "reports": reports,
+    }
+    with atomic_write(out / f"{step.name}.json") as temporary:
+        temporary.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return result
+
+
+def write_tables(steps: Sequence[DayStep], results: dict[str, Report | None], out: Path) -> None:
+    """Write the rows for docs/benchmarks.md, and the report."""
+    rows = [
+        f"| {' | '.join(row)} | `{step.command}` | {describe_device()} |"
+        for step in steps
+        if (result := results.get(step.name)) is not None
+        for row in step.rows(result["reports"])
+    ]
+    head = ["| measurement | bookwheel | peer | ratio | command | machine |", "| --- | --- | --- | --- | --- | --- |"]
+    (out / "rows.md").write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
+    environment = [f"* {name}: {value}" for name, value in describe_environment().items()]
+    told = [f"| {step.name} | {_describe_result(step, results.get(step.name))} | `{step.command}` |" for step in steps]
+    parts = ["# A day on the GPU", *environment, "", "| step | result | command |", "| --- | --- | --- |", *told]
+    (out / "report.md").write_text("\n".join([*parts, "", *head, *rows]) + "\n", encoding="utf-8")
+
+
+def _describe_result(step: DayStep, result: Report | None) -> str:
+    return f"failed, see {step.name}.error.txt" if result is None else f"{result['seconds']:,} s"
+
+
+def main() -> None:
+    """Run the steps that have no result, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu-day"))
+    parser.add_argument("--only", nargs="+", help="names of steps")
+    parser.add_argument("--python", nargs="+", default=[], help="interpreters with other versions of torch, to embed")
+    parser.add_argument("--options", nargs="+", default=[], metavar="STEP=OPTIONS", help="replace a step's options")
+    parser.add_argument("--list", action="store_true", help="print the steps, and run none")
+    options = parser.parse_args()
+    replaced = dict(one.partition("=")[::2] for one in options.options)
+    steps = list_steps(torch.cuda.device_count(), options.python, replaced)
+    names = [step.name for step in steps]
+    if unknown := [name for name in (*(options.only or ()), *replaced) if name not in names]:
+        parser.error(f"there is no step {unknown[0]}: choose from {', '.join(names)}")
+    steps = [step for step in steps if not options.only or step.name in options.only]
+    if options.list:
+        print("\n".join(f"{step.name}: {step.command}" for step in steps))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Report | None] = {}
+    for step in steps:
+        found = find_result(step, options.out, describe_device())
+        print(f"{step.name}: {'recorded' if found else step.command}", file=sys.stderr, flush=True)
+        results[step.name] = found or record_step(step, options.out)
+        write_tables(steps, results, options.out)
+    print((options.out / "rows.md").read_text(encoding="utf-8"), end="")
+    failed = [name for name, result in results.items() if result is None]
+    sys.exit(f"failed: {', '.join(failed)}; see {options.out}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
