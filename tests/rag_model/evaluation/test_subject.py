@@ -14,6 +14,7 @@ from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.evaluation.subject import answers_subject, digest_questions, retrieval_subject
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.versions.models import ModelMetadata, put_model
+from tests.fixtures.hub import Hub
 from tests.fixtures.tiny import save_cross_encoder
 
 ROWS = [{"id": "1", "question": "who?", "answers": ["he"]}, {"id": "2", "question": "what?", "answers": ["it", "that"]}]
@@ -67,7 +68,9 @@ def test_questions_are_known_by_what_they_ask(tmp_path: Path, asked: QuestionSet
     assert digest_questions(read(tmp_path, [kilt])) == digest_questions(read(tmp_path, [kilt]))
 
 
-def test_the_default_and_its_name_are_one_evaluation(store: Store, snapshot: Snapshot, asked: QuestionSet) -> None:
+def test_the_default_and_its_name_are_one_evaluation(
+    store: Store, snapshot: Snapshot, asked: QuestionSet, hub: Hub
+) -> None:
     judge = RetrievalJudge.for_questions(asked)
     plain = retrieval_subject(store, snapshot, asked, [], 20, judge)
     assert retrieval_subject(store, snapshot, asked, ["hnsw"], 20, judge) == plain
@@ -76,9 +79,14 @@ def test_the_default_and_its_name_are_one_evaluation(store: Store, snapshot: Sna
         retrieval_subject(store, snapshot, asked, ["exact", "hnsw"], 20, judge),
         retrieval_subject(store, snapshot, asked, [], 5, judge),
         retrieval_subject(store, snapshot, asked, [], 20, RetrievalJudge.for_questions(asked, patterns=True)),
-        retrieval_subject(store, snapshot, asked, [], 20, judge, encoder="another/encoder"),
     ]
-    assert len({one.id for one in (plain, *others)}) == 6
+    repository = hub.add("models/another/encoder", {"config.json": b"{}"})
+    for _ in range(2):  # the branch moves, so that the encoder is another
+        others.append(retrieval_subject(store, snapshot, asked, [], 20, judge, encoder="another/encoder"))
+        commit = repository.branches["main"]
+        assert others[-1].settings["models"] == {"another/encoder": f"another/encoder@{commit}"}
+        repository.commit({"config.json": b"{ }"})
+    assert len({one.id for one in (plain, *others)}) == 7
     answered = answers_subject(store, snapshot, MODEL, asked, EvaluationSettings())
     assert answers_subject(store, snapshot, MODEL, asked, EvaluationSettings(index="hnsw")) == answered
     changed = [
