@@ -95,7 +95,7 @@ class ReleaseEvaluator:
             answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
         )  # no passage holds a label
         measures = [] if has_no_text_answers else [*self.judge.measures(depth), *self.judge.rank_measures(depth)]
-        measures += list_evidence_measures() if evidence else []
+        measures += list_evidence_measures() if evidence and answers else []
         measures += list_measures(self.settings.kind, evidence=evidence) if answers else []
         acceptance.check_measures(dict.fromkeys(measures))
 

@@ -228,6 +228,7 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
         ("published.dev", "published.test", 2, "names the data set 'test', which is not defined"),
         ("40.0", "140.0", 2, "values and tolerance are in percent"),
         ('"Success@5" = 100.0', '"Sucess@5" = 100.0', 2, "Sucess@5"),
+        ('measures = ["Success@5"]', 'measures = ["R-precision"]', 2, "R-precision"),
         ('retriever = "hnsw"', 'retriever = "hnws"', 2, "has no index 'hnws'"),
         ('path = "questions.jsonl"', 'path = "nothing.jsonl"', 1, "nothing.jsonl"),
         ('path = "questions.jsonl"', 'url = "http://127.0.0.1:1/q.jsonl"', 1, "put it into"),
