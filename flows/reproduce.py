@@ -66,22 +66,22 @@ from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.manifest import EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
-VERSION = 1  # of the table; a new number gives tables new ids
+VERSION = 1  # increase it when the same values would give another table; tables then get new ids
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
-_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # of a sample
-SAMPLE_NOTE = "Measured on a sample of passages and questions: these values do not compare with the published ones."
+_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # in a sample
+SAMPLE_NOTE = "Measured on a sample of passages and questions: do not compare these values with the published ones."
 
 
 @dataclass(frozen=True, slots=True)
 class ReproductionPlan:
-    """The data, the work and the licences of the selected rows."""
+    """The selected rows, and the data that they and their libraries need."""
 
     reproduction: Reproduction
     rows: tuple[Row, ...]
-    data: Mapping[str, DataFile]  # of the rows and of their libraries
-    folder: Path  # of local copies
-    fraction: float | None  # of the corpus and of the questions; None: all
+    data: Mapping[str, DataFile]  # of the rows and of their libraries, by name
+    folder: Path  # for local copies
+    fraction: float | None  # share of the corpus and of the questions to use; None: all
 
     @property
     def libraries(self) -> dict[str, Library]:
@@ -99,7 +99,7 @@ class ReproductionPlan:
     def describe(self) -> dict[str, Any]:
         """Return bytes, disk, hours on this machine, and licences as JSON values."""
         cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
-        # of files of the Hub, a sample takes the first ones
+        # A sample downloads only the first files of a data set on the Hub.
         downloads = {
             name: ceil(file.bytes * (self.fraction or 1)) if file.url.startswith("hf://") else file.bytes
             for name, file in self.list_missing().items()
@@ -109,10 +109,10 @@ class ReproductionPlan:
         hours = sum(work.estimate_resources(cores, gpus).hours for work in works.values())
         hours += WorkEstimate({}, {"evaluate": 0}, operations).estimate_resources(cores, min(gpus, 1)).hours
         licences: dict[str, list[str]] = {}
-        named = [(name, file.licence) for name, file in self.data.items()]
-        named += [(f"library {name}", library.licence) for name, library in self.libraries.items()]
-        named += [(row.model, row.licence) for row in self.rows]
-        for name, licence in dict.fromkeys(named):
+        licensed_names = [(name, file.licence) for name, file in self.data.items()]
+        licensed_names += [(f"library {name}", library.licence) for name, library in self.libraries.items()]
+        licensed_names += [(row.model, row.licence) for row in self.rows]
+        for name, licence in dict.fromkeys(licensed_names):
             licences.setdefault(licence, []).append(name)
         return {
             "rows": sum(len(row.list_data()) for row in self.rows),
@@ -129,7 +129,7 @@ class ReproductionPlan:
 
 
 def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: float | None) -> ReproductionPlan:
-    """Read a reproduction and select its rows, without any network.
+    """Read a reproduction and select its rows; opens no connection.
 
     Raises:
         UsageError: the file, a row or the fraction is invalid.
@@ -137,9 +137,9 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
     if fraction is not None and not 0 < fraction < 1:
         raise UsageError(f"the fraction is {fraction}: give one above 0 and below 1, such as 0.01")
     reproduction = read_reproduction(name)
-    selected = reproduction.select_rows(rows)
-    names = [data for row in selected for data in row.list_data()]
-    for row in selected:
+    selected_rows = reproduction.select_rows(rows)
+    names = [data for row in selected_rows for data in row.list_data()]
+    for row in selected_rows:
         library = reproduction.library[row.library]
         try:
             plan_retriever(draft_snapshot(library.recipe), row.retriever)
@@ -147,14 +147,14 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
             raise UsageError(f"row {row.name!r} of {name}: {error}") from error
         names += [library.dump, *([library.vectors] if library.vectors else [])]
     data = {data: reproduction.data[data] for data in dict.fromkeys(names)}
-    return ReproductionPlan(reproduction, selected, data, Path(folder), fraction)
+    return ReproductionPlan(reproduction, selected_rows, data, Path(folder), fraction)
 
 
 def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
-    """Estimate the work of a library's build; its disk includes the text and the vectors.
+    """Estimate the work of building a library; its disk includes the text and the vectors.
 
     Raises:
-        InputError: the encoder's sizes are neither given nor in a local folder.
+        InputError: the local folder of the encoder has no readable configuration.
     """
     library, passages = plan.reproduction.library[name], _count_passages(plan, name)
     folder = _find_model(plan.folder, library.encoder)
@@ -178,12 +178,12 @@ def _count_passages(plan: ReproductionPlan, name: str) -> int:
     return count if plan.fraction is None else min(count, _count_sample(count, plan.fraction, _MIN_RECORDS))
 
 
-def _count_sample(count: int, fraction: float, least: int) -> int:
-    return max(least, ceil(fraction * count))
+def _count_sample(count: int, fraction: float, minimum: int) -> int:
+    return max(minimum, ceil(fraction * count))
 
 
 def _count_operations(plan: ReproductionPlan, row: Row) -> float:
-    """Return the operations of a row: exact search of each question, and each passage read once."""
+    """Return the operations of a row: exact search, and one reading of each question's passages."""
     questions = sum(plan.data[name].records for name in row.list_data()) * (plan.fraction or 1)
     library = plan.reproduction.library[row.library]
     is_exact = EXACT in row.retriever
@@ -205,9 +205,9 @@ def reproduce(
     Args:
         reproduction: `dpr`, `rag`, or the path of a TOML file; docs/howto/reproduce.md describes it.
         store: URL or folder of the store; made if there is none.
-        folder: the folder of local copies, to which missing data is downloaded.
+        folder: the folder for local copies; missing data is downloaded to it.
         rows: glob patterns of the names of rows; by default all rows.
-        fraction: share of the corpus and of the questions, to try the machinery; by default all.
+        fraction: share of the corpus and of the questions, to try all steps; by default all.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
@@ -260,12 +260,15 @@ def reproduce(
 
 
 class ReproductionRun:
-    """The data of a run and its results; not a dataclass, so that Prefect does not search it."""
+    """The data and the results of a run.
+
+    Not a dataclass, because Prefect searches the fields of dataclasses for futures.
+    """
 
     def __init__(
         self, store: Store, plan: ReproductionPlan, paths: Mapping[str, str], beam_options: Sequence[str]
     ) -> None:
-        """Hold the plan, and the path or glob of each data set."""
+        """Start without results; `paths` has the path or glob of each data set."""
         self.store, self.plan, self.paths, self.beam_options = store, plan, paths, beam_options
         self.snapshots: dict[str, str] = {}  # by library
         self.evaluations: dict[tuple[str, str], ReleaseEvaluation] = {}  # by row and data set
@@ -290,7 +293,7 @@ class ReproductionRun:
         return evaluator
 
     def name_ref(self, library: str) -> str:
-        """Return the ref of a library; a sample has one of its own."""
+        """Return the ref of a library; a sample has a separate ref."""
         suffix = f"-sample-{self.plan.fraction:g}" if self.plan.fraction else ""
         return f"{self.plan.reproduction.name}-{library}{suffix}"
 
@@ -361,13 +364,13 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
                 fetch_file(file.url, path, _split_checksum(file), on_progress)
         except InputError as error:
             others = [f"{other} ({plan.data[other].url})" for other in plan.list_missing() if other != name]
-            also = f"; also missing: {', '.join(others)}" if others else ""
+            also_missing = f"; also missing: {', '.join(others)}" if others else ""
             raise InputError(
                 f"data set {name} could not be downloaded ({error}): get {file.url} on another machine, put it into "
-                f"{plan.folder} as {file.local_name}, and run the same command again{also}"
+                f"{plan.folder} as {file.local_name}, and run the same command again{also_missing}"
             ) from error
     for name, file in plan.data.items():
-        _verify(name, file, plan.local_path(file))
+        _verify_data(name, file, plan.local_path(file))
     return {name: _describe_path(file, plan.local_path(file)) for name, file in plan.data.items()}
 
 
@@ -376,7 +379,7 @@ def _split_checksum(file: DataFile) -> tuple[str, str] | None:
     return (algorithm, digits) if digits else None
 
 
-def _verify(name: str, file: DataFile, path: Path) -> None:
+def _verify_data(name: str, file: DataFile, path: Path) -> None:
     checksum = _split_checksum(file)
     if not path.exists() and not any(map(Path, expand_pattern(str(path)))):
         raise InputError(f"data set {name} is missing: put {file.local_name or file.path} into {path.parent}")
@@ -388,14 +391,14 @@ def _verify(name: str, file: DataFile, path: Path) -> None:
 
 
 def _describe_path(file: DataFile, path: Path) -> str:
-    """Return the path of a file or of a folder of questions; for files of the Hub, their glob."""
+    """Return the path of a file or of a folder of questions; for files from the Hub, a glob."""
     return str(path / file.url.rpartition("/")[2]) if file.url.startswith("hf://") else str(path)
 
 
 def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
-    """Download the files of a data set of the Hub; of a sample only the first ones.
+    """Download the files of a data set from the Hub; for a sample, only the first ones.
 
-    A folder gets its name when all files are there.
+    The folder gets its final name when all files are complete.
 
     Raises:
         InputError: the Hub cannot be reached, or has no such file.
@@ -423,14 +426,14 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
 
 
 def _find_model(folder: Path, name: str) -> str:
-    """Return the local copy of a model in the data folder, if there is one, else its name."""
+    """Return the path of a model's copy in the data folder, or its name if there is no copy."""
     local = folder / name.partition("@")[0]
     return str(local.absolute()) if name and not Path(name).is_absolute() and local.is_dir() else name
 
 
 @stage
 def check_models(store: Store, plan: ReproductionPlan) -> None:
-    """Find all models before the first build, and download those of the Hub.
+    """Find all models before the first build; download those on the Hub.
 
     Raises:
         InputError: a model is missing; the message says where to put it.
@@ -465,21 +468,21 @@ def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], work: Path) ->
             lines = [line for line in read_lines(str(path)) if line.strip()]
             count = min(len(lines), _count_sample(len(lines), plan.fraction, _MIN_QUESTIONS))
             chosen = [lines[i * len(lines) // count] for i in range(count)]
-            target = work / _without_compression(path.name)
+            target = work / _strip_compression_suffix(path.name)
             target.write_bytes(b"\n".join(chosen) + b"\n")
             sampled[name] = str(target)
     return sampled
 
 
-def _without_compression(name: str) -> str:
+def _strip_compression_suffix(name: str) -> str:
     return name.removesuffix(".gz").removesuffix(".xz").removesuffix(".bz2").removesuffix(".zst")
 
 
 def build_library(run: ReproductionRun, name: str) -> str:
-    """Return the snapshot of a library with the indexes of its rows, and build it if there is none.
+    """Return the snapshot of a library with the indexes of its rows; build it if there is none.
 
-    The passages and vectors come first, as a snapshot without indexes, so that other rows of the
-    same library never encode again.
+    Passages and vectors become a snapshot without indexes first, so that further rows of the same
+    library need no encoding.
     """
     plan, ref = run.plan, run.name_ref(name)
     library, indexes = plan.reproduction.library[name], plan.reproduction.select_indexes(name, plan.rows)
@@ -497,7 +500,7 @@ def build_library(run: ReproductionRun, name: str) -> str:
 def _choose_build(
     run: ReproductionRun, name: str, recipe: Recipe, ref: str
 ) -> tuple[Callable[[], str | None], Inputs | None]:
-    """Return the build of a library without indexes, and its exact inputs."""
+    """Return the function that builds a library without indexes, and the exact inputs of the build."""
     plan, library = run.plan, run.plan.reproduction.library[name]
     encoder, dump = _find_model(plan.folder, library.encoder), run.paths[library.dump]
     if library.vectors:
@@ -517,12 +520,12 @@ def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str 
     if snapshot is None:
         snapshot = build()
         record_release_inputs(store, inputs, None, snapshot)
-    assert snapshot is not None  # only a rehearsal has none
+    assert snapshot is not None  # only a dry run builds no snapshot
     return snapshot
 
 
 def evaluate_row(run: ReproductionRun, row: Row, evaluator: ReleaseEvaluator) -> ReleaseEvaluation:
-    """Return the recorded evaluation of a row on one data set, or evaluate it."""
+    """Return the recorded evaluation of a row on one data set; evaluate the row if there is none."""
     model = None
     if row.model:
         name = _find_model(run.plan.folder, row.model)

@@ -37,7 +37,7 @@ class DataFile:
     bytes: int = 0  # 0: unknown
     checksum: str = ""  # md5:…, sha1:… or sha256:…; empty: only the digest is reported
     licence: str = ""
-    records: int = 0  # passages, documents or questions; 0: unknown
+    records: int = 0  # number of passages, documents or questions; 0: unknown
     answers: AnswerKind = "spans"  # kind of the gold answers of questions
     judged_by: JudgedBy | None = None  # None: chosen by the questions
 
@@ -48,13 +48,15 @@ class DataFile:
         if not self.path and not _FILE_NAME.fullmatch(self.local_name):
             raise UsageError(f"{self.local_name!r} cannot name a local copy: set `file` to a name such as test.csv")
         if self.checksum and not _CHECKSUM.fullmatch(self.checksum):
-            raise UsageError(f"the checksum {self.checksum!r} is not md5:, sha1: or sha256: and its hex digits")
+            raise UsageError(
+                f"the checksum {self.checksum!r} is invalid: write md5:, sha1: or sha256:, then hex digits"
+            )
         if min(self.bytes, self.records) < 0:
             raise UsageError("`bytes` and `records` cannot be negative: leave out what is unknown")
 
     @property
     def local_name(self) -> str:
-        """The name of the local copy in the data folder; for files of the Hub, of their folder."""
+        """The name of the local copy in the data folder; for files from the Hub, a folder's name."""
         if self.file or not self.url.startswith("hf://"):
             return self.file or self.url.rpartition("/")[2]
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.url.rpartition("/")[0].removeprefix("hf://datasets/"))
@@ -68,7 +70,7 @@ class Library:
     encoder: str  # folder or hub name of the passage encoder
     vectors: str = ""  # data set with finished vectors, which are imported; empty: encode the passages
     recipe: Recipe = field(default_factory=lambda: Recipe(index={}))
-    passages: int = 0  # estimated number; 0: by the records or the bytes of the dump
+    passages: int = 0  # estimated number; 0: estimated from the records or the bytes of the dump
     dimensions: int = 0  # of the vectors; 0: read from the encoder's folder
     parameters: int = 0  # weights of the encoder; 0: read from its folder
     licence: str = ""  # of the encoder and of the vectors
@@ -76,7 +78,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Rows of the table with one command: one line for each data set and measure."""
+    """One system that is measured; the table has a line for each of its data sets and measures."""
 
     name: str
     library: str
@@ -90,17 +92,20 @@ class Row:
     measures: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     model: str = ""  # folder, hub name or model of the store that answers
-    passage_encoder: str = ""  # that the model's question encoder belongs to, if it does not say
+    # Passage encoder of the same space as the model's question encoder, if the model does not record it.
+    passage_encoder: str = ""
     k: int | None = None  # passages per answer
     readers: tuple[ReaderName, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)  # as of `evaluate --label`
+    labels: Mapping[str, str] = field(default_factory=dict)  # as in `evaluate --label`
     beams: int = 1
     parameters: int = 0  # weights of the generator, to estimate the time
     licence: str = ""  # of the model
 
     def __post_init__(self) -> None:
         if (self.command == "answer") != bool(self.model):
-            raise UsageError(f"row {self.name!r}: `model` is given exactly if the command is answer")
+            raise UsageError(
+                f'row {self.name!r}: `model` and command = "answer" need each other: give both, or neither'
+            )
         if not self.list_data() or not all(self.list_measures(name) for name in self.list_data()):
             raise UsageError(f"row {self.name!r} measures nothing: give `published`, or `data` and `measures`")
         if self.published and not self.source:
@@ -137,7 +142,7 @@ class Reproduction:
     data: Mapping[str, DataFile]
     library: Mapping[str, Library]
     row: tuple[Row, ...]
-    name: str = "own"  # begins the names of refs
+    name: str = "own"  # prefix of the names of refs
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -216,7 +221,7 @@ def read_reproduction(name: str) -> Reproduction:
     table = read_toml(path)
     for library in _tables(table.get("library")):
         if isinstance(recipe := library.setdefault("recipe", {}), dict):
-            recipe.setdefault("index", {})  # without indexes of their own, not the default ones
+            recipe.setdefault("index", {})  # a recipe without [index] would have the default indexes
     for data in _tables(table.get("data")):
         if isinstance(local := data.get("path"), str) and "://" not in local:
             data["path"] = str(path.parent.absolute() / local)

@@ -33,13 +33,16 @@ def reproduce(
     ] = (),
     fraction: Annotated[
         float | None,
-        Parameter(help="Try all steps on this share of passages and questions, such as .01; values do not compare."),
+        Parameter(
+            help="Try all steps on this share of passages and questions, such as .01; do not compare the values."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, Parameter(negative="", help="Report bytes, disk, hours and licences; download and build nothing.")
     ] = False,
     print_file: Annotated[
-        bool, Parameter(negative="", help="Print the file of the reproduction, to change it; do nothing else.")
+        bool,
+        Parameter(negative="", help="Print the reproduction's TOML file, to start your own from it; do nothing else."),
     ] = False,
     common: Common | None = None,
 ) -> Reply:
@@ -57,7 +60,9 @@ def reproduce(
         dpr, rag, or a TOML file of data sets, libraries and rows.
     """
     if beam_options and not beam_options[0].startswith("-"):
-        raise UsageError(f"reproduce takes one reproduction: {beam_options[0]!r} is a second one")
+        raise UsageError(
+            f"reproduce takes one reproduction, and {beam_options[0]!r} is a second one: run it separately"
+        )
     if print_file:
         text = find_reproduction(reproduction).read_text(encoding="utf-8")
         return Reply({"file": text}, text.rstrip())

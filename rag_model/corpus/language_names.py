@@ -1,10 +1,10 @@
-"""The names that MediaWiki has in each language: files, categories, redirects, and switches.
+"""MediaWiki's names in each language: file and category namespaces, redirects, and switches.
 
-`language_names.tsv` is made by `.ci/language-names` from the message files of MediaWiki 1.39
+`.ci/language-names` generates `language_names.tsv` from the message files of MediaWiki 1.39
 (`languages/messages`), by its authors and the translators of translatewiki.net; these files are
-under the GPL, version 2 or later. The table has their names alone: the language, the language that it
-falls back to, and four lists. English names, which every wiki accepts, are in the
-row of English.
+under the GPL, version 2 or later. The table has only these names: the language, the language that
+it falls back to, and four lists. English names, which every wiki accepts, are in the row of
+English.
 """
 
 from functools import cache
@@ -49,7 +49,7 @@ def get_names(code: str) -> LanguageNames:
 
 @cache
 def list_switches() -> frozenset[str]:
-    """List the switches of all languages: the language of a page may differ from its wiki's."""
+    """Return the switches of all languages, because a page may be in another language than its wiki."""
     return _SWITCHES_OF_EXTENSIONS.union(*(names.switches for _, names in _read_table().values()))
 
 

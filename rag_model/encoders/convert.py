@@ -36,11 +36,12 @@ from rag_model.process import ChildDiedError, ChildWorker, block_sockets, serve_
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _HUB_PATTERNS = (*DOWNLOADED, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
 _COPIED_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".metadata"}
-_COPIED_SUFFIXES |= {".safetensors"}  # of folders that need no conversion
+_COPIED_SUFFIXES |= {".safetensors"}  # of subfolders that need no conversion
 _OTHER_RUNTIMES = {"onnx", "openvino"}
 _MEMORY = 3 << 29  # bytes of the child besides the tensors: torch and Python
-_COPIES = 2  # of a file's tensors in memory: as they are read, and as they are written
-_SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000  # a disk reads and writes ten times as fast
+_COPIES = 2  # of a file's tensors in memory: one is read, and one is written
+# Time limit of a file: a constant, and its bytes at a tenth of the speed of a disk.
+_SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000
 _MAX_EXPANSION = 4  # bytes of all tensors per byte of the pickle; views may overlap
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
@@ -55,7 +56,7 @@ class ConvertedWeights:
     files: tuple[str, ...]  # the files of weights, relative to the new folder
     tensors: int
     bytes: int  # of the tensors
-    # name of a tensor that is the same memory as another -> the name under which it is written
+    # name of a tensor that shares all its memory with another -> the name that is written instead
     shared: Mapping[str, str]
 
 
@@ -110,7 +111,7 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
         tuple(replies),
         sum(len(reply["names"]) for reply in replies.values()),
         sum(reply["bytes"] for reply in replies.values()),
-        {dropped: kept for reply in replies.values() for dropped, kept in reply["shared"].items()},
+        {name: first_name for reply in replies.values() for name, first_name in reply["shared"].items()},
     )
 
 
@@ -186,7 +187,7 @@ def _convert_in_child(path: Path, destination: Path, child: ChildWorker) -> dict
 
 
 def _open_converter(source: str) -> Callable[[Any], Any]:
-    """Return the function of the child, which can open no connection from now on."""
+    """Block connections in this child process, and return the function that it serves."""
     block_sockets()
 
     def convert(paths: Any) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def _open_converter(source: str) -> Callable[[Any], Any]:
         metadata = {**shared, "format": "pt", "source": source}
         save_file = require("safetensors.torch", "model").save_file
         try:
-            save_file(_separate(tensors), str(destination), metadata)
+            save_file(_copy_shared_memory(tensors), str(destination), metadata)
         except Exception as error:  # SafetensorError has no error number
             if any(text in str(error) for text in _DISK_FULL):
                 raise ResourceError(
@@ -213,8 +214,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a pickle of tensors with the unpickler that knows nothing else.
 
     Returns:
-        The tensors by name, without those that are the same memory as an earlier one; and the names
-        of these with the names that stay.
+        The tensors by name, each memory only under its first name; and the other names, with the
+        first name of each.
 
     Raises:
         InputError: it holds anything but tensors, or is truncated or corrupt.
@@ -244,11 +245,11 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             type_name = type(tensor).__name__
             raise _describe_contents(path, f"{ascii(name)[:60]}, a {type_name} that is no plain tensor")
         memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        place = memory if tensor.numel() else name
-        if (first := first_names.setdefault(place, name)) == name:
+        identity = memory if tensor.numel() else name
+        if (first_name := first_names.setdefault(identity, name)) == name:
             tensors[name] = tensor.detach()
         else:
-            shared[name] = first
+            shared[name] = first_name
     size, n_bytes = path.stat().st_size, sum(map(_count_bytes, tensors.values()))
     if n_bytes > _MAX_EXPANSION * size:
         raise _describe_contents(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
@@ -259,7 +260,7 @@ def _count_bytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _separate(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_shared_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors, contiguous and each in memory of its own, as safetensors requires."""
     storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
     counts = Counter(storages.values())

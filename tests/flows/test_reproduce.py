@@ -233,7 +233,7 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
         ('path = "questions.jsonl"', 'path = "nothing.jsonl"', 1, "nothing.jsonl"),
         ('path = "questions.jsonl"', 'url = "http://127.0.0.1:1/q.jsonl"', 1, "put it into"),
         ('path = "questions.jsonl"', 'url = "http://127.0.0.1/..%2f"', 2, "cannot name a local copy"),
-        ('path = "questions.jsonl"', 'url = "http://a/q"\nchecksum = "md5:1"', 2, "the checksum 'md5:1' is not"),
+        ('path = "questions.jsonl"', 'url = "http://a/q"\nchecksum = "md5:1"', 2, "the checksum 'md5:1' is invalid"),
         ('path = "questions.jsonl"', 'url = "http://me:secret@a/q"', 2, "secret"),
         ('encoder = "', 'encoder = "nobody/', 1, "may also be put into"),
     ],

@@ -1,8 +1,7 @@
 """Convert the remaining markup, after templates, tables and links, to lines of plain text.
 
 Each step is one regular expression over a section and runs in linear time: where two repetitions
-may share characters, the first is possessive (`*+`), so that the rest is not tried at each of its
-lengths.
+may match the same characters, the first is possessive (`*+`), so that it does not backtrack.
 """
 
 import html
@@ -120,7 +119,7 @@ def _is_author_list(text: str) -> bool:
 
 
 def _tidy(text: str) -> str:
-    """Remove traces of dropped markup: double blanks, empty lines and brackets, ` ,`."""
+    """Remove traces of dropped markup: double spaces, empty lines, empty brackets, and ` ,`."""
     text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
     text = _CLOSING.sub(")", _OPENING.sub("(", _close_gaps(_EMPTY.sub(GAP, text))))
     return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
@@ -136,7 +135,10 @@ def _render_superscript(superscript: re.Match[str]) -> str:
 
 
 def _render_external_links(text: str) -> str:
-    """Replace `[address words]` by the words; linear, since each bracket below has an end in its line."""
+    """Replace `[address words]` by the words.
+
+    Takes linear time, because only text before the last `]` of a line is searched for links.
+    """
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if "[" in line and (end := line.rfind("]") + 1):
@@ -145,15 +147,16 @@ def _render_external_links(text: str) -> str:
 
 
 def _render_external_link(link: re.Match[str]) -> str:
-    return protect_character(link[1].strip(), "|")  # at the start of a line it would be a table cell
+    return protect_character(link[1].strip(), "|")  # `|` at the start of a line would be a table cell
 
 
 def render_apostrophes(text: str) -> str:
     """Remove the apostrophes of bold and italics from each line, and keep those that are text.
 
-    As MediaWiki's `Parser::doQuotes`: of four, the first is text, and of more than five, all but the
-    last five. If a line has an odd number of bold and of italic marks, one bold mark is an apostrophe
-    and an italic mark: the first one after a word of one letter (`l'''amour''`), else after a longer
+    Does as MediaWiki's `Parser::doQuotes`: of four apostrophes the first is text, and of more than
+    five all but the last five are. If a line has an odd number of bold and of italic marks, one
+    bold mark is an apostrophe and an italic mark: the first one after a word of one letter
+    (`l'''amour''`), else after a longer
     word, else after a space.
     """
     return "\n".join(_render_quoted_line(line) if "''" in line else line for line in text.split("\n"))
@@ -190,7 +193,7 @@ def _close_gap(gap: re.Match[str]) -> str:
 
 
 def _render_variant(choice: re.Match[str]) -> str:
-    """Render the first form in wikis with two scripts; conversion rules give ""."""
+    """Render the first form of a text in wikis with two scripts; conversion rules become ""."""
     flags, bar, forms = choice[1].rpartition("|")
     if bar and set(flags) & set("HT-"):
         return ""

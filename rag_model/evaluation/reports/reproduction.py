@@ -21,14 +21,14 @@ Verdict = Literal["reproduced", "undecided", "higher", "lower", "not compared", 
 _TITLES = ("row", "data set", "measure", "published", "ours", "difference", "95 % interval", "verdict", "source")
 _MEANINGS = (
     "Values, differences and intervals are in percentage points. A row is reproduced if it differs by at most its "
-    "tolerance. It is undecided if it differs by more, but the interval of ours overlaps the tolerance around the "
-    "published value. Otherwise ours is higher or lower."
+    "tolerance. It is undecided if it differs by more, but the interval of our value overlaps the tolerance around "
+    "the published value. Otherwise our value is higher or lower."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """One published value, or none, and ours; in percent."""
+    """A measured value and the published one, if there is one; in percent."""
 
     row: str
     data: str
@@ -39,14 +39,14 @@ class TableLine:
     low: float | None  # of the 95 % interval, if there is one
     high: float | None
     source: str
-    command: str  # that gives the value alone
+    command: str  # shell command that measures only this row and data set
     evaluation: str  # full id
     questions: int
-    is_sample: bool = False  # measured on a sample, which does not compare
+    is_sample: bool = False  # measured on a sample, so not compared with the published value
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the published value; None without one, and for a sample."""
+        """The measured value minus the published one; None without one, and for a sample."""
         return None if self.published is None or self.is_sample else self.value - self.published
 
     @property

@@ -1,4 +1,4 @@
-"""Terms as Anserini's `DefaultEnglishAnalyzer` makes them, for scores that compare with published
+"""The terms of Anserini's `DefaultEnglishAnalyzer`, for scores that can be compared with published
 ones (`settings = { analyzer = "lucene" }`).
 
 1. Lucene's `StandardTokenizer`: words by Unicode's word boundaries (UAX 29). `can't`, `U.S.A` and
@@ -7,9 +7,9 @@ ones (`settings = { analyzer = "lucene" }`).
 2. A possessive `'s` is removed, then letters become lower case, one by one.
 3. Lucene's 33 stop words are removed.
 4. Porter's stemmer (Porter 1980) with the three departures of its author's own implementation,
-   which Lucene has: `bli` becomes `ble` and not only `abli` `able`, `logi` becomes `log`, and words
-   of one or two letters are left alone. PyStemmer's `porter` lacks them, and leaves some double
-   consonants before `ed` and `ing` (`trekking`).
+   which Lucene has: every `bli` becomes `ble` (Porter 1980 only changes `abli` to `able`), `logi`
+   becomes `log`, and words of one or two letters are left alone. PyStemmer's `porter` lacks them,
+   and leaves some double consonants before `ed` and `ing` (`trekking`).
 
 Letters keep their accents. The score of BM25 is that of Lucene, but Lucene stores the length of a
 passage of more than 40 terms in one byte, which rounds it down by up to an eighth. That is not
@@ -77,7 +77,7 @@ def _word_pattern() -> Any:
         rf"|(?:\p{{WB=Regional_Indicator}}{_X}){{2}}"
     )
     others = rf"(?:\p{{LB=SA}}{_X})++|\p{{Script=Han}}{_X}|\p{{Script=Hiragana}}{_X}"
-    # What follows the group is skipped as a whole, so that the time is linear.
+    # `skipped` matches runs that contain no word at once, so that the time is linear.
     skipped = rf"(?:{join}(?=\p{{WB=ExtendNumLet}}))*+\p{{WB=ExtendNumLet}}|\p{{WB=ZWJ}}++"
     return require("regex", extra="text").compile(f"(?V1)({word}|{emoji}|{others})|{skipped}")
 
@@ -110,7 +110,7 @@ class LuceneAnalyzer(Analyzer):
         return words
 
     def term(self, word: str) -> bytes:
-        """Return the term of a word, as `words` returns it."""
+        """Return the term of a word from `words`."""
         if len(word) <= 2:
             return word.encode("utf-8", "replace")
         double = _DOUBLE.search(word)
@@ -121,7 +121,7 @@ class LuceneAnalyzer(Analyzer):
         stem = self._stem(word)
         ending = _DEPARTURE.search(word)
         if ending and stem == f"{word[: ending.end(1)]}i" and _has_measure(word[: ending.start()]):
-            # The later steps go on with `ble`; they change no word in `log`.
+            # Stemming again applies Porter's later steps to `ble`; they do not change a word in `log`.
             stem = self._stem(f"{stem[:-1]}e") if ending[1] == "bl" else stem[:-1]
         return stem.encode("utf-8", "replace")
 
@@ -161,7 +161,7 @@ def _find_vowels(stem: str) -> list[bool]:
 
 
 def _has_measure(stem: str) -> bool:
-    """Return whether Porter's measure of a stem is above 0: a consonant follows a vowel."""
+    """Return whether Porter's measure of a stem is above 0: some consonant follows a vowel."""
     return any(first and not second for first, second in pairwise(_find_vowels(stem)))
 
 
@@ -169,8 +169,8 @@ def choose_analyzer(settings: Mapping[str, Any]) -> Analyzer:
     """Return the analyzer that the settings of a recipe's index name.
 
     Args:
-        settings: `language`, of the stemmer; `analyzer`: `lucene`, or in an index restated from a
-            snapshot the fingerprint of its analyzer.
+        settings: `language` of the stemmer, and `analyzer`: `lucene`, or the fingerprint of the
+            analyzer if the settings were read from a snapshot.
 
     Raises:
         MissingExtraError: the text extra is not installed.

@@ -1,14 +1,15 @@
 """Deltas of files with lists of row numbers: the links of a graph, and inverted lists.
 
-A deleted or inserted passage shifts the rows of all later ones, so nearly every number in such a
-file changes although few lists do. A *row delta* has the base's row of each row of the target, with
-which the base's lists are renumbered, and only the differences from these *predicted* lists: the
-numbers that are inserted, by their slots, and those that are removed. A list keeps the order of its
-numbers, and a predicted number that finds no slot because the list is full is dropped.
+A deleted or inserted passage shifts the row numbers of all later passages, so nearly every number
+in such a file changes although few lists do. A *row delta* stores for each row of the target which
+row of the base it was. Renumbering the base's lists with this mapping *predicts* the target's
+lists. The delta then stores only the differences from the prediction: the inserted numbers with
+their slots, and the removed numbers. A list keeps the order of its numbers. A predicted number is
+dropped if its list has no slot left for it.
 
-The other bytes of the file, between and around the lists, are a splice (`delta_files`). A row delta
-is the splice, then a packed head and arrays, then their sizes. An array has the lowest bytes of all
-its numbers first, and the highest last, because most of these are zero.
+The bytes between and around the lists are stored as a splice (`delta_files`). A row delta consists
+of the splice, a compressed block with the head and the arrays, and their sizes. An array stores the
+lowest bytes of all its numbers first and the highest last, because most of the highest are zero.
 
 A delta contains no row that is missing in the target file.
 """
@@ -31,13 +32,14 @@ from rag_model.untrusted_text import parse_json
 
 # Increase with every change of the layout: it is part of the memo key.
 VERSION = 1
-_SIZES = struct.Struct("<QQQQ")  # of the splice, of head and arrays, and of both files beside the lists
-_HEAD = struct.Struct("<I")  # the length of the head
+# Bytes of the splice, of the head with the arrays, and of each file outside of its lists.
+_SIZES = struct.Struct("<QQQQ")
+_HEAD = struct.Struct("<I")  # bytes of the head
 _MAX_HEAD = 1 << 12  # bytes
-_BLOCK_BYTES = 1 << 20  # of lists that are processed at once; two dozen times as much memory is used
+_BLOCK_BYTES = 1 << 20  # of lists that are processed at once; needs some 24 times as much memory
 _WORD = np.dtype("<u4")  # of the arrays
 Bools = NDArray[np.bool_]
-Numbers = NDArray[Any]  # rows or numbers of lists, of four or eight bytes
+Numbers = NDArray[Any]  # rows, or the positions of lists; four or eight bytes each
 Bytes = NDArray[np.uint8]
 
 
@@ -50,7 +52,7 @@ class FileWithLists:
     size: int
 
     def write_rest(self, out: Path) -> int:
-        """Write the bytes beside the lists, and return their number."""
+        """Write the bytes outside of the lists, and return their number."""
         with self.path.open("rb") as source, out.open("wb") as file:
             _copy_bytes(source, file, self.lists.start)
             for number in np.flatnonzero(self.lists.gaps).tolist():
@@ -63,16 +65,16 @@ class FileWithLists:
 
 @dataclass(frozen=True, slots=True)
 class _Edits:
-    """The differences of lists from predicted ones."""
+    """The differences between the target's lists and the predicted ones."""
 
-    inserted_slots: Rows  # (i,) ascending, counted over all lists
-    inserted_rows: Rows  # (i,) -1 for an empty slot that precedes others
-    removed: Rows  # (r,) ascending: predicted numbers, counted over all lists
+    inserted_slots: Rows  # (i,) ascending; positions among the slots of all lists
+    inserted_rows: Rows  # (i,) -1 for an empty slot that precedes a filled one
+    removed: Rows  # (r,) ascending; positions among the predicted numbers of all lists
     codes: Bytes  # (i, code_bytes) of the inserted slots
 
     @classmethod
     def concatenate(cls, edits: Sequence[Self], code_bytes: int) -> Self:
-        """Return the edits of consecutive blocks as one."""
+        """Join the edits of consecutive blocks."""
         no_rows, no_codes = np.zeros(0, np.int64), np.zeros((0, code_bytes), np.uint8)
         return cls(
             *(
@@ -95,7 +97,7 @@ class _Block:
     codes: Bytes  # (p, code_bytes)
 
     def select(self, slots: Bools, predicted: Bools) -> "_Block":
-        """Return the block with some of its slots, and some of the predicted numbers."""
+        """Return the block with only the slots and predicted numbers that the masks select."""
         return replace(
             self,
             slot_lists=self.slot_lists[slots],
@@ -105,22 +107,22 @@ class _Block:
         )
 
     def place(self, inserted: Bools, removed: Bools) -> tuple[Bools, Bools]:
-        """Return which slots get a predicted number, and which of these numbers are placed.
+        """Return masks of the slots that get a predicted number, and of the numbers that get a slot.
 
-        Both are in the same order. `inserted`, (s,), marks slots, and `removed`, (p,), numbers.
+        The numbers fill the slots in order. `inserted`, (s,), masks the slots that are taken, and
+        `removed`, (p,), the numbers that are not used.
         """
-        count, slot_lists = len(self.lengths), self.slot_lists
-        available, free = self.lists[~removed], slot_lists[~inserted]
-        counts = np.bincount(available, minlength=count)
-        room = np.bincount(free, minlength=count)
-        filled, placed = np.zeros_like(inserted), np.zeros_like(removed)
-        filled[~inserted] = concatenated_ranges(room) < np.repeat(counts, room)
-        placed[~removed] = concatenated_ranges(counts) < np.repeat(room, counts)
-        return filled, placed
+        count = len(self.lengths)
+        number_counts = np.bincount(self.lists[~removed], minlength=count)
+        slot_counts = np.bincount(self.slot_lists[~inserted], minlength=count)
+        is_filled, is_placed = np.zeros_like(inserted), np.zeros_like(removed)
+        is_filled[~inserted] = concatenated_ranges(slot_counts) < np.repeat(number_counts, slot_counts)
+        is_placed[~removed] = concatenated_ranges(number_counts) < np.repeat(slot_counts, number_counts)
+        return is_filled, is_placed
 
 
 class _Prediction:
-    """Read the lists that a base file and a renumbering of rows predict for a target."""
+    """Predicts the lists of a target from those of a base file, by renumbering their rows."""
 
     def __init__(self, file: BinaryIO, base: RowLists, target: RowLists, base_rows: Rows) -> None:
         """Predict the lists of `target` from those in `file`.
@@ -132,11 +134,11 @@ class _Prediction:
         base_count = len(base.lengths) if base.by_row else int(base.lengths.sum())
         row_count = len(target.lengths) if target.by_row else int(target.lengths.sum())
         if (base.by_row, base.dtype, base.code_bytes) != (target.by_row, target.dtype, target.code_bytes):
-            raise ValueError("lists of different types")
+            raise ValueError("their lists are of different types")
         if row_count != len(base_rows) or not (base.by_row or len(base.lengths) == len(target.lengths)):
             raise ValueError("another number of rows or lists")
         if len(present) and (present[-1] >= base_count or (np.diff(present) <= 0).any()):
-            raise ValueError("no such rows of the base")
+            raise ValueError("the rows of the base do not ascend, or are not in the base")
         self.target, self.row_count, self.is_new = target, row_count, np.append(base_rows < 0, False)
         self._reader, self._base = _ListReader(file, base), base
         self._target_rows = np.full(base_count + 1, -1, target.dtype)  # the last is for empty slots
@@ -165,15 +167,15 @@ class _Prediction:
             chosen_slots = np.repeat(is_chosen, self._base.lengths[low:high])
             slots, codes = slots[chosen_slots], codes[chosen_slots]
         if len(slots) and not -1 <= slots.min() <= slots.max() < len(self._target_rows) - 1:
-            raise ValueError("a row that the base does not have")
+            raise ValueError("a list of the base has a row that the base does not have")
         rows = self._target_rows[slots]
-        lives = rows >= 0
+        is_live = rows >= 0
         lists = np.repeat(present.astype(np.int32), self._base.lengths[numbers])
-        return rows[lives], lists[lives], codes[lives]
+        return rows[is_live], lists[is_live], codes[is_live]
 
 
 class _ListReader:
-    """Read lists of row numbers from a file."""
+    """Reads lists of row numbers from a file."""
 
     def __init__(self, file: BinaryIO, lists: RowLists) -> None:
         """Read the lists that are located in `file`."""
@@ -212,7 +214,7 @@ def _locate_slots(lengths: Rows, gaps: Rows) -> Rows:
 def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows, out: Path) -> None:
     """Write the delta from one file to another.
 
-    Holds about 40 bytes for each row and each list.
+    Needs about 40 bytes of memory for each row and each list.
 
     Args:
         base: the file of the previous snapshot.
@@ -262,7 +264,7 @@ def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbe
 
 
 def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
-    """Return which slots are inserted, (s,), and which predicted numbers are removed, (p,)."""
+    """Return masks of the inserted slots, (s,), and of the removed predicted numbers, (p,)."""
     changed = _find_changed_lists(block, slots, codes)
     in_changed, predicted_in_changed = changed[block.slot_lists], changed[block.lists]
     inserted, removed = np.zeros_like(in_changed), np.zeros_like(predicted_in_changed)
@@ -274,7 +276,7 @@ def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tupl
 
 
 def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
-    """Return which lists differ from the predicted ones: (m,). Most of a graph's do not."""
+    """Return a mask of the lists that differ from the predicted ones: (m,). In a graph few do."""
     edges = np.arange(len(block.lengths) + 1, dtype=np.int32)
     is_filled = slots >= 0
     filled_lists = block.slot_lists[is_filled]
@@ -291,9 +293,9 @@ def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
 
 
 def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
-    """Return which slots are inserted and which predicted numbers are removed, in changed lists.
+    """Return masks of the inserted slots and of the removed predicted numbers, in changed lists.
 
-    In most of them, only new rows are inserted and nothing is removed.
+    In most of these lists only new rows are inserted, and nothing is removed, so that is tried first.
     """
     inserted, removed = is_new[slots] & (slots >= 0), np.zeros(len(block.predicted), np.bool_)
     wrong = _find_wrong_lists(block, slots, inserted, removed)
@@ -305,7 +307,8 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
         )
         inserted[in_wrong] = ~_is_in(keys, predicted_keys) & (slots[in_wrong] >= 0)
         removed[predicted_in_wrong] = ~_is_in(predicted_keys, keys)
-        wrong = _find_wrong_lists(block, slots, inserted, removed)  # in another order, or with repetitions
+        # Lists in another order or with repeated numbers are stored as a whole.
+        wrong = _find_wrong_lists(block, slots, inserted, removed)
         inserted |= wrong[block.slot_lists]
         removed |= wrong[block.lists]
     if codes.shape[1]:
@@ -317,20 +320,20 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
 
 
 def _pair_with_lists(lists: Numbers, rows: Numbers, row_count: int) -> Rows:
-    """Return one number for each pair of a list and a row, which may be -1."""
+    """Return one unique number for each pair of a list and a row; a row may be -1."""
     numbers: Rows = lists.astype(np.int64) * row_count + rows + 1
     return numbers
 
 
 def _is_in(values: Rows, others: Rows) -> Bools:
-    """Return which of the values are among the others; faster than `np.isin` for long arrays."""
-    ordered = np.append(np.sort(others), np.iinfo(np.int64).max)
-    found: Bools = ordered[np.searchsorted(ordered, values)] == values
-    return found
+    """Return a mask of the values that are among `others`; faster than `np.isin` for long arrays."""
+    sorted_others = np.append(np.sort(others), np.iinfo(np.int64).max)
+    is_member: Bools = sorted_others[np.searchsorted(sorted_others, values)] == values
+    return is_member
 
 
 def _find_wrong_lists(block: _Block, slots: Numbers, inserted: Bools, removed: Bools) -> Bools:
-    """Return which lists edits do not produce: (m,)."""
+    """Return a mask of the lists that these edits would not reproduce: (m,)."""
     wrong = np.zeros(len(block.lengths), np.bool_)
     filled, placed = block.place(inserted, removed)
     wrong[block.slot_lists[filled != (~inserted & (slots >= 0))]] = True
@@ -363,7 +366,7 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
         file.write(_HEAD.pack(len(head)) + head)
         for array in arrays:
             if len(array) and not 0 <= array.min() <= array.max() <= np.iinfo(_WORD).max:
-                raise ValueError("a number of more than four bytes")
+                raise ValueError("a number needs more than four bytes")
             words = array.astype(_WORD).view(np.uint8).reshape(-1, _WORD.itemsize)  # (m,) -> (m, 4)
             file.write(np.ascontiguousarray(words.T).data)
         file.write(np.ascontiguousarray(edits.codes).data)
@@ -373,13 +376,13 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
     data = path.read_bytes()
     (length,) = _HEAD.unpack_from(data)
     if length > _MAX_HEAD:
-        raise ValueError("no head")
+        raise ValueError("the head is too long")
     offset = _HEAD.size + length
     head = parse_json(data[_HEAD.size : offset])
     arrays = []
     for count in head["counts"]:
         if type(count) is not int or count < 0:
-            raise ValueError("no number of numbers")
+            raise ValueError("the length of an array is invalid")
         planes = np.frombuffer(data, np.uint8, count * _WORD.itemsize, offset).reshape(_WORD.itemsize, -1)
         # (4, m) -> (m,)
         arrays.append(np.ascontiguousarray(planes.T).reshape(-1).view(_WORD).astype(np.int64))
@@ -388,20 +391,20 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
     dtype, code_bytes, by_row = head["lists"]
     base_start, start = head["starts"]
     if dtype not in ("<i4", "<i8") or any(type(n) is not int or n < 0 for n in (code_bytes, base_start, start)):
-        raise ValueError("lists of another type")
+        raise ValueError("the type of the lists is unknown")
     if len(base_lengths) != len(base_gaps) or len(lengths) != len(gaps) or len(slots) != len(ranks):
-        raise ValueError("arrays of different lengths")
+        raise ValueError("the lengths of the arrays differ")
     base = RowLists(base_start, dtype, code_bytes, bool(by_row), base_lengths, base_gaps)
     target = RowLists(start, dtype, code_bytes, bool(by_row), lengths, gaps)
     row_count = len(lengths) if by_row else int(lengths.sum())
     if counts.sum() != row_count or row_count > max_rows or len(counts) != len(firsts):
-        raise ValueError("another number of rows")
+        raise ValueError("the number of rows is wrong")
     is_new = np.repeat(firsts == 0, counts)
     base_rows = np.where(is_new, -1, np.repeat(firsts - 1, counts) + concatenated_ranges(counts))
     order = np.append(np.argsort(~is_new, kind="stable"), -1)
     codes = np.frombuffer(data, np.uint8, len(slots) * code_bytes, offset).reshape(len(slots), code_bytes)
     if offset + codes.size != len(data):
-        raise ValueError("other bytes at the end")
+        raise ValueError("the data does not end after the codes")
     return base, target, base_rows, _Edits(np.cumsum(slots), order[ranks], np.cumsum(removed), codes)
 
 
@@ -441,10 +444,10 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
 
 
 def _find_end(lists: RowLists, rest_bytes: int, size: int) -> int:
-    """Return the bytes of lists and of those beside them, which must be within `size` bytes."""
+    """Return the total bytes of the lists and of the rest, which must be at most `size`."""
     end = rest_bytes + int(lists.lengths.sum()) * lists.slot_bytes
     if not lists.end <= end <= size:
-        raise ValueError("lists outside of the file")
+        raise ValueError("the lists are outside of the file")
     return end
 
 

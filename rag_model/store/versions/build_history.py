@@ -1,7 +1,7 @@
-"""The last builds of a library: the cost of each, the quality of its indexes, and whether these bend.
+"""The last builds of a library: their costs, the quality of their indexes, and warnings of a change.
 
-The provenance of a snapshot has a short record of each build before it. So the history is read with
-the manifest itself, and it outlives the snapshots that `expire` deletes.
+The provenance of a snapshot contains a short record of each build before it. So reading the
+manifest is enough to have the history, and the history outlives snapshots that `expire` deletes.
 """
 
 import math
@@ -17,12 +17,14 @@ from rag_model.store.versions.manifest import Manifest
 
 HISTORY = "history"  # the field of a provenance
 _MAX_BUILDS, _NEWEST = 20, 8  # recorded builds, and how many of them are the newest ones
-_RECENT, _EARLIER = 3, 4  # the fewest builds on both sides of a bend: one outlier is no bend
-# The bands of a trend, as multiples of the earlier builds; 256 queries estimate a recall to .01.
+# The last builds that are compared, and the fewest earlier ones: one outlier gives no warning.
+_RECENT, _EARLIER = 3, 4
+# Limits of a trend, as multiples of the earlier builds. A recall of 256 queries is known to .01.
 LEAST_RECALL, MOST_DISTANCES, MOST_COST = 0.99, 1.5, 2.0
 _INDEX_METRICS = ("distances", "degree", "replaced")
 _MAX_NAME = 100
-_INDEX_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")  # a label of metrics, whatever a manifest says
+# Names are labels of metrics, so a hostile manifest must not choose them freely.
+_INDEX_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class PastBuild:
     created_at: str  # ISO 8601 UTC
     settings: str  # digest of recipe and encoder spaces: builds of other settings are not compared
     passages: int
-    changed: int | None  # encoded passages; None: not recorded, or the snapshot was made from another
+    changed: int | None  # encoded passages; None: not recorded, or made from another snapshot
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
     cpu: Mapping[str, float] = field(default_factory=dict)  # by stage; empty: workers ran elsewhere
     indexes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # recall, degree, ...
@@ -56,7 +58,7 @@ class PastBuild:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `asdict` gave; fields of a wrong type are left empty."""
+        """Return the record of the JSON values of `asdict`; fields of a wrong type are left empty."""
         fields = value if isinstance(value, dict) else {}
         return cls(
             _read_text(fields, "snapshot"),
@@ -72,19 +74,19 @@ class PastBuild:
 
 @dataclass(frozen=True, slots=True)
 class CostForecast:
-    """A constant cost, and the cost of each changed passage."""
+    """A linear model of a build's cost: a constant, and a cost of each changed passage."""
 
     base: float
     per_passage: float
 
     @classmethod
     def fit(cls, costs: Sequence[tuple[int, float]]) -> Self:
-        """Fit pairs of changed passages and cost by least squares; no part is negative."""
+        """Fit pairs of changed passages and cost by least squares; both terms are at least 0."""
         mean_x, mean_y = fmean(x for x, _ in costs), fmean(y for _, y in costs)
         spread = sum((x - mean_x) ** 2 for x, _ in costs)
         slope = sum((x - mean_x) * (y - mean_y) for x, y in costs) / spread if spread else math.inf
         base = mean_y - slope * mean_x if spread else -1.0
-        if base < 0:  # the line through zero
+        if base < 0:  # fit a line through zero instead
             squares = sum(x * x for x, _ in costs)
             base, slope = (0.0, sum(x * y for x, y in costs) / squares) if squares else (mean_y, 0.0)
         return cls(base, slope) if slope >= 0 else cls(mean_y, 0.0)
@@ -96,21 +98,21 @@ class CostForecast:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A value of the last builds beside that of the builds before them, both as medians."""
+    """The median of a value over the last builds, and over the builds before them."""
 
-    measure: str  # recall, distances or cost; a cost is a multiple of what was forecast
+    measure: str  # recall, distances or cost; a cost is a multiple of the forecast
     index: str  # empty for the cost
     before: float
     now: float
 
     @property
     def ratio(self) -> float:
-        """The value as a multiple of that of the builds before."""
+        """The value of the last builds as a multiple of the earlier one."""
         return self.now / self.before if self.before else 1.0
 
     @property
     def warning(self) -> str:
-        """One sentence if the value has left its band; otherwise empty."""
+        """One sentence if the value is beyond its limit; otherwise empty."""
         if self.measure == "recall" and self.ratio < LEAST_RECALL:
             return (
                 f"the recall of {self.index} is {self.now:.3f} in the last builds and was {self.before:.3f} before: "
@@ -141,12 +143,14 @@ def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
 def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
     """Return the history up to a parent as JSON values for the provenance of its successor.
 
-    Of the older builds those stay that are far apart in time, so that the history of a library that
-    is built each minute reaches back for years.
+    The newest builds and the first one are kept. Builds between them are thinned out until they are
+    far apart in time, so that the history of a library that is built each minute reaches back for
+    years.
     """
     builds = [*read_history(parent)]
     while len(builds) >= _MAX_BUILDS:
         times = [_parse_time(build.created_at) for build in builds]
+        # The gap that a deletion would leave, as a share of the build's age.
         gaps = [(times[i + 1] - times[i - 1]) / (times[-1] - times[i] + 1) for i in range(1, len(builds) - _NEWEST)]
         del builds[1 + gaps.index(min(gaps))]
     return [asdict(build) for build in builds]
@@ -155,8 +159,8 @@ def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
 def forecast_build(builds: Sequence[PastBuild], changed: int) -> dict[str, Any]:
     """Forecast the cost of a build as JSON values, from past builds of the last build's settings.
 
-    `stages` has `seconds` and `cpu` of each stage, `per_passage` their part that grows with each
-    of the `changed` passages; empty if no build has recorded its cost.
+    `stages` has the `seconds` and `cpu` of each stage; its `per_passage` has the seconds that each
+    of the `changed` passages adds. Empty if no build has recorded its cost.
     """
     comparable = [build for build in _take_comparable(builds) if build.changed is not None]
     if not comparable:
@@ -172,7 +176,7 @@ def forecast_build(builds: Sequence[PastBuild], changed: int) -> dict[str, Any]:
 
 
 def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
-    """Compare the last builds with those before; nothing where there are too few of them."""
+    """Compare the last builds with those before; values of too few builds are left out."""
     comparable = _take_comparable(builds)
     trends = list(_iter_cost_trends([build for build in comparable if build.changed is not None]))
     for name in comparable[-1].indexes if comparable else ():
@@ -184,14 +188,14 @@ def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
 
 
 def list_warnings(builds: Sequence[PastBuild]) -> list[str]:
-    """Return a sentence for each line of the history that bends."""
+    """Return a sentence for each trend that is beyond its limit."""
     return [trend.warning for trend in compute_trends(builds) if trend.warning]
 
 
 def _take_comparable(builds: Sequence[PastBuild]) -> list[PastBuild]:
-    """Return the last builds of equal settings."""
-    other = [number for number, build in enumerate(builds) if build.settings != builds[-1].settings]
-    return [*builds[other[-1] + 1 if other else 0 :]]
+    """Return the builds since the settings were last changed."""
+    other_numbers = [number for number, build in enumerate(builds) if build.settings != builds[-1].settings]
+    return [*builds[other_numbers[-1] + 1 if other_numbers else 0 :]]
 
 
 def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[str, CostForecast]]:
@@ -203,7 +207,7 @@ def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[s
 
 
 def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
-    """Compare costs with the forecast of the earlier builds, where that is no extrapolation."""
+    """Compare costs with the forecast from the earlier builds, unless it would extrapolate."""
     if len(builds) < _EARLIER + _RECENT:
         return
     unit = "cpu" if all(build.cpu for build in builds) else "seconds"
@@ -223,7 +227,7 @@ def _read_count(value: Any) -> int | None:
 
 
 def _read_numbers(value: Any) -> dict[str, float]:
-    """Return the names of finite numbers of at least 0."""
+    """Return the entries with finite numbers of at least 0."""
     pairs = value.items() if isinstance(value, dict) else ()
     return {
         str(name)[:_MAX_NAME]: number
@@ -238,7 +242,7 @@ def _iter_indexes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _read_metrics(metrics: Any) -> dict[str, float]:
-    """Return the recorded metrics of an index; its recall at any depth is `recall`."""
+    """Return the recorded metrics of an index; its first recall, such as recall@20, is `recall`."""
     numbers = _read_numbers(metrics)
     recalls = [number for name, number in numbers.items() if name.startswith("recall@") and name[7:].isdecimal()]
     values = {name: numbers[name] for name in _INDEX_METRICS if name in numbers}

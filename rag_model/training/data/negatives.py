@@ -38,10 +38,10 @@ from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import GROUP_SECONDS_PER_ROW, open_passages, read_passages
 from rag_model.training.data.temporary_index import Indexer, build_temporary_index
 
-_AT_ONCE = 256  # questions of a search in this process
-_BLOCK = 4_096  # questions of a worker's search
-_SEARCH_SECONDS = 1e-9  # of a core, per question and passage of the corpus
-_CHECK_SECONDS = 3e-5  # of a core, per pair of a question and a passage
+_SEARCH_BATCH = 256  # questions per search in this process
+_TASK_QUESTIONS = 4_096  # questions that one worker searches
+_SEARCH_SECONDS = 1e-9  # of one core, per question and passage of the corpus
+_CHECK_SECONDS = 3e-5  # of one core, per pair of a question and a passage
 SearchName = Literal["bm25", "snapshot", "own"]
 _BM25 = "bm25"  # an index kind
 
@@ -54,7 +54,7 @@ class MiningSettings:
     # kept per example, hardest first; DPR code: its sets have up to 30 for evaluation
     negatives: int = 30
     skip: int = 0  # first passages to skip: they may answer in other words; DPR: 0
-    # for examples without one; DPR, section 4.2: the first passage with an answer
+    # for examples without a positive; DPR, section 4.2: the first passage with an answer
     find_positives: bool = True
 
     def __post_init__(self) -> None:
@@ -89,9 +89,9 @@ class CandidateChecker:
         pages: Sequence[str],
         own_document: Sequence[str],
     ) -> None:
-        """Set the answers, the hashes of the positives, the named pages, and the own document.
+        """Set what the candidates are compared with.
 
-        `own_document` is its page and its hash, or empty.
+        `own_document` has the page and the hash of the document that is the question, or is empty.
         """
         self._answers, self._positive_hashes, self._pages = AnswerMatcher(answers), {*positive_hashes}, {*pages}
         self._own_names = {*own_document}
@@ -122,9 +122,8 @@ def select_candidates(example: Example, checks: Checks, settings: MiningSettings
     token match, in text or title), is not a positive, and is not of a page that the example names,
     nor of the document whose text is the question.
 
-    A positive is searched for an example without one: the first passage that holds an answer and is
-    of a named page; without one, the first passage of a named page, else the first that holds an
-    answer.
+    An example without a positive gets the first passage of a named page that holds an answer, else
+    the first passage of a named page, else the first passage that holds an answer.
     """
     candidates = np.flatnonzero(~checks["is_own"])
     checks, positives = checks[candidates], list[int]()
@@ -175,7 +174,7 @@ class SearchTask(RecordedTask):
 
 @dataclass(frozen=True, slots=True)
 class CheckTask(PartTask):
-    """A part whose passages are candidates of questions."""
+    """A part of the corpus whose passages are checked as candidates of questions."""
 
     checkers: BlobRef  # JSON list of the arguments of each question's `CandidateChecker`
     # .npy of (2, p) int32: the numbers of the questions, and rows of the part, ascending
@@ -222,13 +221,13 @@ def mine_passages(
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
 ) -> list[Example]:
-    """Return the examples, in order, with hard negatives in place of theirs; see `select_candidates`.
+    """Return the examples, in order, with the mined negatives and positives of `select_candidates`.
 
     Args:
-        examples: of which the passages were retrieved.
-        rows: (q, k) global rows of each example's passages, best first; -1 after the last.
-        snapshot: the passages.
-        settings: of the choice.
+        examples: the examples to mine passages for.
+        rows: (q, k) global rows of the retrieved passages, best first; -1 after the last.
+        snapshot: the snapshot that was searched.
+        settings: which passages are selected.
         runner: reads the texts on workers, one part for each task; None: this process does.
         on_progress: called with the number of finished tasks and of all tasks.
     """
@@ -277,7 +276,7 @@ def _check_candidates(
 class NegativesRecipe:
     """Settings of negatives; examples that have negatives keep them."""
 
-    # DPR, section 5: BM25; snapshot: by `retriever`; own: the file's negatives alone
+    # bm25: as DPR, section 5; snapshot: by `retriever`; own: only the negatives of the file
     search: SearchName = "bm25"
     # retriever expression for the snapshot and its encoder; not set: its default
     retriever: str | None = None
@@ -307,9 +306,9 @@ def add_mined_passages(
 
     Args:
         examples: by the name of their set.
-        snapshot: the passages.
-        recipe: of the search and the choice.
-        on_progress: called with the finished and the total amount.
+        snapshot: the snapshot to search.
+        recipe: settings of the search and of the selection.
+        on_progress: called with the number of finished tasks and of all tasks.
         indexer: builds the BM25 index that a snapshot lacks; None: this process does.
         runner: searches BM25 and reads texts on workers; None: this process does.
 
@@ -376,7 +375,8 @@ def _search_bm25(
     else:
         plan = _plan_bm25(snapshot)
         index, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
-    k, blocks = min(depth, snapshot.n), [questions[i : i + _BLOCK] for i in range(0, len(questions), _BLOCK)]
+    k, starts = min(depth, snapshot.n), range(0, len(questions), _TASK_QUESTIONS)
+    blocks = [questions[start : start + _TASK_QUESTIONS] for start in starts]
     tasks = [
         SearchTask(store.blobs.put_bytes(json.dumps(block).encode()), len(block), index, dict(entry), snapshot.n, k)
         for block in blocks
@@ -390,8 +390,8 @@ def _search_snapshot(
     """Return the (q, k) rows of the best passages by the recipe's retriever, -1 after the last."""
     retriever, rows = open_retriever(snapshot, recipe.retriever), list[Rows]()
     k = min(recipe.mining.depth, retriever.most, snapshot.n)
-    for start in range(0, len(questions), _AT_ONCE):
-        batch = questions[start : start + _AT_ONCE]
+    for start in range(0, len(questions), _SEARCH_BATCH):
+        batch = questions[start : start + _SEARCH_BATCH]
         rows.append(retriever.find(Queries(batch), k).rows)
         on_progress(start + len(batch), len(questions))
     return np.concatenate(rows)
