@@ -60,7 +60,7 @@ class ReuseReport:
     ref: str
     parent: str | None  # id of the parent snapshot
     stages: tuple[StageReuse, ...]
-    forecast: Mapping[str, Any] = field(default_factory=dict)  # of the cost, from that of past builds
+    forecast: Mapping[str, Any] = field(default_factory=dict)  # of the cost, fitted to past builds
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""

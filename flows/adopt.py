@@ -1,7 +1,7 @@
 """Make a snapshot from existing passages and vectors: index, check and publish them.
 
 Purpose: to import a corpus from another system without encoding it again.
-Caching: the store's memo: a killed import goes on with the first part that is not recorded.
+Caching: the store's memo; a killed import continues with the first part that is not recorded.
 Requires: a store that this machine and the workers both reach; the vectors' files on this machine.
 """
 
@@ -124,10 +124,10 @@ def split_corpus(
         in_sequence = None if tasks[0].passages else import_in_sequence(store, passages, tasks)
         reports = []
         for task in tasks:
-            # `run_task` turns errors of the disk and the memory into sentences
+            # `run_task` turns errors of disk and memory into readable messages
             reports.append(run_task(import_part if in_sequence is None else lambda *_: next(in_sequence), task, store))
             on_progress(len(reports), len(tasks))
-        for _ in in_sequence or ():  # it ends with a check for further passages
+        for _ in in_sequence or ():  # its end checks that no passages are left
             pass
     return collect_parts(store, passages, reports, vector_input.dtype.name)
 

@@ -123,7 +123,7 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         build.derived_provenance,
     )
     own["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
-    own["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}  # elsewhere workers use most of it
+    own["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}  # other runners: used by workers
     own[HISTORY] = format_history(build.parent)
     # An index that is not built here keeps its shards.
     shards = {

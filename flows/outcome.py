@@ -23,7 +23,7 @@ class BuildOutcome:
     gate: dict[str, Any] = field(default_factory=dict)  # passed, and each check
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
-    warnings: list[str] = field(default_factory=list)  # values of the last builds that left their band
+    warnings: list[str] = field(default_factory=list)  # sentences about trends of the last builds
 
     @classmethod
     def of(
@@ -241,12 +241,12 @@ class ReproduceOutcome:
 
     reproduction: str
     snapshots: dict[str, str]  # full id by library
-    lines: list[dict[str, Any]]  # a value each, in percent: row, data, measure, published, value, verdict
+    lines: list[dict[str, Any]]  # one per value, in percent, with row, data, measure and verdict
     summary: str  # one clause: the number of values with each verdict
     notes: tuple[str, ...]  # sentences about the sample, the libraries and the data
     new: int  # number of evaluations that this run made; the others were recorded
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    evaluation: str | None = None  # full id of the table in the store; None: it is not there
+    evaluation: str | None = None  # full id of the recorded table; None: it is not recorded
     unrecorded: str = ""  # one sentence that says why
     report: str | None = None  # URL of the page
 

@@ -438,7 +438,7 @@ class _Filter(ctypes.Structure):
 
 
 def block_sockets() -> bool:
-    """Let this process open no socket from now on; return whether the kernel does so.
+    """Forbid this process to open sockets from now on; return whether the kernel enforces it.
 
     The kernel does on Linux, on x86-64 and arm64. Only threads that start later are covered, so
     call it before any library is imported.

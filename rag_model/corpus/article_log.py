@@ -249,8 +249,8 @@ def _has_own_rows(
 def _write_log(log: pa.Table, path: Path) -> None:
     """Write a log without the rows before the first and after the last article with passages.
 
-    A part of pages without passages is no part of a snapshot, and its range belongs to its
-    neighbours in the next build, which must have equal logs.
+    A part without passages is left out of a snapshot, and the next build gives its page range to
+    the neighbouring parts. The logs of these parts must not change by that.
     """
     rows = np.flatnonzero(log["passages"].to_numpy())
     log = log.slice(rows[0], rows[-1] + 1 - rows[0]) if len(rows) else log.slice(0, 0)

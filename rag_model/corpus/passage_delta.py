@@ -7,8 +7,8 @@ digest verifies the result.
 
 A delta is a Parquet file of the new rows, in row order. Its metadata describes the rows of the
 target file as runs, `[[first, count], …]`: ascending rows of the base file, or the next new rows
-where `first` is -1. In the same way it has the base row of each row with the same text, because
-another revision of an article has other rows, but the same vectors for most of them. A delta
+where `first` is -1. A second list of runs maps rows to base rows with the same text: another
+revision of an article has other rows, but most of its passages keep their text and vector. A delta
 contains no rows that are missing in the target file.
 """
 

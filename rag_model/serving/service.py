@@ -38,7 +38,7 @@ from rag_model.serving.settings import ServiceSettings
 # A large request is cut into quarters of a full batch, so that other clients wait less for their
 # turn; a CPU encodes 16 queries as fast as 64, for each of them.
 _CHUNKS_IN_BATCH = 4
-# After a small request, large ones leave a worker free for so long: its client may ask again.
+# After a small request, large ones leave a worker free for this time: its client may ask again.
 _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # between two attempts to enter a full queue
@@ -101,8 +101,8 @@ class Service:
 
         The queries wait in the queue a few at a time, so that others are searched in between, and
         leave one worker free while other clients send small requests. While the queue is full they
-        wait outside of it. The time limit counts for each few, so a large request may take as long
-        as it advances.
+        wait outside of it. The time limit applies to each few queries, so a large request may take
+        any time as long as it advances.
 
         Raises:
             As `search`.

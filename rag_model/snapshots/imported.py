@@ -259,7 +259,7 @@ def _check_ids(passages: Iterator[Passage], task: ImportTask, vectors: VectorInp
 def _write_passages(
     passages: Iterator[Passage], removed_pages: Collection[str], is_kept: npt.NDArray[np.bool_], path: Path
 ) -> ChunkStats:
-    """Write the passages of pages that stay, and record in `is_kept` which these are."""
+    """Write the passages of pages that are not removed; set the others to False in `is_kept`."""
     lengths, page_ids = Counter[int](), set[str]()
     with PassageWriter(path) as writer:
         for row, passage in enumerate(passages):

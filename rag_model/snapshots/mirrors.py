@@ -77,7 +77,7 @@ class StoredMirror:
                 f"one, {corpus.get('dbname')} at {corpus.get('base')}: all pages are fetched"
             )
             return
-        self._say(f"takes unchanged pages from {dump}, and fetches the others")
+        self._say(f"unchanged pages are taken from {dump}, and the others are fetched")
         try:
             for url in drop_companions(expand_pattern(dump)):
                 yield from parse_pages(read_decoded(url), basename(url))

@@ -106,7 +106,7 @@ class Parent:
         )
 
     def describe_missing_files(self, store: Store) -> list[str]:
-        """Return a sentence if passages are gone, because the parent has expired meanwhile."""
+        """Return a sentence if passage files were deleted since, because the parent expired."""
         content = self._content
         refs = [content.files[passages_path(part.name)] for part in content.parts] if content else []
         missing = len(refs) - sum(store.files.map_concurrently(store.blobs.exists, refs))

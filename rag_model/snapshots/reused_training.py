@@ -90,7 +90,7 @@ class ReusedTraining:
     shards: BlobRef | None = None
     # In a takedown: JSON list of parts with removed rows, the `RedactedRows` of each.
     redacted_parts: BlobRef | None = None
-    growth: str = ""  # in which numbers the plan is larger than the parent's, which needs `follow`
+    growth: str = ""  # which numbers of the plan differ, such as cells: needs `follow`
 
     def fits_untested(self, drift: float) -> bool:
         """Return whether the file fits without a test: no part changed, and its cells are
@@ -126,7 +126,7 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
 
 
 def _describe_growth(entry: Mapping[str, Any], plan: IndexPlan) -> str:
-    """Return in which numbers a plan is larger, if the trained file can follow it; else ""."""
+    """Return which numbers of a plan differ, if the parent's trained file can follow it; else ""."""
     kind = get_kind(plan.kind)
     if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, entry["plan"]):
         return ""
@@ -188,7 +188,7 @@ def find_training_to_redact(
 ) -> ReusedTraining | None:
     """Return the trained file of a snapshot's index, to be used without removed vectors.
 
-    None if its kind cannot do without them (`ShardUpdatingKind.redact`), so that all is built again.
+    None if its kind cannot remove them (`ShardUpdatingKind.redact`): then all is built again.
     """
     content, parent = manifest.content, Parent(manifest)
     space = (content.space_of(content.representation_of(name)) or {}).get("digest")

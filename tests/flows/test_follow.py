@@ -118,7 +118,7 @@ def test_a_wiki_is_followed_from_its_dump(wiki: Wiki, tmp_path: Path, tiny: Path
     followed = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store")
     fetched = [page for query in wiki.queries for page in query.get("pageids", "").split("|") if page]
     assert (len(fetched), len(wiki.queries)) == (2, 4)
-    assert f"takes unchanged pages from {dump}" in followed.err
+    assert f"unchanged pages are taken from {dump}" in followed.err
     assert followed.json["counts"]["embedded"] == 2
     wiki.queries.clear()
     assert bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store").code == 0

@@ -193,11 +193,11 @@ _HISTORY_METRICS = {
 
 
 def _history_section(history: Sequence[PastBuild]) -> Node:
-    """Show cost and quality of the last builds as lines, warn of those that bend, and list them."""
+    """Draw cost and quality of the last builds as curves, with warnings and a table of numbers."""
     has_cpu = all(build.cpu for build in history)
     costs = [sum((build.cpu if has_cpu else build.seconds).values()) for build in history]
     unit = "CPU seconds" if has_cpu else "seconds"
-    # A full build would make the others look alike.
+    # On the scale of a full build, all other builds would look alike.
     drawn = [
         cost if build.changed is None or 2 * build.changed <= build.passages else None
         for build, cost in zip(history, costs, strict=True)

@@ -35,7 +35,7 @@ FileT = TypeVar("FileT")
 class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     """The row files of a representation in an object store, in row order.
 
-    As a sequence it has the paths of local copies; a file is fetched when its path is taken.
+    An item is the path of a local copy, and taking it fetches the file.
     `VectorRows.open` and others read a few rows without a copy of the files.
     """
 

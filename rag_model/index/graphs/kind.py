@@ -88,8 +88,8 @@ _REFERENCE_NODES = 20_000
 _GROWTH_EXPONENT = 0.35  # of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
 _MERGE_OVERHEAD_DIMS = 300  # dimensions whose copies take as long as the links of a node
 _UPDATE_SHARE = 0.1  # of the seconds of a build, to update a cell in which 2 % of the vectors are new
-_MAX_CELL_GROWTH = 1.25  # planned cells over the parent's, up to which there are no new ones
-_MAX_CELL_RATIO = 2  # planned cells over the parent's, or inverse, up to which cells are kept
+_MAX_CELL_GROWTH = 1.25  # up to this ratio of planned to parent cells, none are added
+_MAX_CELL_RATIO = 2  # up to this ratio or its inverse, the parent's cells are kept
 
 
 class GraphKind(VectorKind):
@@ -113,7 +113,7 @@ class GraphKind(VectorKind):
         return replace(plan, cells=cells) if is_close else plan
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
-        """Return whether all that differs are a few more cells, which splits provide."""
+        """Return whether the plan differs only by some more cells, which splits provide."""
         cells = parent_inputs.get("cells", 0)
         inputs = plan.piece_inputs()
         is_few = isinstance(cells, int) and 1 < cells < plan.cells <= _MAX_CELL_RATIO * cells
@@ -131,7 +131,7 @@ class GraphKind(VectorKind):
         return _write_trained(plan, learn_cells(plan, sample), index, sample, out)
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Split cells: those beyond the limit, and the largest while the plan has more cells.
+        """Split the cells beyond the limit, then the largest ones up to the planned number.
 
         The other cells keep their numbers.
 

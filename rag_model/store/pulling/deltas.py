@@ -1,6 +1,6 @@
 """Deltas: files with which a puller of the previous snapshot fetches a fraction of a new file.
 
-A delta turns a base file, from the previous snapshot, into the target file. Who has an older
+A delta turns a base file, from the previous snapshot, into the target file. A puller of an older
 snapshot can still fetch the compressed graph of an index, which needs no base.
 
 | target | content of the delta |
@@ -42,7 +42,7 @@ STAGE = "delta"
 _OUTPUT = "delta"
 _MAX_FRACTION = 0.5  # of the bytes that the delta replaces; a larger delta is not worth the work
 _MIN_HEAD_BYTES = 4096  # a shorter head before an index's vectors is not a graph
-# Of a base and a target, with the function that returns the base's rows.
+# Arguments: a base, a target, and a function that returns the base's rows.
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
 _ROW_LISTS_SUFFIX = ".faiss"  # of files that may have lists of row numbers
 
@@ -106,7 +106,7 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
 def _iter_index_steps(
     path: str, target: BlobRef, base: BlobRef | None, head_bytes: int, base_head: int
 ) -> Iterator[DeltaStep]:
-    """Yield the deltas of an index with so many bytes before its vectors, 0 if it has none."""
+    """Yield the deltas of an index; `head_bytes` are before its vectors, 0 if it has no vectors."""
     if 0 < head_bytes < _MIN_HEAD_BYTES:
         return
     if base and path.endswith(_ROW_LISTS_SUFFIX) and bool(base_head) == bool(head_bytes):

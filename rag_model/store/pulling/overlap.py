@@ -73,7 +73,7 @@ def is_convertible(source_bytes: int, target_bytes: int) -> bool:
 
 
 def _list_widened(source_bytes: int) -> tuple[int, int]:
-    """Return the sizes of rows that have all values of rows of a size."""
+    """Return the sizes of rows with the same values, in the same type or in one twice as wide."""
     return source_bytes, 2 * source_bytes
 
 
@@ -97,7 +97,7 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
 
 
 def list_embedded_files(content: Content) -> dict[str, VectorTable]:
-    """Return the indexes that end in vectors which other files of the snapshot have too, by path."""
+    """Return the indexes, by path, that end in vectors which the embeddings also have."""
     tables = find_vector_tables(content)
     widths = {table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)}
     return {

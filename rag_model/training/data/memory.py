@@ -178,7 +178,7 @@ class PassageMemory:
 
 
 def _padding_rows(rows: Sequence[int], k: int) -> list[int]:
-    """Return the first rows from 0 on that complete `rows` to `k`."""
+    """Return the lowest rows that are not in `rows`, so many that both together are `k`."""
     return [row for row in range(k) if row not in rows][: k - len(rows)]
 
 
