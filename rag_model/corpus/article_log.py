@@ -101,7 +101,8 @@ def compute_article_key(basis: bytes, article: Page | Article) -> bytes:
     """Return the 16-byte key of a document, or of a page whose element is unknown."""
     hasher = hashlib.sha256(basis)
     for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
-        hasher.update(field.encode() + b"\0")
+        # A NUL in a document's id or title must not pass for the end of the field.
+        hasher.update(field.replace("\0", "\0\1").encode() + b"\0")
     if isinstance(article, Page):
         hasher.update(article.text.encode())
     else:

@@ -18,7 +18,7 @@ from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.dump_formats.mediawiki import FORMAT, PageParser
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Page, Part, Siteinfo
+from rag_model.corpus.records import Article, Page, Part, Section, Siteinfo
 from rag_model.corpus.timestamps import parse_seconds
 from rag_model.corpus.wikitext import MAX_CHARS
 from rag_model.errors import InputError
@@ -67,6 +67,14 @@ def test_the_key_is_of_all_that_decides_the_passages() -> None:
         key(version=2),
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_nul_characters_do_not_move_text_between_fields() -> None:
+    """Another document must not get the passages of this one, nor its id."""
+    basis = compute_key_basis(SITE, DEFAULT.get_identity(), 1)
+    ids_and_titles = [("x", "A\0000\0None\0B"), ("x\0000\0None\0A", "B"), ("x", "A\0\1B"), ("x", "A\0B")]
+    articles = [Article(page_id, 0, title, (Section("", "Text."),)) for page_id, title in ids_and_titles]
+    assert len({compute_article_key(basis, article) for article in articles}) == len(articles)
 
 
 @pytest.fixture
