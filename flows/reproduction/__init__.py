@@ -227,7 +227,9 @@ def read_reproduction(name: str) -> Reproduction:
             data["path"] = str(path.parent.absolute() / local)
     _resolve_folders(_tables(table.get("library")), "encoder", path.parent)
     _resolve_folders([row for row in _as_list(table.get("row")) if isinstance(row, dict)], "model", path.parent)
-    return from_table(Reproduction, {"name": path.stem, **table}, str(path))
+    # such as own-table of `Own_table.toml`
+    default_name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40].rstrip("-") or "own"
+    return from_table(Reproduction, {"name": default_name, **table}, str(path))
 
 
 def _tables(value: object) -> list[dict[str, object]]:

@@ -65,8 +65,10 @@ def fetch_pickles(source: str) -> Path:
 
     Raises:
         InputError: there is no such folder, or the hub does not have the model.
-        UsageError: the model has safetensors.
+        UsageError: the model has safetensors, or the source is empty.
     """
+    if not source:  # the path "" is the working directory
+        raise UsageError("the source is empty: give the folder or the hub name of a model with pickled weights")
     folder = resolve_folder(source)
     hub_name = HubName.parse(find_hub_name(folder))
     if hub_name is not None and not _has_safetensors(folder):
@@ -88,9 +90,10 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
         InputError: the pickle holds anything but tensors, or is truncated or corrupt.
         ResourceError: the disk is full, or there is too little memory.
     """
-    source, pickle_folders = find_hub_name(folder) or str(folder), [*_iter_pickle_folders(folder)]
+    hub_name, pickle_folders = find_hub_name(folder), [*_iter_pickle_folders(folder)]
     sizes = [path.stat().st_size for parent in pickle_folders for path in parent.glob("*.bin")]
-    child = ChildWorker(__name__, source, memory=_MEMORY + _COPIES * max(sizes, default=0))
+    # The new files may be published, so that they do not hold the path of a local folder.
+    child = ChildWorker(__name__, hub_name or "", memory=_MEMORY + _COPIES * max(sizes, default=0))
     replies = dict[str, dict[str, Any]]()
     for pickle_folder in pickle_folders:
         target = destination / pickle_folder.relative_to(folder)
@@ -107,7 +110,7 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
         spec = read_encoder_spec(destination, known_settings)
         _write_json(destination / RECORD_FILE, {"spec": spec.to_json()})
     return ConvertedWeights(
-        source,
+        hub_name or str(folder),
         tuple(replies),
         sum(len(reply["names"]) for reply in replies.values()),
         sum(reply["bytes"] for reply in replies.values()),
@@ -193,7 +196,7 @@ def _open_converter(source: str) -> Callable[[Any], Any]:
     def convert(paths: Any) -> dict[str, Any]:
         path, destination = map(Path, paths)
         tensors, shared = read_pickle(path)
-        metadata = {**shared, "format": "pt", "source": source}
+        metadata = {**shared, "format": "pt", **({"source": source} if source else {})}
         save_file = require("safetensors.torch", "model").save_file
         try:
             save_file(_copy_shared_memory(tensors), str(destination), metadata)
@@ -235,6 +238,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         ) from error
     if not isinstance(state, dict):
         raise _describe_contents(path, f"a {type(state).__name__}")
+    if not state:
+        raise _describe_contents(path, "an empty table")
     first_names, tensors, shared = dict[Any, str](), dict[str, Any](), dict[str, str]()
     for name, tensor in state.items():
         if not isinstance(name, str) or name == "__metadata__":

@@ -290,7 +290,8 @@ def _write_vectors(task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[
         np.lib.format.write_array_header_1_0(out, header)
         for name, first, end in task.vectors:
             source = VectorInput((sources[name],))
-            for _, block in iter_finite_rows(source, "refuse", first, end):
+            advice = "correct it, or remove the passage and its vector"
+            for _, block in iter_finite_rows(source, "refuse", first, end, advice):
                 block_kept = is_kept[row : row + len(block)]
                 kept_block = block if block_kept.all() else block[block_kept]
                 out.write(np.ascontiguousarray(kept_block, dtype).data)

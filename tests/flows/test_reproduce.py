@@ -264,6 +264,13 @@ def test_an_unknown_reproduction_or_row_is_named(folder: Path, tiny: Path, bookw
     assert (row.code, row.complaint) == (2, "no row matches 'bm25': choose from BM25, exact, hnsw")
 
 
+def test_the_name_of_a_file_becomes_a_name_of_refs(folder: Path, tiny: Path) -> None:
+    table = write_table(folder, tiny)
+    for stem, name in (("Own_table (2)", "own-table-2"), ("__", "own"), ("a" * 39 + "_b", "a" * 39)):
+        assert read_reproduction(str(table.rename(folder / f"{stem}.toml"))).name == name
+        table = folder / f"{stem}.toml"
+
+
 def test_a_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table, store = write_table(folder, tiny), folder / "store"
     arguments = ["reproduce", str(table), "--store", str(store)]

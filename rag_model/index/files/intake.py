@@ -394,9 +394,15 @@ def split_into_parts(
 
 
 def iter_finite_rows(
-    vectors: VectorInput, invalid: InvalidRowPolicy, first: int = 0, end: int | None = None
+    vectors: VectorInput,
+    invalid: InvalidRowPolicy,
+    first: int = 0,
+    end: int | None = None,
+    advice: str = "correct the file, or drop such rows with --invalid drop",
 ) -> Iterator[tuple[Rows, Block]]:
     """Yield the row numbers, over all files, and the values of finite rows of [first, end).
+
+    `advice` ends the message of a row that is not finite.
 
     Raises:
         InputError: a row holds a NaN or an infinity, and `invalid` is `refuse`; or a file is
@@ -415,7 +421,7 @@ def iter_finite_rows(
                 raise InputError(
                     f"row {row + not_finite[0]} of {file.path} holds a NaN or an infinity"
                     + (f", and so do {len(not_finite) - 1} more near it" if len(not_finite) > 1 else "")
-                    + ": correct the file, or drop such rows with --invalid drop"
+                    + f": {advice}"
                 )
             yield finite + number, block[finite] if len(finite) < len(block) else block
             row += len(block)

@@ -247,7 +247,8 @@ def test_every_layout_is_converted_bit_for_bit_and_loads(layout: str, converted:
         with safe_open(path, "pt") as opened:
             stored |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             shared |= opened.metadata()
-    del shared["format"], shared["source"]
+    del shared["format"]
+    assert not [value for value in shared.values() if str(converted.new.parent) in value]  # no local path
     assert state.keys() == stored.keys() | shared.keys()
     for name, tensor in state.items():
         assert read_bytes(stored[shared.get(name, name)]) == read_bytes(tensor), name
@@ -322,6 +323,7 @@ class _Attack:
         (_Attack, "mkdir"),
         (lambda path: {"model": {"a": torch.zeros(2)}}, r"hold 'model', a dict that is no plain tensor"),
         (lambda path: [torch.zeros(2)], "hold a list"),
+        (lambda path: {}, "hold an empty table"),
         (lambda path: {"a": torch.zeros(1).expand(1 << 30)}, r"hold tensors of 4,294,967,296 bytes in a file of"),
         (lambda path: {"a": torch.zeros(2).to_sparse()}, r"hold 'a', a Tensor that is no plain tensor"),
         (lambda path: {"__metadata__": torch.zeros(2)}, r"hold the key '__metadata__'"),
@@ -368,6 +370,8 @@ def test_a_model_with_safetensors_needs_no_conversion(tiny_bert: Path, tmp_path:
     shutil.copy(tiny_bert / "config.json", tmp_path)
     with pytest.raises(InputError, match=r"has no pytorch_model\.bin"):
         fetch_pickles(str(tmp_path))
+    with pytest.raises(UsageError, match="the source is empty"):  # not the working directory
+        fetch_pickles("")
 
 
 def test_a_model_of_the_hub_keeps_the_settings_of_its_family(hub: Hub, tmp_path: Path) -> None:

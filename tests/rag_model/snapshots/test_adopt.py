@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Pa
 
     broken = vectors.copy()
     broken[33, 2] = np.nan
-    with pytest.raises(InputError, match=r"row 13 of .*train-00002.*holds a NaN or an infinity"):
+    with pytest.raises(InputError, match=r"row 13 of .*train-00002.*holds a NaN or an infinity: correct it, or remove"):
         import_files("nan", broken)
     save_wiki_dpr(tmp_path / "wide", vectors)
     pq.write_table(
