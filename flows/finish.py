@@ -4,6 +4,7 @@ Passages and vectors may have any origin.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from flows import artifacts
 from flows.outcome import BuildOutcome, create_gate_error
 from flows.progress import StageClock
 from flows.stage import stage
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, StoreError
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import (
@@ -81,7 +82,8 @@ def finish_build(build: Build) -> BuildOutcome:
     """
     manifest, metrics = build_indexes(build)
     if parent_manifest := Parent.of(build.store, build.base or build.ref).manifest:
-        offer_deltas(build, parent_manifest.content, manifest.content)
+        for base in _list_delta_bases(build.store, parent_manifest, manifest):
+            offer_deltas(build, base, manifest.content)
     published = publish_snapshot(build.store, manifest, metrics, build.recipe, build.ref, build.base)
     build.store.runs.delete_reports(build.launch.run)
     outcome = report_build(build, manifest, published, metrics)
@@ -131,6 +133,20 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     }
     provenance = {**own, **derived, SHARDS: shards}
     return Manifest(content, metrics.metrics(), provenance=provenance), metrics
+
+
+def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> list[Content]:
+    """Return the contents that pullers of a snapshot may have.
+
+    A build that gives the parent again writes the missing deltas from the snapshots before it.
+    """
+    if parent.id != manifest.id:
+        return [parent.content]
+    bases: list[Content] = []
+    for base_id in parent.parents:
+        with suppress(StoreError):  # it has expired
+            bases.append(store.snapshots.get(base_id).content)
+    return bases
 
 
 def offer_deltas(build: Build, parent_content: Content, content: Content) -> None:
