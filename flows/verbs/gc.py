@@ -1,5 +1,6 @@
 """`bookwheel gc`: delete files that no version needs."""
 
+import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -22,13 +23,16 @@ def gc(
 
     Safe while builds run: files that they wrote or may reuse are kept.
     """
-    tallies = collect(Store.open(store), parse_age(grace), dry_run=not yes)
+    opened_store = Store.open(store)
+    tallies = collect(opened_store, parse_age(grace), dry_run=not yes)
+    writers = [intent.name for intent in opened_store.intents.list_live(time.time())]
     files, size = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("files", "bytes"))
     document = {
         "dry_run": not yes,
         "files": files,
         "bytes": size,
         "kinds": {kind: asdict(tally) for kind, tally in tallies.items()},
+        "writers": writers,
     }
     lines = [
         *(
@@ -38,4 +42,9 @@ def gc(
         f"{'deleted' if yes else 'would delete'} {format_count(files, 'file')}, {size / 1e6:,.1f} MB"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
+    if writers:
+        lines.append(
+            f"kept the files of {format_count(len(writers), 'run')} ({', '.join(writers[:3])}) and all that builds may "
+            "reuse, also of removed pages: run gc again after it has ended, or an hour after it was killed"
+        )
     return Reply(document, "\n".join(lines))

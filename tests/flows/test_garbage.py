@@ -64,6 +64,9 @@ def test_a_build_that_died_is_gone_on_with_after_a_gc_and_cleared_after_a_longer
     opened.runs.write_report("20261101T000000-dead", "chunk", 0, {})
     opened.memo.write_record("chunk", "k", {"passages": opened.blobs.put_bytes(b"of a build that died")}, {})
     assert bookwheel("gc", "--store", store, "--yes", "--json").json["files"] == 0
+    with Store.open(str(store)).intents.hold("killed"):
+        printed = bookwheel("gc", "--store", store, "--yes", "--grace", "0")
+        assert "kept the files of 1 run (killed) and" in printed.out
     kinds = bookwheel("gc", "--store", store, "--yes", "--grace", "0", "--json").json["kinds"]
     assert kinds["runs"]["files"] == 1
     assert opened.memo.find("chunk", "k") is None
