@@ -5,7 +5,8 @@ Caching: the store's memo; a killed import continues with the first part that is
 Requires: a store that this machine and the workers both reach; the vectors' files on this machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,11 @@ from flows.reindex import prepare_encoder
 from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.files.intake import inspect_vectors
-from rag_model.snapshots.content import build_commits_provenance
+from rag_model.index.files.vectors import open_vectors
+from rag_model.index.ready import ReadyIndex
+from rag_model.index.recipe import IndexRecipe
+from rag_model.retrieve.indexes import list_row_files
+from rag_model.snapshots.content import BuiltIndex, build_commits_provenance
 from rag_model.snapshots.imported import (
     ImportedParts,
     ImportTask,
@@ -36,7 +41,8 @@ from rag_model.snapshots.imported import (
 from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import EMBEDDINGS
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
 
 _TASK_BYTES = 768 << 20  # of a process that imports a part
 _PASSAGE_SECONDS, _VECTOR_BYTES_PER_SECOND = 4e-5, 5e8
@@ -50,6 +56,7 @@ def adopt_library(
     encoder: Url,
     recipe: Recipe | None = None,
     ref: str = "latest",
+    index_files: Sequence[str] = (),
     beam_options: Sequence[str] = (),
 ) -> BuildOutcome:
     """Publish a snapshot of existing passages and vectors in `store` and move `ref` to it.
@@ -60,20 +67,25 @@ def adopt_library(
             None: the files of passages have them.
         store: URL or folder of the store; made if there is none.
         encoder: folder or hub name of the encoder that made the vectors; some of them are checked.
-        recipe: the indexes and the gate; its other settings are not used.
+        recipe: the indexes and the gate; its other settings are not used. None: the default one, or
+            no index but those of `index_files`.
         ref: the ref to move to the new snapshot.
+        index_files: NAME=FILE of faiss HNSW, IVF or Flat files that become the indexes of these
+            names; id i is passage i.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
-        RefusedError: the vectors are not the encoder's.
+        RefusedError: the vectors are not the encoder's, or an index file is not of these vectors.
         BookwheelError: a stage failed; finished work is recorded.
     """
-    recipe, clock = recipe or Recipe(), StageClock()
+    recipe, clock = recipe or (Recipe(index={}) if index_files else Recipe()), StageClock()
     if recipe.represent:
         raise UsageError(
             f"import takes the vectors of one encoder: leave [represent.{next(iter(recipe.represent))}] out"
         )
+    ready_files = inspect_index_files(index_files, passages, vectors)
+    recipe = add_ready_indexes(recipe, ready_files)
     check_indexes_and_retrievers(recipe, {EMBEDDINGS: "vectors"})
     target = Store.open(store, create=True)
     target.refs.require_exclusive_creation()
@@ -86,8 +98,10 @@ def adopt_library(
         with clock("check"):
             check_encoder(target, imported, encoding)
         chunk_results, embed_results = imported.passages, {EMBEDDINGS: imported.embeddings}
-        plans = plan_indexes(recipe.index, chunk_results, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
+        new_indexes = {name: index for name, index in recipe.index.items() if name not in ready_files}
+        plans = plan_indexes(new_indexes, chunk_results, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
         assemble_content = partial(build_imported_content, imported, recipe, encoding)
+        ready_indexes = take_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
         return finish_build(
             Build(
                 target,
@@ -102,8 +116,64 @@ def adopt_library(
                 plans,
                 assemble_content,
                 build_commits_provenance([encoding]),
+                ready_indexes=ready_indexes,
             )
         )
+
+
+def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequence[str]) -> dict[str, ReadyIndex]:
+    """Inspect the files of NAME=FILE before the corpus is read; return them by name.
+
+    Raises:
+        InputError: a file is damaged, of a type that is not searched, or of other vectors.
+        UsageError: a value is not NAME=FILE, or a name is given twice.
+    """
+    ready_files: dict[str, ReadyIndex] = {}
+    for value in index_files:
+        name, separator, path = value.partition("=")
+        if not (name and separator and path):
+            raise UsageError(f"the index file {value!r} is not NAME=FILE: give for example hnsw=wiki.faiss")
+        if name in ready_files:
+            raise UsageError(f"two index files are named {name}: give each its own name")
+        ready_files[name] = ReadyIndex.inspect(name, Path(path))
+    if ready_files:
+        vector_input = inspect_vectors([Path(path) for path in vectors or list_sources(passages)])
+        for file in ready_files.values():
+            file.check_size(vector_input.n, vector_input.d)
+    return ready_files
+
+
+def add_ready_indexes(recipe: Recipe, ready_files: Mapping[str, ReadyIndex]) -> Recipe:
+    """Return the recipe with an index for each file that it does not name.
+
+    Raises:
+        UsageError: a file is not what the recipe asks for.
+    """
+    own = {name: IndexRecipe(file.factory, file.metric) for name, file in ready_files.items()}
+    combined = replace(recipe, index={**recipe.index, **{name: own[name] for name in own if name not in recipe.index}})
+    for name, file in ready_files.items():
+        file.check_recipe(combined.index[name])
+    return combined
+
+
+@stage
+def take_index_files(store: Store, draft: Content, recipe: Recipe, files: Sequence[ReadyIndex]) -> list[BuiltIndex]:
+    """Compare index files with the vectors of the draft, and put them into the store.
+
+    Raises:
+        RefusedError: a file was built over other vectors, or in another order.
+        InputError: passages that were taken down are in the file.
+    """
+    if not files:
+        return []
+    with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
+        vectors = open_vectors(list_row_files(snapshot, EMBEDDINGS))
+        for file in files:
+            file.check_size(vectors.n, vectors.dim)
+            file.check_vectors(vectors)
+    return [
+        BuiltIndex(file.name, file.plan(recipe.index[file.name]), store.blobs.put_file(file.path)) for file in files
+    ]
 
 
 @stage

@@ -55,7 +55,7 @@ class Build:
     encoder: str  # as the user named it
     passages: Sequence[ChunkResult]  # the chunk job's report of each part
     embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's reports by representation
-    plans: Mapping[str, IndexPlan]
+    plans: Mapping[str, IndexPlan]  # of the indexes to build
     # the snapshot's content, with these indexes
     assemble_content: Callable[[Sequence[BuiltIndex]], Content]
     derived_provenance: Mapping[str, Any] = field(
@@ -64,6 +64,7 @@ class Build:
     reused_trainings: Mapping[str, ReusedTraining] = field(
         default_factory=dict
     )  # by index: the parent's training that may be reused
+    ready_indexes: Sequence[BuiltIndex] = ()  # files of other programs, in the store already
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     parent: Manifest | None = None  # its inverted indexes are updated instead of built again
 
@@ -109,7 +110,7 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     with clock("shard") as on_progress:
         indexes = build_shards(indexes, launch, on_progress)
     with clock("merge") as on_progress:
-        built_indexes = merge_shards(indexes, launch, on_progress)
+        built_indexes = [*build.ready_indexes, *merge_shards(indexes, launch, on_progress)]
     with clock("tune") as on_progress:
         draft = build.assemble_content(built_indexes)
         built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress, build.parent_content)

@@ -507,7 +507,8 @@ def _choose_build(
         vectors = expand_pattern(run.paths[library.vectors])
         inputs = collect_inputs(run.store, dump, encoder, recipe, None)
         local_vectors = [url.removeprefix("file://") for url in vectors]
-        adopt = partial(adopt_library.fn, dump, local_vectors, run.store.url, encoder, recipe, ref, run.beam_options)
+        arguments = dump, local_vectors, run.store.url, encoder, recipe, ref
+        adopt = partial(adopt_library.fn, *arguments, beam_options=run.beam_options)
         stamps = {url: get_stamp(url) for url in vectors}
         return lambda: adopt().snapshot, None if inputs is None else {**inputs, "vectors": stamps}
     limit = None if plan.fraction is None else _count_passages(plan, name)

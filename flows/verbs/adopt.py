@@ -23,6 +23,13 @@ def adopt(
     store: StoreUrl,
     encoder: Annotated[str, Parameter(help="The encoder that made the vectors: a folder or a hub name.")],
     recipe: Annotated[Path | None, Parameter(help="A TOML file with indexes and a gate.")] = None,
+    index_file: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="NAME=FILE: take this faiss HNSW, IVF or Flat file as index NAME; repeat it for more.",
+        ),
+    ] = (),
     ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
@@ -38,7 +45,8 @@ def adopt(
     files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
     beam_options = vectors[len(files) :]
     try:
-        arguments = passages, files, store, encoder, read_recipe(recipe), ref, beam_options
+        settings = read_recipe(recipe) if recipe or not index_file else None
+        arguments = passages, files, store, encoder, settings, ref, index_file, beam_options
         outcome = run_flow(adopt_library, *arguments)
     except GateRefusedError as error:
         return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))

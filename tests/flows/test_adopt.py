@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 
+from rag_model.index.kind import get_kind_of_entry
+from rag_model.retrieve.indexes import index_files
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -104,3 +107,109 @@ def test_one_vector_a_passage(exported: Path, tiny: Path, bookwheel: Any, tmp_pa
         ran = bookwheel("import", *given)
         assert ran.code == 1
         assert told in ran.complaint
+
+
+def read_vectors(exported: Path) -> Any:
+    paths = sorted((exported / "dpr").glob("wikipedia_passages_?.npy"))
+    return np.concatenate([np.load(path, allow_pickle=False) for path in paths]).astype(np.float32)
+
+
+def write_index(path: Path, factory: str, vectors: Any, metric: int = faiss.METRIC_INNER_PRODUCT, **values: int) -> Any:
+    """A file that plain faiss makes and writes, with values for faiss's ParameterSpace."""
+    index = faiss.index_factory(vectors.shape[1], factory, metric)
+    index.train(vectors)
+    index.add(vectors)
+    for name, value in values.items():
+        faiss.ParameterSpace().set_index_parameter(index, name, value)
+    faiss.write_index(index, str(path))
+    return index
+
+
+def test_published_index_files_become_indexes_with_faiss_hits(
+    exported: Path, tiny: Path, bookwheel: Any, tmp_path: Path
+) -> None:
+    """The file's bytes are kept, and so are parameters that somebody chose; others are the recipe's or the defaults."""
+    vectors, table = read_vectors(exported), exported / "dpr" / "psgs_w100.tsv"
+    theirs = {
+        "graph": write_index(tmp_path / "graph", "HNSW16", vectors, efSearch=90),
+        "lists": write_index(tmp_path / "lists", "IVF6,Flat", vectors, nprobe=5),
+        "codes": write_index(tmp_path / "codes", "PCA24,IVF4,PQ4x4np", vectors),
+        "plain": write_index(tmp_path / "plain", "Flat", vectors),
+    }
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('retriever = "graph"\n[index.codes]\nfactory = "IVF,PQ4x4,Refine(vectors)"\n')
+    files = [word for name in theirs for word in ("--index-file", f"{name}={tmp_path / name}")]
+    given = (table, *sorted((exported / "dpr").glob("*_?.npy")), "--store", tmp_path / "store", "--encoder", tiny)
+    ran = bookwheel("import", *given, "--recipe", recipe, *files, "--json")
+    assert ran.code == 0, ran.err
+    with Snapshot.open(str(tmp_path / "store")) as snapshot:
+        entries = snapshot.manifest.content.indexes
+        assert {name: (entry["kind"], entry["factory"], entry["search"]) for name, entry in entries.items()} == {
+            "graph": ("hnsw", "HNSW16", {"efSearch": 90}),
+            "lists": ("ivf", "IVF6,Flat", {"nprobe": 5}),
+            "codes": ("ivf", "PCA24,IVF4,PQ4x4np", {"nprobe": 4, "refine": 10}),
+            "plain": ("exact", "Flat", {}),
+        }
+        for name in theirs:
+            paths = index_files(snapshot, name)
+            assert paths.index.read_bytes() == (tmp_path / name).read_bytes()
+            opened = get_kind_of_entry(entries[name]).open(paths, entries[name])
+            found = opened.search(vectors[::10], 20)
+            if name == "codes":  # the snapshot's vectors rerank ten times as many candidates of faiss
+                faiss.ParameterSpace().set_index_parameter(theirs[name], "nprobe", 4)
+                candidates = theirs[name].search(vectors[::10], 200)[1]  # (q, 200)
+                scores = np.einsum("qd,qcd->qc", vectors[::10], vectors[candidates])
+                assert np.allclose(found[0], -np.sort(-scores)[:, :20], atol=1e-5)
+            else:
+                assert np.array_equal(found[1], theirs[name].search(vectors[::10], 20)[1]), name
+        assert snapshot.manifest.content.recipe["index"]["graph"]["factory"] == "HNSW16"
+    assert bookwheel("search", QUESTION, "--store", tmp_path / "store").code == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "told"),
+    [
+        ("dimension", 1, "has 24 dimensions, and the vectors have 32"),
+        ("count", 1, "holds 246 vectors for 247 passages"),
+        ("type", 1, "holds faiss's IxPq"),
+        ("ids", 1, "among 247 vectors: its ids must be the numbers of the passages"),
+        ("twice", 1, "has no vector of passage 3, and another twice"),
+        ("map", 1, "holds faiss's IwFl with a direct map"),
+        ("truncated", 1, "is not a complete faiss index"),
+        ("order", 3, "is not an index of these vectors in this order"),
+        ("metric", 2, "of the recipe has metric 'ip', but"),
+        ("factory", 2, "of the recipe asks for HNSW8, but"),
+        ("unnamed", 2, "is not NAME=FILE"),
+        ("missing", 1, "there is no index file"),
+    ],
+)
+def test_an_index_file_that_does_not_fit_is_refused(
+    case: str, code: int, told: str, exported: Path, tiny: Path, recipe: Path, bookwheel: Any, tmp_path: Path
+) -> None:
+    vectors, file = read_vectors(exported), tmp_path / "file"
+    if case in ("ids", "twice", "map"):
+        index = faiss.index_factory(vectors.shape[1], "IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        rows = np.arange(len(vectors))
+        ids = {"ids": rows + 1000, "twice": np.where(rows == 3, 4, rows)}.get(case, rows)
+        index.add_with_ids(vectors, ids)
+        if case == "map":
+            index.make_direct_map()
+        faiss.write_index(index, str(file))
+    else:
+        chosen = {"dimension": vectors[:, :24], "count": vectors[1:], "order": vectors[::-1]}.get(case, vectors)
+        metric = faiss.METRIC_L2 if case == "metric" else faiss.METRIC_INNER_PRODUCT
+        factory = {"type": "PQ4x4", "factory": "HNSW16"}.get(case, "HNSW8")
+        write_index(file, factory, np.ascontiguousarray(chosen), metric)
+    if case == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    if case == "missing":
+        file.unlink()
+    given = (exported / "dpr" / "psgs_w100.tsv", *sorted((exported / "dpr").glob("*_?.npy")))
+    value = str(file) if case == "unnamed" else f"hnsw={file}"
+    settings = ("--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe)
+    ran = bookwheel("import", *given, *settings, "--index-file", value)
+    assert ran.code == code, ran.err
+    assert told in ran.complaint
+    store = Store.open(str(tmp_path / "store"), create=True)
+    assert [*store.refs.list_names()] == []

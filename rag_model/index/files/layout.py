@@ -236,6 +236,8 @@ class _LayoutReader:
         lists, _ = self._read("QQ")
         self.require(self.read_index((*FLAT_KINDS, b"IHNf")) == (d, lists))
         (direct,) = self._read("b")
+        if direct in (1, 2):
+            raise UnsupportedIndexError(f"{kind.decode()} with a direct map")
         self.require(direct == 0 and self._skip_array(8) == 0)
         width = self._read_codec(kind, d)
         (stored,) = self._read("4s")

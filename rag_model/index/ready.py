@@ -1,0 +1,259 @@
+"""Take a faiss file of another program as an index: read what it is, and compare it with a recipe.
+
+Such files are published for corpora whose graphs take days to build. Only those that bookwheel
+could have built are taken, because their search, tuning and gate are those of a built index. What a
+file's header says is checked before any work, its vectors when the corpus has been read.
+"""
+
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from rag_model.errors import InputError, RefusedError, UsageError
+from rag_model.index.factory import (
+    CodecSpec,
+    FactorySpec,
+    FlatSpec,
+    HnswSpec,
+    IvfSpec,
+    TransformSpec,
+    parse_factory,
+    structure_of,
+    without_vector_refinement,
+)
+from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
+from rag_model.index.files.vectors import VectorRows
+from rag_model.index.lists.training import get_inverted_lists
+from rag_model.index.quality.health import measure_quantization_error
+from rag_model.index.recipe import IndexRecipe, VectorPlan, default_search
+from rag_model.index.search import open_index
+
+_SCALAR_NAMES = {
+    faiss.ScalarQuantizer.QT_8bit: "SQ8",
+    faiss.ScalarQuantizer.QT_6bit: "SQ6",
+    faiss.ScalarQuantizer.QT_4bit: "SQ4",
+    faiss.ScalarQuantizer.QT_fp16: "SQfp16",
+    faiss.ScalarQuantizer.QT_bf16: "SQbf16",
+}
+_UNSET = {"efSearch": 16, "nprobe": 1, "refine": 1}  # faiss's own defaults
+_MAX_ERROR = 0.05  # of vectors that are stored whole or by scalar codes; 4 bits lose about .02
+_MIN_BOUND = 1e-3  # rounding to float16 stays below it
+_LOSSY = ("PQ", "PCA")  # OPQ as well: with fewer dimensions or few codes most of a vector is lost
+_LARGEST_SHARE = 0.99  # of the error against unrelated rows; that of wrong rows is about 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyIndex:
+    """A faiss file that becomes the index `name`."""
+
+    name: str
+    path: Path
+    factory: str
+    metric: Metric
+    n: int
+    d: int
+    search: dict[str, int]  # the file's; bookwheel's defaults in place of faiss's
+
+    @classmethod
+    def inspect(cls, name: str, path: Path) -> Self:
+        """Read what a file is, without its vectors; holds a byte per vector.
+
+        Raises:
+            InputError: the file is missing or damaged, bookwheel does not build such an index, or
+                its ids are not the rows 0 … n-1.
+        """
+        file = open_index(path)
+        if not file.n:
+            raise InputError(f"{path} holds no vectors: give an index of the passages")
+        factory = str(_describe_index(path, file.faiss_index))
+        if (lists := get_inverted_lists(file.faiss_index)) is not None:
+            _check_ids(path, lists, file.n)
+        defaults = default_search(factory)
+        search = {
+            parameter: value if _UNSET[parameter] < value <= file.n else defaults[parameter]
+            for parameter, value in file.defaults.items()
+        }
+        return cls(name, path, factory, file.metric, file.n, file.dim, search)
+
+    def check_size(self, n: int, d: int) -> None:
+        """Check that the file has n vectors of d dimensions.
+
+        Raises:
+            InputError: it has others.
+        """
+        if self.d != d:
+            raise InputError(f"{self.path} has {self.d} dimensions, and the vectors have {d}: give an index of them")
+        if self.n != n:
+            raise InputError(f"{self.path} holds {self.n:,} vectors for {n:,} passages: give an index of all of them")
+
+    def check_recipe(self, recipe: IndexRecipe) -> None:
+        """Check that the file is what a recipe asks for.
+
+        Raises:
+            UsageError: its factory or its metric is another.
+        """
+        found = parse_factory(self.factory)
+        if not _fits(without_vector_refinement(parse_factory(recipe.factory)), found):
+            raise UsageError(
+                f"[index.{self.name}] of the recipe asks for {recipe.factory}, but {self.path} is {self.factory}: "
+                "name that factory, or leave the table out"
+            )
+        if recipe.metric != self.metric:
+            raise UsageError(
+                f"[index.{self.name}] of the recipe has metric {recipe.metric!r}, but {self.path} has "
+                f"{self.metric!r}: set metric = {self.metric!r}, or leave the table out"
+            )
+
+    def check_vectors(self, vectors: VectorRows) -> None:
+        """Compare a sample of the file's vectors with those of its rows, and with those of others.
+
+        Codes of a row may lose much of it, but they are nearer to it than to an unrelated row.
+
+        Raises:
+            RefusedError: the file was built over other vectors, or in another order.
+            InputError: the vectors are damaged.
+        """
+        index = open_index(self.path).faiss_index
+        error = measure_quantization_error(index, vectors)
+        other_error = measure_quantization_error(index, _OtherRows(vectors))
+        if error is None or other_error is None:  # RaBitQ: the gate measures its recall
+            return
+        is_lossy = any(name in self.factory for name in _LOSSY)
+        bound = _LARGEST_SHARE * other_error if is_lossy else min(other_error / 2, _MAX_ERROR)
+        if not error <= max(bound, _MIN_BOUND):
+            raise RefusedError(
+                f"{self.path} is not an index of these vectors in this order: its own differ from them by "
+                f"{error:.2f} of their squared length; give the file that was built over them"
+            )
+
+    def plan(self, recipe: IndexRecipe) -> VectorPlan:
+        """Return the plan of the finished index: its entry in the manifest is made of it."""
+        factory = parse_factory(recipe.factory)
+        is_reranked = isinstance(factory, IvfSpec) and factory.refine == "vectors"
+        search = default_search(f"{self.factory},Refine(vectors)") if is_reranked else self.search
+        return VectorPlan(
+            kind=structure_of(self.factory),
+            factory=self.factory,
+            metric=self.metric,
+            n=self.n,
+            d=self.d,
+            ef_construction=recipe.ef_construction,
+            cells=1,
+            border=0.0,
+            linked=0.0,
+            train_sample=0,
+            seed=recipe.seed,
+            search={**search, **recipe.search},
+            refine="vectors" if is_reranked else None,
+            recall_target=recipe.recall_target,
+            drift=recipe.drift,
+            notes=(f"taken ready from {self.path.name}",),
+            over=recipe.over,
+        )
+
+
+class _OtherRows:
+    """The vectors of a corpus, with another row in place of each."""
+
+    def __init__(self, vectors: VectorRows) -> None:
+        self.n, self.dim, self._vectors = vectors.n, vectors.dim, vectors
+
+    def read_rows(self, rows: Rows) -> Vectors:
+        shifted_rows = (rows + (self.n + 1) // 2) % self.n
+        order = np.argsort(shifted_rows)
+        vectors = np.empty((len(rows), self.dim), np.float32)
+        vectors[order] = self._vectors.read_rows(shifted_rows[order])
+        return vectors
+
+
+def _describe_index(path: Path, index: FaissIndex) -> FactorySpec:
+    """Return the factory that would build an index like this one.
+
+    Raises:
+        InputError: bookwheel has none.
+    """
+    lists = get_inverted_lists(index)
+    if isinstance(index, faiss.IndexHNSW):
+        spec: FactorySpec = HnswSpec(_count_links(index), _describe_codes(faiss.downcast_index(index.storage)).name)
+    elif lists is None:
+        spec = FlatSpec()
+    else:
+        spec = _describe_lists(index, lists)
+    try:
+        return parse_factory(str(spec))
+    except UsageError as error:
+        raise InputError(f"{path} is an index {spec}, which bookwheel cannot search: {error}") from error
+
+
+def _describe_lists(index: FaissIndex, lists: FaissIndex) -> IvfSpec:
+    base, refine, rotation = index, None, None
+    if isinstance(index, faiss.IndexRefine):
+        base = faiss.downcast_index(index.base_index)
+        refine = _describe_codes(faiss.downcast_index(index.refine_index)).name
+    codes, quantizer = _describe_codes(lists), faiss.downcast_index(lists.quantizer)
+    if isinstance(base, faiss.IndexPreTransform):
+        transforms = [faiss.downcast_VectorTransform(base.chain.at(number)) for number in range(base.chain.size())]
+        rotation = (
+            _describe_transform(transforms[-1], codes) if len(transforms) == 1 else TransformSpec("chain", None, 0)
+        )
+    coarse = _count_links(quantizer) if isinstance(quantizer, faiss.IndexHNSW) else None
+    return IvfSpec(rotation, int(lists.nlist), coarse, codes, refine)
+
+
+def _describe_transform(transform: Any, codes: CodecSpec) -> TransformSpec:
+    """Describe a transform; a file does not tell OPQ from any other rotation."""
+    if isinstance(transform, faiss.PCAMatrix):
+        return TransformSpec("PCAR" if transform.random_rotation else "PCA", None, int(transform.d_out))
+    return TransformSpec("OPQ", codes.pieces, int(transform.d_out))
+
+
+def _describe_codes(index: FaissIndex) -> CodecSpec:
+    """Return how an index stores a vector; the name is that of its class if there is no other."""
+    if isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat):
+        return CodecSpec("Flat")
+    if isinstance(index, faiss.IndexIVFPQ):
+        return CodecSpec("PQ", int(index.pq.M), int(index.pq.nbits))
+    if isinstance(index, faiss.IndexIVFRaBitQ):
+        return CodecSpec("RaBitQ", bits=int(index.rabitq.nb_bits))
+    name = _SCALAR_NAMES.get(index.sq.qtype) if hasattr(index, "sq") else None
+    return CodecSpec(name or type(index).__name__)
+
+
+def _count_links(graph: FaissIndex) -> int:
+    return int(graph.hnsw.nb_neighbors(0)) // 2
+
+
+def _check_ids(path: Path, lists: FaissIndex, n: int) -> None:
+    """Check that the ids of all lists are 0 … n-1, in any order: as many as there are vectors."""
+    is_found = np.zeros(n, bool)
+    for number in range(lists.nlist):
+        if size := lists.invlists.list_size(number):
+            ids = faiss.rev_swig_ptr(lists.invlists.get_ids(number), size)
+            if ids.min() < 0 or ids.max() >= n:
+                raise InputError(
+                    f"{path} has an id {ids.min() if ids.min() < 0 else ids.max()} among {n:,} vectors: "
+                    "its ids must be the numbers of the passages, from 0 on"
+                )
+            is_found[ids] = True
+    if not is_found.all():
+        raise InputError(
+            f"{path} has no vector of passage {int(is_found.argmin()):,}, and another twice: "
+            "its ids must be the numbers of the passages, from 0 on"
+        )
+
+
+def _fits(requested: Any, found: Any) -> bool:
+    """Return whether a factory has what a recipe's asks for; a number that is left out fits any."""
+    if requested is None or requested == found:
+        return True
+    if not is_dataclass(requested) or type(requested) is not type(found):
+        return False
+    # a file does not say how its codes or its rotation were trained
+    untold = "pieces" if isinstance(requested, TransformSpec) else "fast"
+    return all(
+        _fits(getattr(requested, field.name), getattr(found, field.name))
+        for field in fields(requested)
+        if field.name != untold
+    )
