@@ -150,18 +150,18 @@ def test_published_index_files_become_indexes_with_faiss_hits(
             "codes": ("ivf", "PCA24,IVF4,PQ4x4np", {"nprobe": 4, "refine": 10}),
             "plain": ("exact", "Flat", {}),
         }
-        for name in theirs:
+        for name, plain in theirs.items():
             paths = index_files(snapshot, name)
             assert paths.index.read_bytes() == (tmp_path / name).read_bytes()
             opened = get_kind_of_entry(entries[name]).open(paths, entries[name])
             found = opened.search(vectors[::10], 20)
             if name == "codes":  # the snapshot's vectors rerank ten times as many candidates of faiss
-                faiss.ParameterSpace().set_index_parameter(theirs[name], "nprobe", 4)
-                candidates = theirs[name].search(vectors[::10], 200)[1]  # (q, 200)
+                faiss.ParameterSpace().set_index_parameter(plain, "nprobe", 4)
+                candidates = plain.search(vectors[::10], 200)[1]  # (q, 200)
                 scores = np.einsum("qd,qcd->qc", vectors[::10], vectors[candidates])
                 assert np.allclose(found[0], -np.sort(-scores)[:, :20], atol=1e-5)
             else:
-                assert np.array_equal(found[1], theirs[name].search(vectors[::10], 20)[1]), name
+                assert np.array_equal(found[1], plain.search(vectors[::10], 20)[1]), name
         assert snapshot.manifest.content.recipe["index"]["graph"]["factory"] == "HNSW16"
     assert bookwheel("search", QUESTION, "--store", tmp_path / "store").code == 0
 
