@@ -489,7 +489,7 @@ ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
     "huge dictionary": (
         lambda path: write_7z(path, XML_FILE, filters=[{**LZMA2, "dict_size": 1 << 29}]), "needs 512 MiB to decode"
     ),
-    "no bytes": (lambda path: path.write_bytes(b""), "xml.7z is empty: download it again"),
+    "no bytes": (lambda path: path.write_bytes(b""), "is empty: download it again"),
     "no archive": (lambda path: path.write_bytes(b"<mediawiki>"), "is not a 7z archive"),
     "cut": (lambda path: [write_7z(path, XML_FILE), os.truncate(path, 150)], "no readable 7z archive"),
     "changed": (lambda path: [write_7z(path, XML_FILE), change_byte(path, 200)], "is corrupt"),

