@@ -264,7 +264,8 @@ def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:
         raise InputError(f"{path} has no column with a list of floats per row: give a file that has one")
     if len(vector_columns) > 1:
         raise UsageError(
-            f"{path} has several columns of vectors ({listed}): give a file with one, or for `bookwheel index` name it with --column"
+            f"{path} has several columns of vectors ({listed}): give a file with one, "
+            "or for `bookwheel index` name it with --column"
         )
     return str(vector_columns[0])
 
