@@ -213,7 +213,8 @@ def _read_mapped(path: Path) -> object:
 def _sliced(folder: Path) -> Path:
     slices = []
     for rows in np.array_split(_vectors(), _SHARDS):
-        slices.append(np.array([len(rows) - 9, 9, 4]).tobytes() + rows.tobytes())
+        digests = np.arange(len(rows), dtype=np.uint64)
+        slices.append(np.array([len(rows) - 9, 9, 4]).tobytes() + rows.tobytes() + digests.tobytes())
     write_sliced_piece(folder / "piece", "stamp", [np.arange(9), np.arange(N)], slices, [1] * _SHARDS)
     return folder / "piece"
 

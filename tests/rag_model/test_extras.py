@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rag_model import extras
 from rag_model.errors import MissingExtraError
 from rag_model.extras import get_versions, list_faiss_packages, require
 
@@ -51,5 +52,9 @@ def test_a_faiss_for_gpus_is_known_by_the_name_that_memo_keys_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(distribution(tmp_path, "faiss-gpu-cuvs", "9.8.7"))])
-    assert list_faiss_packages() == {"faiss-gpu-cuvs": "9.8.7"}
-    assert get_versions("faiss-cpu", "numpy") == {"faiss-cpu": "9.8.7", "numpy": "none"}
+    extras._get_distribution_version.cache_clear()
+    try:
+        assert list_faiss_packages() == {"faiss-gpu-cuvs": "9.8.7"}
+        assert get_versions("faiss-cpu", "numpy") == {"faiss-cpu": "9.8.7", "numpy": "none"}
+    finally:
+        extras._get_distribution_version.cache_clear()

@@ -30,7 +30,7 @@ def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
     assert "0.05 if the encoder's vectors have length 1" in temperature
     assert any(line.startswith("# retriever =   ") for line in lines)
     (search,) = (line for line in lines if line.startswith("search"))
-    assert "# one of bm25, snapshot, own; DPR, section 5: BM25;" in search
+    assert "# one of bm25, snapshot, own; bm25: as DPR, section 5;" in search
 
 
 def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
