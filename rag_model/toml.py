@@ -17,7 +17,7 @@ _WRITTEN_AS: dict[Any, type] = {float: int, Path: str}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the tables of a recipe file.
+    """Read the tables of a TOML file: a recipe, the settings of a training, a reproduction.
 
     Raises:
         UsageError: The file is missing or is not TOML.
@@ -25,9 +25,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the recipe {path} ({error.strerror}): check the path") from error
+        raise UsageError(f"cannot read {path} ({error.strerror}): check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the recipe {path} is not TOML ({error}): correct it, and save it as UTF-8") from error
+        raise UsageError(f"{path} is not TOML ({error}): correct it, and save it as UTF-8") from error
 
 
 def from_table(dataclass_type: type[T], table: Any, where: str) -> T:

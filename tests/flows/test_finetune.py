@@ -463,7 +463,7 @@ def test_a_reader_of_another_space_is_refused(
         ("dpr", {"name": "a/b"}, 2, "not a ref name"),
         ("dpr", {"ref": "nothing"}, 1, "no snapshot or ref 'nothing'"),
         ("dpr", {"dev": "nowhere.jsonl"}, 1, "nowhere.jsonl"),
-        ("dpr", {"training": "nowhere.toml"}, 2, "cannot read the recipe"),
+        ("dpr", {"training": "nowhere.toml"}, 2, "cannot read nowhere.toml"),
         ("dpr", {"max_steps": -1}, 2, "max_steps of a training is -1"),
     ],
 )
