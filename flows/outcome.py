@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from rag_model.corpus.records import Plan
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import GateRefusedError, RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.snapshots.publish import PublishResult
 
 

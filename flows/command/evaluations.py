@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.command.reply import Reply, format_value
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.evaluation.records import EvaluationComparison, MeasureComparison
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject, MetricValue
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import UsageError
 from rag_model.reading.prompts import Order, PromptSettings, read_prompt
 from rag_model.reading.reader import ReaderName
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 
 ReaderOption = Annotated[
     ReaderName | None,

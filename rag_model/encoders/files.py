@@ -50,6 +50,7 @@ _DEMO_ADVICE = {
 }
 DOWNLOADED = ("*.json", "*.txt", "*.model", "*.metadata", "*.jinja", "*.safetensors")
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
+ENDPOINT_PREFIX = "openai:"  # prefix of the name of a model behind an HTTP API
 _HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>.*))?")
 # A git ref, without `..`: the hub's client writes a file of this name into its cache.
 _REVISION = re.compile(r"(?!.*\.\.)\w[^\s~^:?*\[\\]*(?<!/)")

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.digest import digest_file, digest_json
-from rag_model.encoders.files import pin_name
+from rag_model.encoders.files import ENDPOINT_PREFIX, pin_name
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.measures.measure import installed_versions
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_model.encoders.files import CONFIG, read_optional_json
+from rag_model.encoders.files import CONFIG, ENDPOINT_PREFIX, read_optional_json
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.errors import UsageError
 from rag_model.generate.load import load_generator
@@ -18,7 +18,7 @@ from rag_model.reading.marginal import LabelReader, MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
 from rag_model.reading.settings import ReaderSettings
 from rag_model.reading.writers.local import BATCH_SIZE, LocalWriter
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX, Writer
+from rag_model.reading.writers.writer import Writer
 from rag_model.retrieve.factory import open_retriever, plan_retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Signal, Threshold
 from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import ReaderName
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.index.files.engine import faiss
 from rag_model.process import count_cores, keep_freed_memory
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.secrets import mask_secrets
 from rag_model.serving.settings import ServiceSettings
 from rag_model.untrusted_text import escape_controls

@@ -32,6 +32,7 @@ from cited_questions import Asked, draw
 from paper_answers import TEMPERATURE, publish
 
 from flows.demo import demo_encoder
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.answers.ablation import CLOSED_BOOK, OPEN_BOOK, AblationResult, AblationSettings
 from rag_model.evaluation.answers.abstaining import choose_threshold, describe_abstention, measure_threshold
@@ -50,7 +51,6 @@ from rag_model.reading.model import ReadingModel, load_reading_model
 from rag_model.reading.prompts import PromptSettings, read_prompt
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store

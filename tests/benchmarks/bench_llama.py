@@ -33,6 +33,7 @@ from paper_answers import publish
 from served import cpu_seconds, memory_mb
 
 from flows.demo import demo_encoder
+from rag_model.endpoint import Endpoint
 from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estimate_mean
 from rag_model.evaluation.measures.answers import exact_match, token_f1
 from rag_model.evaluation.questions import Question
@@ -41,7 +42,7 @@ from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.reading.answer import Answer
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.local import LocalWriter
 from rag_model.retrieve.factory import open_retriever

@@ -33,6 +33,7 @@ from rag_model.encoders.gguf_file import check_gguf_file
 from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
+from rag_model.endpoint import Endpoint
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.records import compare_evaluations
 from rag_model.index.build import iter_slices, run_stages
@@ -48,7 +49,7 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index
 from rag_model.index.tokens.search import TokenIndexFile
 from rag_model.process import _answer_call, _parse_reply
-from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Prompt
 from rag_model.store.objects.blobs import BlobRef

@@ -5,8 +5,7 @@ local             a generator in this process
 endpoint          a model behind a chat-completions endpoint (OpenAI, vLLM, llama.cpp, Ollama,
 `transformers serve`)
 chat_client       one chat completion: streamed, retried, within its bounds of time and bytes
-chat_settings     address and key of an endpoint, bounds, prices
+chat_settings     bounds, prices
 chat_events       server-sent events and replies; the key is masked in replies
 reasoning         removes reasoning from the text of an answer
-chat_errors       one sentence for each way in which an endpoint fails
 """

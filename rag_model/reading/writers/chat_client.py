@@ -1,84 +1,20 @@
 """Request a chat completion: streamed, retried, and bounded in time and bytes."""
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
+from rag_model.endpoint import USER_AGENT, Endpoint, EndpointErrors, FailedAttemptError, parse_retry_after, retry
 from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
-from rag_model.reading.writers.chat_errors import EndpointErrors, FailedAttemptError
 from rag_model.reading.writers.chat_events import DONE, ChatReply, EventParser, KeyMask, StreamedError
-from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+from rag_model.reading.writers.chat_settings import ChatSettings
 
-_Result = TypeVar("_Result")
-_MAX_WAIT_SECONDS = 30.0  # between two attempts, if the endpoint sends no Retry-After
 _MAX_ERROR_BYTES = 1 << 16  # of an error body
-_USER_AGENT = "bookwheel"
 _INVALID_REQUEST = frozenset((400, 422))
 OnText = Callable[[str], None]
-
-
-async def retry(
-    settings: ChatSettings, attempt: Callable[[], Awaitable[_Result]], timeout_error: FailedAttemptError
-) -> _Result:
-    """Return the result of the first successful attempt; waits between attempts grow, or follow
-    Retry-After.
-
-    Raises:
-        FailedAttemptError: a permanent error, or no attempts are left; `timeout_error` if the total
-            time ran out.
-    """
-    deadline, last_attempt = time.monotonic() + settings.whole_seconds, timeout_error
-    for attempt_number in range(settings.tries):
-        try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                return await attempt()
-        except TimeoutError:
-            raise timeout_error from None
-        except FailedAttemptError as failed_attempt:
-            last_attempt = failed_attempt
-        wait_seconds = (
-            _compute_backoff(settings, attempt_number)
-            if last_attempt.wait_seconds is None
-            else last_attempt.wait_seconds
-        )
-        if (
-            not last_attempt.is_transient
-            or attempt_number + 1 == settings.tries
-            or time.monotonic() + wait_seconds >= deadline
-        ):
-            break
-        await asyncio.sleep(wait_seconds)
-    raise last_attempt
-
-
-def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Parse a Retry-After header to seconds; None if it is missing or invalid.
-
-    >>> parse_retry_after("3"), parse_retry_after("soon")
-    (3.0, None)
-    """
-    if value is None:
-        return None
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        retry_time = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, (retry_time.replace(tzinfo=retry_time.tzinfo or UTC) - (now or datetime.now(UTC))).total_seconds())
-
-
-def _compute_backoff(settings: ChatSettings, attempt_number: int) -> float:
-    """Return a wait of 50 to 100 % of the exponential backoff; the jitter keeps clients apart."""
-    backoff: float = settings.backoff_seconds * 2.0**attempt_number
-    return min(_MAX_WAIT_SECONDS, backoff) * random.uniform(0.5, 1.0)
 
 
 class ChatClient:
@@ -93,7 +29,7 @@ class ChatClient:
         authorization = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
         self._client = create_http_client(
             httpx.AsyncClient,
-            headers={"User-Agent": _USER_AGENT, "Accept": "text/event-stream, application/json", **authorization},
+            headers={"User-Agent": USER_AGENT, "Accept": "text/event-stream, application/json", **authorization},
             timeout=httpx.Timeout(None, connect=settings.connect_seconds),
             follow_redirects=False,  # a redirect could send the prompt and the key to another host
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rag_model.endpoint import get_error_message
 from rag_model.reading.writers.reasoning import ReasoningFilter, remove_reasoning
 from rag_model.untrusted_text import parse_json
 
@@ -227,10 +228,3 @@ class StreamedError(Exception):
     def __init__(self, error: object) -> None:
         """Store the message of an error object."""
         super().__init__(get_error_message(error))
-
-
-def get_error_message(error: object) -> str:
-    """Return the message of an error object, in any of the formats of this protocol."""
-    if isinstance(error, Mapping):
-        return str(error.get("message") or error.get("detail") or error.get("error") or "")
-    return str(error)

@@ -4,20 +4,15 @@ prices.
 
 import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
 
-import httpx
-
+from rag_model.endpoint import LLM_PREFIX
 from rag_model.errors import UsageError
-from rag_model.secrets import refuse_secret
 
 CHAT_TEMPLATE_TOKENS = 32  # maximum tokens of a chat template around two messages
-_VARIABLE_PREFIX = "BOOKWHEEL_LLM_"
 _DEFAULT_NEW_TOKENS = 4_096  # models that reason write some thousand tokens before they answer
 _REPLY_BYTES_PER_TOKEN = 1_024  # of a stream: an event per token takes some 300 bytes
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
@@ -28,9 +23,6 @@ _EXPECTED = {
     "prices": "two prices such as 0.15,0.60",
     "length_field": "max_tokens or max_completion_tokens",
 }
-_OPENAI_URL = "https://api.openai.com/v1"  # the official client's own default
-_HEADER_VALUE = re.compile(r"[!-~]+")  # ASCII without space: what a header can hold
-_VARIABLES = (("BOOKWHEEL_LLM_BASE_URL", "BOOKWHEEL_LLM_API_KEY"), ("OPENAI_BASE_URL", "OPENAI_API_KEY"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +113,7 @@ class ChatSettings:
         types = {field.name: field.type for field in fields(cls)}
         values: dict[str, Any] = {}
         for name in (*_NUMBER_FIELDS, "length_field", "logprobs", "temperature", "tokenizer", "prices"):
-            variable = f"{_VARIABLE_PREFIX}{name.upper()}"
+            variable = f"{LLM_PREFIX}{name.upper()}"
             if text := environment.get(variable, "").strip():
                 values[name] = _parse_value(variable, name, types[name], text)
         return cls(**{**values, **given})
@@ -172,75 +164,3 @@ def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:
     except (ValueError, KeyError) as error:
         expected = _EXPECTED.get(name, "a number")
         raise UsageError(f"{variable} is {text!r}: set it to {expected}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Base URL and key of an endpoint. The key is not part of the object's repr."""
-
-    url: str  # base URL without a trailing slash; /chat/completions follows
-    key: str = field(default="", repr=False)  # empty: no key is sent
-    key_variable: str = _VARIABLES[1][1]  # environment variable of the key, for messages
-
-    def __post_init__(self) -> None:
-        """Check the address and the key.
-
-        Raises:
-            UsageError: the URL is no http(s) address, or has a user, a password or a query; or the
-                key has a space.
-        """
-        try:
-            refuse_secret(self.url)
-        except UsageError:  # its advice concerns stores; the secret is not repeated
-            raise UsageError(
-                "the endpoint's base URL has a user, a password, a query or a port that is no "
-                "number, which may be a secret: set a base URL such as http://localhost:8000/v1, "
-                f"and {self.key_variable} to the key"
-            ) from None
-        if not _is_usable_url(self.url):
-            raise UsageError(
-                f"{self.url!r} is not the base URL of an endpoint: set one such as http://localhost:8000/v1"
-            )
-        if self.key and not _HEADER_VALUE.fullmatch(self.key):
-            raise UsageError(
-                f"{self.key_variable} holds a space or what is no printable ASCII: set it to the key alone"
-            )
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read the base URL from BOOKWHEEL_LLM_BASE_URL, else from OPENAI_BASE_URL; the default is
-        OpenAI's API.
-
-        Each address only gets the key of its own pair: BOOKWHEEL_LLM_API_KEY or OPENAI_API_KEY.
-
-        Raises:
-            UsageError: the URL or the key cannot be used.
-        """
-        url_variable, key_name = next(
-            (pair for pair in _VARIABLES if environment.get(pair[0], "").strip()), _VARIABLES[1]
-        )
-        base_url = environment.get(url_variable, "").strip() or _OPENAI_URL
-        return cls(base_url.rstrip("/"), environment.get(key_name, "").strip(), key_name)
-
-    @property
-    def host(self) -> str:
-        """Host and port, for messages."""
-        return urlsplit(self.url).netloc
-
-    def mask_key(self, text: str) -> str:
-        """Replace the key in a text by `***`."""
-        return text.replace(self.key, "***") if self.key else text
-
-
-def _is_usable_url(url: str) -> bool:
-    """Return whether a request to a URL is possible; a failure when connecting would have no clear
-    message.
-    """
-    try:
-        parts = urlsplit(url)
-        httpx.Request("POST", url)
-        (parts.hostname or "").encode("idna")  # as the name is looked up
-        is_http = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except (ValueError, httpx.InvalidURL):
-        return False
-    return is_http and not parts.query and not parts.fragment

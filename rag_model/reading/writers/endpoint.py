@@ -2,110 +2,30 @@
 or llama.cpp's.
 
 It needs only an HTTP client. The base URL and the key come from the environment
-(`chat_settings.Endpoint`). The key never appears in a message, a record or a log: if the endpoint
+(`rag_model.endpoint`). The key never appears in a message, a record or a log: if the endpoint
 repeats it, it is masked.
-
-`EventLoopThread` runs asyncio in a thread, so that any other thread can wait for its work and
-cancel it.
 """
 
 import asyncio
 import secrets
-import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
-from rag_model.errors import StoppedError, UsageError
+from rag_model.encoders.files import ENDPOINT_PREFIX
+from rag_model.endpoint import Endpoint, EndpointErrors, EventLoopThread, FailedAttemptError
+from rag_model.errors import UsageError
 from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 from rag_model.reading.writers.chat_client import ChatClient
-from rag_model.reading.writers.chat_errors import EndpointErrors, FailedAttemptError
 from rag_model.reading.writers.chat_events import ChatReply
-from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSettings, Endpoint
+from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSettings
 from rag_model.reading.writers.reasoning import describe_missing_answer
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX, Completion, Prompt
+from rag_model.reading.writers.writer import Completion, Prompt
 from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 
-_Result = TypeVar("_Result")
-_TextPiece = tuple[int, str]
-_POLL_SECONDS = 0.05  # between two calls of `should_stop`
 # A server that counts a smaller share of a prompt's tokens has truncated the prompt.
 _MIN_READ_SHARE = 0.8
-
-
-class EventLoopThread:
-    """An asyncio event loop in a thread; other threads wait for its coroutines. Thread-safe."""
-
-    def __init__(self) -> None:
-        """Start the thread."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
-        self._thread.start()
-
-    def run(
-        self,
-        work: Callable[[Callable[[int, str], None]], Coroutine[Any, Any, _Result]],
-        should_stop: Callable[[], bool] | None = None,
-        on_text: Callable[[int, str], None] | None = None,
-    ) -> _Result:
-        """Run `work` and return its result; `on_text` gets its text pieces, in the calling thread.
-
-        Raises:
-            StoppedError: `should_stop` returned True; the work was cancelled.
-        """
-        text_pieces: SimpleQueue[_TextPiece | None] = SimpleQueue()
-        future = asyncio.run_coroutine_threadsafe(work(lambda place, text: text_pieces.put((place, text))), self._loop)
-        future.add_done_callback(lambda _: text_pieces.put(None))
-        try:
-            while (text_piece := _get_next_piece(text_pieces)) is not None:
-                if should_stop is not None and should_stop():
-                    raise StoppedError("no caller waits for this answer any more, so it was cancelled")
-                if text_piece and on_text is not None:
-                    on_text(*text_piece)
-            return future.result()
-        except CancelledError as error:
-            raise StoppedError("the endpoint's connections were closed, so this answer was cancelled") from error
-        finally:
-            future.cancel()
-
-    def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Cancel all work, run `finish`, and end the thread."""
-        if self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(_cancel_and_finish(finish), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(_close_generators())
-        self._loop.close()
-
-
-def _get_next_piece(pieces: "SimpleQueue[_TextPiece | None]") -> _TextPiece | tuple[()] | None:
-    """Return the next piece; () after a moment without one, None at the end."""
-    try:
-        return pieces.get(timeout=_POLL_SECONDS)
-    except Empty:
-        return ()
-
-
-async def _cancel_and_finish(finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    other_tasks = _other_tasks()
-    for task in other_tasks:
-        task.cancel()
-    await asyncio.gather(*other_tasks, return_exceptions=True)
-    await finish()
-
-
-async def _close_generators() -> None:
-    """Close unfinished async generators, about which Python would warn when the loop closes."""
-    await asyncio.get_running_loop().shutdown_asyncgens()
-    await asyncio.gather(*_other_tasks(), return_exceptions=True)
-
-
-def _other_tasks() -> set[asyncio.Task[Any]]:
-    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 class EndpointWriter:

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 
-ENDPOINT_PREFIX = "openai:"  # prefix of the name of a model behind an HTTP API
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import (
     BookwheelError,
     InputError,
@@ -33,7 +34,6 @@ from rag_model.errors import (
 )
 from rag_model.reading.model import find_model_folder, resolve_model_id
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.writer import ENDPOINT_PREFIX
 from rag_model.retrieve.indexes import derive_index_file
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.secrets import mask_secrets

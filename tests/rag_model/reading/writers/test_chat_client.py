@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rag_model.reading.writers.chat_client import parse_retry_after
+from rag_model.endpoint import parse_retry_after
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

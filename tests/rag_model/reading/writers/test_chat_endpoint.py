@@ -2,8 +2,8 @@
 
 import pytest
 
+from rag_model.endpoint import Endpoint
 from rag_model.errors import UsageError
-from rag_model.reading.writers.chat_settings import Endpoint
 
 OPENAI = {"OPENAI_BASE_URL": "http://one/v1/", "OPENAI_API_KEY": "first"}
 OWN = {"BOOKWHEEL_LLM_BASE_URL": "http://two:8000/v1"}

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from zstandard import ZstdCompressor
 
+from rag_model.endpoint import Endpoint
 from rag_model.errors import EndpointError
-from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.reasoning import ReasoningFilter, remove_reasoning
 from rag_model.reading.writers.writer import Completion, Prompt
@@ -145,7 +146,8 @@ def test_a_refusal_and_a_tool_call_are_quoted() -> None:
 def test_no_stream_is_left_open_by_a_reply_that_ends_early() -> None:
     """Python writes a line about a generator that is destroyed while it is pending."""
     code = (
-        "import sys; from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint; "
+        "import sys; from rag_model.endpoint import Endpoint; "
+        "from rag_model.reading.writers.chat_settings import ChatSettings; "
         "from rag_model.reading.writers.endpoint import EndpointWriter; "
         "from rag_model.reading.writers.writer import Prompt; "
         "writer = EndpointWriter('tiny', ChatSettings(tries=1), Endpoint(sys.argv[1]))\n"

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rag_model.endpoint import Endpoint
 from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, StoppedError, UsageError
-from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint, TokenPrices
+from rag_model.reading.writers.chat_settings import ChatSettings, TokenPrices
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Prompt
 from tests.fixtures.chat_server import chat_server

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rag_model.endpoint import Endpoint
 from rag_model.errors import PromptTooLongError, StoppedError
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
-from rag_model.reading.writers.chat_settings import ChatSettings, Endpoint
+from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.local import LocalWriter
 from rag_model.reading.writers.writer import Prompt

@@ -1,0 +1,403 @@
+"""The parts that all clients of HTTP model endpoints share: address and key, retries, and one
+sentence for each way in which an endpoint fails.
+
+`EventLoopThread` runs asyncio in a thread, so that any other thread can wait for its work and
+cancel it.
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, StoppedError, UsageError
+from rag_model.secrets import mask_secrets, refuse_secret
+from rag_model.untrusted_text import escape_controls, parse_json
+
+USER_AGENT = "bookwheel"
+LLM_PREFIX = "BOOKWHEEL_LLM_"  # of the environment variables of a generator's endpoint
+_MAX_SHOWN = 300  # characters of an endpoint's message
+_TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
+_PROMPT_TOO_LONG = re.compile(
+    r"context.{0,20}(length|window|size)|too (long|large)|maximum.{0,20}tokens|exceed", re.IGNORECASE
+)
+_NO_QUOTA = "insufficient_quota"  # code of a 429 for which no retry helps
+_OPENAI_URL = "https://api.openai.com/v1"  # the official client's own default
+_HEADER_VALUE = re.compile(r"[!-~]+")  # ASCII without space: what a header can hold
+_MAX_WAIT_SECONDS = 30.0  # between two attempts, if the endpoint sends no Retry-After
+_POLL_SECONDS = 0.05  # between two calls of `should_stop`
+_Result = TypeVar("_Result")
+_TextPiece = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Base URL and key of an endpoint. The key is not part of the object's repr."""
+
+    url: str  # base URL without a trailing slash; /chat/completions follows
+    key: str = field(default="", repr=False)  # empty: no key is sent
+    key_variable: str = "OPENAI_API_KEY"  # environment variable of the key, for messages
+
+    def __post_init__(self) -> None:
+        """Check the address and the key.
+
+        Raises:
+            UsageError: the URL is no http(s) address, or has a user, a password or a query; or the
+                key has a space.
+        """
+        try:
+            refuse_secret(self.url)
+        except UsageError:  # its advice concerns stores; the secret is not repeated
+            raise UsageError(
+                "the endpoint's base URL has a user, a password, a query or a port that is no "
+                "number, which may be a secret: set a base URL such as http://localhost:8000/v1, "
+                f"and {self.key_variable} to the key"
+            ) from None
+        if not _is_usable_url(self.url):
+            raise UsageError(
+                f"{self.url!r} is not the base URL of an endpoint: set one such as http://localhost:8000/v1"
+            )
+        if self.key and not _HEADER_VALUE.fullmatch(self.key):
+            raise UsageError(
+                f"{self.key_variable} holds a space or what is no printable ASCII: set it to the key alone"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, prefix: str = LLM_PREFIX) -> Self:
+        """Read the base URL from BOOKWHEEL_LLM_BASE_URL, else from OPENAI_BASE_URL; the default is
+        OpenAI's API. `prefix` names other variables than those of BOOKWHEEL_LLM_.
+
+        Each address only gets the key of its own pair: BOOKWHEEL_LLM_API_KEY or OPENAI_API_KEY.
+
+        Raises:
+            UsageError: the URL or the key cannot be used.
+        """
+        own_url = environment.get(f"{prefix}BASE_URL", "").strip()
+        base_url = own_url or environment.get("OPENAI_BASE_URL", "").strip() or _OPENAI_URL
+        key_variable = f"{prefix}API_KEY" if own_url else "OPENAI_API_KEY"
+        return cls(base_url.rstrip("/"), environment.get(key_variable, "").strip(), key_variable)
+
+    @property
+    def host(self) -> str:
+        """Host and port, for messages."""
+        return urlsplit(self.url).netloc
+
+    def mask_key(self, text: str) -> str:
+        """Replace the key in a text by `***`."""
+        return text.replace(self.key, "***") if self.key else text
+
+
+def _is_usable_url(url: str) -> bool:
+    """Return whether a request to a URL is possible; a failure when connecting would have no clear
+    message.
+    """
+    try:
+        parts = urlsplit(url)
+        httpx.Request("POST", url)
+        (parts.hostname or "").encode("idna")  # as the name is looked up
+        is_http = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
+        return False
+    return is_http and not parts.query and not parts.fragment
+
+
+class FailedAttemptError(Exception):
+    """A failed attempt; callers see its `error`."""
+
+    def __init__(self, error: BookwheelError, is_transient: bool = False, wait_seconds: float | None = None) -> None:
+        """Store the error; if it `is_transient`, a retry may succeed, after `wait_seconds` if the
+        endpoint says so.
+        """
+        super().__init__(str(error))
+        self.error, self.is_transient, self.wait_seconds = error, is_transient, wait_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointErrors:
+    """Creates the errors of one endpoint and one model."""
+
+    endpoint: Endpoint
+    model: str
+    product: str = "chat completions"  # what the API returns; its singular with the article follows
+    one_product: str = "a chat completion"
+
+    def unreachable(self, reason: object) -> FailedAttemptError:
+        """Return the error for a failed or broken connection."""
+        detail = self._sanitize(str(reason) or type(reason).__name__)
+        return self._failed_attempt(
+            f"cannot be reached ({detail}): check the base URL, and that it runs", is_transient=True
+        )
+
+    def timed_out(self, action: str, seconds: float) -> FailedAttemptError:
+        """Return the error for a timeout."""
+        return self._failed_attempt(
+            f"{action} within {seconds:g} s: ask again later, or give it more time", is_transient=True
+        )
+
+    def redirect(self, location: str) -> FailedAttemptError:
+        """Return the error for a redirect; key and prompt are not sent to another address."""
+        host = self._sanitize(_get_host(location) or "another path")
+        return self._failed_attempt(f"redirects to {host}, which is not followed: set that base URL if you trust it")
+
+    def reply_too_large(self, max_bytes: int) -> FailedAttemptError:
+        """Return the error for a reply with too many bytes."""
+        return self._failed_attempt(
+            f"sent more than {max_bytes} bytes for one answer: check that it is an API for {self.product}"
+        )
+
+    def not_a_completion(self, reason: object) -> FailedAttemptError:
+        """Return the error for a reply that violates the protocol."""
+        return self._failed_attempt(
+            f"sent what is not {self.one_product} ({self._sanitize(str(reason))}): check that the "
+            "base URL ends as its API's, as in /v1"
+        )
+
+    def reply_incomplete(self) -> FailedAttemptError:
+        """Return the error for a stream that ended too early."""
+        return self._failed_attempt("ended its answer half-way: ask again", is_transient=True)
+
+    def streamed_error(self, message: str) -> FailedAttemptError:
+        """Return the error for an error object in a stream."""
+        if _PROMPT_TOO_LONG.search(message):
+            return self._prompt_too_long(message)
+        return self._failed_attempt(f"failed while it wrote ({self._sanitize(message)}): ask again", is_transient=True)
+
+    def bad_status(self, status: int, body: bytes, wait_seconds: float | None) -> FailedAttemptError:
+        """Return the error for an HTTP status."""
+        message, code = _parse_error_body(body)
+        detail = self.quote(message)
+        if status in {401, 403}:
+            problem = "accepts no request without a key" if not self.endpoint.key else "does not accept the key"
+            return self._failed_attempt(
+                f"{problem} ({status}): set {self.endpoint.key_variable} to one that may use {self.model}"
+            )
+        if status == 404:
+            return self._failed_attempt(
+                f"has no model {self.model}, or no {self.product} at this address{detail}: check both"
+            )
+        if status in {400, 413, 422} and _PROMPT_TOO_LONG.search(message or ("too large" if status == 413 else "")):
+            return self._prompt_too_long(message)
+        if status == 429 and code == _NO_QUOTA:
+            return self._failed_attempt(f"has no budget left for this key{detail}: add to it, or use another one")
+        if status in _TRANSIENT_STATUSES:
+            problem = "is busy" if status == 429 else "failed"
+            return self._failed_attempt(
+                f"{problem} ({status}){detail}: ask again later", is_transient=True, wait_seconds=wait_seconds
+            )
+        return self._failed_attempt(f"refused the request ({status}){detail}: check the model's settings")
+
+    def _prompt_too_long(self, message: str) -> FailedAttemptError:
+        return FailedAttemptError(
+            PromptTooLongError(
+                f"the prompt is longer than {self.model} at {self.endpoint.host} "
+                f"reads{self.quote(message)}: give fewer passages, or set "
+                "BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
+            )
+        )
+
+    def _failed_attempt(
+        self, problem: str, *, is_transient: bool = False, wait_seconds: float | None = None
+    ) -> FailedAttemptError:
+        return FailedAttemptError(
+            EndpointError(f"the endpoint at {self.endpoint.host} {problem}"), is_transient, wait_seconds
+        )
+
+    def quote(self, message: str) -> str:
+        """Return an endpoint's text in parentheses, shortened for a message; "" for an empty text."""
+        return f" ({self._sanitize(message)})" if message else ""
+
+    def _sanitize(self, text: str) -> str:
+        """Return an endpoint's message for an error: without the key, in one line, at most 300
+        characters.
+        """
+        sanitized = mask_secrets(self.endpoint.mask_key(" ".join(text.split())))
+        return escape_controls(sanitized)[:_MAX_SHOWN].rstrip(" .:;")
+
+
+def _get_host(location: str) -> str:
+    """Return the host of a redirect's location."""
+    try:
+        return urlsplit(location).netloc
+    except ValueError:
+        return "an invalid address"
+
+
+def _parse_error_body(body: bytes) -> tuple[str, str]:
+    """Return the message and the code of an error body; both are empty if it is not JSON."""
+    try:
+        value: Any = parse_json(body)
+    except ValueError:
+        return "", ""
+    error = value.get("error", value) if isinstance(value, dict) else value
+    code = error.get("code") if isinstance(error, dict) else ""
+    return get_error_message(error) if isinstance(error, dict | str) else json.dumps(error)[:_MAX_SHOWN], str(
+        code or ""
+    )
+
+
+def get_error_message(error: object) -> str:
+    """Return the message of an error object, in any of the formats of this protocol."""
+    if isinstance(error, Mapping):
+        return str(error.get("message") or error.get("detail") or error.get("error") or "")
+    return str(error)
+
+
+class RetrySettings(Protocol):
+    """The settings of an endpoint that bound the attempts of a request."""
+
+    @property
+    def tries(self) -> int:
+        """Attempts per request, the first included."""
+        ...
+
+    @property
+    def whole_seconds(self) -> float:
+        """Seconds per request, with all attempts and waits."""
+        ...
+
+    @property
+    def backoff_seconds(self) -> float:
+        """Seconds before the second attempt; doubled for each later one."""
+        ...
+
+
+async def retry(
+    settings: RetrySettings, attempt: Callable[[], Awaitable[_Result]], timeout_error: FailedAttemptError
+) -> _Result:
+    """Return the result of the first successful attempt; waits between attempts grow, or follow
+    Retry-After.
+
+    Raises:
+        FailedAttemptError: a permanent error, or no attempts are left; `timeout_error` if the total
+            time ran out.
+    """
+    deadline, last_attempt = time.monotonic() + settings.whole_seconds, timeout_error
+    for attempt_number in range(settings.tries):
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                return await attempt()
+        except TimeoutError:
+            raise timeout_error from None
+        except FailedAttemptError as failed_attempt:
+            last_attempt = failed_attempt
+        wait_seconds = (
+            _compute_backoff(settings, attempt_number)
+            if last_attempt.wait_seconds is None
+            else last_attempt.wait_seconds
+        )
+        if (
+            not last_attempt.is_transient
+            or attempt_number + 1 == settings.tries
+            or time.monotonic() + wait_seconds >= deadline
+        ):
+            break
+        await asyncio.sleep(wait_seconds)
+    raise last_attempt
+
+
+def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
+    """Parse a Retry-After header to seconds; None if it is missing or invalid.
+
+    >>> parse_retry_after("3"), parse_retry_after("soon")
+    (3.0, None)
+    """
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        retry_time = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (retry_time.replace(tzinfo=retry_time.tzinfo or UTC) - (now or datetime.now(UTC))).total_seconds())
+
+
+def _compute_backoff(settings: RetrySettings, attempt_number: int) -> float:
+    """Return a wait of 50 to 100 % of the exponential backoff; the jitter keeps clients apart."""
+    backoff: float = settings.backoff_seconds * 2.0**attempt_number
+    return min(_MAX_WAIT_SECONDS, backoff) * random.uniform(0.5, 1.0)
+
+
+class EventLoopThread:
+    """An asyncio event loop in a thread; other threads wait for its coroutines. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
+        self._thread.start()
+
+    def run(
+        self,
+        work: Callable[[Callable[[int, str], None]], Coroutine[Any, Any, _Result]],
+        should_stop: Callable[[], bool] | None = None,
+        on_text: Callable[[int, str], None] | None = None,
+    ) -> _Result:
+        """Run `work` and return its result; `on_text` gets its text pieces, in the calling thread.
+
+        Raises:
+            StoppedError: `should_stop` returned True; the work was cancelled.
+        """
+        text_pieces: SimpleQueue[_TextPiece | None] = SimpleQueue()
+        future = asyncio.run_coroutine_threadsafe(work(lambda place, text: text_pieces.put((place, text))), self._loop)
+        future.add_done_callback(lambda _: text_pieces.put(None))
+        try:
+            while (text_piece := _get_next_piece(text_pieces)) is not None:
+                if should_stop is not None and should_stop():
+                    raise StoppedError("no caller waits for this answer any more, so it was cancelled")
+                if text_piece and on_text is not None:
+                    on_text(*text_piece)
+            return future.result()
+        except CancelledError as error:
+            raise StoppedError("the endpoint's connections were closed, so this answer was cancelled") from error
+        finally:
+            future.cancel()
+
+    def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Cancel all work, run `finish`, and end the thread."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_and_finish(finish), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(_close_generators())
+        self._loop.close()
+
+
+def _get_next_piece(pieces: "SimpleQueue[_TextPiece | None]") -> _TextPiece | tuple[()] | None:
+    """Return the next piece; () after a moment without one, None at the end."""
+    try:
+        return pieces.get(timeout=_POLL_SECONDS)
+    except Empty:
+        return ()
+
+
+async def _cancel_and_finish(finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    other_tasks = _other_tasks()
+    for task in other_tasks:
+        task.cancel()
+    await asyncio.gather(*other_tasks, return_exceptions=True)
+    await finish()
+
+
+async def _close_generators() -> None:
+    """Close unfinished async generators, about which Python would warn when the loop closes."""
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    await asyncio.gather(*_other_tasks(), return_exceptions=True)
+
+
+def _other_tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
