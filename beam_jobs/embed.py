@@ -33,6 +33,8 @@ from rag_model.store.store import Store
 _READ_BYTES_PER_SECOND = 2e7
 # passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
 _ENCODED_PER_SECOND = 8e9
+# those whose versions decide the vectors
+_LIBRARIES, _STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class EmbedTask:
             "space": self.space,
             "dtype": self.dtype,
             "code": VERSION,
-            "libraries": get_versions("torch", "transformers", "tokenizers"),
+            "libraries": get_versions(*(_STATIC_LIBRARIES if self.is_static else _LIBRARIES)),
         }
         return inputs if self.arithmetic == CPU_FLOAT32 else {**inputs, "arithmetic": self.arithmetic}
 

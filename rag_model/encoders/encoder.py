@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rag_model.encoders.files import CONFIG, read_optional_json, resolve_folder
 from rag_model.encoders.space import Space, compute_space, list_tokenizer_files, read_declared_space
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, find_known_settings, read_encoder_spec
-from rag_model.encoders.static_folder import StaticTable, find_static_body
+from rag_model.encoders.static_folder import StaticModel, StaticTable, find_static_body
 from rag_model.encoders.tokens import TokenCounts, WordTokenizer, limit_tokenizer, load_tokenizer, tokenize_and_count
 from rag_model.encoders.weights import list_weight_files
 from rag_model.errors import InputError, UsageError
@@ -29,7 +29,7 @@ from rag_model.extras import require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from rag_model.encoders.model import Model, StaticModel
+    from rag_model.encoders.model import Model
 
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ class Encoder:
     folder: Path
     spec: EncoderSpec
     tokenizer: "Tokenizer"
-    model: "Model | StaticModel"
+    model: "Model | StaticModel"  # the static one needs no torch
     # Tokenizes for a static encoder; None: `tokenizer` is used.
     word_tokenizer: WordTokenizer | None = None
 
@@ -82,14 +82,15 @@ class Encoder:
         folder = resolve_folder(name)
         _check_role(folder, role)
         spec = read_encoder_spec(folder, {**find_known_settings(str(name)), **(overrides or {})})
-        torch = require("torch", "model")
         if threads is not None:
-            torch.set_num_threads(threads)
             limit_tokenizer(threads)
         if spec.is_static:
             if trainable:
                 raise static_encoder_error(folder)
             return cls._load_static(str(name), folder, spec)
+        torch = require("torch", "model")
+        if threads is not None:
+            torch.set_num_threads(threads)
         model_module = import_module("rag_model.encoders.model")
         model = model_module.load_model(folder, spec, device, dtype, trainable=trainable)
         return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length, spec.end_token), model)
@@ -103,7 +104,7 @@ class Encoder:
                 f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and "
                 f"{table.size:,} have a vector: use the tokenizer that the model was made with"
             )
-        model = import_module("rag_model.encoders.model").StaticModel.from_table(table, spec)
+        model = StaticModel.from_table(table, truncate_dim=spec.truncate_dim, normalize=spec.normalize)
         return cls(name, folder, spec, words.tokenizer, model, words)
 
     @property
@@ -114,7 +115,11 @@ class Encoder:
     @property
     def window(self) -> int:
         """Number of inputs that are sorted together: the best window size for `stream`."""
-        return _CUDA_WINDOW if self.model.device.type == "cuda" else _WINDOW
+        return _CUDA_WINDOW if self._uses_gpu else _WINDOW
+
+    @property
+    def _uses_gpu(self) -> bool:
+        return str(self.model.device).startswith("cuda")
 
     def space(self) -> Space:
         """Return the vector space of its questions: the declared one of its folder, else that of
@@ -160,7 +165,7 @@ class Encoder:
             else self.word_tokenizer.tokenize_and_count
         )
         tokenized = map(tokenize_window, windows)
-        for tokens, truncated in prefetch(tokenized) if self.model.device.type == "cuda" else tokenized:
+        for tokens, truncated in prefetch(tokenized) if self._uses_gpu else tokenized:
             vectors = self.model.encode(tokens, batch_invariant=batch_invariant)
             self._check_finite(vectors, row)
             row += len(vectors)

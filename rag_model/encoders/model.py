@@ -1,8 +1,4 @@
-"""Run dense encoders on one device: token ids in, vectors out.
-
-`Model` runs a transformer, `StaticModel` a table of token vectors, which always runs on the CPU,
-because there is little to compute.
-"""
+"""Run transformer encoders on one device: token ids in, vectors out."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +25,6 @@ from rag_model.encoders.batches import (
 from rag_model.encoders.bert import Bert
 from rag_model.encoders.pretrained import check_config
 from rag_model.encoders.spec import EncoderSpec
-from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import TokenIds
 from rag_model.errors import UsageError
 from rag_model.extras import require
@@ -304,53 +299,3 @@ def _move_to(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-@dataclass(frozen=True, slots=True)
-class StaticModel:
-    """A table of token vectors; a float32 table stays memory-mapped, so that processes share it."""
-
-    table: Tensor  # (r, d) float32
-    rows: Tensor | None  # (v,) int32: table row of each token id; None: row = token id
-    weights: Tensor | None  # (v,) float32: weight of each token; None: 1
-    dim: int  # dimension of a vector: that of the table, or `truncate_dim` of the spec
-    normalize: bool
-    transformers_model: None = None  # a static encoder cannot be trained
-
-    @classmethod
-    def from_table(cls, table: StaticTable, spec: EncoderSpec) -> Self:
-        """Load the table of a folder."""
-        rows, weights = (None if array is None else torch.from_numpy(array) for array in (table.mapping, table.weights))
-        vectors = torch.from_numpy(table.read_vectors())
-        return cls(vectors, rows, weights, spec.truncate_dim or table.dim, spec.normalize)
-
-    @property
-    def device(self) -> torch.device:
-        """Return the CPU."""
-        return self.table.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return float32."""
-        return self.table.dtype
-
-    @torch.inference_mode()
-    def encode(self, tokens: Sequence[TokenIds], *, batch_invariant: bool = False) -> npt.NDArray[np.float32]:
-        """Return the (n, d) float32 vectors of inputs, in order; an input without tokens has a zero
-        vector.
-
-        Vectors never depend on the other inputs; `batch_invariant` has no effect.
-        """
-        lengths = torch.tensor([len(line) for line in tokens], dtype=torch.int32)  # (n,)
-        ids = torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *tokens]))  # ragged -> (t,)
-        starts = torch.cumsum(lengths, 0, dtype=torch.int32) - lengths
-        sums = nn.functional.embedding_bag(
-            ids if self.rows is None else self.rows[ids],
-            self.table,
-            starts,
-            mode="sum",
-            per_sample_weights=None if self.weights is None else self.weights[ids],
-        )  # (t,), (r, d) -> (n, d)
-        means = (sums / lengths.clamp(min=1)[:, None])[:, : self.dim]
-        vectors: npt.NDArray[np.float32] = (nn.functional.normalize(means) if self.normalize else means).numpy()
-        return vectors

@@ -1,5 +1,5 @@
-"""Read the folders of static encoders: one vector per vocabulary token; a text has the mean of its
-token vectors.
+"""Read and run static encoders: one vector per vocabulary token; a text has the mean of its token
+vectors.
 
 Two layouts are read, with the semantics of the packages that write them:
 
@@ -10,7 +10,7 @@ Two layouts are read, with the semantics of the packages that write them:
   the folder that `modules.json` names. All tokens count.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -44,6 +44,7 @@ _STATIC_MODULE = "StaticEmbedding"
 _DEFAULT_MAX_TOKENS = 512  # per text: the default of model2vec's `encode`
 _UNLIMITED_TOKENS = 1_000_000  # per text, in effect no truncation, as in sentence-transformers
 _MAX_DIM = 1 << 16
+_MIN_NORM = 1e-12  # a shorter vector is divided by it, as torch's `normalize` does
 _ROWS_PER_BLOCK = 1 << 14  # rows cast and hashed at a time
 _FETCH_AGAIN = "fetch the model again"
 _MODEL2VEC_TYPE = "model2vec"  # the `model_type` of its configs
@@ -144,6 +145,57 @@ class StaticTable:
         values = stored.memory_map_integers() if stored.is_integer else stored.memory_map()
         for start in range(0, len(values), _ROWS_PER_BLOCK):
             yield stored.as_float32(values[start : start + _ROWS_PER_BLOCK])
+
+
+@dataclass(frozen=True, slots=True)
+class StaticModel:
+    """Token ids in, vectors out, with numpy alone: there is so little to compute that importing
+    torch takes longer than encoding a hundred thousand texts.
+
+    A float32 table stays memory-mapped, so that processes share it.
+    """
+
+    table: npt.NDArray[np.float32]  # (r, d)
+    rows: npt.NDArray[np.int32] | None  # (v,): table row of each token id; None: row = token id
+    weights: npt.NDArray[np.float32] | None  # (v,): weight of each token; None: 1
+    dim: int  # dimension of a vector: that of the table, or `truncate_dim` of the spec
+    normalize: bool
+    device: Literal["cpu"] = "cpu"
+    dtype: Literal["float32"] = "float32"
+    transformers_model: None = None  # a static encoder cannot be trained
+
+    @classmethod
+    def from_table(cls, table: StaticTable, *, truncate_dim: int | None, normalize: bool) -> Self:
+        """Load the table of a folder."""
+        return cls(table.read_vectors(), table.mapping, table.weights, truncate_dim or table.dim, normalize)
+
+    def encode(
+        self, tokens: Sequence[npt.NDArray[np.int32]], *, batch_invariant: bool = False
+    ) -> npt.NDArray[np.float32]:
+        """Return the (n, d) float32 vectors of inputs, in order; an input without tokens has a zero
+        vector.
+
+        Vectors never depend on the other inputs; `batch_invariant` has no effect. The first tokens
+        of all inputs are added up at once, then the second ones, and so on: the inputs are sorted
+        by length, longest first, so that those that have another token stand in front.
+        """
+        lengths = np.array([len(ids) for ids in tokens], np.int64)  # (n,)
+        order = np.argsort(-lengths, kind="stable")
+        ids = np.concatenate([np.zeros(0, np.int32), *tokens])  # ragged -> (t,)
+        starts = (np.cumsum(lengths) - lengths)[order]
+        counts = np.searchsorted(-lengths[order], -np.arange(lengths.max(initial=0)))  # longer than each position
+        sums = np.zeros((len(tokens), self.table.shape[1]), np.float32)
+        for position, count in enumerate(counts.tolist()):
+            token = ids[starts[:count] + position]  # (b,)
+            terms = self.table[token if self.rows is None else self.rows[token]]  # (b, d)
+            if self.weights is not None:
+                terms *= self.weights[token, None]
+            sums[:count] += terms
+        means = np.empty((len(tokens), self.dim), np.float32)
+        means[order] = sums[:, : self.dim] / np.maximum(lengths[order], 1).astype(np.float32)[:, None]
+        if self.normalize:
+            means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(_MIN_NORM))
+        return means
 
 
 def has_static_layout(folder: Path) -> bool:

@@ -12,6 +12,12 @@ fetch it but makes it), and `patch_mb` what the patches of `zstd --patch-from`, 
 one, take by kind of file. `kept` is what of today's parts, row groups and rows last month's has, so what a layout of
 smaller pieces could save. `--pull` leaves the full build out, and what is compared with it.
 
+`--shares 0,0.5,2,8,32` measures costs alone: CPU seconds of each stage of the first build, and of a rebuild for each
+share (in percent; a half is edited, a quarter new, a quarter deleted; at least one article of each), each from a copy
+of the same store. The first build is the full build that they are compared with: as many articles, of the month before.
+With three shares or more, `growth` is the line of each stage, [CPU seconds without a change, CPU seconds for each
+percent of the passages], by least squares, with the largest distance of a measurement from the line.
+
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
 `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 500] [--encoder minilm]`; the
 encoder is a random one-layer BERT unless named. The figures of docs/benchmarks.md: `--dump both --articles 20000
@@ -26,8 +32,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +42,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from dumps import UNGATED, Export, Months, a_month_apart, read_export, synthetic_export, write_multistream, write_plain
 from processes import Cost, run
+from stages import Spent, Told, bookwheel
 
 from flows.demo import demo_dump, demo_encoder
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
@@ -98,6 +105,86 @@ def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool
             "patch_mb": patched(folder / "store"),
             "kept": kept(folder / "store"),
         }
+
+
+def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -> dict[str, Any]:
+    """Measure what each stage costs for each share of changed articles, in percent."""
+    added = [max(1, round(articles * share / 400)) for share in shares]
+    export = synthetic_export(articles + max(added), real)
+    rebuilds = []
+    with tempfile.TemporaryDirectory(prefix="bench-incremental-") as at:
+        folder = Path(at)
+        dump = write_multistream(replace(export, pages=export.pages[:articles]), _emptied(folder / "dump"))
+        first = _measured(dump, folder / "parent", encoder)
+        for share, more in zip(shares, added, strict=True):
+            known = replace(export, pages=export.pages[: articles + more])
+            months = a_month_apart(known, edited=share / 200, added=more / (articles + more), deleted=share / 400)
+            dump = write_multistream(months.new, _emptied(folder / "dump"))
+            shutil.copytree(folder / "parent", _emptied(folder / "store"), dirs_exist_ok=True)
+            rebuilds.append(_measured(dump, folder / "store", encoder))
+    counts = [told.reply["counts"] for told in rebuilds]
+    changed = [100 * (1 - count["reused"] / count["passages"]) for count in counts]
+    return {
+        "benchmark": "incremental",
+        "encoder": Path(encoder).name,
+        "passages": first.reply["counts"]["passages"],
+        "first": _cpu(first),
+        "largest_mb": {name: _largest_mb(told) for name, told in (("first", first), ("rebuilds", rebuilds[-1]))},
+        "rebuilds": [
+            {
+                "share": share,
+                "changed": round(part, 3),
+                "cpu": round(told.whole.cpu_seconds / first.whole.cpu_seconds, 3),
+                "seconds": round(told.whole.seconds, 1),
+                "stages": _cpu(told),
+            }
+            for share, part, told in zip(shares, changed, rebuilds, strict=True)
+        ],
+        **({"growth": _lines(changed, rebuilds)} if len(shares) > 2 else {}),
+    }
+
+
+def _measured(dump: str, store: Path, encoder: str) -> Told:
+    """Build as a user does, and measure each stage."""
+    recipe = store.with_name("recipe.toml")
+    recipe.write_text(UNGATED)
+    given = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
+    words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    environment = {"BOOKWHEEL_CACHE": str(store.with_name("cache"))}
+    return bookwheel("reindex", *words, environment=environment, on_stage=_report)
+
+
+def _report(stage: str, spent: Spent) -> None:
+    print(f"{stage}: {spent.cpu_seconds:.1f} CPU, {spent.seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def _cpu(told: Told) -> dict[str, float]:
+    every = {**told.stages, "all": told.whole}
+    spent = Counter[str]()
+    for name, its in every.items():
+        spent[name.removesuffix(" 2")] += its.cpu_seconds  # a stage that begins again, as `deltas`
+    return {name: round(seconds, 2) for name, seconds in spent.items()}
+
+
+def _largest_mb(told: Told) -> float:
+    return round(max(told.whole.launcher_mb, told.whole.worker_mb), 1)
+
+
+def _lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list[float]]:
+    """Return each stage's line, and how far the measurement lies that is farthest from it."""
+    found = {}
+    for name in _cpu(rebuilds[-1]):
+        spent = [_cpu(told).get(name, 0.0) for told in rebuilds]
+        slope, constant = np.polyfit(changed, spent, 1)
+        apart = np.abs(np.polyval([slope, constant], changed) - spent).max()
+        found[name] = [round(float(number), 3) for number in (constant, slope, apart)]
+    return found
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def beside(again: Built, full: Built, dumps: list[str], folder: Path) -> dict[str, Any]:
@@ -263,11 +350,16 @@ def main() -> None:
     parser.add_argument("--articles", type=int, default=500, help="of the synthetic dump")
     parser.add_argument("--encoder", help="a folder or hub name; minilm: the demo's")
     parser.add_argument("--pull", action="store_true", help="what a puller fetches alone, without a full build")
+    parser.add_argument("--shares", help="percent of the articles that change, with commas: costs alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder:
         named = demo_encoder() if options.encoder == "minilm" else options.encoder
         encoder = named or _tiny(Path(folder))
         real = read_export(Path(demo_dump()))
+        if options.shares:
+            shares = [float(share) for share in options.shares.split(",")]
+            print(json.dumps(growth(options.articles, real, shares, encoder)), flush=True)
+            return
         if options.dump in {"demo", "both"}:
             print(
                 json.dumps(compare("demo", a_month_apart(real), write_plain, encoder, full=not options.pull)),
