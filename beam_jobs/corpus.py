@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from beam_jobs import embed, index
-from beam_jobs.embed import EmbedTask
+from beam_jobs.embed import STATIC_LIBRARIES, EmbedTask
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.workers import count_gpus
@@ -103,7 +103,8 @@ def _encode_bags(
             encoder.kind,
             encoder.scale,
             new_passages=rows,
-            is_static=True,
+            is_device_independent=True,
+            libraries=STATIC_LIBRARIES,
         )
         for blob, rows in zip(passages, row_counts, strict=True)
     ]

@@ -33,8 +33,8 @@ from rag_model.store.store import Store
 _READ_BYTES_PER_SECOND = 2e7
 # passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
 _ENCODED_PER_SECOND = 8e9
-# those whose versions decide the vectors
-_LIBRARIES, _STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
+# Those whose versions determine the vectors; a model behind an endpoint depends on none.
+_LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,13 @@ class EmbedTask:
     # parts of the parent snapshot, whose vectors are reused
     parent_parts: tuple[ParentPart, ...] = ()
     new_passages: int = 0  # estimated number of passages to encode
-    # Whether the encoder has no transformer. Its time is then negligible, and its vectors do not
-    # depend on the device.
-    is_static: bool = False
+    # Whether no model runs on the worker, because the encoder is static or behind an endpoint. Its
+    # CPU time is then negligible, and its vectors do not depend on the device.
+    is_device_independent: bool = False
     # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: those of the worker.
     arithmetic: str = CPU_FLOAT32
+    # Libraries whose version determines the vectors.
+    libraries: tuple[str, ...] = _LIBRARIES
 
     @classmethod
     def of(
@@ -70,9 +72,12 @@ class EmbedTask:
         rows_digest = stats.digest or cut.passages.id
         fields = cut.passages, rows_digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
         spec = encoder.spec
+        is_endpoint = isinstance(spec, EncoderSpec) and spec.is_endpoint
         is_static = isinstance(spec, BagSpec) or (isinstance(spec, EncoderSpec) and spec.is_static)
-        arithmetic = CPU_FLOAT32 if is_static else detect_arithmetic()
-        return cls(*fields, parent_parts, new_passages, is_static, arithmetic)
+        is_device_independent = is_static or is_endpoint
+        arithmetic = CPU_FLOAT32 if is_device_independent else detect_arithmetic()
+        libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _LIBRARIES
+        return cls(*fields, parent_parts, new_passages, is_device_independent, arithmetic, libraries)
 
     @property
     def form(self) -> RowFormat:
@@ -86,7 +91,7 @@ class EmbedTask:
             "space": self.space,
             "dtype": self.dtype,
             "code": VERSION,
-            "libraries": get_versions(*(_STATIC_LIBRARIES if self.is_static else _LIBRARIES)),
+            "libraries": get_versions(*self.libraries),
         }
         return inputs if self.arithmetic == CPU_FLOAT32 else {**inputs, "arithmetic": self.arithmetic}
 
@@ -113,7 +118,7 @@ def embed(task: EmbedTask, store: Store) -> Report:
 def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     def load_encoder() -> Any:
         encoder = _load_encoder(store.url, task.encoder)
-        if not task.is_static and (arithmetic := describe_arithmetic(encoder)) != task.arithmetic:
+        if not task.is_device_independent and (arithmetic := describe_arithmetic(encoder)) != task.arithmetic:
             raise _OtherArithmeticError(arithmetic)
         return encoder
 
@@ -125,7 +130,11 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
 
     inputs = task.inputs()
     record, is_new = store.memo.get_or_create("embed", inputs, produce)
-    if not task.is_static and record.stats.get("arithmetic") not in ("", None, task.arithmetic.partition(" ")[2]):
+    if not task.is_device_independent and record.stats.get("arithmetic") not in (
+        "",
+        None,
+        task.arithmetic.partition(" ")[2],
+    ):
         # Older versions recorded vectors of every device type and dtype under one key.
         record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.arithmetic}, produce)
     return EmbedResult.of(record, is_new=is_new).to_json()
@@ -143,12 +152,22 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
     if not is_local(launch.flags):
         tasks = [_with_arithmetic(task, "") for task in tasks]
     launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_encoder_bytes, tasks), default=0))
-    if any(task.new_passages and not task.is_static for task in tasks):
+    if any(task.new_passages and not task.is_device_independent for task in tasks):
         launch = launch.for_gpus(count_gpus())
     reports = _find_remote_reports(tasks, launch) or run_job(
         "embed", embed, tasks, launch, on_progress, _seconds, memoised=is_local(launch.flags)
     )
     return [EmbedResult.from_json(report) for report in reports]
+
+
+def describe_requests(encoder: StoredEncoder, cuts: Sequence[ChunkResult], new_passages: int) -> str:
+    """Describe what embedding new passages asks of the encoder's endpoint; "" without an endpoint."""
+    if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not new_passages:
+        return ""
+    from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - imports HTTP
+
+    words = sum(cut.stats.words for cut in cuts) / max(1, sum(cut.stats.rows for cut in cuts))
+    return describe_endpoint_use(encoder.name, new_passages, words)
 
 
 def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:
@@ -170,11 +189,13 @@ def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Rep
 
 
 def _with_arithmetic(task: EmbedTask, arithmetic: str) -> EmbedTask:
-    return task if task.is_static else replace(task, arithmetic=arithmetic)
+    return task if task.is_device_independent else replace(task, arithmetic=arithmetic)
 
 
 def _seconds(task: EmbedTask) -> float:
-    seconds_per_passage = STATIC_ENCODE_SECONDS if task.is_static else _encoder_bytes(task) / _ENCODED_PER_SECOND
+    seconds_per_passage = (
+        STATIC_ENCODE_SECONDS if task.is_device_independent else _encoder_bytes(task) / _ENCODED_PER_SECOND
+    )
     return task.passages.size / _READ_BYTES_PER_SECOND + task.new_passages * seconds_per_passage
 
 

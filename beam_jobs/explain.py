@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.chunk import ChunkTask, plan_chunk_tasks
-from beam_jobs.embed import EmbedTask
+from beam_jobs.embed import EmbedTask, describe_requests
 from beam_jobs.index_tasks import index_inputs
 from beam_jobs.workers import worker_memory
 from rag_model.corpus.article_log import ReusableArticles
@@ -61,6 +61,7 @@ class ReuseReport:
     parent: str | None  # id of the parent snapshot
     stages: tuple[StageReuse, ...]
     forecast: Mapping[str, Any] = field(default_factory=dict)  # of the cost, fitted to past builds
+    requests: tuple[str, ...] = ()  # sentences on what is asked of encoders behind endpoints
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
@@ -172,7 +173,12 @@ def explain(
     embed = next(stage for stage in lookup.list_embed_stages() if stage.stage == "embed")
     history = read_history(parent.manifest)
     forecast = forecast_build(history, embed.total - embed.reused)
-    return ReuseReport(ref, parent.manifest.id if parent.manifest else None, stages, forecast)
+    requests = (
+        describe_requests(stored_encoder, lookup.chunk_results, stage.total - stage.reused)
+        for stored_encoder, stage in zip(encoders.values(), lookup.list_embed_stages(), strict=True)
+    )
+    parent_id = parent.manifest.id if parent.manifest else None
+    return ReuseReport(ref, parent_id, stages, forecast, tuple(filter(None, requests)))
 
 
 def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:

@@ -14,10 +14,11 @@ from beam_jobs.workers import is_local
 from flows.machine.pools import create_launch_flow
 from flows.parameter_checks import is_deployment_run
 from flows.reindex import reindex
-from rag_model.encoders.files import resolve_folder
+from rag_model.process import temporary_folder
 from rag_model.resources import WorkEstimate
 from rag_model.resources.estimates import DEFAULT_MAX_WORDS, estimate_build, estimate_passages
 from rag_model.retrieve.models import resolve_encoders
+from rag_model.snapshots.encoding import resolve_encoder_folder
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 
@@ -33,8 +34,10 @@ def estimate_rebuild(
         recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS
     )  # a chunker without a number of words is estimated like the default chunker
     count = estimate_passages(dump, words, limit)
-    folder, memory_limit = resolve_folder(passage_encoder or encoder), memory if local else None
-    work = estimate_build(count, folder, recipe.index, memory_limit, recipe.encode.spec)
+    memory_limit = memory if local else None
+    with temporary_folder("encoder") as scratch:
+        folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
+        work = estimate_build(count, folder, recipe.index, memory_limit, recipe.encode.spec)
     return (
         work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
     )  # the workers are not this run's

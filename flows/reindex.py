@@ -60,7 +60,7 @@ def reindex(
     Args:
         dump: URL, path or glob of a dump; docs/howto/build.md lists the formats.
         store: URL or folder of the store; made if there is none.
-        encoder: folder or hub name of the passage encoder.
+        encoder: the passage encoder: a folder, a hub name, or `openai:MODEL` behind an endpoint.
         recipe: all other settings that decide the snapshot; by default the default recipe.
         ref: the ref to move to the new snapshot.
         limit: read at most this many articles, for a quick test.
@@ -167,13 +167,15 @@ def embed_parts(
     dtype: Dtype,
     parent: Parent,
     launch: Launch,
-    on_progress: OnProgress,
+    on_progress: ProgressReporter,
 ) -> list[EmbedResult]:
     """Encode every part's passages; unchanged ones keep the parent's vectors."""
     tasks = [
         EmbedTask.of(chunk_result, encoding, dtype, parent.find_encoded(part, encoding.space.digest))
         for part, chunk_result in zip(plan.parts, passages, strict=True)
     ]
+    if requests := embed.describe_requests(encoding, passages, sum(task.new_passages for task in tasks)):
+        on_progress.say(requests)
     return embed.run(tasks, launch, on_progress)
 
 

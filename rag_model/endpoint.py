@@ -34,6 +34,7 @@ _TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _PROMPT_TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size)|too (long|large)|maximum.{0,20}tokens|exceed", re.IGNORECASE
 )
+_INPUT_TOO_LARGE = re.compile(r"(input|prompt).{0,40}too (long|large)", re.IGNORECASE)
 _NO_QUOTA = "insufficient_quota"  # code of a 429 for which no retry helps
 _OPENAI_URL = "https://api.openai.com/v1"  # the official client's own default
 _HEADER_VALUE = re.compile(r"[!-~]+")  # ASCII without space: what a header can hold
@@ -133,6 +134,9 @@ class EndpointErrors:
     model: str
     product: str = "chat completions"  # what the API returns; its singular with the article follows
     one_product: str = "a chat completion"
+    one_input: str = "the prompt"
+    # What to do if an input is too long.
+    length_advice: str = "give fewer passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
 
     def unreachable(self, reason: object) -> FailedAttemptError:
         """Return the error for a failed or broken connection."""
@@ -158,7 +162,7 @@ class EndpointErrors:
             f"sent more than {max_bytes} bytes for one answer: check that it is an API for {self.product}"
         )
 
-    def not_a_completion(self, reason: object) -> FailedAttemptError:
+    def not_expected(self, reason: object) -> FailedAttemptError:
         """Return the error for a reply that violates the protocol."""
         return self._failed_attempt(
             f"sent what is not {self.one_product} ({self._sanitize(str(reason))}): check that the "
@@ -188,7 +192,10 @@ class EndpointErrors:
             return self._failed_attempt(
                 f"has no model {self.model}, or no {self.product} at this address{detail}: check both"
             )
-        if status in {400, 413, 422} and _PROMPT_TOO_LONG.search(message or ("too large" if status == 413 else "")):
+        is_too_large = status == 500 and _INPUT_TOO_LARGE.search(message)  # as llama.cpp replies
+        if is_too_large or (
+            status in {400, 413, 422} and _PROMPT_TOO_LONG.search(message or ("too large" if status == 413 else ""))
+        ):
             return self._prompt_too_long(message)
         if status == 429 and code == _NO_QUOTA:
             return self._failed_attempt(f"has no budget left for this key{detail}: add to it, or use another one")
@@ -202,9 +209,8 @@ class EndpointErrors:
     def _prompt_too_long(self, message: str) -> FailedAttemptError:
         return FailedAttemptError(
             PromptTooLongError(
-                f"the prompt is longer than {self.model} at {self.endpoint.host} "
-                f"reads{self.quote(message)}: give fewer passages, or set "
-                "BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
+                f"{self.one_input} is longer than {self.model} at {self.endpoint.host} "
+                f"reads{self.quote(message)}: {self.length_advice}"
             )
         )
 

@@ -43,7 +43,10 @@ AnyVersion = Annotated[  # for verbs that take evaluations too
 ]
 Yes = Annotated[bool, Parameter(negative="", help="Do it; without this the verb only reports what it would delete.")]
 PassageEncoderName = Annotated[
-    str, Parameter(help="Passage encoder: a folder, or NAME or NAME@REVISION of the Hugging Face Hub.")
+    str,
+    Parameter(
+        help="Passage encoder: a folder, NAME or NAME@REVISION of the Hugging Face Hub, or openai:MODEL of an endpoint."
+    ),
 ]
 EncoderName = Annotated[  # never `--encoder`: in settings that names the passage encoder of reindex
     str | None,

@@ -172,6 +172,7 @@ def _format_reuse(reuse_report: ReuseReport) -> Iterator[str]:
         changed = format_numbers(dict(row.changed)) or "nothing"
         tasks = f"{row.recorded:,} of {row.tasks:,}"
         yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed}"
+    yield from (f"endpoint  {sentence}" for sentence in reuse_report.requests)
     yield from _format_forecast(reuse_report.forecast)
 
 

@@ -11,7 +11,7 @@ from rag_model.encoders.cross_encoder import find_onnx_file
 from rag_model.encoders.files import CONFIG, MODULES, read_json_object
 from rag_model.encoders.gguf_file import check_gguf_file
 from rag_model.encoders.sparse_spec import is_sparse_encoder
-from rag_model.encoders.spec import RECORD_FILE, is_static_encoder
+from rag_model.encoders.spec import RECORD_FILE, is_endpoint_encoder, is_static_encoder, read_endpoint_record
 from rag_model.encoders.static_folder import StaticTable, find_static_body
 from rag_model.encoders.token_spec import is_token_encoder
 from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
@@ -74,6 +74,9 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
         return _from_gguf(files[0])
+    if part is None and is_endpoint_encoder(folder):
+        # Another machine computes the vectors.
+        return Architecture(0, layers=0, hidden=read_endpoint_record(folder)["dim"], heads=1, vocabulary=0)
     if part is None and is_static_encoder(folder):
         return _from_static_table(StaticTable.open(find_static_body(folder)))
     config = read_json_object(folder / CONFIG)
@@ -143,7 +146,7 @@ def check_is_encoder(folder: Path) -> None:
         InputError: it holds a generator, a classifier, a ColBERT, a sparse encoder, or a model for
             another task.
     """
-    if is_static_encoder(folder):
+    if is_static_encoder(folder) or is_endpoint_encoder(folder):
         return
     config = read_json_object(folder / CONFIG)
     if is_token_encoder(folder):

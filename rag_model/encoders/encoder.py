@@ -19,7 +19,16 @@ import numpy.typing as npt
 
 from rag_model.encoders.files import CONFIG, read_optional_json, resolve_folder
 from rag_model.encoders.space import Space, compute_space, list_tokenizer_files, read_declared_space
-from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, find_known_settings, read_encoder_spec
+from rag_model.encoders.spec import (
+    ENDPOINT_KEY,
+    PROBES,
+    RECORD_FILE,
+    EncoderSpec,
+    TextInput,
+    find_known_settings,
+    read_encoder_spec,
+    read_endpoint_record,
+)
 from rag_model.encoders.static_folder import StaticModel, StaticTable, find_static_body
 from rag_model.encoders.tokens import TokenCounts, WordTokenizer, limit_tokenizer, load_tokenizer, tokenize_and_count
 from rag_model.encoders.weights import list_weight_files
@@ -84,6 +93,10 @@ class Encoder:
         spec = read_encoder_spec(folder, {**find_known_settings(str(name)), **(overrides or {})})
         if threads is not None:
             limit_tokenizer(threads)
+        if spec.is_endpoint:
+            raise UsageError(
+                f"encoder {folder} is behind an endpoint, and cannot be used here: give the folder of a model"
+            )
         if spec.is_static:
             if trainable:
                 raise static_encoder_error(folder)
@@ -240,7 +253,11 @@ def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space
     """
     record = workdir / RECORD_FILE
     record_fields = {"asks": space.to_json(), "spec": spec.to_json()}
+    if spec.is_endpoint:
+        record_fields[ENDPOINT_KEY] = read_endpoint_record(folder)
     record.write_text(json.dumps(record_fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    if spec.is_endpoint:
+        return {path.name: path for path in (record, folder / PROBES)}
     body = find_static_body(folder) if spec.is_static else folder
     configs = [] if spec.is_static and not (folder / CONFIG).is_file() else [folder / CONFIG]
     files = [*configs, *list_tokenizer_files(body), *list_weight_files(body), record]

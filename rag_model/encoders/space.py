@@ -14,7 +14,14 @@ from typing import Any, Self
 
 from rag_model.digest import digest_file, digest_json
 from rag_model.encoders.files import CONFIG, TOKENIZER, read_dim, read_json_object, read_optional_json
-from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
+from rag_model.encoders.spec import (
+    ENDPOINT_POOLING,
+    PROBES,
+    RECORD_FILE,
+    EncoderSpec,
+    read_endpoint_record,
+    read_full_dim,
+)
 from rag_model.encoders.static_folder import STATIC_POOLINGS, StaticTable, find_static_body
 from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError, UsageError
@@ -84,13 +91,10 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
     Raises:
         InputError: a file of the encoder is missing or corrupt.
     """
-    body_folder = find_static_body(folder) if spec.is_static else folder
-    static_table = StaticTable.open(body_folder) if spec.is_static else None
-    tokenizer = digest_tokenizer(body_folder)
-    dim = read_dim(folder) if static_table is None else static_table.dim
+    weights, tokenizer, dim = _compute_identity(folder, spec)
     return Space(
         name=name or folder.name,
-        weights=digest_weights(folder) if static_table is None else static_table.digest(),
+        weights=weights,
         tokenizer=digest_json({"rules": tokenizer, "end_token": spec.end_token}) if spec.end_token else tokenizer,
         pooling=spec.pooling,
         normalize=spec.normalize,
@@ -101,16 +105,31 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
     )
 
 
+def _compute_identity(folder: Path, spec: EncoderSpec) -> tuple[str, str, int]:
+    """Return the digests of the weights and of the tokenizer, and the dimension of a vector."""
+    if spec.is_endpoint:  # it is identified by its name and by the vectors of its probe texts
+        name = read_endpoint_record(folder)["model"]
+        return digest_json({"endpoint": name, "probes": digest_file(folder / PROBES)}), "", read_full_dim(folder, spec)
+    body_folder = find_static_body(folder) if spec.is_static else folder
+    static_table = StaticTable.open(body_folder) if spec.is_static else None
+    tokenizer = digest_tokenizer(body_folder)
+    if static_table is None:
+        return digest_weights(folder), tokenizer, read_dim(folder)
+    return static_table.digest(), tokenizer, static_table.dim
+
+
 def name_space_by_content(space: Space, folder: Path) -> Space:
     """Name a vector space by its content, such as `BertModel-384-53aa5117`, instead of its folder.
 
     With folder names, equal models and equal snapshots would differ if they were built in different
     folders.
     """
-    # The folder of a static encoder may have no config, and its two layouts have different ones.
-    is_static = space.pooling in STATIC_POOLINGS
-    architectures = ["StaticModel"] if is_static else read_optional_json(folder / CONFIG).get("architectures")
-    architecture = (architectures or ["encoder"])[0]
+    if space.pooling == ENDPOINT_POOLING:
+        architecture = read_endpoint_record(folder)["model"].rpartition("/")[2]
+    elif space.pooling in STATIC_POOLINGS:
+        architecture = "StaticModel"  # its folder may have no config, and its two layouts have different ones
+    else:
+        architecture = (read_optional_json(folder / CONFIG).get("architectures") or ["encoder"])[0]
     return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
 
 

@@ -30,10 +30,13 @@ from rag_model.encoders.static_folder import (
     has_static_layout,
     read_static_settings,
 )
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 
 RECORD_FILE = "bookwheel.json"
-Pooling = Literal["cls", "mean", "last", "static", "static-known"]
+Pooling = Literal["cls", "mean", "last", "static", "static-known", "endpoint"]
+ENDPOINT_POOLING: Pooling = "endpoint"  # of a model behind an HTTP API, which pools itself
+ENDPOINT_KEY = "endpoint"  # key in bookwheel.json: the model's name and its dimension
+PROBES = "probes.npy"  # of such a model's folder: the vectors of fixed texts
 Layout = Literal["joined", "pair", "text"]
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
@@ -64,7 +67,7 @@ class EncoderSpec:
     """
 
     # First token, mean, or last token of the last hidden state; for a static encoder the mean of
-    # the token vectors, with unknown tokens or without.
+    # the token vectors, with unknown tokens or without; `endpoint`: a model behind an HTTP API.
     pooling: Pooling = "mean"
     normalize: bool = True  # to unit length, so that the inner product is the cosine
     max_length: int = 256  # tokens per input, special tokens included; longer inputs are truncated
@@ -99,6 +102,11 @@ class EncoderSpec:
         transformer.
         """
         return self.pooling in STATIC_POOLINGS
+
+    @property
+    def is_endpoint(self) -> bool:
+        """Whether the model is behind an HTTP API."""
+        return self.pooling == ENDPOINT_POOLING
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values, without newer fields that are not used.
@@ -139,8 +147,10 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
     """
     folder_spec = _read_folder_spec(folder)
     spec = replace(folder_spec, **_check_names(overrides or {}))
-    if spec.is_static != folder_spec.is_static:
-        raise UsageError(f"pooling {spec.pooling!r} does not apply to encoder {folder}: leave it out")
+    is_fixed = folder_spec.is_endpoint and "max_length" in (overrides or {})
+    if is_fixed or (spec.is_static, spec.is_endpoint) != (folder_spec.is_static, folder_spec.is_endpoint):
+        name, value = ("max_length", spec.max_length) if is_fixed else ("pooling", spec.pooling)
+        raise UsageError(f"{name} {value!r} does not apply to encoder {folder}: leave it out")
     if spec.truncate_dim:
         full_dim = read_full_dim(folder, spec)
         if spec.truncate_dim > full_dim:
@@ -148,7 +158,7 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
                 f"truncate_dim {spec.truncate_dim} is more than the {full_dim} dimensions of encoder "
                 f"{folder}: use {full_dim} or less"
             )
-    if spec.is_static:
+    if spec.is_static or spec.is_endpoint:
         return spec
     # Last-token pooling takes the vector of the end token. A recorded spec is used as it is.
     if spec.pooling == "last" and not spec.end_token and not read_optional_json(folder / RECORD_FILE).get("spec"):
@@ -169,7 +179,26 @@ def read_full_dim(folder: Path, spec: EncoderSpec) -> int:
     Raises:
         InputError: the folder does not declare the dimension.
     """
+    if spec.is_endpoint:
+        return int(read_endpoint_record(folder)["dim"])
     return StaticTable.open(find_static_body(folder)).dim if spec.is_static else read_dim(folder)
+
+
+def is_endpoint_encoder(folder: Path) -> bool:
+    """Return whether a folder holds the record of a model behind an endpoint."""
+    return ENDPOINT_KEY in read_optional_json(folder / RECORD_FILE)
+
+
+def read_endpoint_record(folder: Path) -> dict[str, Any]:
+    """Return the model's name (`model`) and the dimension (`dim`) of an encoder behind an endpoint.
+
+    Raises:
+        InputError: the folder has no such record.
+    """
+    record = read_json_object(folder / RECORD_FILE).get(ENDPOINT_KEY)
+    if not isinstance(record, dict) or type(record.get("dim")) is not int or not isinstance(record.get("model"), str):
+        raise InputError(f"the record of encoder {folder} names no model of an endpoint: reindex with the encoder")
+    return record
 
 
 def is_static_encoder(folder: Path) -> bool:

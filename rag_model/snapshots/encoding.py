@@ -10,6 +10,12 @@ from rag_model.encoders.architecture import check_is_encoder
 from rag_model.encoders.bag import BagSpec, collect_bag_files, compute_bag_space, read_bag_spec
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.encoder import collect_question_encoder_files
+from rag_model.encoders.endpoint_encoder import (
+    PROBES_VERSION,
+    EndpointEncoder,
+    is_endpoint_name,
+    write_endpoint_folder,
+)
 from rag_model.encoders.files import find_hub_name, resolve_folder
 from rag_model.encoders.muvera import MUVERA_KEY as MUVERA
 from rag_model.encoders.muvera import derive_muvera_space, parse_muvera_settings
@@ -17,13 +23,15 @@ from rag_model.encoders.row_formats import RowFormatName
 from rag_model.encoders.space import Space, check_same_space, compute_space, name_space_by_content, read_declared_space
 from rag_model.encoders.sparse_encoder import collect_sparse_encoder_files, compute_sparse_space
 from rag_model.encoders.sparse_spec import SparseSpec, read_sparse_spec
-from rag_model.encoders.spec import EncoderSpec, find_known_settings, read_encoder_spec
+from rag_model.encoders.spec import PROBES, RECORD_FILE, EncoderSpec, find_known_settings, read_encoder_spec
 from rag_model.encoders.token_encoder import collect_token_encoder_files, compute_token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
 from rag_model.process import temporary_folder
 from rag_model.retrieve.models import resolve_colbert, resolve_encoders
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.cache import build_link_tree
+from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
 # Hub name as a user gave it -> NAME@COMMIT. A build keeps its parent's commits: a branch that moved
@@ -31,6 +39,7 @@ from rag_model.store.store import Store
 Pins = Mapping[str, str]
 COMMITS = "commits"  # the field of a provenance that holds them
 NO_PINS: Pins = MappingProxyType({})
+_PROBE_STAGE = "probe"  # the memo stage that records the probe vectors of models behind endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +101,9 @@ def store_encoder(
 ) -> StoredEncoder:
     """Resolve the encoder `name`, and store the files that workers and readers need.
 
-    A name is a folder, a hub name, or `model:NAME` of a DPR model in the store `models` (default:
-    `store`). `pins` holds the commits of hub names that a parent was built with.
+    A name is a folder, a hub name, `openai:MODEL` of a model behind an endpoint, or `model:NAME` of a
+    DPR model in the store `models` (default: `store`). `pins` holds the commits of hub names that a
+    parent was built with.
 
     Raises:
         InputError: the encoder is not found, or one of its files is missing or corrupt.
@@ -104,12 +114,14 @@ def store_encoder(
     names = resolve_encoders(models or store, name, recipe.question_encoder)
     if names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune dpr`")
-    folder = _resolve_pinned(names.passage, pins)
+    folder = resolve_encoder_folder(store, names.passage, models, pins)
     check_is_encoder(folder)
     settings = {**find_known_settings(name), **recipe.spec}
     spec = read_encoder_spec(folder, settings)
     space = name_space_by_content(compute_space(folder, spec), folder)
-    question_folder = _resolve_pinned(names.question, pins)
+    question_folder = folder
+    if names.question != names.passage:
+        question_folder = resolve_encoder_folder(store, names.question, models, pins)
     if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
         check_same_space(question_space, space)
     with temporary_folder("encoder") as workdir:
@@ -229,6 +241,37 @@ def _resolve_sparse_pair(
         raise UsageError(f"{name} encodes only questions: name a model of `finetune sidr`")
     folder, question_folder = _resolve_pinned(names.passage, pins), _resolve_pinned(names.question, pins)
     return folder, question_folder, _list_commits({names.passage: folder, names.question: question_folder})
+
+
+def resolve_encoder_folder(store: Store, name: str, models: Store | None = None, pins: Pins = NO_PINS) -> Path:
+    """Return the folder of an encoder of dense vectors, which `name` gives as for `store_encoder`.
+
+    For a model behind an endpoint, the vectors of its probe texts are recorded in the store when it
+    is first used. They identify it: later builds keep its vector space if its model still gives
+    nearly these vectors.
+
+    Raises:
+        EndpointError: the endpoint failed.
+        InputError: the encoder is not found.
+        RefusedError: the model behind the endpoint has changed.
+    """
+    if not is_endpoint_name(name):
+        return _resolve_pinned(name, pins)
+
+    def produce(workdir: Path) -> StageResult:
+        write_endpoint_folder(name, workdir)
+        return StageResult({file: workdir / file for file in (RECORD_FILE, PROBES)}, {})
+
+    inputs = {"name": name, "code": PROBES_VERSION}
+    source, is_new = models or store, False
+    record = source.memo.find(_PROBE_STAGE, source.memo.compute_key(inputs))
+    if record is None:
+        source = store
+        record, is_new = store.memo.get_or_create(_PROBE_STAGE, inputs, produce)
+    folder = build_link_tree({file: source.blobs.get_local_path(ref) for file, ref in record.outputs.items()})
+    if not is_new:
+        EndpointEncoder.load(folder).check_probes()
+    return folder
 
 
 def _resolve_pinned(name: str, pins: Pins) -> Path:

@@ -86,7 +86,7 @@ class ChatClient:
         except ReplyTooLargeError as error:
             raise self._errors.reply_too_large(self._settings.reply_limit) from error
         except httpx.DecodingError as error:
-            raise self._errors.not_a_completion(error) from error
+            raise self._errors.not_expected(error) from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
             raise (self._errors.reply_incomplete() if reply.has_begun else self._errors.unreachable(error)) from error
         if not reply.reason:
@@ -158,7 +158,7 @@ class ChatClient:
         except StreamedError as error:
             raise self._errors.streamed_error(str(error)) from None
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._errors.not_a_completion(f"{type(error).__name__}: {error}") from error
+            raise self._errors.not_expected(f"{type(error).__name__}: {error}") from error
 
     def _build_body(self, messages: list[dict[str, str]]) -> Mapping[str, Any]:
         settings = self._settings

@@ -1,0 +1,508 @@
+"""An encoder behind an HTTP API: any model of an OpenAI-compatible `/embeddings`, such as those of
+text-embeddings-inference, vLLM, Infinity, Ollama, llama.cpp or a hosted service.
+
+The folder of such an encoder holds no weights, but its record and the vectors of a few probe texts
+(`PROBES`). The vector space contains their digest, and every process that encodes with the folder
+first requests the probe texts again: a model that was changed behind its name is refused.
+
+The protocol is OpenAI's: POST /embeddings {model, input: [text], encoding_format} returns {data:
+[{index, embedding}], usage: {prompt_tokens}}
+(https://platform.openai.com/docs/api-reference/embeddings).
+"""
+
+import asyncio
+import base64
+import binascii
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.encoders.files import ENDPOINT_PREFIX
+from rag_model.encoders.space import Space, read_declared_space
+from rag_model.encoders.spec import (
+    ENDPOINT_KEY,
+    ENDPOINT_POOLING,
+    PROBES,
+    RECORD_FILE,
+    EncoderSpec,
+    TextInput,
+    find_known_settings,
+    read_encoder_spec,
+    read_endpoint_record,
+)
+from rag_model.encoders.tokens import TokenCounts
+from rag_model.endpoint import (
+    USER_AGENT,
+    Endpoint,
+    EndpointErrors,
+    EventLoopThread,
+    FailedAttemptError,
+    parse_retry_after,
+    retry,
+)
+from rag_model.errors import EndpointError, InputError, RefusedError, UsageError
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
+from rag_model.untrusted_text import parse_json
+
+Vectors = npt.NDArray[np.float32]
+EMBED_PREFIX = "BOOKWHEEL_EMBED_"  # of the environment variables of an encoder's endpoint
+# Texts of several scripts, lengths and kinds, so that another model, tokenizer, pooling or prompt
+# changes at least one vector.
+_PROBE_TEXTS = (
+    "Ada Lovelace",
+    "Which river flows through Vienna?",
+    "The Danube is a river in Europe, the second longest after the Volga.",
+    "query: 42 + 17 = 59",
+    "Αθήνα is the Greek name of Athens, the capital of Greece.",
+    "東京 is written Tokyo in Latin letters.",
+    "def add(a, b):\n    return a + b",
+    "Moors and marshes, one after another, stretch to the sea. " * 4,
+)
+PROBES_VERSION = 1  # increase it with a change of the texts
+# Of the difference to a stored probe vector, relative to its length; .045 is a cosine of .999.
+# Another precision of the same weights stays within it; another model does not.
+_MAX_PROBE_DISTANCE = 0.045
+_RECHECK_SECONDS = 600.0  # between two checks of the probes by one process
+_REPLY_BYTES_PER_VALUE = 32  # of a vector, written as a decimal number
+_MAX_DIM = 1 << 16
+_MAX_ERROR_BYTES = 1 << 16
+_INVALID_REQUEST = frozenset((400, 422))
+_QUESTION_SECONDS = 30.0  # a user waits for a question's vector, unlike for those of a corpus
+_UNKNOWN_LENGTH = 1_000_000  # tokens; the endpoint truncates or refuses longer texts
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSettings:
+    """Settings of requests to an endpoint's `/embeddings`."""
+
+    batch: int = 32  # texts per request; text-embeddings-inference accepts 32 by default
+    concurrency: int = 4  # simultaneous requests of one process
+    tries: int = 6  # attempts per request, the first included
+    backoff_seconds: float = 0.5  # before the second attempt; doubled for each later one
+    connect_seconds: float = 10.0
+    whole_seconds: float = 300.0  # per request, with all attempts and waits
+    price: float = 0.0  # of a million tokens; 0: no costs are estimated
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Read the settings from BOOKWHEEL_EMBED_BATCH, _CONCURRENCY, _TRIES, _BACKOFF_SECONDS,
+        _CONNECT_SECONDS, _WHOLE_SECONDS and _PRICE.
+
+        Raises:
+            UsageError: a value is not a number, or not above 0.
+        """
+        values: dict[str, Any] = {}
+        for setting in fields(cls):
+            variable = f"{EMBED_PREFIX}{setting.name.upper()}"
+            if text := environment.get(variable, "").strip():
+                values[setting.name] = _parse_number(variable, text, type(setting.default))
+        return cls(**values)
+
+
+def _parse_number(variable: str, text: str, number_type: type) -> Any:
+    try:
+        number = number_type(text)
+    except ValueError:
+        number = 0
+    if not (math.isfinite(number) and number > 0):
+        kind = "a whole number" if number_type is int else "a number"
+        raise UsageError(f"{variable} is {text!r}: set it to {kind} above 0")
+    return number
+
+
+def is_endpoint_name(name: str) -> bool:
+    """Return whether an encoder's name is that of a model behind an endpoint."""
+    return name.startswith(ENDPOINT_PREFIX)
+
+
+def write_endpoint_folder(name: str, folder: Path) -> None:
+    """Request the probe texts' vectors, and write the record and the probes into `folder`.
+
+    `name` is `openai:MODEL` or `openai:MODEL#LABEL`. The label is not sent to the endpoint: with
+    another label, a model that has changed is a new encoder.
+
+    Raises:
+        EndpointError: the endpoint failed, or its reply has no usable vectors.
+        UsageError: the model has no name, or a setting in the environment is invalid.
+    """
+    model = name.removeprefix(ENDPOINT_PREFIX)
+    if not _get_sent_name(model).strip():
+        raise UsageError(f"{name!r} names no model: give one such as openai:text-embedding-3-small")
+    client = EmbeddingClient(_get_sent_name(model))
+    try:
+        probes = client.embed(_PROBE_TEXTS)[0]
+    finally:
+        client.close()
+    np.save(folder / PROBES, probes)
+    known_settings = find_known_settings(_get_sent_name(model))
+    is_normalized = bool(np.allclose(np.linalg.norm(probes, axis=1), 1, atol=1e-3))
+    spec = EncoderSpec(
+        pooling=ENDPOINT_POOLING, max_length=_UNKNOWN_LENGTH, **({"normalize": is_normalized} | known_settings)
+    )
+    record = {ENDPOINT_KEY: {"model": model, "dim": probes.shape[1]}, "spec": spec.to_json()}
+    (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _get_sent_name(model: str) -> str:
+    return model.partition("#")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """Where and in which precision the vectors are computed, for reports."""
+
+    device: str  # "endpoint"
+    dtype: str = "float32"  # as sent; the endpoint's own precision is unknown
+
+
+@dataclass(slots=True)
+class EndpointEncoder:
+    """Encodes texts by requests to an endpoint; create one with `load`. Thread-safe."""
+
+    folder: Path
+    name: str  # openai:MODEL
+    spec: EncoderSpec
+    full_dim: int  # of the endpoint's vectors
+    probes: Vectors  # (p, full_dim)
+    client: "EmbeddingClient"
+    model: RemoteModel = field(default_factory=lambda: RemoteModel("endpoint"))
+    _checked_at: float = -math.inf
+    _lock: Any = field(default_factory=threading.Lock)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read the record and the probes of a folder; sends nothing.
+
+        Raises:
+            InputError: a file is missing or corrupt.
+            UsageError: a setting in the environment is invalid.
+        """
+        record = read_endpoint_record(folder)
+        model = record["model"]
+        try:
+            probes = np.load(folder / PROBES, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"probe vectors {folder / PROBES} cannot be read ({error}): reindex") from error
+        if probes.shape != (len(_PROBE_TEXTS), record["dim"]) or probes.dtype != np.float32:
+            raise InputError(f"the record of encoder {folder} does not match its probe vectors: reindex")
+        spec = read_encoder_spec(folder)
+        client = EmbeddingClient(_get_sent_name(model))
+        return cls(folder, f"{ENDPOINT_PREFIX}{model}", spec, int(probes.shape[1]), probes, client)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of a vector."""
+        return self.spec.truncate_dim or self.full_dim
+
+    @property
+    def window(self) -> int:
+        """Number of texts that are requested together: one batch for each simultaneous request."""
+        return self.client.settings.batch * self.client.settings.concurrency
+
+    def space(self) -> Space:
+        """Return the vector space that the folder declares.
+
+        Raises:
+            InputError: the folder declares none, or it is corrupt.
+        """
+        if (space := read_declared_space(self.folder)) is None:
+            raise InputError(f"encoder {self.folder} declares no vector space: reindex with {self.name}")
+        return space
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return the (n, d) float32 vectors of questions, in order.
+
+        Raises:
+            EndpointError: the endpoint failed, and retries within half a minute did not help.
+            RefusedError: the model has changed.
+        """
+        return self._encode([self.spec.format_question(text) for text in questions], _QUESTION_SECONDS)[0]
+
+    def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> Vectors:
+        """Return the (n, d) float32 vectors of passages, in order.
+
+        Raises:
+            EndpointError: the endpoint failed, and retries did not help.
+            RefusedError: the model has changed.
+        """
+        sent_texts = [self.spec.format_passage(title, text) for title, text in zip(titles, texts, strict=True)]
+        return self._encode(sent_texts)[0]
+
+    def stream(
+        self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
+    ) -> Iterator[tuple[Vectors, TokenCounts]]:
+        """Yield each window's (n, d) float32 vectors, and the tokens that the endpoint counted.
+
+        `batch_invariant` has no effect: an endpoint does not promise the same bits.
+
+        Raises:
+            EndpointError: the endpoint failed, and retries did not help.
+            RefusedError: the model has changed.
+        """
+        for window in windows:
+            vectors, tokens = self._encode(window)
+            yield vectors, TokenCounts(tokens, 0)
+
+    def check_probes(self) -> None:
+        """Check that the endpoint's model still gives the probe texts their vectors.
+
+        Raises:
+            EndpointError: the endpoint failed, and retries did not help.
+            RefusedError: a vector differs.
+        """
+        vectors, _ = self.client.embed(_PROBE_TEXTS)
+        host = self.client.endpoint.host
+        advice = (
+            f"serve the former model again, or name it {self.name.partition('#')[0]}#LABEL with a label of your choice "
+            "and reindex, which embeds all passages again"
+        )
+        if vectors.shape != self.probes.shape:
+            raise RefusedError(
+                f"the model {self.client.model} at {host} now has {vectors.shape[1]} dimensions, not "
+                f"{self.full_dim}, so its vectors cannot be compared with those of this encoder: {advice}"
+            )
+        lengths = np.maximum(np.linalg.norm(self.probes, axis=1), 1e-12)
+        distance = float((np.linalg.norm(vectors - self.probes, axis=1) / lengths).max())
+        if not distance <= _MAX_PROBE_DISTANCE:
+            raise RefusedError(
+                f"the model {self.client.model} at {host} has changed: the vector of a probe text differs by "
+                f"{distance:.3f} of its length, and {_MAX_PROBE_DISTANCE} is the most that other hardware may cause: "
+                f"{advice}"
+            )
+
+    def _encode(self, texts: Sequence[TextInput], whole_seconds: float | None = None) -> tuple[Vectors, int]:
+        with self._lock:
+            if time.monotonic() - self._checked_at > _RECHECK_SECONDS:
+                self.check_probes()
+                self._checked_at = time.monotonic()
+        vectors, tokens = self.client.embed(
+            [text if isinstance(text, str) else " ".join(text) for text in texts], whole_seconds
+        )
+        if not len(texts):
+            vectors = np.empty((0, self.full_dim), np.float32)
+        if vectors.shape[1] != self.full_dim:
+            self.check_probes()
+            raise EndpointError(
+                f"the endpoint at {self.client.endpoint.host} sent vectors of {vectors.shape[1]} dimensions, and "
+                f"{self.full_dim} to other requests: check the servers behind this address"
+            )
+        vectors = vectors[:, : self.dim]
+        if self.spec.normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.ascontiguousarray(vectors, np.float32), tokens
+
+
+class EmbeddingClient:
+    """Requests the vectors of texts from one model of an endpoint. Thread-safe."""
+
+    def __init__(self, model: str, settings: EmbedSettings | None = None, endpoint: Endpoint | None = None) -> None:
+        """Prepare requests for `model`, as the endpoint names it; sends nothing.
+
+        Raises:
+            UsageError: the address, key, proxy or a setting in the environment is invalid.
+        """
+        self.model, self.settings = model, settings or EmbedSettings.from_environment()
+        self.endpoint = endpoint or Endpoint.from_environment(prefix=EMBED_PREFIX)
+        self._errors = EndpointErrors(
+            self.endpoint,
+            model,
+            product="embeddings",
+            one_product="a list of embeddings",
+            one_input="a text, or a request of several texts,",
+            length_advice=f"cut shorter passages, let the server truncate them, or lower {EMBED_PREFIX}BATCH",
+        )
+        self._encoding_format = "base64"  # a third of the bytes of decimal numbers
+        self._resume_time = 0.0  # of the event loop: after Retry-After, all requests wait until then
+        self._loop: EventLoopThread | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._slots: asyncio.Semaphore | None = None
+        self._start_lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str], whole_seconds: float | None = None) -> tuple[Vectors, int]:
+        """Return the (n, d) float32 vectors of texts, in order, and the number of their tokens as
+        the endpoint counts them (0 if it does not).
+
+        `whole_seconds` bounds each request with its retries; by default that of the settings.
+
+        Raises:
+            EndpointError: a request failed, and retries did not help; or a reply is invalid.
+        """
+        if not len(texts):
+            return np.empty((0, 0), np.float32), 0
+        settings = self.settings if whole_seconds is None else self._shorten(whole_seconds)
+        starts = range(0, len(texts), settings.batch)
+        batches = [list(texts[start : start + settings.batch]) for start in starts]
+        try:
+            replies = self._start().run(lambda _: self._embed_all(batches, settings))
+        except FailedAttemptError as failed_attempt:
+            raise failed_attempt.error from failed_attempt.__cause__
+        widths = {vectors.shape[1] for vectors, _ in replies}
+        if len(widths) > 1:
+            raise EndpointError(
+                f"the endpoint at {self.endpoint.host} sent vectors of {' and '.join(map(str, sorted(widths)))} "
+                "dimensions: check the servers behind this address"
+            )
+        return np.concatenate([vectors for vectors, _ in replies]), sum(tokens for _, tokens in replies)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._loop is not None:
+            self._loop.close(self._close_client)
+
+    async def _close_client(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _shorten(self, whole_seconds: float) -> EmbedSettings:
+        return replace(self.settings, whole_seconds=min(whole_seconds, self.settings.whole_seconds))
+
+    def _start(self) -> EventLoopThread:
+        """Return the thread of the requests, started by the first call: a forked worker must start
+        its own.
+        """
+        with self._start_lock:
+            if self._loop is None:
+                authorization = {"Authorization": f"Bearer {self.endpoint.key}"} if self.endpoint.key else {}
+                self._client = create_http_client(
+                    httpx.AsyncClient,
+                    headers={"User-Agent": USER_AGENT, "Accept": "application/json", **authorization},
+                    timeout=httpx.Timeout(None, connect=self.settings.connect_seconds),
+                    follow_redirects=False,  # a redirect could send the texts and the key to another host
+                )
+                self._slots = asyncio.Semaphore(self.settings.concurrency)
+                self._loop = EventLoopThread()
+            return self._loop
+
+    async def _embed_all(self, batches: Sequence[list[str]], settings: EmbedSettings) -> list[tuple[Vectors, int]]:
+        tasks = [asyncio.ensure_future(self._embed_batch(batch, settings)) for batch in batches]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:  # the first failure cancels the others
+            for task in tasks:
+                task.cancel()
+
+    async def _embed_batch(self, batch: list[str], settings: EmbedSettings) -> tuple[Vectors, int]:
+        assert self._slots is not None
+        async with self._slots:
+            timeout_error = self._errors.timed_out("sent no vectors", settings.whole_seconds)
+            return await retry(settings, partial(self._attempt, batch), timeout_error)
+
+    async def _attempt(self, batch: list[str]) -> tuple[Vectors, int]:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._resume_time - loop.time()))
+        try:
+            status, body, wait_seconds = await self._post(batch)
+            if status in _INVALID_REQUEST and self._encoding_format and b"encoding_format" in body:
+                self._encoding_format = ""  # the endpoint knows no such field
+                status, body, wait_seconds = await self._post(batch)
+        except ReplyTooLargeError as error:
+            raise self._errors.reply_too_large(self._compute_reply_limit(batch)) from error
+        except httpx.DecodingError as error:
+            raise self._errors.not_expected(error) from error
+        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
+            raise self._errors.unreachable(error) from error
+        if not 200 <= status < 300:
+            if wait_seconds is not None:
+                self._resume_time = max(self._resume_time, loop.time() + wait_seconds)
+            raise self._errors.bad_status(status, body, wait_seconds)
+        try:
+            return _parse_reply(body, len(batch))
+        except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._errors.not_expected(f"{type(error).__name__}: {error}") from error
+
+    async def _post(self, batch: list[str]) -> tuple[int, bytes, float | None]:
+        """Return the status and the body of the reply, and its Retry-After in seconds."""
+        assert self._client is not None
+        request_body = {"model": self.model, "input": batch}
+        if self._encoding_format:
+            request_body["encoding_format"] = self._encoding_format
+        request = self._client.build_request("POST", f"{self.endpoint.url}/embeddings", json=request_body)
+        response = await self._client.send(request, stream=True)
+        try:
+            if response.is_redirect:
+                raise self._errors.redirect(response.headers.get("location", ""))
+            limit = self._compute_reply_limit(batch) if response.is_success else _MAX_ERROR_BYTES
+            body = bytearray()
+            try:
+                async with aclosing(iter_body_async(response, limit)) as chunks:
+                    async for chunk in chunks:
+                        body += chunk
+            except ReplyTooLargeError:
+                if response.is_success:
+                    raise
+            wait_seconds = parse_retry_after(response.headers.get("retry-after"))
+            return response.status_code, bytes(body), wait_seconds
+        finally:
+            await response.aclose()
+
+    @staticmethod
+    def _compute_reply_limit(batch: Sequence[str]) -> int:
+        return len(batch) * _MAX_DIM * _REPLY_BYTES_PER_VALUE
+
+
+def _parse_reply(body: bytes, count: int) -> tuple[Vectors, int]:
+    """Return the (count, d) vectors of a reply in the order of the texts, and their tokens.
+
+    Raises:
+        ValueError, LookupError, TypeError: the reply is not a list of `count` finite vectors of one
+            dimension.
+    """
+    value = parse_json(body)
+    entries = value["data"]
+    if len(entries) != count:
+        raise ValueError(f"{len(entries)} vectors for {count} texts")
+    rows: dict[int, Vectors] = {}
+    for position, entry in enumerate(entries):
+        rows[int(entry.get("index", position))] = _parse_vector(entry["embedding"])
+    if sorted(rows) != [*range(count)]:
+        raise ValueError("an index of a vector is missing or repeated")
+    vectors = np.stack([rows[row] for row in range(count)])
+    if vectors.ndim != 2 or not 0 < vectors.shape[1] <= _MAX_DIM:
+        raise ValueError(f"vectors of the shape {vectors.shape}")
+    if not np.isfinite(vectors).all():
+        raise ValueError("a vector is not finite")
+    if not vectors.any(axis=1).all():
+        raise ValueError("a vector is zero")
+    tokens = (value.get("usage") or {}).get("prompt_tokens")
+    return vectors, tokens if isinstance(tokens, int) and tokens > 0 else 0
+
+
+def _parse_vector(embedding: Any) -> Vectors:
+    if isinstance(embedding, str):
+        try:
+            return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
+        except binascii.Error as error:
+            raise ValueError(f"a vector is no base64 ({error})") from error
+    if not isinstance(embedding, list) or not all(type(number) in {int, float} for number in embedding):
+        raise TypeError("a vector is no list of numbers")
+    with np.errstate(over="ignore"):  # the caller refuses an infinite number
+        return np.array(embedding).astype(np.float32)
+
+
+def describe_endpoint_use(name: str, passages: int, words: float, price: float | None = None) -> str:
+    """Describe what embedding passages of `words` words on average asks of an endpoint.
+
+    A token is taken for three quarters of a word. The `price` of a million tokens is by default
+    that of the environment.
+
+    >>> describe_endpoint_use("openai:small", 1_000_000, 90, 0.02)
+    'openai:small embeds 1,000,000 passages, about 120,000,000 tokens, for about 2.40'
+    >>> describe_endpoint_use("openai:small", 10, 90, 0.0)
+    'openai:small embeds 10 passages, about 1,200 tokens'
+    """
+    tokens = round(passages * words * 4 / 3)
+    price = EmbedSettings.from_environment().price if price is None else price
+    cost = f", for about {tokens * price / 1e6:,.2f}" if price else ""
+    return f"{name} embeds {passages:,} passages, about {tokens:,} tokens{cost}"
