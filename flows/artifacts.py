@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
-
 from flows.outcome import BuildOutcome, CompareOutcome, EvaluateOutcome, ReleaseOutcome, ReproduceOutcome
 from flows.stage import in_run, log
 
@@ -137,6 +135,8 @@ def _format_metrics(comparison: dict[str, Any]) -> dict[str, str]:
 def create_table(rows: list[dict[str, Any]], key: str, description: str) -> None:
     """Write a table as an artifact of the run."""
     if in_run():
+        from prefect.artifacts import create_table_artifact  # noqa: PLC0415 - takes most of a second
+
         create_table_artifact(rows, key=key, description=description)
 
 
@@ -148,9 +148,13 @@ def to_address(page: str) -> str:
 def create_link(address: str, text: str, key: str) -> None:
     """Write a link as an artifact of the run, and into its log."""
     log(f"{text[0].lower()}{text[1:]}: {address}")
-    if in_run() and address.startswith(("http://", "https://")):
+    if not in_run():
+        return
+    from prefect.artifacts import create_link_artifact, create_markdown_artifact  # noqa: PLC0415
+
+    if address.startswith(("http://", "https://")):
         create_link_artifact(address, text, key=key, description=text)
-    elif in_run():  # browsers do not open s3://, nor file:// from a server's page: show the address for copying
+    else:  # browsers do not open s3://, nor file:// from a server's page: show the address for copying
         create_markdown_artifact(f"`{address}`", key=key, description=text)
 
 

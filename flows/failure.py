@@ -9,15 +9,12 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.request import Request, urlopen
 
 import httpx
-from prefect import Flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.context import FlowRunContext
 
+from flows.parameter_checks import get_flow_run
 from rag_model.errors import (
     InputError,
     MissingExtraError,
@@ -26,6 +23,10 @@ from rag_model.errors import (
     UnreachableError,
     UsageError,
 )
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun, State
 
 # an environment variable, because Prefect shows parameters and the address is secret
 WEBHOOK = "BOOKWHEEL_WEBHOOK"
@@ -53,7 +54,7 @@ def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Calla
     return run
 
 
-def notify_webhook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+def notify_webhook(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
     """Post a run that failed after its last retry to the webhook of the environment, if any.
 
     The JSON has `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` if the run has such
@@ -82,10 +83,12 @@ def notify_webhook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
 
 
 def _cancel_retries() -> None:
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    flow_run = get_flow_run()
+    if flow_run is None:
         return
-    policy = context.flow_run.empirical_policy.model_copy(update={"retries": 0})
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - takes most of a second
+
+    policy = flow_run.empirical_policy.model_copy(update={"retries": 0})
     # the failure itself is the one to report
     with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
-        client.update_flow_run(context.flow_run.id, empirical_policy=policy)
+        client.update_flow_run(flow_run.id, empirical_policy=policy)

@@ -4,18 +4,22 @@ Anyone who can open Prefect's UI may start a run with parameters of their choice
 of its worker.
 """
 
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from inspect import signature
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
-from prefect import Flow
-from prefect.context import FlowRunContext
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from beam_jobs.allowed import refuse_unlisted, resolve_options
 from rag_model.secrets import build_secret_pattern, refuse_secrets
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.context import FlowRunContext
 
 _OPTIONS = "beam_options"  # the parameter for Beam's options
 Parameters = ParamSpec("Parameters")
@@ -87,17 +91,24 @@ def _get_secret_pattern() -> str:
     return build_secret_pattern()
 
 
-class CheckedFlow(Flow[Parameters, FlowResult]):
-    """A flow that refuses secrets among its parameters before a server records the run."""
+@cache
+def get_checked_flow() -> "type[Flow[..., Any]]":
+    """Return the class of flows that refuse secrets among their parameters before a server records
+    the run; imports Prefect.
+    """
+    from prefect import Flow  # noqa: PLC0415 - takes most of a second, and the command line may not need it
 
-    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters as the server records them.
+    class CheckedFlow(Flow[Parameters, FlowResult]):
+        def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+            """Return the parameters as the server records them.
 
-        Raises:
-            UsageError: a URL may contain a secret.
-        """
-        refuse_secrets(parameters)
-        return super().serialize_parameters(parameters)
+            Raises:
+                UsageError: a URL may contain a secret.
+            """
+            refuse_secrets(parameters)
+            return super().serialize_parameters(parameters)
+
+    return CheckedFlow
 
 
 def check_parameters(
@@ -137,5 +148,22 @@ def check_parameters(
 
 def is_deployment_run() -> bool:
     """Return whether a deployment started this run, so that its parameters may come from a form."""
-    context = FlowRunContext.get()
-    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+    flow_run = get_flow_run()
+    return flow_run is not None and flow_run.deployment_id is not None
+
+
+def get_flow_run() -> "FlowRun | None":
+    """Return the record of the flow run on a server that the caller is part of, if any."""
+    context = get_run_context()
+    return context.flow_run if context else None
+
+
+def get_run_context() -> "FlowRunContext | None":
+    """Return the context of the flow run that the caller is part of; None outside of one, as in a
+    process that has not imported Prefect.
+    """
+    if "prefect" not in sys.modules:
+        return None
+    from prefect.context import FlowRunContext  # noqa: PLC0415 - takes most of a second
+
+    return FlowRunContext.get()

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import cast
 from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
 from flows.command.console import ProgressReporter, format_seconds, show_progress
 from flows.stage import in_run, log
 from rag_model.process import trim_memory
@@ -52,6 +50,9 @@ class _Artifact:
     """The stage's bar in the Prefect UI, updated when the percentage or the sentence changes."""
 
     def __init__(self, flow: str, stage: str, bar: ProgressReporter) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact  # noqa: PLC0415
+
+        self._update = update_progress_artifact
         self._stage, self._show, self._percent = stage, bar, 0
         key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
         self._id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
@@ -61,15 +62,15 @@ class _Artifact:
         percent = int(100 * done / total) if total else 100
         if percent != self._percent:
             self._percent = percent
-            update_progress_artifact(self._id, float(percent))
+            self._update(self._id, float(percent))
 
     def complete(self) -> None:
         """Show 100 %, also for a stage that reports no progress or had nothing to do."""
         if self._percent != 100:
             self._percent = 100
-            update_progress_artifact(self._id, 100.0)
+            self._update(self._id, 100.0)
 
     def say(self, sentence: str) -> None:
         self._show.say(sentence)
         log(f"{self._stage}: {sentence}")
-        update_progress_artifact(self._id, float(self._percent), description=f"{self._stage}: {sentence}")
+        self._update(self._id, float(self._percent), description=f"{self._stage}: {sentence}")

@@ -2,26 +2,28 @@
 
 Prefect's engine reports to a server. If none is configured it would start one for this run, which
 takes longer than the rebuild of a small library, so the command line calls the function directly.
+Importing Prefect alone takes most of a second: it is imported if a server may be configured, and is
+there already in the processes that Prefect starts.
 """
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import cache, update_wrapper, wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar
-
-from prefect import Flow, get_run_logger, task
-from prefect.cache_policies import NO_CACHE
-from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_API_URL
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from flows.failure import notify_webhook, stop_retries_if_useless
-from flows.parameter_checks import CheckedFlow, check_parameters, is_deployment_run
+from flows.parameter_checks import check_parameters, get_checked_flow, get_flow_run, get_run_context, is_deployment_run
 from rag_model.errors import StoreError, UsageError
 from rag_model.secrets import refuse_secrets
 from rag_model.store.store import Store
+
+if TYPE_CHECKING:
+    from prefect import Flow
 
 # Environment variables with the hours after which a run, or a stage of it, fails. They are set for
 # deployments; a run of the command line has no limit.
@@ -34,7 +36,7 @@ FlowResult = TypeVar("FlowResult")
 
 def deployment_flow(
     name: str, *, starts_jobs: bool = True, takes_turns: bool = False
-) -> Callable[[Callable[Parameters, FlowResult]], Flow[Parameters, FlowResult]]:
+) -> "Callable[[Callable[Parameters, FlowResult]], Flow[Parameters, FlowResult]]":
     """Declare a flow for deployments, which posts failures to a webhook and persists no results.
 
     Results are in the store. A failure that a retry would only repeat, such as a refusal by the
@@ -48,19 +50,46 @@ def deployment_flow(
             a server has marked as crashed while its process still runs.
     """
 
-    def declare(function: Callable[Parameters, FlowResult]) -> Flow[Parameters, FlowResult]:
+    def declare(function: Callable[Parameters, FlowResult]) -> "Flow[Parameters, FlowResult]":
         checked_function = check_parameters(_take_turns(function) if takes_turns else function, starts_jobs=starts_jobs)
-        return CheckedFlow(
-            stop_retries_if_useless(checked_function),
-            name=name,
+        command_flow = CommandFlow(stop_retries_if_useless(checked_function), name)
+        if "prefect" in sys.modules:  # its loader of deployments wants its own kind of object
+            return command_flow.get_prefect_flow()
+        return cast("Flow[Parameters, FlowResult]", command_flow)
+
+    return declare
+
+
+class CommandFlow(Generic[Parameters, FlowResult]):
+    """Stands for Prefect's flow in a process that has not imported Prefect, and makes it if it is
+    needed.
+    """
+
+    def __init__(self, function: Callable[Parameters, FlowResult], name: str) -> None:
+        """Hold the function, which checks its parameters, and the name of the flow."""
+        update_wrapper(cast(Callable[..., Any], self), function)
+        self.fn, self.name = function, name
+        self.get_prefect_flow = cache(self._make_prefect_flow)
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
+        """Run in Prefect's engine."""
+        return self.get_prefect_flow()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of Prefect's flow."""
+        return getattr(self.get_prefect_flow(), name)
+
+    def _make_prefect_flow(self) -> "Flow[Parameters, FlowResult]":
+        make_flow = cast("type[Flow[Parameters, FlowResult]]", get_checked_flow())
+        return make_flow(
+            self.fn,
+            name=self.name,
             timeout_seconds=read_time_limit(RUN_HOURS_VARIABLE),
             persist_result=False,
             result_serializer="json",
             on_failure=[notify_webhook],
             on_crashed=[notify_webhook],
         )
-
-    return declare
 
 
 def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
@@ -69,18 +98,24 @@ def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, Fl
     The store's memo caches instead: Prefect's default key contains the run's id, so that another
     run would never find it. Outside a flow run the function is called directly.
     """
-    hours = read_time_limit(STAGE_HOURS_VARIABLE)
-    prefect_task = task(cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours)(function)
+
+    @cache
+    def make_task() -> Callable[Parameters, FlowResult]:
+        from prefect import task  # noqa: PLC0415 - see the module
+        from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
+
+        hours = read_time_limit(STAGE_HOURS_VARIABLE)
+        return task(cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours)(function)
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-        return prefect_task(*args, **kwargs) if in_run() else function(*args, **kwargs)
+        return make_task()(*args, **kwargs) if in_run() else function(*args, **kwargs)
 
     return run
 
 
 def run_flow(
-    target_flow: Flow[Parameters, FlowResult], *args: Parameters.args, **kwargs: Parameters.kwargs
+    target_flow: "Flow[Parameters, FlowResult]", *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> FlowResult:
     """Run a flow if a Prefect server is configured; else call its function.
 
@@ -90,7 +125,31 @@ def run_flow(
         UsageError: a URL among the parameters, which a server records, may contain a secret.
     """
     refuse_secrets((args, kwargs))
-    return target_flow(*args, **kwargs) if PREFECT_API_URL.value() else target_flow.fn(*args, **kwargs)
+    return target_flow(*args, **kwargs) if find_prefect_server() else target_flow.fn(*args, **kwargs)
+
+
+def find_prefect_server() -> str | None:
+    """Return the address of the Prefect server that the environment, Prefect's profile, or a file
+    of settings in the working folder configures; None if there is none.
+    """
+    if not _may_configure_prefect():
+        return None
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - see the module
+
+    url: str | None = PREFECT_API_URL.value()
+    return url
+
+
+def _may_configure_prefect() -> bool:
+    """Return whether Prefect's settings may be set in any of the places where it looks for them."""
+    if "prefect" in sys.modules or any(name.upper().startswith("PREFECT_") for name in os.environ):
+        return True
+    settings = (Path.home() / ".prefect" / "profiles.toml", Path("prefect.toml"), Path(".env"), Path("pyproject.toml"))
+    for path in settings:
+        with suppress(OSError):
+            if b"prefect" in path.read_bytes().lower():
+                return True
+    return Path("prefect.toml").exists()
 
 
 def read_time_limit(variable: str) -> float | None:
@@ -117,7 +176,7 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-        run_name = _name_run(FlowRunContext.get())
+        run_name = _name_run()
         arguments = flow_signature.bind(*args, **kwargs).arguments
         # A flow that a release calls runs within the release's turn.
         needs_turn = is_deployment_run() and run_name not in _turns and not arguments.get("dry_run")
@@ -144,19 +203,20 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
 _turns: set[str] = set()  # names of this process's runs that hold a turn
 
 
-def _name_run(context: FlowRunContext | None) -> str:
-    """Return a readable and unique name of a run: its name in Prefect and its id."""
-    if context is None or context.flow_run is None:
-        return ""
-    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', context.flow_run.name)[:60]}-{context.flow_run.id}"
+def _name_run() -> str:
+    """Return a readable and unique name of this run: its name in Prefect and its id."""
+    flow_run = get_flow_run()
+    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', flow_run.name)[:60]}-{flow_run.id}" if flow_run else ""
 
 
 def log(sentence: str) -> None:
     """Write a sentence into the log of the run, if there is one."""
     if in_run():
+        from prefect import get_run_logger  # noqa: PLC0415 - see the module
+
         get_run_logger().info("%s", sentence)
 
 
 def in_run() -> bool:
     """Return whether the caller is part of a flow run on a server."""
-    return FlowRunContext.get() is not None
+    return get_run_context() is not None

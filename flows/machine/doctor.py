@@ -18,6 +18,7 @@ from beam_jobs.options import check_flags, runner_name
 from beam_jobs.workers import worker_memory
 from flows.machine import cluster
 from flows.machine.cluster import AMISS, Finding, fetch_json, report_no_answer
+from flows.stage import find_prefect_server
 from rag_model.errors import BookwheelError, ReadOnlyError
 from rag_model.extras import list_faiss_packages
 from rag_model.index.byte_sizes import format_bytes
@@ -152,7 +153,7 @@ def _describe_conditional_create(is_exclusive: bool) -> Finding:
 
 
 def _check_prefect() -> Finding:
-    api = os.environ.get("PREFECT_API_URL") or _get_profile_api()
+    api = os.environ.get("PREFECT_API_URL") or find_prefect_server()
     if not api:
         return Finding("prefect", True, "no server is named: builds run without, other flows start one for the run")
     todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({mask_secrets(api)})"
@@ -172,13 +173,6 @@ def _describe_leases(api: str) -> str:
     if not str(storage).endswith(".memory"):
         return ""
     return "; its leases are in memory, so a restart of the server ends runs under a limit (see infra/prefect.yaml)"
-
-
-def _get_profile_api() -> str | None:
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - reads the profile when asked, not when imported
-
-    api: str | None = PREFECT_API_URL.value()
-    return api
 
 
 def _check_beam(flags: Sequence[str]) -> Iterator[Finding]:

@@ -4,10 +4,18 @@ Every generation drops `--churn` of the passages, drawn at random, and adds as m
 used in a circle. One JSON line per measured generation. `shortfall_k` is the most by which a rebuilt index's recall@k
 is above the updated one's at equal distance computations, in points. The peer is hnswlib's `mark_deleted` and
 `add_items(replace_deleted=True)`, beside hnswlib's own rebuild; its graphs are searched by faiss, which counts
-distances. The vectors are MiniLM's and are kept in `--cache`. In earnest
+distances. The vectors are MiniLM's and are kept in `--cache`. In earnest, after `pip install hnswlib`,
 
     python tests/benchmarks/bench_graph_updates.py --passages passages.jsonl.xz --words 30 --questions a.jsonl.xz
-        --n 100000 --generations 100 --cells 4 --cache FOLDER
+        --n 100000 --generations 100 --cells 4 --asked 4000 --cache FOLDER
+
+`--through reindex` takes the generations through `reindex` itself: each is a dump of JSON lines, from which the next
+snapshot is built, and the measured ones are built once more with `--rebuild-graphs`. The encoder is then a static one
+(`made_static.py`), and there is no peer. `cpu_s` are the seconds of this process for a generation, and of the last
+rebuild of all graphs; `cells` is what the snapshot's metrics say of its graph. Twelve minutes of an idle core:
+
+    python tests/benchmarks/bench_graph_updates.py --through reindex --passages passages.jsonl.xz --words 30
+        --questions a.jsonl.xz --n 20000 --generations 24 --measure 1 12 24 --cells 4 --asked 1000
 """
 
 import argparse
@@ -21,9 +29,13 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from passages import embedded
+from made_static import made_static
+from passages import cut, drawn, embedded
 from synthetic import written as write_parts
 
+from flows.demo import demo_encoder
+from flows.reindex import reindex
+from rag_model.encoders.encoder import Encoder
 from rag_model.index.build import iter_slices
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
@@ -44,8 +56,19 @@ from rag_model.index.graphs.update import SEARCH_TURNS, load_graph, update_cell_
 from rag_model.index.quality.results import OperatingPoint
 from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, interpolate_recall
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
+from rag_model.snapshots.recipe import Recipe, read_recipe
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 
 PARTS = 4
+RECIPE = """
+[index.hnsw]
+factory = "{factory}"
+cells = {cells}
+[gate.floors.hnsw]
+mean = 0.0
+p5 = 0.0
+"""
 EF_SEARCH = {20: (20, 30, 40, 60, 80, 120, 160, 240, 320), 100: (100, 160, 256, 400)}
 Report = dict[str, Any]
 
@@ -268,9 +291,13 @@ def main() -> None:
     parser.add_argument("--factory", default="HNSW32")
     parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--through", choices=["stages", "reindex"], default="stages")
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
+        if options.through == "reindex":
+            run_reindex(Path(name), options)
+            return
         vectors = embedded(
             options.cache or Path(name),
             options.passages,
@@ -320,6 +347,55 @@ def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, optio
                 }
             )
         print(json.dumps(report), flush=True)
+
+
+def run_reindex(folder: Path, options: argparse.Namespace) -> None:
+    """Build all generations with `reindex`, and measure those that the options name."""
+    rows, questions = drawn(options.passages, options.questions, 1 << 30, options.asked)
+    pool = [piece for row in rows for piece in cut(row, options.words)]
+    pool = [pool[place] for place in np.random.default_rng(0).permutation(len(pool))]
+    encoder = str(made_static(Path(demo_encoder(), "tokenizer.json"), folder / "encoder"))
+    asked, store = Encoder.load(encoder).encode_questions(questions), str(folder / "store")
+    (folder / "recipe.toml").write_text(RECIPE.format(factory=options.factory, cells=options.cells))
+    recipe = read_recipe(folder / "recipe.toml")
+    numbers = np.arange(len(pool), dtype=np.float32)[:, None]  # stand for the vectors, which `reindex` makes
+    n, seconds = min(options.n, len(pool) * 2 // 3), 0.0
+    for generation, corpus in enumerate(iter_generations(numbers, n, options.churn, options.generations)):
+        lines = ({"_id": str(row), "title": pool[row]["title"], "text": pool[row]["text"]} for row in corpus.rows)
+        dump = folder / "dump.jsonl"
+        dump.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        cells, spent = build_generation(dump, store, encoder, recipe)
+        seconds += spent if generation else 0.0
+        if generation not in options.measure:
+            continue
+        rebuild = build_generation(dump, store, encoder, recipe, is_rebuild=True)
+        updated, rebuilt = (open_graph(store, ref, folder, asked) for ref in ("latest", "rebuilt"))
+        facts = {"cells": cells, "cpu_s": [round(seconds / generation, 2), round(rebuild[1], 2)]}
+        report = {"benchmark": "graph_updates", "through": "reindex", "generation": generation, "n": n}
+        print(json.dumps(report | {"bookwheel": compare(updated, rebuilt) | facts}), flush=True)
+
+
+def build_generation(
+    dump: Path, store: str, encoder: str, recipe: Recipe, *, is_rebuild: bool = False
+) -> tuple[Report, float]:
+    """Build a snapshot from that of the last generation; return facts about its cells, and the CPU seconds."""
+    start = process_time()
+    ref = "rebuilt" if is_rebuild else "latest"
+    outcome = reindex.fn(str(dump), store, encoder, recipe, ref, base="latest", rebuild_graphs=is_rebuild)
+    metrics = outcome.metrics["hnsw"]
+    names = ("built_cells", "updated_cells", "generation", "replaced")
+    return {name: metrics[name] for name in names if name in metrics}, process_time() - start
+
+
+def open_graph(store: str, ref: str, folder: Path, questions: Vectors) -> dict[int, list[OperatingPoint]]:
+    """Return the curves of a snapshot's graph."""
+    with Snapshot.open(store, ref) as snapshot:
+        content = snapshot.manifest.content
+        vectors = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts], dtype=np.float32)
+        file = Store.open(store).files.local_path(content.files[content.index_file("hnsw")].path)
+    exact = ExactIndex(write_parts(folder, vectors, PARTS), "ip")
+    trials = {k: VectorQuerySet.from_exact_search(exact, questions, k) for k in EF_SEARCH}
+    return sweep(faiss.read_index(str(file)), trials)
 
 
 if __name__ == "__main__":

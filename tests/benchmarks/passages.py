@@ -46,7 +46,7 @@ def embedded(
     files = [cache / f"{kind}-{key}.npy" for kind in ("passages", "questions")]
     if not all(file.is_file() for file in files):
         rows, texts = drawn(passages, questions, count, asked)
-        rows = [piece for row in rows for piece in _cut(row, words)] if words else rows
+        rows = [piece for row in rows for piece in cut(row, words)] if words else rows
         for file, vectors in zip(files, _encoded(rows, texts), strict=True):
             np.save(file, vectors, allow_pickle=False)
     return Embedded(np.load(files[0], mmap_mode="r"), np.load(files[1]))
@@ -83,7 +83,7 @@ def _drawn(rows: list[Any], count: int) -> list[Any]:
     return [rows[number] for number in np.sort(chosen)]
 
 
-def _cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
+def cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
     """Return the first three pieces of `words` words of a passage, without one of a few words."""
     text = row["text"].split()
     pieces = [text[first : first + words] for first in range(0, min(len(text), 3 * words), words)]

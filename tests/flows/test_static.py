@@ -1,6 +1,9 @@
 """A static encoder the whole way: beside a transformer, gated, rebuilt, searched, fused, served, and never trained."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +112,20 @@ def test_its_work_is_estimated_by_its_own_rate(static: Path, tiny: Path) -> None
     quick, slow = (estimate_build(1_000_000, folder, Recipe().index, None) for folder in (static, tiny))
     assert quick.operations == 0 < slow.operations
     assert quick.seconds > 1_000_000 * 5e-5
+
+
+def test_a_rebuild_without_a_server_imports_neither_prefect_nor_torch(static: Path, tmp_path: Path) -> None:
+    dump, program = tmp_path / "dump.jsonl", "import sys; from flows.cli import run; code = run(sys.argv[1:]); "
+    program += "print(*sorted({'prefect', 'torch', 'transformers', 'apache_beam'} & set(sys.modules))); sys.exit(code)"
+    lines = [{"_id": str(number), "title": "Rivers", "text": f"the king of river {number}"} for number in range(40)]
+    dump.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words = ["reindex", "--dump", str(dump), "--store", str(tmp_path / "store"), "--encoder", str(static)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    for url, imported in (("", ""), ("http://127.0.0.1:1", "prefect")):
+        environment |= {"PREFECT_API_URL": url} if url else {}
+        ran = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ran.stdout.splitlines()[-1] == imported, ran.stderr

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -289,14 +287,3 @@ def test_a_config_is_not_needed(tmp_path: Path) -> None:
     assert config["normalize"] is False
     (folder / "config.json").unlink()
     assert np.array_equal(Encoder.load(folder).encode_questions(TEXTS), wanted)
-
-
-def test_a_static_encoder_needs_no_torch(tmp_path: Path) -> None:
-    folder = save_model2vec(tmp_path / "static", weights=True)
-    code = (
-        "import sys; from rag_model.encoders.any_encoder import load_any_encoder; from pathlib import Path; "
-        "vectors = load_any_encoder(Path(sys.argv[1])).encode_questions(['the king']); "
-        "print(vectors.shape[1], 'torch' in sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == [str(DIM), "False"]
