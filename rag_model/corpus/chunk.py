@@ -39,7 +39,7 @@ from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_
 from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError, UsageError, format_count
 
-VERSION = 7  # increase it when the same page would give other passages; then no article is reused
+VERSION = 8  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
 LENGTH_BIN = 10  # words; bin width of the length histogram
 

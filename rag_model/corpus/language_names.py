@@ -1,10 +1,10 @@
-"""MediaWiki's names in each language: file and category namespaces, redirects, and switches.
+"""MediaWiki's names in each language: file and category namespaces, redirects, switches and months.
 
 `.ci/language-names` generates `language_names.tsv` from the message files of MediaWiki 1.39
-(`languages/messages`), by its authors and the translators of translatewiki.net; these files are
-under the GPL, version 2 or later. The table has only these names: the language, the language that
-it falls back to, and four lists. English names, which every wiki accepts, are in the row of
-English.
+(`languages/messages`, `languages/i18n`), by its authors and the translators of translatewiki.net;
+these files are under the GPL, version 2 or later. The table has only these names: the language, the
+language that it falls back to, and six lists. English names, which every wiki accepts, are in the
+row of English.
 """
 
 from functools import cache
@@ -25,6 +25,8 @@ class LanguageNames(NamedTuple):
     categories: tuple[str, ...] = ()
     redirects: tuple[str, ...] = ()  # as MediaWiki writes them: `#WEITERLEITUNG`
     switches: tuple[str, ...] = ()  # without their underscores: `notoc`
+    months: tuple[str, ...] = ()  # as in a date, from January
+    date: tuple[str, ...] = ()  # the format of a date, of `day`, `month`, `number` and `year`
 
 
 @cache
@@ -33,7 +35,7 @@ def get_names(code: str) -> LanguageNames:
     that it falls back to.
 
     >>> get_names("el").files, get_names("pt-BR").redirects
-    (('αρχείο', 'εικόνα'), ('#REDIRECIONAMENTO', '#REDIRECCIONAMENTO'))
+    (('αρχείο', 'εικόνα'), ('#REDIRECIONAMENTO',))
     """
     table, code = _read_table(), code.lower()
     code = code if code in table else _RENAMED.get(code, code)
@@ -44,7 +46,22 @@ def get_names(code: str) -> LanguageNames:
         codes.append(table[last][0] if last in table else last.rpartition("-")[0])
     rows = [table[key][1] for key in (*codes, *variants) if key in table]
     columns = zip(*rows, strict=True) if rows else LanguageNames()
-    return LanguageNames(*(tuple(dict.fromkeys(chain.from_iterable(column))) for column in columns))
+    names = LanguageNames(*(tuple(dict.fromkeys(chain.from_iterable(column))) for column in columns))
+    months, date = (next((column for row in rows if (column := row[number])), ()) for number in (4, 5))
+    return names._replace(months=months, date=date[:1])
+
+
+def format_local_date(code: str, day: str, month: int, year: str) -> str:
+    """Return a date in a language, as MediaWiki formats it; without a day, the month and the year.
+
+    >>> format_local_date("uk", "27", 1, "1839"), format_local_date("ja", "27", 1, "1839")
+    ('27 січня 1839', '1839年1月27日')
+    """
+    names = get_names(code)
+    name = names.months[month - 1] if names.months else str(month)
+    if not (day and year):
+        return " ".join(part for part in (day, name, year) if part)
+    return (*names.date, "{day} {month} {year}")[0].format(day=day, month=name, number=month, year=year)
 
 
 @cache

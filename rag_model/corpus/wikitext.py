@@ -77,7 +77,7 @@ def clean_sections(
     for level, heading, raw in raw_sections:
         if level > apparatus_level and not may_have_prose(raw):
             continue
-        heading_text = _clean_heading(expand(heading)) if heading else ""
+        heading_text = _clean_heading(expand(f" {heading}")) if heading else ""
         if level <= apparatus_level:
             apparatus_level = level if is_apparatus(heading_text, language) else _NO_LEVEL
             if apparatus_level == level and not may_have_prose(raw):
@@ -92,5 +92,5 @@ def clean_sections(
 
 def _clean_heading(expanded: str) -> str:
     """Return the text of a heading in one line; empty if it has no letter or digit."""
-    words = " ".join(to_plain_text(remove_marks(expanded)).split())
+    words = " ".join(to_plain_text(remove_marks(expanded)).split()).rstrip(" ,;")
     return words if any(map(str.isalnum, words)) else ""

@@ -3,7 +3,7 @@
 "5 miles (8.0 km)" answers a question in either unit, whereas a dropped template leaves "a trail of
 long". The rules are those of Wikipedia's Module:Convert: a conversion is about as precise as the
 input, with at least two significant figures. Links, sort keys and tables are not rendered. A unit
-that is not in `units` is shown as written, without a conversion.
+that is not in `units` is shown as written, without a conversion. In other languages than English, units are symbols.
 """
 
 import math
@@ -125,6 +125,7 @@ class _Request:
         """Insert thousands commas, unless `comma` specifies none, or spell a whole number."""
         spell_mode = self.call.get("spell").lower()
         is_spelled = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
+        is_spelled = is_spelled and self.call.is_english
         if is_spelled and digits.isdecimal() and len(digits) < 10:
             return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
         whole, point, decimals = digits.partition(".")
@@ -219,9 +220,11 @@ def _parse_request(call: TemplateCall) -> _Request:
         request.abbr = "on" if call.name == "cvt" else None
     if request.abbr is None and call.get("spell").lower() == "on":
         request.abbr = "off"
+    if not call.is_english:
+        request.abbr = "on"
     request.is_flipped = "flip" in {disp, call.get("order"), call.get("adj")}
     adjective = call.get("adj", "sing")
-    request.is_adjective = adjective in {"on", "mid"}
+    request.is_adjective = adjective in {"on", "mid"} and call.is_english
     request.joins = _JOINS.get(disp, (" (", ")", "; "))
 
     target = arguments.pop(0) if arguments and not _INTEGER.fullmatch(arguments[0]) else ""
@@ -437,6 +440,8 @@ def _join_numbers(request: _Request, numbers: Sequence[_FormattedNumber], unit: 
 
 def _get_range_text(request: _Request, mark: _Range, has_name: bool, is_output: bool, following: str) -> str:
     text = (mark.of_output if is_output else "") or ("" if has_name else mark.with_symbols) or mark.text
+    if not request.call.is_english and any(map(str.isalpha, text)):
+        text = "–"
     is_adjective = request.is_adjective and not mark.is_tolerance
     if is_adjective and (has_name or (mark.is_word and request.abbr == "on")):
         text = text.replace(" ", "-")

@@ -1,13 +1,15 @@
 """Render date templates: the date in words, in the order that the article specifies.
 
+Other languages than English have MediaWiki's names of months and its order (`language_names`).
+
 Ages that depend on the day of reading ("age 52") are omitted, because a snapshot would show the age
 at build time.
 """
 
+from rag_model.corpus.language_names import format_local_date
 from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers
 
 _MONTHS = "January February March April May June July August September October November December"
-_UKRAINIAN_MONTHS = "січня лютого березня квітня травня червня липня серпня вересня жовтня листопада грудня"
 
 
 def _is_number(text: str) -> bool:
@@ -30,29 +32,47 @@ def format_date(year: str, month: str = "", day: str = "", *, day_first: bool = 
     return f"{day} {name} {year}" if day_first else f"{name} {day}, {year}"
 
 
+def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = "") -> str:
+    """Format a date in the language of the page of a template."""
+    if call.is_english or not (_is_number(month) and 1 <= int(month) <= 12):
+        return format_date(year, month, day, day_first=call.is_on("df") or not call.is_english)
+    day, year = (str(int(part)) if _is_number(part) else part for part in (day, year))
+    return format_local_date(call.language, day, int(month), year)
+
+
+def render_number_date(call: TemplateCall, numbers: list[str]) -> str:
+    """Render three numbers as a date, like `{{ДН|27|1|1839}}`, or return the empty string.
+
+    >>> render_number_date(TemplateCall("дн", {}, "uk"), ["27", "1", "1839"])
+    '27 січня 1839'
+    """
+    if len(numbers) < 3 or not all(map(_is_number, numbers[:3])):
+        return ""
+    first, month, last = numbers[:3]
+    if not 1 <= int(month) <= 12 or not 1 <= min(int(first), int(last)) <= 31 < max(int(first), int(last)):
+        return ""
+    year, day = (first, last) if int(first) > 31 else (last, first)
+    return format_call_date(call, year, month, day)
+
+
 def _render_date(call: TemplateCall) -> str:
     parts = call.positional()[:3]
-    return format_date(*parts, day_first=call.is_on("df")) if parts else ""
-
-
-def _render_ukrainian_date(call: TemplateCall) -> str:
-    """Render `{{ДН|27|1|1839}}` as 27 січня 1839."""
-    day, month, year = ([*call.positional(), "", "", ""])[:3]
-    if _is_number(month) and 1 <= int(month) <= 12:
-        month = _UKRAINIAN_MONTHS.split()[int(month) - 1]
-    return " ".join(part for part in (day, month, year) if part)
+    return format_call_date(call, *parts) if parts else ""
 
 
 def _render_start_date(call: TemplateCall) -> str:
     year, month, day, hour, minute = (call.positional() + [""] * 5)[:5]
-    date = format_date(year, month, day, day_first=call.is_on("df"))
+    date = format_call_date(call, year, month, day)
     return f"{hour}:{minute.zfill(2)}, {date}" if hour and minute else date
 
 
 def _render_death_date(call: TemplateCall) -> str:
     date = _render_date(call)
-    age = _compute_age(call.positional()[3:6], call.positional()[:3])
-    return f"{date} (aged {age})" if age else date
+    return date + _format_age(call, _compute_age(call.positional()[3:6], call.positional()[:3]))
+
+
+def _format_age(call: TemplateCall, age: str) -> str:
+    return "" if not age else f" (aged {age})" if call.is_english else f" ({age})"
 
 
 def _compute_age(birth: list[str], death: list[str]) -> str:
@@ -69,7 +89,7 @@ def _compute_age(birth: list[str], death: list[str]) -> str:
 
 def _render_death_year(call: TemplateCall) -> str:
     death, birth = ([*call.positional(), "", ""])[:2]
-    return f"{death} (aged {age})" if (age := _compute_age([birth], [death])) else death
+    return death + _format_age(call, _compute_age([birth], [death]))
 
 
 def _render_age(call: TemplateCall) -> str:
@@ -78,9 +98,10 @@ def _render_age(call: TemplateCall) -> str:
 
 
 def _render_as_of(call: TemplateCall) -> str:
-    date = _render_date(TemplateCall(call.name, {k: v for k, v in call.params.items() if k.isdigit()} | {"df": "y"}))
-    if call.get("alt"):
-        return call.get("alt")
+    dates = {key: value for key, value in call.params.items() if key.isdigit()} | {"df": "y"}
+    date = _render_date(call._replace(params=dates))
+    if call.get("alt") or not call.is_english:
+        return call.get("alt") or date
     words = "since" if call.is_on("since") else "as of"
     return f"{words if call.is_on('lc') else words.capitalize()} {date}{call.get('post')}".strip()
 
@@ -96,7 +117,7 @@ def _render_film_dates(call: TemplateCall) -> str:
     parts = call.positional()
     entries = []
     for i in range(0, len(parts), 4):
-        date = format_date(*parts[i : i + 3], day_first=call.is_on("df"))
+        date = format_call_date(call, *parts[i : i + 3])
         location = parts[i + 3] if len(parts) > i + 3 else ""
         entries.append(f"{date} ({location})" if location else date)
     return ", ".join(date for date in entries if date)
@@ -104,12 +125,14 @@ def _render_film_dates(call: TemplateCall) -> str:
 
 def _render_old_style(call: TemplateCall) -> str:
     new_date, year, old_date = ([*call.positional(), "", "", ""])[:3]
-    return f"{new_date} [O.S. {old_date}] {year}".strip()
+    mark = "O.S. " if call.is_english else ""
+    return f"{new_date} [{mark}{old_date}] {year}".strip()
 
 
 def _prefix_renderer(mark: str) -> Renderer:
     def render(call: TemplateCall) -> str:
-        return f"{mark} " + "–".join(part for part in call.positional() if part)
+        shown_mark = f"{mark} " if call.is_english or mark == "c." else ""
+        return shown_mark + "–".join(part for part in call.positional() if part)
 
     return render
 
@@ -129,7 +152,6 @@ RENDERERS = build_renderers(
         _render_start_date,
     ),
     ("death date and age, dda, death-date and age, deathdateandage", _render_death_date),
-    ("дн, дс, дата народження, дата смерті", _render_ukrainian_date),
     ("death year and age, dya", _render_death_year),
     ("age, age in years, age nts", _render_age),
     ("as of, asof", _render_as_of),

@@ -106,22 +106,26 @@ def _join_renderer(separator: str) -> Renderer:
 
 
 def _wrap_renderer(before: str, after: str) -> Renderer:
+    is_word = before[-1:] in {" ", "e"} and before != "ISBN "  # an English word: `p. `, `(see `
+
     def render(call: TemplateCall) -> str:
-        return f"{before}{call.get('1')}{after}"
+        return call.get("1") if is_word and not call.is_english else f"{before}{call.get('1')}{after}"
 
     return render
 
 
 def _constant_renderer(text: str) -> Renderer:
     protected_text = protect(text)
-    return lambda call: protected_text
+    is_word = text in {"Yes", "No", "N/A"}
+    return lambda call: "" if is_word and not call.is_english else protected_text
 
 
 def _render_language(call: TemplateCall) -> str:
     """Render `{{lang-fr|Bonjour}}` as "French: Bonjour", with the translation of lit=."""
     code = call.name.partition("-")[2]
-    name = "" if call.get("label") == "none" else LANGUAGE_NAMES.get(code, "")
-    words = _join_meaning(call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3"))
+    is_labelled = call.is_english and call.get("label") != "none"
+    name = LANGUAGE_NAMES.get(code, "") if is_labelled else ""
+    words = _join_meaning(call, call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3"))
     return f"{name}: {words}" if name and words else words
 
 
@@ -131,11 +135,12 @@ def _render_langx(call: TemplateCall) -> str:
         for key, value in call.params.items()
         if key != "1"
     }
-    return _render_language(TemplateCall(f"lang-{call.get('1')}", params))
+    return _render_language(TemplateCall(f"lang-{call.get('1')}", params, call.language))
 
 
-def _join_meaning(words: str, romanized: str, meaning: str) -> str:
-    notes = [romanized, f"lit. '{meaning}'" if meaning else ""]
+def _join_meaning(call: TemplateCall, words: str, romanized: str, meaning: str) -> str:
+    mark = "lit. " if call.is_english else ""
+    notes = [romanized, f"{mark}'{meaning}'" if meaning else ""]
     return ", ".join(part for part in (words, *notes) if part)
 
 
@@ -148,7 +153,9 @@ _CHINESE = (
 
 def _render_chinese(call: TemplateCall) -> str:
     """Render each form of `{{zh|s=汉|t=漢|p=hàn}}` or `{{korean|hangul=…}}` with its label."""
-    labelled_forms = [f"{label}: {call.get(key)}" for key, label in _CHINESE if call.get(key)]
+    labelled_forms = [
+        f"{label}: {call.get(key)}" if call.is_english else call.get(key) for key, label in _CHINESE if call.get(key)
+    ]
     return "; ".join(labelled_forms) or render_first(call)
 
 
@@ -173,7 +180,8 @@ def _render_ipa(call: TemplateCall) -> str:
 def _render_ipa_symbols(call: TemplateCall) -> str:
     """Render `{{IPAc-en|ˈ|æ|n}}` as /ˈæn/; labels such as `pron` and `uk` become words."""
     labels = {"pron": "pronounced ", "lang": "English: ", "also": "also ", "us": "US: ", "uk": "UK: "}
-    labels_text = "".join(labels.get(value.lower(), "") for value in call.positional())
+    shown_labels = labels if call.is_english else {}
+    labels_text = "".join(shown_labels.get(value.lower(), "") for value in call.positional())
     sounds = "".join(
         value.replace("_", " ") or " "
         for value in call.positional()
@@ -204,7 +212,8 @@ def _render_columns(call: TemplateCall) -> str:
 
 def _render_flag(call: TemplateCall) -> str:
     """Render `{{flag|FRA}}` as the country's name; a full name is kept."""
-    return COUNTRY_NAMES.get(render_first(call), render_first(call))
+    names = COUNTRY_NAMES if call.is_english else {}
+    return names.get(render_first(call), render_first(call))
 
 
 def _render_ship(call: TemplateCall) -> str:
@@ -262,7 +271,12 @@ def _render_sic(call: TemplateCall) -> str:
 
 
 def _render_number_sign(call: TemplateCall) -> str:
-    return f"No. {render_first(call)}".strip()
+    return f"{'No.' if call.is_english else '№'} {render_first(call)}".strip()
+
+
+def _render_marriage(call: TemplateCall) -> str:
+    mark = "m. " if call.is_english else ""
+    return f"{call.get('1')} ({mark}{call.get('2')})" if call.get("2") else render_first(call)
 
 
 _CONSTANTS = {
@@ -344,7 +358,7 @@ INLINE_RENDERERS: dict[str, Renderer] = (
         ("see above", _wrap_renderer("(see above", ")")),
         ("see below", _wrap_renderer("(see ", ")")),
         ("ruby", lambda call: f"{call.get('1')} ({call.get('2')})" if call.get("2") else render_first(call)),
-        ("marriage", lambda call: f"{call.get('1')} (m. {call.get('2')})" if call.get("2") else render_first(call)),
+        ("marriage", _render_marriage),
         ("trim, lc, uc, ucfirst, lcfirst", render_first),
     )
 )  # fmt: skip

@@ -101,6 +101,35 @@ def _render_height(call: TemplateCall) -> str:
     return " ".join(f"{call.get(unit)} {unit}" for unit in ("cm", "ft", "in") if call.get(unit))
 
 
+COORDINATES = frozenset({"coord", "coor", "coordinates", "coord dms", "coor dms", "coor dm"})
+_DEGREE_SIGNS = "°′″"
+
+
+def render_coordinates(call: TemplateCall) -> str:
+    """Render `{{coord|13|19|N|169|9|W}}` as 13°19′N 169°9′W; return "" for other parameters.
+
+    >>> render_coordinates(TemplateCall("coord", {"1": "13.5", "2": "-169.25", "3": "display=inline"}))
+    '13.5°N 169.25°W'
+    """
+    angles: list[str] = []
+    numbers: list[str] = []
+    for value in call.positional():
+        if _ANGLE.fullmatch(value) and len(numbers) < len(_DEGREE_SIGNS):
+            numbers.append(value)
+        elif numbers and value in {"N", "S", "E", "W"} and len(angles) < 2:
+            angles.append("".join(number + sign for number, sign in zip(numbers, _DEGREE_SIGNS, strict=False)) + value)
+            numbers = []
+        else:
+            break
+    if not angles and len(numbers) == 2 and call.name in COORDINATES:  # signed degrees
+        angles = [
+            number.lstrip("-−+") + "°" + sides[number[0] in "-−"]
+            for number, sides in zip(numbers, ("NS", "EW"), strict=True)
+        ]
+    return " ".join(angles) if len(angles) == 2 else ""
+
+
+_ANGLE = re.compile(r"[-−+]?\d{1,3}(?:\.\d+)?")
 _SIGNS = {
     "usd": "US$", "us$": "US$", "us dollar": "US$",
     "gbp": "£", "pound sterling": "£", "pound": "£", "gbp£": "£", "£": "£",

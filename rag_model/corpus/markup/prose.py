@@ -52,8 +52,13 @@ _LINES = re.compile(r"\n\s+")
 _EMPTY = re.compile(r"\((?: ?[,;:])* ?\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
 _CLOSING = re.compile(r"[ ,;][ ,;]{0,8}\)")
-_POINTS = frozenset(",.;:)\n")
+_WIDE_EMPTY = re.compile(r"（[ 、，；：,;:]*）")
+_WIDE_OPENING = re.compile(r"（[ 、，；,;]+")
+_WIDE_CLOSING = re.compile(r"[ 、，；,;]{1,9}）")
+_POINTS = frozenset(",.;:)\n、，。；：）")
 _GAPS = re.compile(f"{GAP}[{GAP} ]*")
+# A gap between two commas or stops, of which one remains: `A,{{ref}}, B`.
+_COMMA_GAP = re.compile(rf"[,;、，] ?{GAP}[{GAP} ]*(?=[,.;:)、，。；：）])")
 
 
 def to_plain_text(text: str) -> str:
@@ -121,7 +126,10 @@ def _is_author_list(text: str) -> bool:
 def _tidy(text: str) -> str:
     """Remove traces of dropped markup: double spaces, empty lines, empty brackets, and ` ,`."""
     text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
-    text = _CLOSING.sub(")", _OPENING.sub("(", _close_gaps(_EMPTY.sub(GAP, text))))
+    text = _EMPTY.sub(GAP, text)
+    if "（" in text:
+        text = _WIDE_CLOSING.sub("）", _WIDE_OPENING.sub("（", _close_gaps(_WIDE_EMPTY.sub(GAP, text))))
+    text = _CLOSING.sub(")", _OPENING.sub("(", _close_gaps(text)))
     return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
 
 
@@ -184,7 +192,9 @@ def _render_quoted_line(line: str) -> str:
 
 
 def _close_gaps(text: str) -> str:
-    return _GAPS.sub(_close_gap, text.replace(f" {GAP}", f"{GAP} ")) if GAP in text else text
+    if GAP not in text:
+        return text
+    return _GAPS.sub(_close_gap, _COMMA_GAP.sub(GAP, text).replace(f" {GAP}", f"{GAP} "))
 
 
 def _close_gap(gap: re.Match[str]) -> str:

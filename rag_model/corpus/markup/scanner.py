@@ -26,7 +26,8 @@ _TOKEN = re.compile(
 _BRACES = re.compile(r"(\{\{)|\}\}")
 _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
 
-_KEY = re.compile(r"[^\W_][\w \-]*")
+# A parameter's name: letters of any script with their marks, digits, spaces, hyphens, underscores.
+_KEY = re.compile(r"[^\W_][^\x00-\x1f!-,./:-@\[-^`{-~]*")
 _DIGITS = 6  # maximum digits of a parameter's position; no page has a million parameters
 
 LinkRenderer = Callable[[list[str]], str]  # from the texts between the bars, the target first
@@ -194,6 +195,12 @@ class TemplateCall(NamedTuple):
 
     name: str  # lower case, single spaces
     params: dict[str, str]
+    language: str = "en"  # of the page
+
+    @property
+    def is_english(self) -> bool:
+        """Whether English words fit the text of the page."""
+        return self.language in ("en", "")
 
     def get(self, *keys: str) -> str:
         """Return the value of the first of these parameters that is not empty, or the empty string."""
@@ -216,7 +223,7 @@ def parse_position(key: str) -> int:
     return int(key) if len(key) <= _DIGITS and key.isascii() and key.isdecimal() else 0
 
 
-def parse_call(name: str, arguments: Sequence[str]) -> TemplateCall:
+def parse_call(name: str, arguments: Sequence[str], language: str = "en") -> TemplateCall:
     """Parse a template call from its normalised name and the texts between the bars."""
     params: dict[str, str] = {}
     position = 0
@@ -227,7 +234,7 @@ def parse_call(name: str, arguments: Sequence[str]) -> TemplateCall:
         else:
             position += 1
             params[str(position)] = argument.strip()
-    return TemplateCall(name, params)
+    return TemplateCall(name, params, language)
 
 
 def build_renderers(*entries: tuple[str, Renderer]) -> dict[str, Renderer]:

@@ -2,20 +2,23 @@
 
 A table maps the name of a template to a small function that renders it. Most templates show nothing
 in running text (citations, infoboxes, navigation, notices, pictures): known ones are skipped
-without parsing. An unknown template is judged by its position: alone on a line it is a box and is
-dropped; inside a sentence, with exactly one parameter, it nearly always formats that parameter
-(`{{largeur|12}}`), which is kept.
+without parsing. An unknown template is judged by its position and its parameters. Inside a sentence
+it nearly always formats one of them (`{{largeur|12}}`, `{{仮リンク|県|en|Prefecture}}`), which is
+kept (`choose_words`). Alone on a line it is a box and is dropped, unless it quotes a sentence or
+contains a list (`choose_prose`).
 """
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from rag_model.corpus.articles import get_base_language
+from rag_model.corpus.language_names import get_names
 from rag_model.corpus.markup import convert, dates, inline, measures
 from rag_model.corpus.markup.inline import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
-from rag_model.corpus.markup.scanner import Renderer, parse_call
+from rag_model.corpus.markup.prose import SENTENCE_ENDS
+from rag_model.corpus.markup.scanner import Renderer, TemplateCall, parse_call
 
 ALL_RENDERERS: dict[str, Renderer] = (
     inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | convert.CONVERT_RENDERERS
@@ -24,7 +27,8 @@ ALL_RENDERERS: dict[str, Renderer] = (
 # Prefixes of the names of templates that show no running text; `$` marks a complete name.
 _DROPPED_NAMES = re.compile(
     # citations and their notes, in the wikis' larger languages
-    r"cite |citation$|vcite|cite$|citar|cita |cit |harv|sfn|efn|refn?$|ref |reflist|refbegin|refend|"
+    r"cite |citation$|vcite|cite(?:[a-z]+)?$|citar|cita |cit |harv|sfn|efn|refn?$|ref[ +-]|reflist|refbegin|refend|"
+    r"refnest|reftag|namedref|cnote|cref|note label|notefoot|bar (?:percent|pixel|box|chart)|"
     r"notelist|notetag|rp$|r$|notes?$|internetquelle|literatur|lien web|ouvrage|article$|citeweb|webarchive|"
     r"wayback|dead link|google books|"
     # complaints of editors
@@ -34,7 +38,8 @@ _DROPPED_NAMES = re.compile(
     r"expand|empty section|cleanup|weasel|peacock|"
     # boxes, bars, notices above the text
     r"infobox|taxobox|automatic taxobox|speciesbox|navbox|sidebar|geobox|chembox|drugbox|main$|main |see "
-    r"also|further|details|about|for$|for2|other |redirect|distinguish|hatnote|selfref|portal|commons|"
+    r"also|seealso|further|details|about|for$|for2|other |otheruses|redirect|distinguish|hatnote|selfref|"
+    r"dablink|rellink|portal|commons|"
     r"wiki[a-z]|sister|use [a-z]+ (?:dates|english)|pp-|protected|good article|featured|coord|authority "
     r"control|defaultsort|short description|italic title|displaytitle|toc|clear|anchor|flagicon|flagdeco|"
     r"flag icon|multiple image|double image|wide image|triple image|image|css image|listen|audio|gallery|"
@@ -45,9 +50,10 @@ _DROPPED_NAMES = re.compile(
 # Characters; MediaWiki allows as many bytes. Longer names are text of a page and not cached.
 _MAX_NAME_LENGTH = 255
 _CACHED_NAMES = 1 << 14  # cached names; a large wiki uses some thousands
-# Values that are not text: a URL, several lines, no letter, or the name of a parameter or option.
+# Values that are not text: a URL, several lines, no letter, a file, a colour, a length, a link that
+# is not shown, or the name of a parameter or option.
 _NOT_SHOWABLE = re.compile(
-    r"https?:|\n|^\W*$|^\s*(?:date|year|name|title|link|nolink|text|short|long|full|left|right|center|"
+    r"(?<!\[)https?:|\n|^\W*$|\.(?:jpe?g|png|svg|gif|tiff?|webp|og[gav]|wav|mp[34]|webm|pdf)\s*$|^[#:]|^[\d.]+ ?(?:px|r?em|ex)$|^\s*(?:date|year|name|title|link|nolink|text|short|long|full|left|right|center|"
     r"top|bottom|up|down|yes|no|none|on|off|true|false|nocat|small|inline|ref|url|id|lang|format)\s*$"
 )
 
@@ -71,15 +77,15 @@ def is_dropped(name: str) -> bool:
 @lru_cache(_CACHED_NAMES)
 def _is_dropped(name: str) -> bool:
     name = _normalize_name(name)
-    return name not in ALL_RENDERERS and _DROPPED_NAMES.match(name) is not None
+    return name not in ALL_RENDERERS and name not in measures.COORDINATES and _DROPPED_NAMES.match(name) is not None
 
 
 class Templates:
-    """Renders the templates of one page; the names of languages are shown on English wikis only."""
+    """Renders the templates of one page; English words are shown on English wikis only."""
 
     def __init__(self, title: str = "", language: str = "en") -> None:
         self._title = title
-        self._options = {} if get_base_language(language) in ("en", "") else {"label": "none"}
+        self._language = get_base_language(language)
 
     def render(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template; its name is the first argument.
@@ -90,16 +96,109 @@ class Templates:
         name = normalize_name(arguments[0])
         renderer = ALL_RENDERERS.get(name) or inline.find_family_renderer(name)
         if renderer is not None:
-            call = parse_call(name, arguments[1:])
-            call.params.update(self._options)
-            return renderer(call) or GAP
+            return renderer(parse_call(name, arguments[1:], self._language)) or GAP
         if (code := arguments[0].strip()) in COUNTRY_NAMES and len(arguments) == 1:
-            return COUNTRY_NAMES[code]
+            return COUNTRY_NAMES[code] if self._language in ("en", "") else code
         if name in {"pagename", "fullpagename", "subjectpagename", "basepagename"}:
             return self._title
         if ":" in name:
             return _render_function(arguments) or GAP
-        return (_get_only_parameter(arguments) if inside and not is_dropped(name) else "") or GAP
+        if is_dropped(name):
+            return GAP
+        call = parse_call(name, arguments[1:], self._language)
+        if name in measures.COORDINATES:
+            is_shown = inside and call.get("display") != "title"
+            return (measures.render_coordinates(call) if is_shown else "") or GAP
+        return (choose_words(call) if inside else choose_prose(call)) or GAP
+
+
+_LABELS = ("label", "lt", "text", "txt", "xt", "display")  # names of parameters with the shown words
+_PAIR_OF_DATES = 6  # parameters of a birth and a death
+_LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,12})*")
+_OPTION = re.compile(
+    r"(?:dark|light|medium|pale)?(?:red|green|blue|yellow|orange|black|white|gr[ae]y|purple|pink|brown|cyan|slategray)"
+    r"|smaller|larger|normal|bold|italics?",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"[-+−]?\d[\d.,  ]*")
+_MAX_UNIT = 12  # characters of a unit after a number
+_MAX_WORDS = 400  # characters of a parameter that is shown within a sentence
+_NOTE_LENGTH = 40  # characters of a whole sentence, which within another one is a note
+_REMARK_LENGTH = 60  # characters of an editor's remark in English
+_QUOTATION = re.compile(rf"(?s)\W*\w.*[{SENTENCE_ENDS}][\"'”»›」』)\]]{{0,4}}\s*")
+_MIN_QUOTATION = 40  # characters, of which each that is not ASCII counts twice
+_LIST_START = re.compile(r"\s*\n\s*[*#;:]|[*#;:]+ *[^\s*#;:].*\n\s*[*#;:]")
+
+
+def choose_words(call: TemplateCall) -> str:
+    """Return the words that an unknown template within a sentence probably shows, or "".
+
+    That is its first parameter that is text, but not the code of a language before a name. Three
+    numbers are a date, and a number keeps its unit.
+
+    >>> choose_words(parse_call("仮リンク", ["県", "en", "Prefecture"], "ja"))
+    '県'
+    >>> choose_words(parse_call("unité", ["300", "km"], "fr")), choose_words(parse_call("дн", ["27", "1", "1839"], "uk"))
+    ('300 km', '27 січня 1839')
+    """
+    positional = [value for value in call.positional() if value]
+    if len(positional) < _PAIR_OF_DATES and (date := dates.render_number_date(call, positional)):
+        return date
+    if coordinates := measures.render_coordinates(call):
+        return coordinates
+    if len(positional) > 1 and _NUMBER.fullmatch(positional[0]):
+        number, unit = positional[:2]
+        is_unit = len(unit) <= _MAX_UNIT and not _NUMBER.fullmatch(unit) and not _NOT_SHOWABLE.search(unit)
+        return f"{number} {unit}" if is_unit else ""
+    label = call.get(*_LABELS)
+    values = [label] if label else positional
+    codes = [number for number, value in enumerate(values) if _LANGUAGE_CODE.fullmatch(value)]
+    code = values[0] if codes[:1] == [0] and len(values) > 1 else ""
+    words = [value for value in values if _is_showable(value, call, is_translated=bool(codes))]
+    if len(values) > 1:
+        words = [value for value in words if not (_OPTION.fullmatch(value) or _LANGUAGE_CODE.fullmatch(value))]
+    if code and not _is_latin(call.language):  # `{{tsl|en|English|目標}}`
+        words = [value for value in words if not value.isascii()] or ([] if code == "en" else words)
+    return words[0] if words and words[0] not in COUNTRY_NAMES else ""
+
+
+def choose_prose(call: TemplateCall) -> str:
+    """Return the prose of an unknown template alone on a line: a quotation, lists, or a link.
+
+    >>> choose_prose(parse_call("цитата", ["Мова росте елементарно, разом з душею народу."], "uk"))
+    '\\nМова росте елементарно, разом з душею народу.\\n'
+    >>> choose_prose(parse_call("infobox", ["name=A", "text"]))
+    ''
+    """
+    values = [value for value in call.positional() if value]
+    lists = [value for value in values if _LIST_START.match(value)]
+    if lists:
+        return "\n" + "\n".join(lists) + "\n"
+    if len(values) > 1 and any(_LANGUAGE_CODE.fullmatch(value) for value in values[:2]):
+        return choose_words(call)
+    words = call.get("1", "text", "quote")
+    weight = len(words) + sum(not character.isascii() for character in words)
+    if weight < _MIN_QUOTATION or len(call.params) > _MAX_QUOTATION_PARAMETERS or not _QUOTATION.fullmatch(words):
+        return ""
+    return "" if words.isascii() and not _is_latin(call.language) else f"\n{words}\n"
+
+
+_MAX_QUOTATION_PARAMETERS = 6
+
+
+def _is_showable(value: str, call: TemplateCall, *, is_translated: bool) -> bool:
+    if len(value) > _MAX_WORDS or _NOT_SHOWABLE.search(value):
+        return False
+    if len(value) > _NOTE_LENGTH and value.rstrip(" '\"”»)")[-1:] in SENTENCE_ENDS:
+        return False
+    return is_translated or len(value) <= _REMARK_LENGTH or not value.isascii() or _is_latin(call.language)
+
+
+@cache
+def _is_latin(language: str) -> bool:
+    """Return whether a language is written in Latin letters, by its names of months."""
+    months = "".join(get_names(language).months)
+    return not months or any(character.isalpha() and character.isascii() for character in months)
 
 
 def _choose_switch_case(value: str, cases: list[str]) -> str:
@@ -149,9 +248,3 @@ def _render_function(arguments: list[str]) -> str:
     name, _, value = arguments[0].strip().partition(":")
     function = _FUNCTIONS.get(name.strip().lower())
     return function(value.strip(), arguments[1:]) if function else ""
-
-
-def _get_only_parameter(arguments: list[str]) -> str:
-    if len(arguments) != 2 or "=" in arguments[1] or len(arguments[1]) > 200 or _NOT_SHOWABLE.search(arguments[1]):
-        return ""
-    return arguments[1].strip()

@@ -35,6 +35,45 @@ def test_a_measure_is_converted_as_in_wikipedia(wikitext: str, expected: str) ->
     assert lead.text == expected
 
 
+UNKNOWN_CASES = [
+    # Links to other wikis, by their several orders of parameters.
+    ("ja", "小説「{{仮リンク|県|en|Adam Bede}}」の", "小説「県」の"),
+    ("ja", "* {{ill2|甲|en|B|label=乙}}、{{仮リンク|The Old Man and the Sea|en|X}}", "乙、The Old Man and the Sea"),
+    ("ja", "{{仮リンク|県|en|Prefecture}}", "県"),
+    ("zh", "包括{{tsl|en|D|丁}}、{{link-en|丙|C}}等", "包括丁、丙等"),
+    ("uk", "«{{нп|Життя||en|Life}}» і {{langi|fr|Charlotte d'Armont}}", "«Життя» і Charlotte d'Armont"),
+    # Dates and units in the language of the page.
+    ("uk", "Він ({{ДН|27|1|1839}} — {{ДС|14|1|1884|2}}) жив", "Він (27 січня 1839 — 14 січня 1884) жив"),
+    ("ja", "生まれ{{生年月日|1839|1|27}}。", "生まれ1839年1月27日。"),
+    ("bn", "({{birth date|df=yes|১৯২০|৩|১৭}})", "(17 মার্চ 1920)"),
+    ("es", "En {{death date and age|2000|5|2|1920|1|1}}", "En 2 mayo 2000 (80)"),
+    ("fr", "Environ {{unité|300|km}} et {{convert|5|mi|km}}", "Environ 300 km et 5 mi (8.0 km)"),
+    ("bn", "আয়তন {{রূপান্তর|306|km2|sqmi|lk=out}}।", "আয়তন 306 km2।"),
+    ("ja", "位置は{{ウィキ座標度分秒|33|17|03|N|044|15|22|E}}に", "位置は33°17′03″N 044°15′22″Eに"),
+    # No English words in foreign text.
+    ("de", "Ein {{lang-fr|mot}}, {{zh|s=汉|p=hàn}} {{flag|FRA}} {{USA}}", "Ein mot, 汉; hàn FRA USA"),
+    ("de", "Nr. {{IPAc-en|us|ˈ|æ|n}} {{circa|1900}} {{born|1901}} {{p.|7}}", "Nr. /ˈæn/ c. 1900 1901 7"),
+    ("bn", "এটি{{স্পষ্ট করা প্রয়োজন|how is this working out in practice? The law is one thing; but what happens}}।", "এটি।"),
+    # Notes, options, files and names of parameters are not words of the sentence.
+    ("uk", "біля Білогороді{{ref+|Сучасне сіло Білогородка Київської області.|ком.}} є", "біля Білогороді є"),
+    ("de", "Ein {{farbe|DarkRed|Wort}}{{höhe|10px}}{{ton|A.ogg}} {{x|left|richtig}}", "Ein Wort richtig"),
+    ("bn", "{{বই উদ্ধৃতি|শিরোনাম=ক|বছর=১৯৯০}} ক {{x|শিরোনাম=ক}}খ", "ক খ"),
+    # Alone on a line.
+    ("uk", "{{цитата|Мова росте елементарно, разом з душею народу.}}", "Мова росте елементарно, разом з душею народу."),
+    ("ja", "{{col|\n* 甲\n* 乙\n}}", "甲\n乙"),
+    ("uk", "{{основна стаття|Антоновичі}}\n{{картка|назва=А}}\nТекст", "Текст"),
+    # English: nothing lost.
+    ("en", "has a {{railgauge|1000mm|allk=on}} line at {{coord|13|19|N|169|9|W}}", "has a 1000mm line at 13°19′N 169°9′W"),
+    ("en", "as {{wp|32-bit computing|32-bit}} {{plink|Farming cape|txt=Farming}}", "as 32-bit computing Farming"),
+]
+
+
+@pytest.mark.parametrize(("language", "wikitext", "expected"), UNKNOWN_CASES)
+def test_an_unknown_template_keeps_its_words_in_each_language(language: str, wikitext: str, expected: str) -> None:
+    (lead,) = clean_wikitext(wikitext, Siteinfo("wiki", language, ""))
+    assert lead.text == expected
+
+
 @pytest.mark.parametrize(
     ("wikitext", "expected"),
     [
