@@ -53,7 +53,8 @@ _CACHED_NAMES = 1 << 14  # cached names; a large wiki uses some thousands
 # Values that are not text: a URL, several lines, no letter, a file, a colour, a length, a link that
 # is not shown, or the name of a parameter or option.
 _NOT_SHOWABLE = re.compile(
-    r"(?<!\[)https?:|\n|^\W*$|\.(?:jpe?g|png|svg|gif|tiff?|webp|og[gav]|wav|mp[34]|webm|pdf)\s*$|^[#:]|^[\d.]+ ?(?:px|r?em|ex)$|^\s*(?:date|year|name|title|link|nolink|text|short|long|full|left|right|center|"
+    r"(?<!\[)https?:|\n|^\W*$|^[#:]|^[\d.]+ ?(?:px|r?em|ex)$|"
+    r"\.(?:jpe?g|png|svg|gif|tiff?|webp|og[gav]|wav|mp[34]|webm|pdf)\s*$|^\s*(?:date|year|name|title|link|nolink|text|short|long|full|left|right|center|"
     r"top|bottom|up|down|yes|no|none|on|off|true|false|nocat|small|inline|ref|url|id|lang|format)\s*$"
 )
 
@@ -103,13 +104,14 @@ class Templates:
             return self._title
         if ":" in name:
             return _render_function(arguments) or GAP
-        if is_dropped(name):
-            return GAP
-        call = parse_call(name, arguments[1:], self._language)
+        return ("" if is_dropped(name) else self._render_unknown(name, arguments[1:], inside=inside)) or GAP
+
+    def _render_unknown(self, name: str, arguments: list[str], *, inside: bool) -> str:
+        call = parse_call(name, arguments, self._language)
         if name in measures.COORDINATES:
             is_shown = inside and call.get("display") != "title"
-            return (measures.render_coordinates(call) if is_shown else "") or GAP
-        return (choose_words(call) if inside else choose_prose(call)) or GAP
+            return measures.render_coordinates(call) if is_shown else ""
+        return choose_words(call) if inside else choose_prose(call)
 
 
 _LABELS = ("label", "lt", "text", "txt", "xt", "display")  # names of parameters with the shown words
@@ -138,8 +140,10 @@ def choose_words(call: TemplateCall) -> str:
 
     >>> choose_words(parse_call("仮リンク", ["県", "en", "Prefecture"], "ja"))
     '県'
-    >>> choose_words(parse_call("unité", ["300", "km"], "fr")), choose_words(parse_call("дн", ["27", "1", "1839"], "uk"))
-    ('300 km', '27 січня 1839')
+    >>> choose_words(parse_call("unité", ["300", "km"], "fr"))
+    '300 km'
+    >>> choose_words(parse_call("дн", ["27", "1", "1839"], "uk"))
+    '27 січня 1839'
     """
     positional = [value for value in call.positional() if value]
     if len(positional) < _PAIR_OF_DATES and (date := dates.render_number_date(call, positional)):
@@ -165,8 +169,8 @@ def choose_words(call: TemplateCall) -> str:
 def choose_prose(call: TemplateCall) -> str:
     """Return the prose of an unknown template alone on a line: a quotation, lists, or a link.
 
-    >>> choose_prose(parse_call("цитата", ["Мова росте елементарно, разом з душею народу."], "uk"))
-    '\\nМова росте елементарно, разом з душею народу.\\n'
+    >>> choose_prose(parse_call("цитата", ["Мова росте елементарно, разом з душею народу."], "uk")).strip()
+    'Мова росте елементарно, разом з душею народу.'
     >>> choose_prose(parse_call("infobox", ["name=A", "text"]))
     ''
     """

@@ -84,7 +84,7 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("\ufeffzero\u200bwidth\u00ad\u00a0space\u2003wide", "zerowidth space wide"),
         ("\ufdd0\ufdd0x\ufdd1\ufdd1", "x"),
         ("It cost $191,000 ({{inflation|US|191000|1914}}). Next", "It cost $191,000. Next"),
-        ("In Taverley ({{level|Construction|10}}), there is ( {{cn}} ) one", "In Taverley (Construction), there is one"),
+        ("In Taverley ({{level|Cooking|10}}), there is ( {{cn}} ) one", "In Taverley (Cooking), there is one"),
         ("人口は{{自治体人口/滋賀県|date}}現在。散文{{NoteTag|注である。}}の分界。", "人口は現在。散文の分界。"),
         ("a {{small option|nolink}} b {{largeur|12}}", "a b 12"),
         ("«{{нп|Життя||en|Life}}» і {{не перекладено|Пансіон|Пансіоні|ru|X}}", "«Життя» і Пансіоні"),
@@ -209,7 +209,10 @@ def test_namespaces_and_headings_follow_the_language() -> None:
     assert clean_wikitext(page, BULGARIAN) == (Section("", "Текст."), Section("Живот", "ж"))
 
 
-@pytest.mark.parametrize(("heading", "shown_heading"), [("{{Wortart|Ort|Deutsch}}, {{m}}", "Ort"), ("{{m}}, {{n}}", ""), ("C++", "C++"), ("?", "")])
+@pytest.mark.parametrize(
+    ("heading", "shown_heading"),
+    [("{{Wortart|Ort|Deutsch}}, {{m}}", "Ort"), ("{{m}}, {{n}}", ""), ("C++", "C++"), ("?", "")],
+)
 def test_a_heading_is_words(heading: str, shown_heading: str) -> None:
     assert clean_wikitext(f"== {heading} ==\nA.", ENGLISH) == (Section(shown_heading, "A."),)
 
