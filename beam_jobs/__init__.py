@@ -1,9 +1,9 @@
 """Beam jobs over descriptors of parts and shards. Does not import Prefect.
 
-* `chunk`, `embed`, `index`, `gate`, `corpus`, `delta`, `redact`: one module for each job; `index_tasks` and
-  `index_work` hold the tasks of the index jobs.
+* `chunk`, `embed`, `index`, `gate`, `corpus`, `redact`: one module for each job; `index_work` holds
+  the tasks of the index jobs.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
-* `launch`, `options`, `allowed`, `workers`: the settings of a run, and its workers.
+* `launch`, `options`, `workers`: the settings of a run, and its workers.
 * `flink`, `local_worker`: a runner and the local worker process.
 * `explain`: which results a build would reuse.
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 from beam_jobs.chunk import ChunkTask, plan_chunk_tasks
 from beam_jobs.embed import EmbedTask, describe_requests
-from beam_jobs.index_tasks import index_inputs
+from beam_jobs.index_work import index_inputs
 from beam_jobs.workers import worker_memory
 from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import chunk_part

@@ -17,15 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.index_tasks import (
+from beam_jobs.index_work import (
     IndexInProgress,
     IndexStageResult,
     ScatterTask,
     ShardTask,
+    build_shard,
+    derive_one,
+    merge_one,
     read_blob_list,
     require_blob,
+    scatter_one,
+    train_one,
 )
-from beam_jobs.index_work import build_shard, derive_one, merge_one, scatter_one, train_one
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import look_up_reports

@@ -5,48 +5,147 @@ A task uses one thread: work is distributed by parts, shards and indexes, and wi
 vectors give equal bytes. Only a shard of a kind that is `threaded`, as a graph is, is given the
 cores that no other shard wants. The jobs pass on blobs of the store, which are read by range: only
 the merging worker reads whole files.
+
+The first classes are what the index jobs hand on: an index while it is built, and the tasks of its
+stages.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from beam_jobs.index_tasks import (
-    IndexInProgress,
-    IndexStageResult,
-    ScatterTask,
-    ShardTask,
-    index_inputs,
-    piece_inputs,
-    read_blob_list,
-    require_blob,
-)
 from beam_jobs.launch import Report
 from beam_jobs.tasks import limit_threads
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError, StoreError
-from rag_model.index.byte_sizes import check_disk
+from rag_model.extras import get_versions
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, Opener, SliceLocation, path_opener
 from rag_model.index.files.vectors import RemoteRowFiles, VectorFiles
 from rag_model.index.kind import PieceReusingKind, PreviousPiece, ShardUpdatingKind, get_kind
-from rag_model.index.plan import IndexStats
+from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import find_common_rows
-from rag_model.index.quality.results import FitResult
-from rag_model.process import count_cores
+from rag_model.index.quality.results import FitResult, TrainingStats
+from rag_model.process import check_disk, count_cores
 from rag_model.snapshots.parent_index import ParentIndex
-from rag_model.snapshots.reused_training import RedactedRows, ReusedTraining
+from rag_model.snapshots.reused_training import ParentRows, RedactedRows, ReusedTraining
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStageResult:
+    """The result of one task of an index job."""
+
+    blob: BlobRef | None  # the file that the stage wrote; None: the reused file stays
+    stats: IndexStats  # statistics that the index kind reports
+    is_new: bool = False  # whether this run wrote the file, and not an earlier one
+    note: str = ""  # a note for the plan, such as why the index was trained again
+    keeps_shards: bool = False  # whether the parent's shards can be updated with a new trained file
+
+    def to_json(self) -> Report:
+        """Return the record as JSON values."""
+        blob = self.blob.to_json() if self.blob else None
+        values = {"out": blob, "facts": self.stats, "made": self.is_new, "note": self.note}
+        return values | {"keeps_shards": self.keeps_shards}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        blob = BlobRef.from_json(value["out"]) if value["out"] else None
+        return cls(blob, value["facts"], value["made"], value["note"], value["keeps_shards"])
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInProgress:
+    """An index while it is built; each job adds one more file.
+
+    Lists of blobs are stored as blobs themselves, so that the record stays small.
+    """
+
+    name: str
+    plan: IndexPlan
+    rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
+    reused: ReusedTraining | None = None  # the parent's trained file, used if it fits
+    parent_index: BlobRef | None = None  # JSON of a `ParentIndex`, from which this may be derived
+    derived: IndexStageResult | None = None  # the derived index; the other jobs then skip it
+    trained: BlobRef | None = None  # the trained file, which all workers read
+    # With a reused trained file: the parent's rows of each part (`ReusedTraining.parent_rows`).
+    parent_rows: BlobRef | None = None
+    # With a reused trained file: the parent's `BuiltShard`s (`ReusedTraining.shards`).
+    parent_shards: BlobRef | None = None
+    training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
+    pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order
+    # Array of `SLICE_LOCATION_DTYPE`, (shards, parts): where each shard's slice of each piece is.
+    slice_locations: BlobRef | None = None
+    # JSON list: for each shard its rows, and digests of its slices and of their locations.
+    cells: BlobRef | None = None
+    shards: BlobRef | None = None  # JSON list of the `BuiltShard`s, in order; may be empty
+    shard_metrics: Mapping[str, Any] = field(default_factory=dict)  # if the parent's shards are known
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterTask:
+    """The rows of one part, to be sorted by shard."""
+
+    build: IndexInProgress
+    number: int
+    rows: BlobRef
+    # Parts of the parent with the same pages, whose pieces have most of the vectors.
+    parent_parts: tuple[ParentRows, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One shard of an index, to be built from its slices of all pieces."""
+
+    build: IndexInProgress
+    number: int
+    rows: int  # number of vectors in its cell
+    slices: str  # digest of the slices
+    places: str  # digest of the locations of the slices
+    # Number of shards to build, this one included. If there are more cores, each shard gets several.
+    concurrent_shards: int = 1
+    parent: BlobRef | None = None  # the parent's shard, which is updated
+
+
+def index_inputs(plan: IndexPlan) -> dict[str, Any]:
+    """Return the inputs that decide a trained file or an index, without its files."""
+    return piece_inputs(plan) | {"plan": plan.index_inputs()}
+
+
+def piece_inputs(plan: IndexPlan) -> dict[str, Any]:
+    """Return the inputs that decide a piece or a shard, without its files.
+
+    None of them depends on the size of the corpus.
+    """
+    kind = get_kind(plan.kind)
+    return {"plan": plan.piece_inputs(), "code": kind.VERSION, "libraries": get_versions(*kind.libraries)}
+
+
+def require_blob(blob: BlobRef | None) -> BlobRef:
+    """Return the blob that an earlier job wrote.
+
+    Raises:
+        ValueError: that job did not run.
+    """
+    if blob is None:
+        raise ValueError("the jobs of an index run in order: train, scatter, build_shards, merge")
+    return blob
+
+
+def read_blob_list(store: Store, blob: BlobRef) -> list[BlobRef]:
+    """Return the blobs that a list of blobs names."""
+    return [BlobRef(value["id"], value["size"]) for value in json.loads(store.blobs.read(blob))]
 
 
 def derive_one(build: IndexInProgress, store: Store) -> Report:
@@ -54,7 +153,7 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
 
     def derive_from_parent(out: Path) -> IndexStats:
         parent_index = ParentIndex.from_json(json.loads(store.blobs.read(require_blob(build.parent_index))))
-        # what is damaged is not used; a whole build tells what it needs itself
+        # A damaged file of the parent is no error, because a whole build does not need it.
         with suppress(InputError, StoreError):
             if (stats := parent_index.derive(store, build.plan, out)) is not None:
                 return stats
@@ -111,7 +210,7 @@ def _redact_training(
     def make(out: Path) -> IndexStats:
         rows = _row_files(store, build.rows)
         if isinstance(kind, ShardUpdatingKind):
-            with suppress(InputError, StoreError):  # what is damaged is not used
+            with suppress(InputError, StoreError):  # A damaged trained file is replaced by a new one.
                 trained = store.blobs.get_local_path(reused.blob)
                 return kind.redact(plan, trained, rows, iter_removed(), out)
         return kind.train(plan, rows, out) | {"reason": "the earlier trained file is damaged"}
@@ -173,7 +272,7 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
             (store.blobs.get_local_path(trained), store.blobs.get_local_path(task.rows), task.number),
             get_kind(plan.kind),
         )
-        with suppress(InputError, StoreError):  # what is damaged is not used
+        with suppress(InputError, StoreError):  # Without the parent's pieces, all vectors are encoded.
             if (
                 isinstance(kind, PieceReusingKind)
                 and kind.carries(plan)
@@ -217,7 +316,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
         with engine.use_threads(max(1, count_cores() // task.concurrent_shards) if kind.threaded else 1):
             if task.parent is None or not isinstance(kind, ShardUpdatingKind):
                 return kind.shard(plan, trained_path, _iter_slices(task, store), task.number, out)
-            with suppress(InputError, StoreError):  # what is damaged is not used
+            with suppress(InputError, StoreError):  # A damaged shard of the parent is built again.
                 parent = path_opener(store.blobs.get_local_path(task.parent))
                 return kind.update(plan, trained_path, _iter_slices(task, store), task.number, parent, out)
             stats = kind.shard(plan, trained_path, _iter_slices(task, store), task.number, out)

@@ -6,7 +6,7 @@ Command line:
     command: options, replies and output formats that verbs share.
 
 Builds:
-    reindex, add_index, adopt, reencode: build a snapshot from a dump, from another snapshot, from
+    reindex, add_index, import_library, reencode: build a snapshot from a dump, from another snapshot, from
         existing vectors, or with another encoder.
     finish: the stages that all builds share, from the indexes to the ref.
     index: one index over vectors from files.
@@ -19,8 +19,8 @@ Models and evaluation:
     release: rebuild, train, evaluate, and move the ref if it is accepted.
 
 Shared:
-    stage, failure, parameter_checks: the decorators of flows and stages.
-    outcome, artifacts, progress: results, their tables in the Prefect UI, and progress.
+    stage, parameter_checks: the decorators of flows and stages, progress, and failed runs.
+    outcome, artifacts: results, and their tables in the Prefect UI.
     launch, launch_model: start a run on a machine of the estimated size.
     machine: local services, work pools, automations and `doctor`.
     demo: a small real library.

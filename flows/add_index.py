@@ -15,8 +15,7 @@ from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import with_indexes

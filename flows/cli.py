@@ -129,7 +129,11 @@ app.command(
     name="convert-weights",
     help="Write a copy of a model whose pickled weights become safetensors.",
 )
-app.command("flows.verbs.adopt:adopt", name="import", help="Make a snapshot from existing passages and vectors.")
+app.command(
+    "flows.verbs.import_library:import_library",
+    name="import",
+    help="Make a snapshot from existing passages and vectors.",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

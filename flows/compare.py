@@ -21,8 +21,7 @@ from flows import artifacts
 from flows.evaluation_records import REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CompareOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.evaluation.measures.measure import JudgedBy
 from rag_model.evaluation.questions import QuestionSet, read_questions
@@ -108,7 +107,7 @@ def compare(
         run = open_retrievers_on_questions(store, questions, retrievers, ref, k, judged_by, patterns, encoder)
     for name, retriever in zip(run.names, run.retrievers, strict=True):
         with clock(name) as on_progress:
-            measure_retriever(run, NamedRetriever(name, retriever), run_files, on_progress)
+            measure_retriever(run, name, retriever, run_files, on_progress)
     with clock("time"):
         timed_metrics = time_questions(run)
     with clock("compare"):
@@ -122,10 +121,7 @@ def compare(
 
 
 class ComparisonRun:
-    """The pinned inputs of a run, and its results.
-
-    It is not a dataclass, so that Prefect does not look for futures in it.
-    """
+    """The pinned inputs of a run, and its results."""
 
     def __init__(
         self, store: Store, snapshot: Snapshot, names: Sequence[str], retrievers: Sequence[SnapshotRetriever], k: int
@@ -139,14 +135,6 @@ class ComparisonRun:
         self.batches = QueryBatches(())
         self.judge = RetrievalJudge("answers")
         self.groups = QuestionGroups()
-
-
-class NamedRetriever:
-    """A retriever and its expression, hidden from Prefect's search for futures as well."""
-
-    def __init__(self, name: str, retriever: SnapshotRetriever) -> None:
-        """Hold them."""
-        self.name, self.retriever = name, retriever
 
 
 @stage
@@ -185,19 +173,17 @@ def open_retrievers_on_questions(
 
 @stage
 def measure_retriever(
-    run: ComparisonRun, named_retriever: NamedRetriever, files: RunFiles, on_progress: OnProgress
+    run: ComparisonRun, name: str, retriever: SnapshotRetriever, files: RunFiles, on_progress: OnProgress
 ) -> None:
     """Search every question with one retriever, measure its stages, and write its hits."""
-    rankings = measure_stages(
-        named_retriever.retriever, named_retriever.name, run.batches, run.judge, run.k, on_progress
-    )
+    rankings = measure_stages(retriever, name, run.batches, run.judge, run.k, on_progress)
     run.lists.append(rankings)
-    name = _file_name(run, len(run.lists))
+    file_name = _file_name(run, len(run.lists))
     for path, write in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
         if path:
-            write(rankings.outcomes, insert_name(Path(path), name))
+            write(rankings.outcomes, insert_name(Path(path), file_name))
     if files.trec:
-        write_trec(rankings.outcomes, insert_name(Path(files.trec), name), name or "bookwheel")
+        write_trec(rankings.outcomes, insert_name(Path(files.trec), file_name), file_name or "bookwheel")
 
 
 def insert_name(path: Path, name: str) -> Path:
@@ -221,31 +207,21 @@ def _make_slug(expression: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", expression).strip("-")[:_SLUG]
 
 
-class TimedMetrics:
-    """The metrics of each retriever, hidden from Prefect's search for futures as well."""
-
-    def __init__(self, metrics: Sequence[RetrieverMetrics]) -> None:
-        """Hold them."""
-        self.metrics = metrics
-
-
 @stage
-def time_questions(run: ComparisonRun) -> TimedMetrics:
+def time_questions(run: ComparisonRun) -> list[RetrieverMetrics]:
     """Search a sample of the questions one by one, and time every stage."""
     costs = time_stages(run.retrievers, run.batches.texts, run.k)
-    return TimedMetrics(
-        [combine_metrics(lists, costs_of_stages) for lists, costs_of_stages in zip(run.lists, costs, strict=True)]
-    )
+    return [combine_metrics(lists, costs_of_stages) for lists, costs_of_stages in zip(run.lists, costs, strict=True)]
 
 
 @stage
 def compare_and_report(
-    run: ComparisonRun, timed_metrics: TimedMetrics, clock: StageClock, report: str | None
+    run: ComparisonRun, timed_metrics: Sequence[RetrieverMetrics], clock: StageClock, report: str | None
 ) -> CompareOutcome:
     """Compare the retrievers, recommend one, and write the report."""
-    run.standings = standings = comparison.compare_retrievers(timed_metrics.metrics, run.judge, run.k, run.groups)
+    run.standings = standings = comparison.compare_retrievers(timed_metrics, run.judge, run.k, run.groups)
     measure = run.judge.headline(run.k)
-    advice = advise_retriever(run.snapshot, timed_metrics.metrics, measure)
+    advice = advise_retriever(run.snapshot, timed_metrics, measure)
     if report:
         write_report(render_retrieval_report(_build_report(run, standings, advice)), Path(report))
     return CompareOutcome(

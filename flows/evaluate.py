@@ -10,7 +10,7 @@ Requires: the extras model and train; a store that this machine can write to, fo
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -22,8 +22,7 @@ from flows import artifacts
 from flows.evaluation_records import KILT, REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CollapseRefusedError, EvaluateOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.encoders.model import list_inference_inputs
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.abstaining import describe_abstention
@@ -96,7 +95,7 @@ def evaluate(
             retrieve_passages(run, on_progress)
         for condition in run.examination.conditions():
             with clock(condition.name) as on_progress:
-                answer_under_condition(run, NamedCondition(condition), on_progress)
+                answer_under_condition(run, condition, on_progress)
         outcome = run.outcome(clock.seconds, report)
         write_files(run, outcome, rows, kilt)
         recorded = record_answers(run, outcome, questions)
@@ -108,30 +107,17 @@ def evaluate(
     return outcome
 
 
-class NamedCondition:
-    """Wraps a condition, so that Prefect does not search all its passages for futures."""
-
-    def __init__(self, condition: Condition) -> None:
-        """Hold `condition`."""
-        self.condition = condition
-
-
+@dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """The pinned inputs of a run, and its results; not a dataclass, for the same reason."""
+    """The pinned inputs of a run, and its results."""
 
-    def __init__(
-        self,
-        store: Store,
-        snapshot: Snapshot,
-        model: str,
-        reader: str,
-        folder: Path | None,
-        examination: AnswerEvaluation,
-        subject: EvaluationSubject,
-    ) -> None:
-        """Hold a pinned snapshot and model, the model's folder, and the evaluation."""
-        self.store, self.snapshot, self.model, self.reader, self.folder = store, snapshot, model, reader, folder
-        self.examination, self.subject = examination, subject
+    store: Store
+    snapshot: Snapshot
+    model: str  # full id, or the folder
+    reader: str
+    folder: Path | None  # of the model
+    examination: AnswerEvaluation
+    subject: EvaluationSubject
 
     @property
     def retriever(self) -> str:
@@ -257,9 +243,9 @@ def retrieve_passages(run: AnswerRun, on_progress: OnProgress) -> None:
 
 
 @stage
-def answer_under_condition(run: AnswerRun, named_condition: NamedCondition, on_progress: OnProgress) -> None:
+def answer_under_condition(run: AnswerRun, condition: Condition, on_progress: OnProgress) -> None:
     """Answer the questions under one condition, reuse recorded answers, and measure all of them."""
-    run.examination.answer_condition(named_condition.condition, on_progress)
+    run.examination.answer_condition(condition, on_progress)
 
 
 @stage

@@ -23,10 +23,9 @@ from flows import artifacts
 from flows.command.console import ProgressReporter, format_seconds
 from flows.machine.workplace import lock_folder
 from flows.parameter_checks import Url
-from flows.progress import StageClock
 from flows.rebuild import delete_rebuild_refs, open_rebuild_launcher
 from flows.reencode import reencode
-from flows.stage import deployment_flow, log, run_flow, stage
+from flows.stage import StageClock, deployment_flow, log, run_flow, stage
 from flows.training import KindName, RecipeTables
 from rag_model.errors import UsageError
 from rag_model.snapshots.existing import REENCODED
@@ -41,9 +40,9 @@ from rag_model.training.finetuning import Finetuning, FinetuningResult, store_tr
 from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.processes import TrainingProcesses, join_processes
+from rag_model.training.moving_index import MovingSettings
 from rag_model.training.objectives.objective import Examples, Job, Objective, get_objective
 from rag_model.training.origins import NamedModels
-from rag_model.training.rebuilds import MovingSettings
 from rag_model.training.settings import Tables, parse_settings
 
 

@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any
 
 from beam_jobs import corpus, gate, index
-from beam_jobs.index_tasks import IndexInProgress
+from beam_jobs.index_work import IndexInProgress
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import is_local
 from flows import artifacts
 from flows.outcome import BuildOutcome, create_gate_error
-from flows.progress import StageClock
-from flows.stage import stage
+from flows.stage import StageClock, stage
 from rag_model.errors import BookwheelError, StoreError
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
@@ -31,9 +30,8 @@ from rag_model.snapshots.content import (
 from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.parent_index import ParentIndex
-from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot
+from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot, write_report
 from rag_model.snapshots.recipe import Recipe
-from rag_model.snapshots.report import write_report
 from rag_model.snapshots.reused_training import SHARDS, ReusedTraining
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
@@ -211,24 +209,10 @@ def train_indexes(
     return index.train(index.derive(builds, launch), launch, on_progress)
 
 
-@stage
-def scatter_vectors(
-    indexes: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress
-) -> list[IndexInProgress]:
-    """Sort every part's vectors by shard."""
-    return index.scatter(indexes, launch, on_progress)
-
-
-@stage
-def build_shards(indexes: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress) -> list[IndexInProgress]:
-    """Build every shard of every index."""
-    return index.build_shards(indexes, launch, on_progress)
-
-
-@stage
-def merge_shards(indexes: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress) -> list[BuiltIndex]:
-    """Merge each index's shards."""
-    return index.merge(indexes, launch, on_progress)
+scatter_vectors = stage(index.scatter, "scatter_vectors")
+build_shards = stage(index.build_shards, "build_shards")
+merge_shards = stage(index.merge, "merge_shards")
+write_deltas = stage(corpus.write_deltas, "write_deltas")
 
 
 @stage
@@ -264,15 +248,6 @@ def measure_indexes(
     measure = partial(gate.measure_indexes, store, launch, on_progress, parent=parent)
     with Snapshot.from_manifest(store, manifest) as snapshot:
         return measure_snapshot(snapshot, recipe.gate, merges, measure)
-
-
-@stage
-def write_deltas(parent_content: Content, content: Content, launch: Launch, on_progress: OnProgress) -> int:
-    """Write deltas with which clients of the parent snapshot derive changed files.
-
-    Return their bytes.
-    """
-    return corpus.write_deltas(parent_content, content, launch, on_progress)
 
 
 @stage

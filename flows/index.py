@@ -14,7 +14,7 @@ from beam_jobs import index
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.machine.workplace import open_work_store
-from flows.progress import StageClock
+from flows.stage import StageClock
 from rag_model.errors import UsageError
 from rag_model.index.build import check_self_contained, install_index
 from rag_model.index.estimate import estimate_resources, fit_into_memory, list_alternatives

@@ -9,8 +9,7 @@ Requires: the deployment to start; this run must be able to read the dump's and 
 from collections.abc import Sequence
 from typing import Any
 
-from beam_jobs.allowed import resolve_options
-from beam_jobs.workers import is_local
+from beam_jobs.workers import is_local, resolve_options
 from flows.machine.pools import create_launch_flow
 from flows.parameter_checks import is_deployment_run
 from flows.reindex import reindex

@@ -19,10 +19,9 @@ from flows.launch import launch
 from flows.machine.pools import LaunchedRun
 from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
-from flows.stage import deployment_flow, stage
-from rag_model.corpus.dump_catalog import ARTICLES_JOB, OnProgress, PublishedDump, fetch_dump, find_newest
+from flows.stage import StageClock, deployment_flow, stage
+from rag_model.corpus.dump_catalog import ARTICLES_JOB, fetch_dump, find_newest
 from rag_model.corpus.records import is_wiki_site
 from rag_model.errors import UsageError
 from rag_model.resources import RunLimits
@@ -147,10 +146,8 @@ def upkeep(
         return UpkeepOutcome(dry_run, expired, delete_unneeded_files(opened_store, parse_age(grace), dry_run))
 
 
-@stage
-def find_new_dump(wiki: str, known_date: str, job: str) -> PublishedDump | None:
-    """Return a complete dump that is newer than the known one, or None."""
-    return find_newest(wiki, known_date, job)
+find_new_dump = stage(find_newest, "find_new_dump")
+download_dump = stage(fetch_dump, "download_dump")
 
 
 @stage
@@ -165,12 +162,6 @@ def find_site_changes(
         plan = plan_parts(store, wiki, recipe, limit, parent, say=on_progress.say)
     is_new = provenance.get("dump") != wiki or provenance.get("plan") != plan.compute_digest()
     return str(provenance.get("read_at") or ""), plan.read_at if is_new else None
-
-
-@stage
-def download_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress) -> str:
-    """Fetch the dump's files and verify them."""
-    return fetch_dump(dump, folder, on_progress)
 
 
 @stage

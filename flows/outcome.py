@@ -1,14 +1,21 @@
 """The outcomes of flows as plain values, for the command line and the Prefect UI."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ParamSpec, Self
 
+from prefect import Flow
+
+from flows.command.reply import Reply
+from flows.stage import run_flow
 from rag_model.corpus.records import Plan
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import GateRefusedError, RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
 from rag_model.snapshots.publish import PublishResult
+
+Parameters = ParamSpec("Parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,21 @@ class BuildOutcome:
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
         return asdict(self)
+
+
+def build_and_reply(
+    format_outcome: Callable[[BuildOutcome], str],
+    build_flow: Flow[Parameters, BuildOutcome],
+    *args: Parameters.args,
+    **kwargs: Parameters.kwargs,
+) -> Reply:
+    """Run a flow that builds a snapshot, and reply with its outcome, also if the gate refused it."""
+    refusal = ""
+    try:
+        outcome = run_flow(build_flow, *args, **kwargs)
+    except GateRefusedError as error:
+        outcome, refusal = error.outcome, str(error)
+    return Reply(outcome.to_json(), format_outcome(outcome), refusal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from beam_jobs.allowed import refuse_unlisted, resolve_options
+from beam_jobs.workers import refuse_unlisted, resolve_options
 from rag_model.secrets import build_secret_pattern, refuse_secrets
 
 if TYPE_CHECKING:

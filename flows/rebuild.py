@@ -26,7 +26,7 @@ from rag_model.errors import BookwheelError, RefConflictError, ResourceError, er
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import QUESTION
 from rag_model.store.versions.models import ModelMetadata, put_model
-from rag_model.training.rebuilds import RebuildOrder, RebuildResult
+from rag_model.training.moving_index import RebuildOrder, RebuildResult
 from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"

@@ -18,9 +18,8 @@ from flows.add_index import read_results
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
 from flows.reindex import prepare_encoder
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.encoders.embed import Dtype
 from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.encoding import StoredEncoder

@@ -19,8 +19,7 @@ from flows.command.console import ProgressReporter
 from flows.finish import Build, finish_build, name_embed_stage
 from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
@@ -113,10 +112,7 @@ def reindex(
         return finish_build(replace(build, parent=parent.manifest))
 
 
-@stage
-def rehearse_plan(dump: str, recipe: Recipe, limit: int | None) -> tuple[Plan, int]:
-    """Plan the parts without writing to the store; also return the bytes that a build would read."""
-    return plan_dry_run(dump, recipe, limit)
+rehearse_plan = stage(plan_dry_run, "rehearse_plan")
 
 
 @stage

@@ -21,9 +21,8 @@ from flows.evaluation_records import OUTCOME
 from flows.finetune import finetune
 from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome, ReleaseOutcome, ReleaseRefusedError
 from flows.parameter_checks import Url
-from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from flows.training import KindName, RecipeTables
 from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.answers.scores import deciding_measure, list_measures
@@ -35,8 +34,8 @@ from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence
 from rag_model.evaluation.subject import answers_subject, retrieval_subject
 from rag_model.reading.model import resolve_model_id
 from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.planning import Inputs, collect_inputs, find_snapshot, record_snapshot
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
-from rag_model.snapshots.release_inputs import Inputs, collect_inputs, find_snapshot, record_snapshot
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject
 from rag_model.store.versions.evaluations import find_evaluation

@@ -10,7 +10,7 @@ train; a network for data that is not in the data folder.
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,15 +24,14 @@ import torch
 from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.add_index import add_index
-from flows.adopt import adopt_library
 from flows.evaluation_records import REPORT, FlowEvaluation, NewEvaluation, store_evaluation
+from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionRefusedError
 from flows.parameter_checks import Url
-from flows.progress import StageClock
 from flows.reindex import reindex
 from flows.release import ReleaseEvaluation, ReleaseEvaluator, find_recorded_snapshot, record_release_inputs
 from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.dump_catalog import fetch_file, hash_file
 from rag_model.corpus.source import expand_pattern, get_stamp, read_lines
 from rag_model.digest import digest_json
@@ -52,15 +51,14 @@ from rag_model.evaluation.reports.reproduction import (
 from rag_model.evaluation.reports.run_files import write_report
 from rag_model.extras import require
 from rag_model.generate.decoding import DecodingSettings
-from rag_model.index.byte_sizes import format_bytes
-from rag_model.process import temporary_folder
+from rag_model.process import format_bytes, temporary_folder
 from rag_model.reading.model import resolve_model_id
 from rag_model.resources import PROMPT_TOKENS, WorkEstimate
 from rag_model.resources.estimates import estimate_build_of, estimate_passages, estimate_row_bytes
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.retrieve.models import resolve_encoders
+from rag_model.snapshots.planning import Inputs, collect_inputs
 from rag_model.snapshots.recipe import Recipe, draft_snapshot
-from rag_model.snapshots.release_inputs import Inputs, collect_inputs
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.manifest import EXACT
@@ -259,19 +257,16 @@ def reproduce(
     return outcome
 
 
+@dataclass(frozen=True, slots=True)
 class ReproductionRun:
-    """The data and the results of a run.
+    """The data and the results of a run."""
 
-    Not a dataclass, because Prefect searches the fields of dataclasses for futures.
-    """
-
-    def __init__(
-        self, store: Store, plan: ReproductionPlan, paths: Mapping[str, str], beam_options: Sequence[str]
-    ) -> None:
-        """Start without results; `paths` has the path or glob of each data set."""
-        self.store, self.plan, self.paths, self.beam_options = store, plan, paths, beam_options
-        self.snapshots: dict[str, str] = {}  # by library
-        self.evaluations: dict[tuple[str, str], ReleaseEvaluation] = {}  # by row and data set
+    store: Store
+    plan: ReproductionPlan
+    paths: Mapping[str, str]  # path or glob by data set
+    beam_options: Sequence[str]
+    snapshots: dict[str, str] = field(default_factory=dict)  # by library
+    evaluations: dict[tuple[str, str], ReleaseEvaluation] = field(default_factory=dict)  # by row and data set
 
     def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
         """Read the questions of a data set, and check that the row's measures apply to them."""
@@ -508,9 +503,9 @@ def _choose_build(
         inputs = collect_inputs(run.store, dump, encoder, recipe, None)
         local_vectors = [url.removeprefix("file://") for url in vectors]
         arguments = dump, local_vectors, run.store.url, encoder, recipe, ref
-        adopt = partial(adopt_library.fn, *arguments, beam_options=run.beam_options)
+        build_imported = partial(import_library.fn, *arguments, beam_options=run.beam_options)
         stamps = {url: get_stamp(url) for url in vectors}
-        return lambda: adopt().snapshot, None if inputs is None else {**inputs, "vectors": stamps}
+        return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": stamps}
     limit = None if plan.fraction is None else _count_passages(plan, name)
     build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, limit, beam_options=run.beam_options)
     return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, limit)

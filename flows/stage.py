@@ -4,23 +4,115 @@ Prefect's engine reports to a server. If none is configured it would start one f
 takes longer than the rebuild of a small library, so the command line calls the function directly.
 Importing Prefect alone takes most of a second: it is imported if a server may be configured, and is
 there already in the processes that Prefect starts.
+
+A `StageClock` shows the progress of stages on standard error and as an artifact in the Prefect UI.
+
+A failed run is retried only if that can help, and its maintainers are notified. Prefect's setting
+for retries (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`) does not distinguish errors.
+It would also retry after a refusal of the gate, or an invalid factory string.
 """
 
+import json
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache, update_wrapper, wraps
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from urllib.request import Request, urlopen
+from uuid import UUID
 
-from flows.failure import notify_webhook, stop_retries_if_useless
+import httpx
+
+from flows.command.console import ProgressReporter, format_seconds, show_progress
 from flows.parameter_checks import check_parameters, get_checked_flow, get_flow_run, get_run_context, is_deployment_run
-from rag_model.errors import StoreError, UsageError
+from rag_model.errors import (
+    InputError,
+    MissingExtraError,
+    RefusedError,
+    ResourceError,
+    StoreError,
+    UnreachableError,
+    UsageError,
+)
+from rag_model.process import trim_memory
 from rag_model.secrets import refuse_secrets
 from rag_model.store.store import Store
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun, State
+
+# an environment variable, because Prefect shows parameters and the address is secret
+WEBHOOK = "BOOKWHEEL_WEBHOOK"
+# a retry would fail in the same way, except after an `UnreachableError`
+_FINAL_ERRORS = (InputError, MissingExtraError, RefusedError, ResourceError, UsageError)
+_WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
+
+Parameters = ParamSpec("Parameters")
+FlowResult = TypeVar("FlowResult")
+
+
+def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
+    """Wrap a function so that its run fails at once if a retry cannot help."""
+
+    @wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
+        try:
+            return function(*args, **kwargs)
+        except UnreachableError:
+            raise
+        except _FINAL_ERRORS:
+            _cancel_retries()
+            raise
+
+    return run
+
+
+def notify_webhook(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
+    """Post a run that failed after its last retry to the webhook of the environment, if any.
+
+    The JSON has `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` if the run has such
+    parameters.
+
+    Raises:
+        UsageError: the setting is not a web address.
+        OSError: the webhook does not answer, or its response is not a success.
+    """
+    webhook = os.environ.get(WEBHOOK)
+    if not webhook:
+        return
+    if not webhook.startswith(("http://", "https://")):
+        raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
+    message = {
+        "flow": flow.name,
+        "run": flow_run.name,
+        "id": str(flow_run.id),
+        "state": state.name,
+        "error": state.message,
+    }
+    message |= {name: flow_run.parameters[name] for name in ("store", "ref") if name in flow_run.parameters}
+    request = Request(webhook, json.dumps(message).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=_WEBHOOK_TIMEOUT):
+        pass
+
+
+def _cancel_retries() -> None:
+    flow_run = get_flow_run()
+    if flow_run is None:
+        return
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - takes most of a second
+
+    policy = flow_run.empirical_policy.model_copy(update={"retries": 0})
+    # the failure itself is the one to report
+    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, empirical_policy=policy)
+
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -29,9 +121,6 @@ if TYPE_CHECKING:
 # deployments; a run of the command line has no limit.
 RUN_HOURS_VARIABLE = "BOOKWHEEL_RUN_HOURS"
 STAGE_HOURS_VARIABLE = "BOOKWHEEL_STAGE_HOURS"
-
-Parameters = ParamSpec("Parameters")
-FlowResult = TypeVar("FlowResult")
 
 
 def deployment_flow(
@@ -92,26 +181,31 @@ class CommandFlow(Generic[Parameters, FlowResult]):
         )
 
 
-def stage(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
+def stage(function: Callable[Parameters, FlowResult], name: str = "") -> Callable[Parameters, FlowResult]:
     """Declare a task that Prefect shows and times in a flow run, without caching or persisting it.
 
     The store's memo caches instead: Prefect's default key contains the run's id, so that another
-    run would never find it. Outside a flow run the function is called directly.
+    run would never find it. Outside a flow run the function is called directly. The task has the
+    name of the function, or `name`.
     """
-
-    @cache
-    def make_task() -> Callable[Parameters, FlowResult]:
-        from prefect import task  # noqa: PLC0415 - see the module
-        from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
-
-        hours = read_time_limit(STAGE_HOURS_VARIABLE)
-        return task(cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours)(function)
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-        return make_task()(*args, **kwargs) if in_run() else function(*args, **kwargs)
+        # The task itself has no parameters, because Prefect would search all their values for futures.
+        def call() -> FlowResult:
+            return function(*args, **kwargs)
+
+        return _declare_task(name or function.__name__)(call)() if in_run() else call()
 
     return run
+
+
+def _declare_task(name: str) -> Callable[[Callable[[], FlowResult]], Callable[[], FlowResult]]:
+    from prefect import task  # noqa: PLC0415 - see the module
+    from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
+
+    hours = read_time_limit(STAGE_HOURS_VARIABLE)
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours)
 
 
 def run_flow(
@@ -220,3 +314,65 @@ def log(sentence: str) -> None:
 def in_run() -> bool:
     """Return whether the caller is part of a flow run on a server."""
     return get_run_context() is not None
+
+
+@dataclass
+class StageClock:
+    """Shows the progress of a flow's stages, one after another, and measures their times.
+
+    `cpu` counts the seconds of this process and of the processes that ended in a stage.
+    """
+
+    flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+    quiet: bool = False  # show nothing on standard error: another process shows the same
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[ProgressReporter]:
+        """Yield a function to call with (done, total) during the stage, as often as necessary.
+
+        Memory that the stage freed is returned to the kernel, so that it does not add to the peak
+        of the next stage.
+        """
+        started, cpu_started = time.monotonic(), sum(os.times()[:4])
+        with show_progress(stage, quiet=self.quiet) as bar:
+            artifact = _Artifact(self.flow, stage, bar) if in_run() else None
+            yield artifact or bar
+            if artifact is not None:
+                artifact.complete()
+        trim_memory()
+        seconds = time.monotonic() - started
+        log(f"{stage}: done in {format_seconds(seconds)}")
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
+        self.cpu[stage] = round(self.cpu.get(stage, 0.0) + sum(os.times()[:4]) - cpu_started, 3)
+
+
+class _Artifact:
+    """The stage's bar in the Prefect UI, updated when the percentage or the sentence changes."""
+
+    def __init__(self, flow: str, stage: str, bar: ProgressReporter) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact  # noqa: PLC0415
+
+        self._update = update_progress_artifact
+        self._stage, self._show, self._percent = stage, bar, 0
+        key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
+        self._id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
+
+    def __call__(self, done: int, total: int) -> None:
+        self._show(done, total)
+        percent = int(100 * done / total) if total else 100
+        if percent != self._percent:
+            self._percent = percent
+            self._update(self._id, float(percent))
+
+    def complete(self) -> None:
+        """Show 100 %, also for a stage that reports no progress or had nothing to do."""
+        if self._percent != 100:
+            self._percent = 100
+            self._update(self._id, 100.0)
+
+    def say(self, sentence: str) -> None:
+        self._show.say(sentence)
+        log(f"{self._stage}: {sentence}")
+        self._update(self._id, float(self._percent), description=f"{self._stage}: {sentence}")

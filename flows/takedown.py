@@ -41,8 +41,7 @@ from beam_jobs.workers import worker_memory
 from flows.finish import Build, build_indexes, group_by_stage
 from flows.outcome import TakedownOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import count_passages, with_indexes
@@ -51,8 +50,7 @@ from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.mirrors import redact_mirrors
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import plan_indexes
-from rag_model.snapshots.publish import PublishResult, summarize_snapshot
-from rag_model.snapshots.report import write_report
+from rag_model.snapshots.publish import PublishResult, summarize_snapshot, write_report
 from rag_model.snapshots.reused_training import (
     RedactedRows,
     ReusedTraining,

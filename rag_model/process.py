@@ -13,6 +13,8 @@ hole of their own size. Other allocators and other C libraries are left as they 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
 reads one JSON value and writes one, so a crash or an exceeded limit ends only the child.
 
+**Amounts.** `format_bytes`, `parse_bytes` and `check_disk` say amounts of memory and disk as text.
+
 **Temporary folders.** A process holds a lock on each of its temporary folders. The kernel releases
 the lock when the process ends, even if it is killed, so a later process recognises abandoned
 folders and removes them.
@@ -40,7 +42,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from rag_model.errors import BookwheelError, UsageError, error_from_dict, error_to_dict
+from rag_model.errors import BookwheelError, ResourceError, UsageError, error_from_dict, error_to_dict
 
 _MIB = 1 << 20
 _TEMPORARY_PREFIX = "bookwheel-run-"
@@ -470,3 +472,48 @@ def _get_data_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
         return 0
+
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a number of bytes: 16GB is 16 * 1000^3, 512MiB is 512 * 1024^2, 512 is bytes.
+
+    >>> parse_bytes("512MiB")
+    536870912
+
+    Raises:
+        UsageError: the text is not an amount, or is 0.
+    """
+    match = _AMOUNT.fullmatch(text.strip())
+    amount = int(float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2].upper()]) if match else 0
+    if amount < 1:
+        raise UsageError(f"{text!r} is not an amount of memory: give one such as 16GB, 512MiB, or a number of bytes")
+    return amount
+
+
+def format_bytes(count: float) -> str:
+    """Format a number of bytes as GB, or as MB below 1 GB: 16.0 GB."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
+
+
+def check_disk(folder: Path, size: int, work: str, other: str) -> None:
+    """Check that a folder's disk has `size` bytes free.
+
+    Args:
+        folder: the folder to write into.
+        size: the bytes needed.
+        work: the work that needs them, the subject of the error message.
+        other: an alternative to freeing space, the end of the error message.
+
+    Raises:
+        ResourceError: there is too little free space.
+    """
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ResourceError(
+            f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free)} are "
+            f"free: free some, or {other}"
+        )

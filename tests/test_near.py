@@ -11,7 +11,7 @@ from tests.near import find_tests
     ("changed", "tests"),
     [
         ("rag_model/store/diff.py", "tests/rag_model/store/test_diff.py"),
-        ("rag_model/store/upkeep/sweep.py", "tests/rag_model/store/upkeep"),
+        ("rag_model/store/upkeep/roots.py", "tests/rag_model/store/upkeep"),
         ("flows/cli.py", "tests/flows/test_cli.py"),
         ("tests/test_near.py", "tests/test_near.py"),
         ("tests/conftest.py", None),

@@ -1,6 +1,7 @@
 """Options for readers, and for the prompt that the reader `concat` builds from passages."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,27 +22,6 @@ ReaderOption = Annotated[
     ),
 ]
 _CONCAT_HELP = "--reader concat: "
-OrderName = Annotated[
-    Order | None,
-    Parameter(
-        help=f"{_CONCAT_HELP}order of the passages: `rank` is best first, `document` as in their pages, `ends` best at "
-        "both ends. By default by rank."
-    ),
-]
-BudgetTokens = Annotated[
-    int | None,
-    Parameter(
-        help=f"{_CONCAT_HELP}tokens of all passages, with titles and numbers; by default as many as the model reads."
-    ),
-]
-PromptFile = Annotated[
-    Path | None,
-    Parameter(
-        name="--prompt",
-        help=f"{_CONCAT_HELP}a file with the prompt: an instruction, a line `---`, and a message with {{context}} and "
-        "{question}.",
-    ),
-]
 MaxTokens = Annotated[
     int | None,
     Parameter(
@@ -57,26 +37,51 @@ AbstainBelow = Annotated[
         "--abstain`.",
     ),
 ]
-Cite = Annotated[bool, Parameter(negative="", help=f"{_CONCAT_HELP}ask for citations: the number of a passage, [1].")]
 
 
-def build_prompt_settings(
-    readers: Sequence[ReaderName | None],
-    model: str,
-    order: Order | None,
-    budget: int | None,
-    prompt: Path | None,
-    cite: bool,
-) -> PromptSettings:
-    """Return the settings of the prompt that holds all passages.
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """Options of the prompt that holds all passages."""
 
-    Raises:
-        InputError: the prompt file cannot be read.
-        UsageError: no reader takes a prompt with all passages, or a setting is invalid.
-    """
-    prompt_options = {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite or None}
-    given_options = [name for name, value in prompt_options.items() if value is not None]
-    if given_options and "concat" not in readers and not model.startswith(ENDPOINT_PREFIX):
-        raise UsageError(f"{given_options[0]} says how passages become one prompt: give --reader concat too")
-    settings: dict[str, Any] = {"order": order or "rank", "budget": budget, "cite": cite}
-    return PromptSettings(**settings) if prompt is None else PromptSettings(**read_prompt(prompt, **settings))
+    order: Annotated[
+        Order | None,
+        Parameter(
+            help=f"{_CONCAT_HELP}order of the passages: `rank` is best first, `document` as in their pages, `ends` "
+            "best at both ends. By default by rank."
+        ),
+    ] = None
+    budget: Annotated[
+        int | None,
+        Parameter(
+            help=f"{_CONCAT_HELP}tokens of all passages, with titles and numbers; by default as many as the model "
+            "reads."
+        ),
+    ] = None
+    prompt: Annotated[
+        Path | None,
+        Parameter(
+            help=f"{_CONCAT_HELP}a file with the prompt: an instruction, a line `---`, and a message with {{context}} "
+            "and {question}."
+        ),
+    ] = None
+    cite: Annotated[
+        bool, Parameter(negative="", help=f"{_CONCAT_HELP}ask for citations: the number of a passage, [1].")
+    ] = False
+
+    def list_given(self) -> list[str]:
+        """Return the names of the given options."""
+        return [f"--{name}" for name, value in asdict(self).items() if value not in (None, False)]
+
+    def build_settings(self, readers: Sequence[ReaderName | None], model: str) -> PromptSettings:
+        """Return the settings of the prompt.
+
+        Raises:
+            InputError: the prompt file cannot be read.
+            UsageError: no reader takes a prompt with all passages, or a setting is invalid.
+        """
+        given_options = self.list_given()
+        if given_options and "concat" not in readers and not model.startswith(ENDPOINT_PREFIX):
+            raise UsageError(f"{given_options[0]} says how passages become one prompt: give --reader concat too")
+        settings: dict[str, Any] = {"order": self.order or "rank", "budget": self.budget, "cite": self.cite}
+        return PromptSettings(**settings if self.prompt is None else read_prompt(self.prompt, **settings))

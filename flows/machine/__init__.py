@@ -1,8 +1,7 @@
 """Operate machines.
 
-local, ports: run Prefect, a store and a worker on this machine.
-doctor, cluster: check this machine, a store, servers and a Flink cluster before a run;
-`cluster` also has the findings of these checks.
+local: run Prefect, a store and a worker on this machine.
+doctor: check this machine, a store, servers and a Flink cluster before a run.
 pools, automations: work pools and automations of a Prefect server.
 workplace: the temporary store of an index build, and locks of folders.
 """

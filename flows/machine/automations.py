@@ -19,7 +19,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.types import SecretDict
 from pydantic import SecretStr, ValidationError
 
-from flows.failure import WEBHOOK
+from flows.stage import WEBHOOK
 from rag_model.errors import BookwheelError, InputError, UsageError, format_error
 
 BLOCK = "bookwheel"  # the Webhook block's name

@@ -5,29 +5,59 @@
 `up` starts the services that are not running yet, and prints the addresses. `down` stops exactly
 the processes that `up` started, which are identified by number and start time, and keeps the data.
 All files are in one folder, by default `.bookwheel`.
+
+Servers get free ports of loopback, which they bind some time after they are chosen. The ports are
+below those that Linux gives to outgoing connections and for port 0
+(`net.ipv4.ip_local_port_range`, from 32768). Otherwise a connection of any program on a busy
+machine could take a port before its server binds it, and the server would end.
 """
 
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from flows.demo import QUESTIONS, demo_dump
-from flows.failure import WEBHOOK
-from flows.machine.ports import find_free_ports
+from flows.stage import WEBHOOK
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import BookwheelError, ResourceError, UsageError
+
+_FIRST_PORT, _LAST_PORT = 15_000, 32_767
+
+
+def find_free_ports(count: int, preferred: int = 0) -> list[int]:
+    """Return different free ports, chosen at random; the first is `wanted` if that one is free.
+
+    Raises:
+        ResourceError: fewer than `count` ports are free.
+    """
+    candidates = [preferred] if preferred else []
+    candidates += random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT + 1), _LAST_PORT - _FIRST_PORT + 1)
+    ports: list[int] = []
+    with ExitStack() as sockets:  # until all are chosen, so that no two are equal
+        for port in candidates:
+            if len(ports) == count:
+                return ports
+            probe = sockets.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    raise ResourceError("there are too few free ports on 127.0.0.1: stop other servers")
+
 
 POOLS = ("bookwheel-cpu", "bookwheel-gpu")
 _KEY, _SECRET = "bookwheel", "bookwheel-secret"

@@ -17,8 +17,7 @@ from beam_jobs.workers import MEMORY_VARIABLE, worker_memory
 from flows import artifacts
 from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
-from rag_model.index.byte_sizes import format_bytes, parse_bytes
-from rag_model.process import CORES_VARIABLE, count_cores
+from rag_model.process import CORES_VARIABLE, count_cores, format_bytes, parse_bytes
 from rag_model.resources import PROCESS_BYTES, RunLimits, RunResources, WorkEstimate, choose_resources
 
 HOURS = 6.0  # the default duration: one night

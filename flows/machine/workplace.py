@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rag_model.errors import UsageError
-from rag_model.index.byte_sizes import check_disk
+from rag_model.process import check_disk
 from rag_model.store.objects.cache import nearest_existing
 from rag_model.store.store import Store
 

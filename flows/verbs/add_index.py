@@ -7,9 +7,7 @@ from cyclopts import Parameter
 
 from flows.add_index import add_index as add_index_flow
 from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics
-from flows.outcome import BuildOutcome
-from flows.stage import run_flow
-from rag_model.errors import GateRefusedError
+from flows.outcome import BuildOutcome, build_and_reply
 from rag_model.snapshots.recipe import read_recipe
 
 
@@ -38,11 +36,7 @@ def add_index(
         A ref, ref@number, an id, or a unique prefix of one.
     """
     read_settings = read_recipe(recipe) if recipe else None
-    try:
-        outcome = run_flow(add_index_flow, snapshot, store, read_settings, index, ref, beam_options)
-    except GateRefusedError as error:
-        return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
-    return Reply(outcome.to_json(), _format_outcome(outcome))
+    return build_and_reply(_format_outcome, add_index_flow, snapshot, store, read_settings, index, ref, beam_options)
 
 
 def _format_outcome(outcome: BuildOutcome) -> str:

@@ -7,17 +7,13 @@ from cyclopts import Parameter
 from flows.command.console import show_live_answer
 from flows.command.reading import (
     AbstainBelow,
-    BudgetTokens,
-    Cite,
     MaxTokens,
-    OrderName,
-    PromptFile,
+    PromptOptions,
     ReaderOption,
-    build_prompt_settings,
 )
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import collect_questions, format_title
-from rag_model.corpus.timestamps import format_day
+from rag_model.corpus.records import format_day
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, answer_json
 from rag_model.reading.confidence import Threshold
@@ -48,10 +44,7 @@ def answer(
     beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
     max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
-    order: OrderName = None,
-    budget: BudgetTokens = None,
-    prompt: PromptFile = None,
-    cite: Cite = False,
+    prompt_options: PromptOptions | None = None,
     abstain_below: AbstainBelow = None,
     questions_file: Annotated[
         str | None,
@@ -71,7 +64,7 @@ def answer(
         One or more questions, each one argument.
     """
     questions, named_retriever = collect_questions(question, questions_file), choose_expression(index, retriever)
-    concat = build_prompt_settings([reader], model, order, budget, prompt, cite)
+    concat = (prompt_options or PromptOptions()).build_settings([reader], model)
     threshold = None if abstain_below is None else Threshold.parse(abstain_below)
     settings = ReaderSettings(reader, DecodingSettings(beams, max_tokens), concat, threshold=threshold)
     snapshot = Snapshot.open(store, ref)

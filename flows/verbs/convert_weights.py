@@ -6,7 +6,7 @@ from flows.command.reply import Common, Reply
 from rag_model.encoders.convert import convert_weights as convert_folder
 from rag_model.encoders.convert import fetch_pickles
 from rag_model.errors import format_count
-from rag_model.store.pulling.destination import open_destination, parse_destination
+from rag_model.store.pulling.export import open_destination, parse_destination
 
 
 def convert_weights(source: str, out: str, /, *, common: Common | None = None) -> Reply:

@@ -6,8 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply
-from flows.machine.cluster import Finding
-from flows.machine.doctor import run_checks
+from flows.machine.doctor import Finding, run_checks
 
 
 def doctor(

@@ -8,12 +8,8 @@ from cyclopts import Parameter
 
 from flows.command.reading import (
     AbstainBelow,
-    BudgetTokens,
-    Cite,
     MaxTokens,
-    OrderName,
-    PromptFile,
-    build_prompt_settings,
+    PromptOptions,
 )
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
 from rag_model.errors import UsageError, format_count
@@ -85,10 +81,7 @@ def evaluate(
             "the same passages.",
         ),
     ] = (),
-    order: OrderName = None,
-    budget: BudgetTokens = None,
-    prompt: PromptFile = None,
-    cite: Cite = False,
+    prompt_options: PromptOptions | None = None,
     answers: Annotated[
         AnswerKind,
         Parameter(
@@ -152,13 +145,13 @@ def evaluate(
     questions and settings: `show` lists it, `diff` compares it. If the store cannot be written
     nothing is recorded, and the reply says so.
     """
-    retrievers = choose_expressions(index, retriever)
+    retrievers, prompt_options = choose_expressions(index, retriever), prompt_options or PromptOptions()
     if model is None:
         model_options: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
         model_options |= {"--label": label}
         model_options |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
         model_options |= {"--max-tokens": max_tokens is not None}
-        model_options |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
+        model_options |= dict.fromkeys(prompt_options.list_given(), True)
         _refuse_options(model_options, "needs a model: give one with --model")
         search_settings = {
             "k": k,
@@ -176,7 +169,7 @@ def evaluate(
         )
     settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEFAULT_DEPTH, k or 0), "judged_by": judge}
     settings["retriever"] = retrievers[0] if retrievers else None
-    settings["readers"], settings["concat"] = reader, build_prompt_settings(reader, model, order, budget, prompt, cite)
+    settings["readers"], settings["concat"] = reader, prompt_options.build_settings(reader, model)
     settings["ablations"] = AblationSettings() if ablations else None
     if risk is not None and abstain is None:
         raise UsageError("--risk needs --abstain, which chooses the threshold: give --abstain too")

@@ -10,8 +10,14 @@ from cyclopts import Parameter
 from flows.command.console import show_progress
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
 from rag_model.errors import UsageError, format_count
-from rag_model.store.pulling.destination import Destination, parse_destination
-from rag_model.store.pulling.export import ExportReport, Layout, export_snapshot, export_store
+from rag_model.store.pulling.export import (
+    Destination,
+    ExportReport,
+    Layout,
+    export_snapshot,
+    export_store,
+    parse_destination,
+)
 from rag_model.store.store import EVALUATION_PREFIX, MODEL_PREFIX, Store
 from rag_model.store.versions.evaluations import export_evaluation
 from rag_model.store.versions.models import export_model

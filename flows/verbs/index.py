@@ -11,12 +11,12 @@ from flows.command.reply import Common, Reply, format_numbers
 from flows.index import IndexOutcome, IndexRequest, index_vectors, plan_index
 from rag_model.errors import ResourceError, UsageError, format_count
 from rag_model.index.build import kept_rows_path
-from rag_model.index.byte_sizes import format_bytes, parse_bytes
 from rag_model.index.files.engine import Metric
 from rag_model.index.files.intake import InvalidRowPolicy, inspect_vectors
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.quality.results import OperatingPoint
 from rag_model.index.recipe import IndexRecipe
+from rag_model.process import format_bytes, parse_bytes
 from rag_model.resources.estimates import SECONDS_ERROR, estimate_row_bytes, estimate_stage_seconds
 from rag_model.secrets import refuse_url_as_path
 

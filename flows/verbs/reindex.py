@@ -22,7 +22,7 @@ from flows.command.reply import (
     format_numbers,
     parse_age,
 )
-from flows.outcome import BuildOutcome
+from flows.outcome import BuildOutcome, build_and_reply
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.stage import run_flow
@@ -95,12 +95,8 @@ def reindex(
     if explain:
         reuse_report = explain_build(Store.open(store), dump, encoder, settings, ref, limit, beam_options)
         return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
-    try:
-        arguments = dump, store, encoder, settings, ref, limit, dry_run, beam_options
-        outcome = run_flow(reindex_flow, *arguments, rebuild_graphs=rebuild_graphs)
-    except GateRefusedError as error:
-        return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
-    return Reply(outcome.to_json(), _format_outcome(outcome))
+    arguments = dump, store, encoder, settings, ref, limit, dry_run, beam_options
+    return build_and_reply(_format_outcome, reindex_flow, *arguments, rebuild_graphs=rebuild_graphs)
 
 
 def _choose_look(

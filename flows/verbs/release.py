@@ -7,13 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reading import (
-    BudgetTokens,
-    Cite,
     MaxTokens,
-    OrderName,
-    PromptFile,
+    PromptOptions,
     ReaderOption,
-    build_prompt_settings,
 )
 from flows.command.reply import Common, PassageEncoderName, Reply, StoreUrl
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
@@ -58,10 +54,7 @@ def release(
     answers: Annotated[AnswerKind, Parameter(help="The kind of the answers, as for `evaluate`.")] = "spans",
     max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
-    order: OrderName = None,
-    budget: BudgetTokens = None,
-    prompt: PromptFile = None,
-    cite: Cite = False,
+    prompt_options: PromptOptions | None = None,
     floor: Annotated[
         tuple[str, ...], Parameter(negative="", help="Refuse below: `--floor Success@20=0.6`; repeat it for more.")
     ] = (),
@@ -92,15 +85,13 @@ def release(
     model_options = {
         "--max-tokens": max_tokens,
         "--reader": reader,
-        "--order": order,
-        "--budget": budget,
-        "--prompt": prompt,
-        "--cite": cite or None,
     }
-    if not has_model and (option := next((name for name, value in model_options.items() if value is not None), None)):
-        raise UsageError(f"{option} says how a model reads: give one with --model or --training")
+    prompt_options = prompt_options or PromptOptions()
+    given_options = [name for name, value in model_options.items() if value is not None] + prompt_options.list_given()
+    if given_options and not has_model:
+        raise UsageError(f"{given_options[0]} says how a model reads: give one with --model or --training")
     readers = () if reader is None else (reader,)
-    concat = build_prompt_settings(readers, model or "", order, budget, prompt, cite)
+    concat = prompt_options.build_settings(readers, model or "")
     settings = EvaluationSettings(
         kind=answers,
         judged_by=judge,

@@ -7,9 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
-from rag_model.corpus.timestamps import format_day
+from rag_model.corpus.records import format_day
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions import read_questions
 from rag_model.retrieve.expression import choose_expression
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
@@ -57,8 +56,11 @@ def collect_questions(arguments: Sequence[str], file: str | None) -> list[str]:
     Raises:
         UsageError: there are none.
     """
-    source = sys.stdin if file == "-" else file
-    questions = [*arguments, *(question.text for question in (read_questions(source).questions if source else ()))]
+    questions = [*arguments]
+    if file:
+        from rag_model.evaluation.questions import read_questions  # noqa: PLC0415 - most questions are arguments
+
+        questions += [question.text for question in read_questions(sys.stdin if file == "-" else file).questions]
     if not questions:
         raise UsageError("there is no question: give one as an argument, --questions FILE, or --questions - for stdin")
     return questions

@@ -11,13 +11,9 @@ from cyclopts import Parameter
 
 from flows.command.reading import (
     AbstainBelow,
-    BudgetTokens,
-    Cite,
     MaxTokens,
-    OrderName,
-    PromptFile,
+    PromptOptions,
     ReaderOption,
-    build_prompt_settings,
 )
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, keep_whole
 from rag_model.errors import UsageError
@@ -58,10 +54,7 @@ def serve(
     ] = False,
     max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
-    order: OrderName = None,
-    budget: BudgetTokens = None,
-    prompt: PromptFile = None,
-    cite: Cite = False,
+    prompt_options: PromptOptions | None = None,
     abstain_below: AbstainBelow = None,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
@@ -194,7 +187,7 @@ def serve(
     )
     if override_every is not None:
         settings = replace(settings, override_every=override_every)
-    concat = build_prompt_settings([reader], model or "", order, budget, prompt, cite)
+    concat = (prompt_options or PromptOptions()).build_settings([reader], model or "")
     threshold = None if abstain_below is None else serving.Threshold.parse(abstain_below)
     decoding = serving.DecodingSettings(max_new_tokens=max_tokens)
     reader_settings = serving.ReaderSettings(reader, decoding, concat, threshold=threshold)

@@ -16,5 +16,5 @@
 | `redact` | remove pages from the files of a part |
 | `dump_catalog` | find and fetch dumps of Wikimedia |
 | `source` | read and decompress files behind any URL |
-| `records`, `timestamps` | pages, articles, passages, parts, plans; times of revisions |
+| `records` | pages, articles, passages, parts, plans; times of revisions |
 """

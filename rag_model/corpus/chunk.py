@@ -33,10 +33,9 @@ from rag_model.corpus.dump_formats.dump_format import (
 )
 from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, UnparsablePageError
+from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, UnparsablePageError, format_iso
 from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
-from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError, UsageError, format_count
 
 VERSION = 8  # increase it when the same page would give other passages; then no article is reused

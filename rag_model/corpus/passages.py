@@ -1,8 +1,9 @@
 """Passage files: Parquet with row groups so small that a single passage is cheap to read.
 
-The *logical digest* of a file depends only on the values of its rows, article by article, so another
-Parquet version or compression level does not change memo keys. Files are written atomically: a file that exists is
-complete. Files that were written before passages had dates lack that column.
+The *logical digest* of a file depends only on the values of its rows, article by article, so
+another Parquet version or compression level does not change memo keys. Files are written
+atomically: a file that exists is complete. Files that were written before passages had dates lack
+that column.
 """
 
 import hashlib
@@ -23,8 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rag_model.atomic_write import atomic_write
-from rag_model.corpus.records import Passage
-from rag_model.corpus.timestamps import check_seconds
+from rag_model.corpus.records import Passage, check_seconds
 from rag_model.digest import ALGORITHM, canonical_json
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (

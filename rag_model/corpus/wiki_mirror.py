@@ -15,9 +15,8 @@ from xml.sax.saxutils import escape
 
 from rag_model.corpus.dump_formats.mediawiki import PageParser
 from rag_model.corpus.parts import StageFile, stage_file
-from rag_model.corpus.records import Page, Siteinfo, Slice
+from rag_model.corpus.records import Page, Siteinfo, Slice, format_iso
 from rag_model.corpus.source import basename, read_slice
-from rag_model.corpus.timestamps import format_iso
 from rag_model.errors import InputError
 
 BLOCK_BYTES = 1 << 20  # bytes of XML in a block, about

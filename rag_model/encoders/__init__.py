@@ -1,9 +1,8 @@
 """Bi-encoders and cross-encoders: load them, encode texts, train them, and compare vector spaces.
 
 encoder, model, bert          one dense vector per text; torch models, BERT without transformers
-token_encoder, token_model    ColBERT: one vector per token; token_spec: its settings
-sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms; sparse_spec: their
-settings
+token_encoder, token_model    ColBERT: one vector per token
+sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms
 bag, muvera                   bags of tokens; one fixed vector from a ColBERT's vectors
 any_encoder                   load an encoder of any kind by the record in its folder
 cross_encoder                 scores of (question, passage) pairs; onnx_cross_encoder,
@@ -12,8 +11,7 @@ trainable, masked_lm          encoders and masked language models with gradients
 embed, row_formats            encode the passages of a corpus part, reusing known rows
 space, weights                identity of a vector space and of weights
 spec, static_folder, files    settings and files of a model folder
-tokens, batches               tokenization and batching
-architecture, pretrained      sizes of a model; safe loading by transformers
-gguf_file                     checks of a GGUF file's header
+tokens                        tokenization and batching
+architecture, pretrained      sizes of a model, checks of GGUF headers; safe loading by transformers
 semantic                      the chunker that cuts where sentence vectors differ most
 """

@@ -1,65 +1,73 @@
-"""Load an encoder of any kind; the record in its folder decides which."""
+"""Load an encoder of any kind; the record in its folder decides which.
 
-from collections.abc import Callable
+Only the module of that kind is imported.
+"""
+
+# ruff: noqa: PLC0415
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
-from rag_model.encoders.bag import BagEncoder, is_bag_encoder
 from rag_model.encoders.encoder import Encoder, Role
-from rag_model.encoders.files import ENDPOINT_PREFIX, read_optional_json, resolve_folder
-from rag_model.encoders.muvera import MUVERA_KEY, MuveraEncoder
-from rag_model.encoders.sparse_encoder import SparseEncoder
-from rag_model.encoders.sparse_spec import is_sparse_encoder
-from rag_model.encoders.spec import RECORD_FILE, is_endpoint_encoder
-from rag_model.encoders.token_encoder import TokenEncoder
-from rag_model.encoders.token_spec import is_token_encoder
+from rag_model.encoders.files import ENDPOINT_PREFIX, resolve_folder
+from rag_model.encoders.spec import (
+    is_bag_encoder,
+    is_endpoint_encoder,
+    is_muvera_encoder,
+    is_sparse_encoder,
+    is_token_encoder,
+)
 from rag_model.errors import UsageError
 
 if TYPE_CHECKING:
+    from rag_model.encoders.bag import BagEncoder
     from rag_model.encoders.endpoint_encoder import EndpointEncoder
+    from rag_model.encoders.muvera import MuveraEncoder
+    from rag_model.encoders.sparse_encoder import SparseEncoder
+    from rag_model.encoders.token_encoder import TokenEncoder
 
-AnyEncoder = Union[Encoder, "EndpointEncoder", TokenEncoder, MuveraEncoder, SparseEncoder]
-
-
-def _is_muvera(folder: Path) -> bool:
-    return MUVERA_KEY in read_optional_json(folder / RECORD_FILE)
-
-
-def _load_endpoint_encoder(folder: Path) -> "EndpointEncoder":
-    from rag_model.encoders.endpoint_encoder import EndpointEncoder  # noqa: PLC0415 - imports HTTP
-
-    return EndpointEncoder.load(folder)
+AnyEncoder = Union[Encoder, "EndpointEncoder", "TokenEncoder", "MuveraEncoder", "SparseEncoder"]
 
 
-_LOADERS: tuple[
-    tuple[Callable[[Path], bool], Callable[[Path], AnyEncoder]], ...
-] = (  # the first whose predicate is true
-    (_is_muvera, MuveraEncoder.load),
-    (is_endpoint_encoder, _load_endpoint_encoder),
-    (is_token_encoder, TokenEncoder.load),
-    (is_sparse_encoder, SparseEncoder.load),
-)
-
-
-def load_any_encoder(folder: Path, role: Role = "question") -> AnyEncoder:
+def load_any_encoder(folder: Path, role: Role = "question", name: str = "") -> AnyEncoder:
     """Load the dense, ColBERT, MUVERA or sparse encoder of a folder.
+
+    A dense encoder gets the `name`, by default that of the folder.
 
     Raises:
         InputError: a file is missing or corrupt.
         MissingExtraError: the model extra is not installed.
     """
-    load_kind = next((load for matches, load in _LOADERS if matches(folder)), None)
-    return Encoder.load(folder, role) if load_kind is None else load_kind(folder)
+    if is_muvera_encoder(folder):
+        from rag_model.encoders.muvera import MuveraEncoder
+
+        return MuveraEncoder.load(folder)
+    if is_endpoint_encoder(folder):
+        from rag_model.encoders.endpoint_encoder import EndpointEncoder
+
+        return EndpointEncoder.load(folder)
+    if is_token_encoder(folder):
+        from rag_model.encoders.token_encoder import TokenEncoder
+
+        return TokenEncoder.load(folder)
+    if is_sparse_encoder(folder):
+        from rag_model.encoders.sparse_encoder import SparseEncoder
+
+        return SparseEncoder.load(folder)
+    return Encoder.load(name or folder, role)
 
 
-def load_passage_encoder(folder: Path) -> AnyEncoder | BagEncoder:
+def load_passage_encoder(folder: Path) -> Union[AnyEncoder, "BagEncoder"]:
     """Load the passage encoder of a folder: an encoder of any kind, or a bag-of-tokens encoder.
 
     Raises:
         InputError: a file is missing or corrupt.
         MissingExtraError: the model extra is not installed.
     """
-    return BagEncoder.load(folder) if is_bag_encoder(folder) else load_any_encoder(folder, "passage")
+    if is_bag_encoder(folder):
+        from rag_model.encoders.bag import BagEncoder
+
+        return BagEncoder.load(folder)
+    return load_any_encoder(folder, "passage")
 
 
 def load_question_encoder(name: str) -> AnyEncoder:
@@ -74,6 +82,4 @@ def load_question_encoder(name: str) -> AnyEncoder:
         raise UsageError(
             f"{name} is the encoder of the snapshots that were built with it, which need no other one: leave it out"
         )
-    folder = resolve_folder(name)
-    load_kind = next((load for matches, load in _LOADERS if matches(folder)), None)
-    return Encoder.load(name, "question") if load_kind is None else load_kind(folder)
+    return load_any_encoder(resolve_folder(name), name=name)

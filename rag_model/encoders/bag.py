@@ -16,18 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.corpus.ragged_file import SparseVectors, compute_offsets
-from rag_model.encoders.files import CONFIG, read_max_tokens, read_optional_json
-from rag_model.encoders.space import BAG_POOLING, Space, digest_tokenizer, list_tokenizer_files
-from rag_model.encoders.sparse_spec import SPARSE_KEY as SPARSE
-from rag_model.encoders.sparse_spec import read_vocabulary_size
-from rag_model.encoders.spec import RECORD_FILE
+from rag_model.encoders.files import (
+    CONFIG,
+    list_tokenizer_files,
+    read_max_tokens,
+    read_optional_json,
+    read_vocabulary_size,
+)
+from rag_model.encoders.space import BAG_POOLING, Space, digest_tokenizer
+from rag_model.encoders.spec import BAG_KEY, RECORD_FILE
+from rag_model.encoders.spec import SPARSE_KEY as SPARSE
 from rag_model.encoders.tokens import count_truncated, load_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BAG_KEY = "bag"  # key in bookwheel.json
 _JOINED = "joined"  # passage layout: `title text`
 _UNUSED = re.compile(r"\[unused\d+\]")
 _MIN_TOKENS = 3  # two special tokens and one token of text
@@ -103,11 +107,6 @@ class BagEncoder:
         return count_truncated(
             self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
         )
-
-
-def is_bag_encoder(folder: Path) -> bool:
-    """Return whether a folder holds a bag encoder."""
-    return BAG_KEY in read_optional_json(folder / RECORD_FILE)
 
 
 def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> BagSpec:

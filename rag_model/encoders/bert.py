@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rag_model.encoders.batches import BATCH_INVARIANT_TOKENS
 from rag_model.encoders.files import CONFIG, read_json_object
+from rag_model.encoders.tokens import BATCH_INVARIANT_TOKENS
 from rag_model.encoders.weights import StoredTensor, canonicalize_names, read_tensor_headers
 
 # `model_type` in config.json.

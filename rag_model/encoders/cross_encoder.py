@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.batches import batch_by_length, run_batches
-from rag_model.encoders.files import CONFIG, read_max_tokens, read_optional_json
-from rag_model.encoders.space import list_tokenizer_files
-from rag_model.encoders.tokens import load_tokenizer
+from rag_model.encoders.files import CONFIG, find_onnx_file, list_tokenizer_files, read_max_tokens, read_optional_json
+from rag_model.encoders.tokens import batch_by_length, load_tokenizer, run_batches
 from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX, list_weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -29,7 +27,6 @@ MAX_PAIR_TOKENS = 512  # special tokens included
 _PAD_TOKENS = ("[PAD]", "<pad>")
 _ARCHITECTURE_SUFFIX = "ForSequenceClassification"
 Ids = npt.NDArray[np.int64]
-_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # in an export, and in a hub folder
 _SETTINGS_FILES = (CONFIG, "tokenizer_config.json")  # both may limit the tokens of a pair
 _WINDOW = 1_024  # pairs tokenized and sorted by length together
 Scores = npt.NDArray[np.float32]
@@ -229,8 +226,3 @@ def runs_on_onnx(folder: Path) -> bool:
             raise InputError(f"model {folder} has neither {WEIGHTS} nor an ONNX file: give a cross-encoder's folder")
         return False
     return not (has_safetensors and find_spec("torch"))
-
-
-def find_onnx_file(folder: Path) -> Path | None:
-    """Return the ONNX file of a model's folder, or None."""
-    return next((folder / name for name in _ONNX_FILES if (folder / name).is_file()), None)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.files import CONFIG, read_optional_json, resolve_folder
-from rag_model.encoders.space import Space, compute_space, list_tokenizer_files, read_declared_space
+from rag_model.encoders.files import CONFIG, list_tokenizer_files, read_optional_json, resolve_folder
+from rag_model.encoders.space import Space, compute_space, read_declared_space
 from rag_model.encoders.spec import (
     ENDPOINT_KEY,
     PROBES,

@@ -26,6 +26,7 @@ _DEFAULT_MAX_LENGTH = 512  # tokens, if no file has a limit
 _POSITIONS_AFTER_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 MODULES = "modules.json"
+_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # in an export, and in a hub folder
 SPLADE = "SpladePooling"
 _SUPPORTED = ("Transformer", "Pooling", "Normalize")
 _SUPPORTED_SPARSE = ("Transformer", "MLMTransformer", SPLADE)
@@ -478,3 +479,40 @@ def derive_question_encoder_name(name: str) -> str:
             f'question_encoder = "{question_encoder}@REVISION" in the recipe, or give folders of both'
         )
     return question_encoder
+
+
+_LEGACY_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
+
+
+def list_tokenizer_files(folder: Path) -> list[Path]:
+    """List the files that determine the tokens of a text: only `tokenizer.json` if it exists.
+
+    Raises:
+        InputError: there are none.
+    """
+    if (folder / TOKENIZER).is_file():
+        return [folder / TOKENIZER]
+    files = [folder / name for name in _LEGACY_TOKENIZER_FILES if (folder / name).is_file()]
+    if not files:
+        raise InputError(f"encoder {folder} has no {TOKENIZER}: give the folder of a Hugging Face model")
+    settings = folder / "tokenizer_config.json"
+    return [*files, settings] if settings.is_file() else files
+
+
+def read_vocabulary_size(folder: Path) -> int:
+    """Return the vocabulary size of the model in `folder`.
+
+    Raises:
+        InputError: its config has none.
+    """
+    size = read_json_object(folder / CONFIG).get("vocab_size")
+    if type(size) is not int or size < 1:
+        raise InputError(
+            f"model file {folder / CONFIG} names no vocab_size: give the folder of a masked-language model"
+        )
+    return size
+
+
+def find_onnx_file(folder: Path) -> Path | None:
+    """Return the ONNX file of a model's folder, or None."""
+    return next((folder / name for name in _ONNX_FILES if (folder / name).is_file()), None)

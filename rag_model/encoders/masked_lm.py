@@ -16,10 +16,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rag_model.encoders.batches import pad_length
 from rag_model.encoders.files import CONFIG, read_max_tokens, read_optional_json, resolve_folder
 from rag_model.encoders.pretrained import load_pretrained
-from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer
+from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer, pad_length
 from rag_model.encoders.torch_cross_encoder import takes_token_type_ids
 from rag_model.errors import InputError
 from rag_model.tokenizer import explain_tokenizer_errors

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from rag_model.encoders.architecture import DPR_ENCODERS, check_is_encoder
-from rag_model.encoders.batches import (
+from rag_model.encoders.bert import Bert
+from rag_model.encoders.pretrained import check_config
+from rag_model.encoders.spec import EncoderSpec
+from rag_model.encoders.tokens import (
     BATCH_INVARIANT_TOKENS,
     LENGTH_MULTIPLE,
+    TokenIds,
     batch_by_length,
     batch_without_padding,
     pad_length,
     run_batches,
 )
-from rag_model.encoders.bert import Bert
-from rag_model.encoders.pretrained import check_config
-from rag_model.encoders.spec import EncoderSpec
-from rag_model.encoders.tokens import TokenIds
 from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.process import claim_gpu

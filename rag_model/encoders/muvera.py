@@ -20,16 +20,14 @@ from rag_model.corpus.ragged_file import TokenVectors
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import read_json_object
 from rag_model.encoders.space import Space, read_declared_space
-from rag_model.encoders.spec import RECORD_FILE, TextInput
+from rag_model.encoders.spec import MUVERA_KEY, RECORD_FILE, TextInput, TokenSpec
 from rag_model.encoders.token_encoder import TokenEncoder
-from rag_model.encoders.token_spec import TokenSpec
 from rag_model.encoders.tokens import TokenCounts, count_truncated
 from rag_model.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from rag_model.encoders.token_model import TokenModel
 
-MUVERA_KEY = "muvera"  # key in bookwheel.json
 _MAX_BITS = 10
 _WINDOW = 512  # passages whose token vectors are in memory at a time
 Buckets = npt.NDArray[np.int64]

@@ -22,10 +22,9 @@ from rag_model.encoders.cross_encoder import (
     MAX_PAIR_TOKENS,
     PairBatch,
     check_is_cross_encoder,
-    find_onnx_file,
     not_a_cross_encoder_error,
 )
-from rag_model.encoders.files import read_max_tokens
+from rag_model.encoders.files import find_onnx_file, read_max_tokens
 from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call

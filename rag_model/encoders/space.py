@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from rag_model.digest import digest_file, digest_json
-from rag_model.encoders.files import CONFIG, TOKENIZER, read_dim, read_json_object, read_optional_json
+from rag_model.encoders.files import (
+    CONFIG,
+    TOKENIZER,
+    list_tokenizer_files,
+    read_dim,
+    read_json_object,
+    read_optional_json,
+)
 from rag_model.encoders.spec import (
     ENDPOINT_POOLING,
     PROBES,
@@ -27,7 +34,6 @@ from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError, UsageError
 
 BAG_POOLING = "bag"  # pooling of bags of tokens, which depend on no weights
-_LEGACY_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
 # Keys of tokenizer.json that the spec overrides.
 _RUNTIME_SETTINGS = {"truncation", "padding", "version"}
 
@@ -187,18 +193,3 @@ def digest_tokenizer(folder: Path) -> str:
         return digest_json({path.name: digest_file(path) for path in files})
     rules = read_json_object(folder / TOKENIZER)
     return digest_json({key: value for key, value in rules.items() if key not in _RUNTIME_SETTINGS})
-
-
-def list_tokenizer_files(folder: Path) -> list[Path]:
-    """List the files that determine the tokens of a text: only `tokenizer.json` if it exists.
-
-    Raises:
-        InputError: there are none.
-    """
-    if (folder / TOKENIZER).is_file():
-        return [folder / TOKENIZER]
-    files = [folder / name for name in _LEGACY_TOKENIZER_FILES if (folder / name).is_file()]
-    if not files:
-        raise InputError(f"encoder {folder} has no {TOKENIZER}: give the folder of a Hugging Face model")
-    settings = folder / "tokenizer_config.json"
-    return [*files, settings] if settings.is_file() else files

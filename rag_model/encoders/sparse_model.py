@@ -29,8 +29,8 @@ from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import resolve_device
 from rag_model.encoders.pretrained import load_transformers_model
 from rag_model.encoders.space import Space
-from rag_model.encoders.sparse_spec import SPARSE_KEY, SparseSpec
-from rag_model.encoders.spec import RECORD_FILE
+from rag_model.encoders.sparse_encoder import SparseSpec
+from rag_model.encoders.spec import RECORD_FILE, SPARSE_KEY
 from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer
 from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
 from rag_model.errors import InputError

@@ -18,20 +18,28 @@ import numpy.typing as npt
 
 from rag_model.corpus.ragged_file import TokenVectors, compute_offsets
 from rag_model.digest import digest_json
-from rag_model.encoders.batches import BATCH_INVARIANT_TOKENS, batch_by_length, pad_length, run_batches
 from rag_model.encoders.encoder import Vectors
-from rag_model.encoders.files import CONFIG, MODULES, resolve_folder
-from rag_model.encoders.space import Space, digest_tokenizer, list_tokenizer_files, read_declared_space
-from rag_model.encoders.spec import RECORD_FILE
-from rag_model.encoders.token_spec import (
+from rag_model.encoders.files import CONFIG, MODULES, list_tokenizer_files, resolve_folder
+from rag_model.encoders.space import Space, digest_tokenizer, read_declared_space
+from rag_model.encoders.spec import (
     METADATA,
     PYLATE_CONFIG,
+    RECORD_FILE,
     TOKENS_KEY,
     TokenSpec,
     find_dense_folder,
     read_token_spec,
 )
-from rag_model.encoders.tokens import TokenIds, count_truncated, load_tokenizer, tokenize
+from rag_model.encoders.tokens import (
+    BATCH_INVARIANT_TOKENS,
+    TokenIds,
+    batch_by_length,
+    count_truncated,
+    load_tokenizer,
+    pad_length,
+    run_batches,
+    tokenize,
+)
 from rag_model.encoders.weights import WEIGHTS, digest_tensors, list_weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require

@@ -12,11 +12,10 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rag_model.encoders.files import CONFIG, read_json_object
+from rag_model.encoders.files import CONFIG, list_tokenizer_files, read_json_object
 from rag_model.encoders.model import resolve_device
 from rag_model.encoders.pretrained import load_transformers_model
-from rag_model.encoders.space import list_tokenizer_files
-from rag_model.encoders.token_spec import METADATA, TokenSpec, find_dense_folder
+from rag_model.encoders.spec import METADATA, TokenSpec, find_dense_folder
 from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_headers
 from rag_model.errors import InputError
 

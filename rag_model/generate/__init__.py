@@ -5,12 +5,11 @@ likelihood of an answer is their marginal (Lewis et al. 2020, "Retrieval-Augment
 Knowledge-Intensive NLP Tasks").
 
 load               load a generator: BART, T5 or any decoder-only model, p(y|x,z)
-generator          the `Generator` protocol; causal, seq2seq: its implementations; caches: key-value
-caches
+generator          the `Generator` protocol; causal, seq2seq: its implementations
 prompts            prompt templates, and tokenization with truncation
 rag                `Rag`: the marginal likelihood, with its loss and the posterior of passages
 likelihood         equations of the marginals, label smoothing, and labels of one token
-decoding           settings, results and sampling; beam: beam search over a marginal
+decoding           settings, results, sampling, key-value caches; beam: beam search over a marginal
 rag_decoding       decode RAG-Sequence and RAG-Token
 rag_folder         save and load a RAG model, facebook/rag-* included; find one by name
 """

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from rag_model.errors import InputError
-from rag_model.generate.caches import send_to
-from rag_model.generate.decoding import DecodingSettings, ProposeTokens
+from rag_model.generate.decoding import DecodingSettings, ProposeTokens, send_to
 from rag_model.generate.generator import Generator, State
 
 GPU_BLOCK = 8  # steps of a greedy search between two reads of its tokens by the host

@@ -17,8 +17,8 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rag_model.chat_template import TemplateRefusalError, render_chat_template
+from rag_model.encoders.architecture import check_gguf_file
 from rag_model.encoders.files import CONFIG, TOKENIZER, read_json_object, read_optional_json, resolve_folder
-from rag_model.encoders.gguf_file import check_gguf_file
 from rag_model.encoders.model import choose_inference_dtype, parse_dtype, resolve_device
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.spec import RECORD_FILE

@@ -40,7 +40,6 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.process import temporary_folder
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, detect_model_parts
-from rag_model.store.versions.models import model_folder
 
 QUESTION: Literal["question"] = "question"
 _TOKENIZERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
@@ -281,7 +280,7 @@ def get_rag_folder(store: Store | None, identity: str) -> Path:
         InputError: the hub does not have the model.
         StoreError: a file of the model is missing or damaged.
     """
-    return resolve_folder(identity) if store is None or "/" in identity else model_folder(store, identity)
+    return resolve_folder(identity) if store is None or "/" in identity else store.get_model_folder(identity)
 
 
 def load_rag_by_id(store: Store | None, identity: str, passage_encoder: str | None = None) -> Rag:

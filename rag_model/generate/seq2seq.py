@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.caches import build_continuation_arguments, get_cache, select_cache_rows, send_to
+from rag_model.generate.decoding import build_continuation_arguments, get_cache, select_cache_rows, send_to
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.prompts import (
     PromptTemplate,

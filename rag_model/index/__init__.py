@@ -8,7 +8,6 @@ build           `build_index` from vectors in one call; `run_stages` for a plan 
 search          `open_index`: search a faiss file
 exact_search    `ExactIndex`: exhaustive search of vector files; `rerank`
 estimate        memory and disk of an index, and a recipe that fits into memory
-byte_sizes      amounts of memory and disk as text
 vector_kind     base class of the kinds over vectors
 graphs/         the kind `hnsw`
 lists/          the kinds `ivf` and `exact`

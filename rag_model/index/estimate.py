@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rag_model.errors import ResourceError
-from rag_model.index.byte_sizes import format_bytes
 from rag_model.index.factory import IvfSpec, parse_factory
 from rag_model.index.files.engine import FaissIndex, faiss, faiss_metric
 from rag_model.index.files.intake import PART_BYTES
@@ -20,6 +19,7 @@ from rag_model.index.lists.list_file import BLOCK_BYTES as LIST_BLOCK
 from rag_model.index.lists.training import get_inverted_lists
 from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 from rag_model.index.recipe import LINKS, MERGE_THREADS, PQ_SAMPLE, IndexRecipe, VectorPlan, count_lists, resolve
+from rag_model.process import format_bytes
 
 _LINK_BYTES = 8  # a link with its similarity, in a shard
 _MAX_CELL_RATIO = 2.0  # assumed size of the largest cell over the mean; splitting keeps it below

@@ -235,8 +235,10 @@ class IndexBuilder(Protocol):
         ...
 
 
-class IndexSearcher(Protocol):
-    """Open and evaluate indexes of one kind."""
+class IndexOpener(Protocol):
+    """Open indexes of one kind for search."""
+
+    represents: ClassVar[RepresentationType]  # the type of representation that it is built over
 
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> Any:
         """Open an index for search.
@@ -256,6 +258,10 @@ class IndexSearcher(Protocol):
             UsageError: a parameter is unknown or out of range; the message names it.
         """
         ...
+
+
+class IndexSearcher(IndexOpener, Protocol):
+    """Open and evaluate indexes of one kind."""
 
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: Any) -> IndexMeasurement:
         """Measure an index with queries whose answers are known.

@@ -10,19 +10,20 @@ import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 from rag_model.index.exact_search import check_queries, rerank
-from rag_model.index.factory import Structure
+from rag_model.index.factory import Structure, parse_factory
 from rag_model.index.files import engine
 from rag_model.index.files.engine import UNUSED, FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.files.vectors import open_vectors
 from rag_model.index.graphs.graph_file import GraphFile
+from rag_model.index.kind import IndexEntry, IndexFiles, IndexOpener, RepresentationType, get_kind_of_entry
 from rag_model.index.lists.training import get_inverted_lists
-from rag_model.index.recipe import REFINE, check_search_parameters
+from rag_model.index.recipe import REFINE, check_search_parameters, search_parameters_of
 
 _LISTS = struct.Struct("<iqqq?iQ")  # d, n, 2 unused, trained, metric, lists; then nprobe
 
@@ -284,3 +285,39 @@ def _read_settings(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int
     return {"nprobe": int(lists.nprobe)} | (
         {"refine": int(index.k_factor)} if isinstance(index, faiss.IndexRefine) else {}
     )
+
+
+class VectorOpener:
+    """Opens faiss files for search."""
+
+    represents: ClassVar[RepresentationType] = "vectors"
+
+    def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> FaissFileIndex:
+        """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
+        vectors = [*files.rows()] if entry.get("refine") == "vectors" else []
+        return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
+
+    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
+        """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""
+        refine_parameter = ("refine",) if entry.get("refine") == "vectors" else ()
+        check_search_parameters(
+            parameters, (*search_parameters_of(parse_factory(str(entry["factory"]))), *refine_parameter)
+        )
+        for name, value in parameters.items():
+            if value > entry["n"]:
+                raise UsageError(f"{name} is {value:,}, but the index holds {entry['n']:,} vectors: give at most that")
+
+
+_BUILT_IN_KINDS = frozenset({"exact", "hnsw", "ivf"})  # kinds over vectors
+
+
+def get_opener(entry: IndexEntry) -> IndexOpener:
+    """Return the opener of an index by its manifest entry.
+
+    That of a built-in kind over vectors does not import the modules that build an index.
+
+    Raises:
+        StoreError: no installed package provides the kind.
+        UsageError: the entry is of format 1 and its factory is unknown.
+    """
+    return VectorOpener() if entry.get("kind") in _BUILT_IN_KINDS else get_kind_of_entry(entry)

@@ -4,14 +4,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from rag_model.errors import UsageError
 from rag_model.index.estimate import estimate_resources, fit_into_memory
-from rag_model.index.factory import parse_factory
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.vectors import open_vectors
-from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, UnshardedKind
+from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, UnshardedKind
 from rag_model.index.quality import fit
 from rag_model.index.quality.health import inspect_index
 from rag_model.index.quality.results import (
@@ -30,12 +28,10 @@ from rag_model.index.quality.tune import tune_search
 from rag_model.index.recipe import (
     IndexRecipe,
     VectorPlan,
-    check_search_parameters,
     check_vector_recipe,
     resolve,
-    search_parameters_of,
 )
-from rag_model.index.search import FaissFileIndex, open_index
+from rag_model.index.search import FaissFileIndex, VectorOpener, open_index
 
 # Of one core, measured with 8,000 to 200,000 vectors of 96 to 768 dimensions (AMD EPYC with
 # AVX512).
@@ -44,14 +40,13 @@ BYTES_PER_SECOND = 5e7  # bytes of vectors per second that are read, sorted and 
 KMEANS_ROUNDS = 10
 
 
-class VectorKind(UnshardedKind[VectorPlan], ABC):
+class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
     """A kind over vectors.
 
     Subclasses implement `train`, `scatter`, `merge`, `losses` and `seconds`, and `shard` if they
     have shards.
     """
 
-    represents: ClassVar[RepresentationType] = "vectors"
     suffix: ClassVar[str] = "faiss"
     learns: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("faiss-cpu",)
@@ -91,11 +86,6 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
         fit_sample = fit.sample_changes(changed, same, plan.seed)
         return fit.measure_fit(self, plan, trained, losses, fit_sample)
 
-    def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> FaissFileIndex:
-        """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
-        vectors = [*files.rows()] if entry.get("refine") == "vectors" else []
-        return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
-
     def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
         """Open a faiss file for few queries, whose candidates are read from a store by range."""
         vectors = files.rows() if entry.get("refine") == "vectors" else []
@@ -111,16 +101,6 @@ class VectorKind(UnshardedKind[VectorPlan], ABC):
         point, recalls = results[settings.index(own)] if own in settings else measure_recalls(index, query_set, own)
         del index  # free its memory: `inspect_index` opens the file again
         return IndexMeasurement(recalls, curve, point, inspect_index(files.index, open_vectors(files.rows())))
-
-    def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
-        """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""
-        refine_parameter = ("refine",) if entry.get("refine") == "vectors" else ()
-        check_search_parameters(
-            parameters, (*search_parameters_of(parse_factory(str(entry["factory"]))), *refine_parameter)
-        )
-        for name, value in parameters.items():
-            if value > entry["n"]:
-                raise UsageError(f"{name} is {value:,}, but the index holds {entry['n']:,} vectors: give at most that")
 
     def tune(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet, target: float) -> TuningResult:
         """Return the smallest efSearch or nprobe that reaches the target."""

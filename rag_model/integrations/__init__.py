@@ -3,6 +3,5 @@
 | module | content |
 | --- | --- |
 | `langchain`, `llamaindex`, `haystack` | a `BookwheelRetriever` for the framework |
-| `source` | the passages of a snapshot or of a service, and the settings that choose between them |
-| `following` | the passages of a ref that is followed |
+| `source` | the passages of a snapshot, a followed ref or a service, and the settings that choose between them |
 """

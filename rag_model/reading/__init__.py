@@ -16,7 +16,6 @@ model.ReadingModel          a model that is loaded once for several readers
 settings.ReaderSettings     the settings of a reader
 prompts.PromptSettings      the settings of a prompt with all passages, and its template
 assembly                    passages become one context: joined, ordered, numbered, within a budget
-answer.Answer               the record of an answer: text, passages, tokens and seconds
-citations                   the statements of an answer and their citations
+answer.Answer               the record of an answer: text, passages, tokens, seconds, citations
 writers.writer.Writer       the protocol of the models that continue a prompt
 """

@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rag_model.corpus.chunkers.article_words import UNSPACED, split_words
-from rag_model.corpus.records import Passage
-from rag_model.corpus.timestamps import format_day, format_iso
+from rag_model.corpus.records import Passage, format_day, format_iso
 from rag_model.errors import UsageError
 from rag_model.reading.answer import ContextEntry
 from rag_model.reading.prompts import Order

@@ -12,11 +12,11 @@ from rag_model.reading.reader import (
     ASSEMBLY,
     GENERATION,
     AnswerTimer,
+    RetrievingReader,
     StopCheck,
     TextCallback,
     add_stage_seconds,
     check_hit_lists,
-    retrieve_hits,
 )
 from rag_model.reading.writers.writer import Completion, Prompt, Writer
 from rag_model.retrieve.hits import Hit, Retriever
@@ -26,7 +26,7 @@ K = 5  # default passages per question, as in `RagSettings`
 _SPARE_TOKENS = 8  # a prompt may have a few more tokens than its parts
 
 
-class ConcatReader:
+class ConcatReader(RetrievingReader):
     """Answers questions with any writer, from the passages of a retriever."""
 
     def __init__(
@@ -54,23 +54,6 @@ class ConcatReader:
     def decides(self) -> dict[str, Any]:
         """The settings of the prompt and of the writer, for memo keys."""
         return {"concat": asdict(self.settings), **self.writer.decides}
-
-    def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-    ) -> list[Answer]:
-        """Return the answer of each question, in order, from its best `k` passages.
-
-        Raises:
-            UsageError: as in `answer_from`; or `k` is below 1 or above the number of passages, or
-                there is no retriever.
-            StoppedError: `should_stop`, which is called before each token, returned True.
-        """
-        hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
-        return self.answer_from(questions, hits, should_stop, on_text)
 
     def answer_from(
         self,

@@ -23,12 +23,12 @@ from rag_model.reading.reader import (
     CONFIDENCE,
     AnswerTimer,
     Reader,
+    RetrievingReader,
     StopCheck,
     TextCallback,
     add_stage_seconds,
-    retrieve_hits,
 )
-from rag_model.retrieve.hits import Hit, Retriever
+from rag_model.retrieve.hits import Hit
 from rag_model.untrusted_text import parse_json
 
 Signal = Literal["likelihood", "retrieval", "passages"]
@@ -150,7 +150,7 @@ def add_closed_book(reader: LikelihoodReader, answers: Sequence[Answer]) -> list
     ]
 
 
-class AbstainingReader:
+class AbstainingReader(RetrievingReader):
     """A `Reader` that withholds the answers of another reader whose score is below a threshold."""
 
     def __init__(self, reader: Reader, threshold: Threshold) -> None:
@@ -160,38 +160,14 @@ class AbstainingReader:
             UsageError: the threshold needs likelihoods, which the reader does not give.
         """
         self._reader, self.threshold = reader, threshold
+        self.retriever, self.k = reader.retriever, reader.k
         if threshold.signal == "passages" and not hasattr(reader, "log_likelihood"):
             raise UsageError("this model does not give likelihoods: choose a threshold for `retrieval`")
-
-    @property
-    def retriever(self) -> Retriever | None:
-        """The retriever of the wrapped reader."""
-        return self._reader.retriever
-
-    @property
-    def k(self) -> int:
-        """The default number of passages of the wrapped reader."""
-        return self._reader.k
 
     @property
     def decides(self) -> dict[str, Any]:
         """The settings of the wrapped reader and the threshold, for memo keys."""
         return {**self._reader.decides, "abstain_below": asdict(self.threshold)}
-
-    def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-    ) -> list[Answer]:
-        """Return the answer of each question; `on_text` receives whole confident answers."""
-        return self.answer_from(
-            questions,
-            retrieve_hits(self._reader.retriever, questions, self.k if k is None else k),
-            should_stop,
-            on_text,
-        )
 
     def answer_from(
         self,

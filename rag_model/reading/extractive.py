@@ -29,11 +29,11 @@ from rag_model.reading.answer import Answer, SupportingPassage, TokenUsage
 from rag_model.reading.reader import (
     EXTRACTION,
     AnswerTimer,
+    RetrievingReader,
     StopCheck,
     TextCallback,
     add_stage_seconds,
     check_hit_lists,
-    retrieve_hits,
 )
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.tokenizer import load_with_guard
@@ -148,7 +148,7 @@ def _normalise(logits: Tensor) -> Tensor:
     return logits.flatten().log_softmax(0).view_as(logits)
 
 
-class ExtractiveReader:
+class ExtractiveReader(RetrievingReader):
     """A `Reader` whose answers are spans of passages."""
 
     def __init__(
@@ -162,18 +162,6 @@ class ExtractiveReader:
     def decides(self) -> dict[str, Any]:
         """The maximum number of tokens of a span, for memo keys."""
         return {"longest": self._model.max_span}
-
-    def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-    ) -> list[Answer]:
-        """Return the answer of each question; `should_stop` is called before each question."""
-        return self.answer_from(
-            questions, retrieve_hits(self.retriever, questions, self.k if k is None else k), should_stop, on_text
-        )
 
     def answer_from(
         self,

@@ -16,7 +16,7 @@ from torch import nn
 
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, derive_seed
-from rag_model.generate.generator import Generator, decode_new_text, make_stoppable
+from rag_model.generate.generator import Contexts, Generator, decode_new_text, make_stoppable
 from rag_model.generate.rag import Rag
 from rag_model.generate.rag_decoding import decode_sequence, decode_token
 from rag_model.reading.answer import CLOSED_BOOK, Answer, SupportingPassage, TokenSupport, TokenUsage
@@ -24,18 +24,18 @@ from rag_model.reading.reader import (
     ASSEMBLY,
     GENERATION,
     AnswerTimer,
+    RetrievingReader,
     StopCheck,
     TextCallback,
     add_stage_seconds,
     check_hit_lists,
-    retrieve_hits,
 )
 from rag_model.retrieve.hits import Hit, Retriever
 
 _DECODERS = {"token": decode_token, "sequence": decode_sequence}
 
 
-class MarginalReader:
+class MarginalReader(RetrievingReader):
     """Answers questions with a RAG model from the passages of a retriever."""
 
     def __init__(
@@ -69,26 +69,6 @@ class MarginalReader:
     def decides(self) -> dict[str, Any]:
         """The settings of decoding, for memo keys; all others belong to the model."""
         return {"decoding": asdict(self.decoding)}
-
-    def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-    ) -> list[Answer]:
-        """Return the answer of each question, in order, from its best `k` passages, by default as
-        in training.
-
-        `should_stop` is called before each token; `on_text` receives each whole answer.
-
-        Raises:
-            UsageError: a question is empty, `k` is below 1 or above the number of passages, or
-                there is no retriever.
-            StoppedError: `should_stop` returned True.
-        """
-        hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
-        return self.answer_from(questions, hits, should_stop, on_text)
 
     def answer_from(
         self,
@@ -145,12 +125,7 @@ class MarginalReader:
             for positions in _batch_by_size([len(question_hits) for question_hits in hit_lists], self._batch):
                 batch_hits = [hit_lists[position] for position in positions]
                 batch_questions = [questions[position] for position in positions]
-                contexts = generator.encode_contexts(
-                    batch_questions, [[hit.passage for hit in question_hits] for question_hits in batch_hits]
-                )
-                scores = torch.tensor(
-                    [self._prior_logits(question_hits) for question_hits in batch_hits], device=contexts.tokens.device
-                )
+                contexts, scores = self._encode(generator, batch_questions, batch_hits)
                 targets = generator.encode_targets([texts[position] for position in positions])
                 log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
                 likelihood_at.update(zip(positions, log_p.tolist(), strict=True))
@@ -161,12 +136,8 @@ class MarginalReader:
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
     ) -> list[Answer]:
         """Answer questions with equally many passages; leave the generation stage open."""
-        contexts = generator.encode_contexts(
-            questions, [[hit.passage for hit in question_hits] for question_hits in hits]
-        )
-        prior = self.rag.prior(
-            torch.tensor([self._prior_logits(question_hits) for question_hits in hits], device=contexts.tokens.device)
-        )
+        contexts, scores = self._encode(generator, questions, hits)
+        prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
         decode = _DECODERS[self.rag.settings.kind]
         seeds = [derive_seed(self.decoding.sampling, question) for question in questions]
@@ -177,6 +148,16 @@ class MarginalReader:
         return [
             _build_answer(generator, *parts) for parts in zip(questions, hits, weights, decoded, n_read, strict=True)
         ]
+
+    def _encode(
+        self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]
+    ) -> tuple[Contexts, torch.Tensor]:
+        """Return the contexts of questions with equally many passages, and the (b, k) logits of p(z|x)."""
+        contexts = generator.encode_contexts(
+            questions, [[hit.passage for hit in question_hits] for question_hits in hits]
+        )
+        logits = [self._prior_logits(question_hits) for question_hits in hits]
+        return contexts, torch.tensor(logits, device=contexts.tokens.device)
 
     def _prior_logits(self, hits: Sequence[Hit]) -> list[float]:
         """Return the logits of p(z|x) of a question's passages."""
@@ -274,12 +255,8 @@ class LabelReader(MarginalReader):
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
     ) -> list[Answer]:
         """Label claims that have the same number of passages."""
-        contexts = generator.encode_contexts(
-            questions, [[hit.passage for hit in question_hits] for question_hits in hits]
-        )
-        prior = self.rag.prior(
-            torch.tensor([self._prior_logits(question_hits) for question_hits in hits], device=contexts.tokens.device)
-        )
+        contexts, scores = self._encode(generator, questions, hits)
+        prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
         labels = [tokens.to(contexts.tokens.device) for tokens in self._targets]
         total, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, labels)

@@ -5,6 +5,7 @@ to the whole time between the start of the clock and the last end.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
@@ -78,6 +79,34 @@ def retrieve_hits(retriever: Retriever | None, questions: Sequence[str], k: int)
     if retriever is None:
         raise UsageError("this reader has no retriever: open it with a retriever, or call `answer_from` with hits")
     return retriever.search(questions, k)
+
+
+class RetrievingReader(ABC):
+    """Base of readers: answers from the best passages are answers from given hits."""
+
+    retriever: Retriever | None
+    k: int
+
+    def answer(
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
+    ) -> list[Answer]:
+        """Return the answer of each question; see `Reader.answer`."""
+        hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
+        return self.answer_from(questions, hits, should_stop, on_text)
+
+    @abstractmethod
+    def answer_from(
+        self,
+        questions: Sequence[str],
+        hits: Sequence[Sequence[Hit]],
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
+    ) -> list[Answer]:
+        """Return the answer of each question from the given hits; see `Reader.answer_from`."""
 
 
 def check_hit_lists(questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> None:

@@ -14,7 +14,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from rag_model.errors import ResourceError
-from rag_model.index.byte_sizes import format_bytes, parse_bytes
+from rag_model.process import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from rag_model.encoders.architecture import Architecture

@@ -15,8 +15,7 @@ from rag_model.corpus.records import SiteSettings, is_wiki_site
 from rag_model.corpus.source import basename, expand_pattern, get_size
 from rag_model.encoders.architecture import Architecture, read_architecture
 from rag_model.encoders.files import CONFIG, read_dim
-from rag_model.encoders.spec import read_encoder_spec
-from rag_model.encoders.token_spec import DIM
+from rag_model.encoders.spec import DIM, read_encoder_spec
 from rag_model.index.kind import get_kind, get_kind_for_factory
 from rag_model.index.plan import IndexPlan
 from rag_model.index.postings.impact import ROW_FILE_BYTES

@@ -5,7 +5,7 @@ retriever.
 * `retriever`: the base of all retrievers, and their measurement stage by stage
 * `expression`: parses retriever expressions; `factory` builds and opens their retrievers
 * `context`: the needs of a retriever, and the indexes, vectors and models that it reads
-* `dense`: retrievers of one index
-* `fusion`, `rerank`, `maxsim`, `products`: retrievers of other retrievers
+* `dense`: retrievers of one index; inner products for others
+* `fusion`, `rerank`, `maxsim`: retrievers of other retrievers
 * `indexes`, `models`: indexes and models by name; `lookup`: passages by id
 """

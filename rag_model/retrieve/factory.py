@@ -33,11 +33,10 @@ from rag_model.retrieve.context import (
     RetrieverContext,
     RetrieverNeeds,
 )
-from rag_model.retrieve.dense import IndexRetriever
+from rag_model.retrieve.dense import IndexRetriever, ProductRetriever
 from rag_model.retrieve.expression import Call, Node, Word, parse
 from rag_model.retrieve.indexes import check_search_parameters, index_kind, index_names, unknown_index_message
 from rag_model.retrieve.models import PairScorerCache
-from rag_model.retrieve.products import ProductRetriever
 from rag_model.retrieve.retriever import DeepRetriever, Leg, Queries, QuestionEncoder, RankedRows, SnapshotRetriever
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS

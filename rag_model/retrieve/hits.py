@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
-from rag_model.corpus.records import Passage
-from rag_model.corpus.timestamps import format_iso, parse_seconds
+from rag_model.corpus.records import Passage, format_iso, parse_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rag_model.index.files.engine import Metric, Rows
 from rag_model.index.files.vectors import RemoteRowFiles
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import DerivingKind, IndexFiles, RepresentationType, get_kind, get_kind_of_entry
+from rag_model.index.search import get_opener
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -44,7 +45,7 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
         return open_exact_index(snapshot)
     entry = index_entry(snapshot, name)
     try:
-        index = get_kind_of_entry(entry).open(index_files(snapshot, name), entry, mmap=mmap)
+        index = get_opener(entry).open(index_files(snapshot, name), entry, mmap=mmap)
     except KeyError as missing_key:
         raise StoreError(
             f"the manifest of snapshot {snapshot.id[:12]} lacks {missing_key} of index {name}: build it again"
@@ -89,7 +90,7 @@ def representation_kind(snapshot: Snapshot, name: str) -> RepresentationType:
     """
     if name == EXACT and name not in snapshot.manifest.content.indexes:
         return "vectors"
-    return get_kind_of_entry(index_entry(snapshot, name)).represents
+    return get_opener(index_entry(snapshot, name)).represents
 
 
 def index_kind(snapshot: Snapshot, name: str) -> str:
@@ -101,7 +102,8 @@ def index_kind(snapshot: Snapshot, name: str) -> str:
     """
     if name == EXACT and name not in snapshot.manifest.content.indexes:
         return EXACT
-    return get_kind_of_entry(index_entry(snapshot, name)).name
+    entry = index_entry(snapshot, name)
+    return str(entry.get("kind") or get_kind_of_entry(entry).name)
 
 
 def open_graph(snapshot: Snapshot, name: str) -> GraphFile:
@@ -129,7 +131,7 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
     if name == EXACT and name not in snapshot.manifest.content.indexes:
         raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}: it takes none")
     entry = index_entry(snapshot, name)
-    get_kind_of_entry(entry).check_search(entry, parameters)
+    get_opener(entry).check_search(entry, parameters)
 
 
 def index_files(snapshot: Snapshot, name: str) -> IndexFiles:

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.files import derive_question_encoder_name, resolve_folder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, GENERATOR, MASKED_LM, PASSAGE, QUESTION
-from rag_model.store.versions.models import model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,76 +39,50 @@ def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderName
     """
     if not name.startswith(MODEL_PREFIX):
         return EncoderNames(question or derive_question_encoder_name(name), name)
-    folder = model_folder(store, name.removeprefix(MODEL_PREFIX))
+    folder = store.get_model_folder(name.removeprefix(MODEL_PREFIX))
     question_folder, passage = folder / QUESTION, folder / PASSAGE
     if not question_folder.is_dir():
         raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` trained")
     return EncoderNames(question or str(question_folder), str(passage) if passage.is_dir() else None)
 
 
-def resolve_generator(store: Store, name: str) -> str:
-    """Return the folder or the hub name of a generator, which `name` may give as `model:NAME`.
+_WITHOUT_PART = {  # what a model of the store lacks, and a model that has it
+    GENERATOR: (f"has no generator in a folder {GENERATOR}/", "model that answers questions"),
+    COLBERT: ("is not a ColBERT", "model that `finetune colbert` trained"),
+    MASKED_LM: ("has no masked language model", "model that `finetune realm` trained"),
+    CROSS_ENCODER: ("is not a cross-encoder", "model that `finetune cross-encoder` trained"),
+}
+
+
+def resolve_part(store: Store | None, name: str, part: str) -> str:
+    """Return the folder or the hub name of a generator, ColBERT, masked language model or
+    cross-encoder.
+
+    `model:NAME` is the folder `part` of a model of the store; other names stay.
 
     Raises:
         StoreError: the store has no such model, or one of its files is damaged.
-        UsageError: the model of the store has no generator in a folder of its own.
+        UsageError: the model of the store has no such part, or no store is given.
     """
     if not name.startswith(MODEL_PREFIX):
         return name
-    folder = model_folder(store, name.removeprefix(MODEL_PREFIX)) / GENERATOR
-    if not folder.is_dir():
-        raise UsageError(f"{name} has no generator in a folder {GENERATOR}/: name a model that answers questions")
-    return str(folder)
-
-
-def resolve_colbert(store: Store, name: str) -> Path:
-    """Return the folder of a ColBERT model: a folder, a hub name, or `model:NAME`.
-
-    Raises:
-        InputError: there is no such folder, and the hub has no such model or cannot be reached.
-        StoreError: the store has no such model, or one of its files is damaged.
-        UsageError: the model of the store is not a ColBERT.
-    """
-    if not name.startswith(MODEL_PREFIX):
-        return resolve_folder(name)
-    folder = model_folder(store, name.removeprefix(MODEL_PREFIX)) / COLBERT
-    if not folder.is_dir():
-        raise UsageError(f"{name} is not a ColBERT: name a model that `finetune colbert` trained")
-    return folder
-
-
-def resolve_masked_lm(store: Store, name: str) -> str:
-    """Return the folder or the hub name of a masked language model, which `name` may give as
-    `model:NAME`.
-
-    Raises:
-        StoreError: the store has no such model, or one of its files is damaged.
-        UsageError: the model of the store has no masked language model.
-    """
-    if not name.startswith(MODEL_PREFIX):
-        return name
-    folder = model_folder(store, name.removeprefix(MODEL_PREFIX)) / MASKED_LM
-    if not folder.is_dir():
-        raise UsageError(f"{name} has no masked language model: name a model that `finetune realm` trained")
-    return str(folder)
-
-
-def resolve_cross_encoder(store: Store | None, name: str) -> Path:
-    """Return the folder of a cross-encoder: a folder, a hub name, or `model:NAME`.
-
-    Raises:
-        InputError: there is no such folder, and the hub has no such model or cannot be reached.
-        StoreError: the store has no such model, or one of its files is damaged.
-        UsageError: the model of the store is not a cross-encoder, or no store is given.
-    """
-    if not name.startswith(MODEL_PREFIX):
-        return resolve_folder(name)
     if store is None:
         raise UsageError(f"{name} is a model of a store, but no store is given: give the model's folder")
-    folder = model_folder(store, name.removeprefix(MODEL_PREFIX)) / CROSS_ENCODER
+    folder = store.get_model_folder(name.removeprefix(MODEL_PREFIX)) / part
     if not folder.is_dir():
-        raise UsageError(f"{name} is not a cross-encoder: name a model that `finetune cross-encoder` trained")
-    return folder
+        lack, advice = _WITHOUT_PART[part]
+        raise UsageError(f"{name} {lack}: name a {advice}")
+    return str(folder)
+
+
+def resolve_part_folder(store: Store | None, name: str, part: str) -> Path:
+    """Return the folder of such a model; a model of the hub is downloaded.
+
+    Raises:
+        InputError: there is no such folder, and the hub has no such model or cannot be reached.
+        BookwheelError: as for `resolve_part`.
+    """
+    return resolve_folder(resolve_part(store, name, part))
 
 
 class PairScorer(Protocol):
@@ -161,7 +133,10 @@ class PairScorerCache:
         """
         with self._lock:
             if name not in self._loaded:
-                self._loaded[name] = CrossEncoder.load(resolve_cross_encoder(self._open_store(name), name))
+                from rag_model.encoders.cross_encoder import CrossEncoder  # noqa: PLC0415 - few searches rerank
+
+                folder = resolve_part_folder(self._open_store(name), name, CROSS_ENCODER)
+                self._loaded[name] = CrossEncoder.load(folder)
             return self._loaded[name]
 
     def _open_store(self, name: str) -> Store | None:

@@ -22,7 +22,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rag_model.corpus.timestamps import format_iso
+from rag_model.corpus.records import format_iso
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.retrieve.attribution import Attribution
 from rag_model.retrieve.lookup import locate_passage

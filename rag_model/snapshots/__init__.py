@@ -4,6 +4,6 @@
 * `parent`, `reused_training`, `parent_index`, `existing`: results of earlier snapshots that are
   reused.
 * `stage_results`, `content`, `imported`: results of the stages, and the snapshot made from them.
-* `measure`, `report`: tuned search parameters, metrics and the build report.
-* `publish`, `release_inputs`, `takedown`: publish snapshots, skip unchanged ones, remove pages.
+* `measure`: tuned search parameters, and metrics.
+* `publish`, `takedown`: publish snapshots with their report, remove pages.
 """

@@ -17,22 +17,34 @@ from rag_model.encoders.endpoint_encoder import (
     write_endpoint_folder,
 )
 from rag_model.encoders.files import find_hub_name, resolve_folder
-from rag_model.encoders.muvera import MUVERA_KEY as MUVERA
 from rag_model.encoders.muvera import derive_muvera_space, parse_muvera_settings
 from rag_model.encoders.row_formats import RowFormatName
 from rag_model.encoders.space import Space, check_same_space, compute_space, name_space_by_content, read_declared_space
-from rag_model.encoders.sparse_encoder import collect_sparse_encoder_files, compute_sparse_space
-from rag_model.encoders.sparse_spec import SparseSpec, read_sparse_spec
-from rag_model.encoders.spec import PROBES, RECORD_FILE, EncoderSpec, find_known_settings, read_encoder_spec
+from rag_model.encoders.sparse_encoder import (
+    SparseSpec,
+    collect_sparse_encoder_files,
+    compute_sparse_space,
+    read_sparse_spec,
+)
+from rag_model.encoders.spec import MUVERA_KEY as MUVERA
+from rag_model.encoders.spec import (
+    PROBES,
+    RECORD_FILE,
+    EncoderSpec,
+    TokenSpec,
+    find_known_settings,
+    read_encoder_spec,
+    read_token_spec,
+)
 from rag_model.encoders.token_encoder import collect_token_encoder_files, compute_token_space
-from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
 from rag_model.process import temporary_folder
-from rag_model.retrieve.models import resolve_colbert, resolve_encoders
+from rag_model.retrieve.models import resolve_encoders, resolve_part_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
+from rag_model.store.versions.model_manifest import COLBERT
 
 # Hub name as a user gave it -> NAME@COMMIT. A build keeps its parent's commits: a branch that moved
 # does not change the encoder space.
@@ -150,7 +162,7 @@ def store_token_encoder(
     """
     if recipe.question_encoder:
         raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
-    folder = resolve_colbert(models or store, pins.get(name, name))
+    folder = resolve_part_folder(models or store, pins.get(name, name), COLBERT)
     spec = read_token_spec(folder, recipe.spec)
     space, extra_settings = compute_token_space(folder, spec), dict[str, Any]()
     if recipe.kind == MUVERA:

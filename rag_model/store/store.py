@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.secrets import refuse_secret
 from rag_model.store.objects.blobs import Blobs
+from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.objects.intents import Intents
 from rag_model.store.objects.memo import Memo
@@ -105,6 +107,18 @@ class Store:
             if name.startswith(prefix):
                 return catalog, name.removeprefix(prefix)
         return self.snapshots, name
+
+    def get_model_folder(self, name: str) -> Path:
+        """Return a local folder with a model's files, each verified.
+
+        `name` is an id, a prefix, a ref or ref@number. The folder is in the cache, and is the same
+        for the same model. Its files are links: do not write to them.
+
+        Raises:
+            StoreError: there is no such model, or one of its files is missing or damaged.
+        """
+        files = self.models.get(self.models.resolve_trusted(name)).content.files
+        return build_link_tree({path: self.blobs.get_local_path(ref) for path, ref in files.items()})
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> "Store":

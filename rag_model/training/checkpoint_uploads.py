@@ -23,6 +23,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.trainings import StoredCheckpoint, TrainingProgress
 from rag_model.training.loop.checkpoint import (
+    METRICS,
     RECORD,
     TrainerState,
     list_checkpoints,
@@ -30,7 +31,6 @@ from rag_model.training.loop.checkpoint import (
     read_digests,
     read_state,
 )
-from rag_model.training.loop.journal import METRICS
 
 _LEAVING, _ARRIVING = ".leaving-", ".arriving"
 _PATIENCE = 5.0  # seconds to wait for a running upload when a person ends the run

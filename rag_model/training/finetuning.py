@@ -25,7 +25,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.reports.run_files import store_report
 from rag_model.evaluation.reports.training import read_training_curves, render_training_report
 from rag_model.extras import get_versions
-from rag_model.index.byte_sizes import format_bytes
+from rag_model.process import format_bytes
 from rag_model.resources import CORE_FLOPS, WorkEstimate, estimate_weight_bytes
 from rag_model.retrieve.attribution import describe_licence
 from rag_model.store.objects.memo import Memo
@@ -36,11 +36,11 @@ from rag_model.store.versions.models import ModelMetadata, StoredModel, put_mode
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.trainings import TRAINING_STAGE
 from rag_model.training.data.examples import digest_examples
-from rag_model.training.loop.checkpoint import SearchedSnapshot
-from rag_model.training.loop.journal import METRICS
+from rag_model.training.loop.checkpoint import METRICS, SearchedSnapshot
 from rag_model.training.loop.loop import ReportCallback, TrainingResult, resolve_precision, train
 from rag_model.training.loop.processes import find_processes
 from rag_model.training.loop.task import DescribedTask, Task
+from rag_model.training.moving_index import Rebuilder
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     Job,
@@ -49,7 +49,6 @@ from rag_model.training.objectives.objective import (
     TrainingStage,
     find_loop_settings,
 )
-from rag_model.training.rebuilds import Rebuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,13 @@ from rag_model.encoders.space import Space, compute_space
 from rag_model.encoders.spec import is_static_encoder, read_encoder_spec
 from rag_model.errors import UsageError
 from rag_model.retrieve.models import (
-    resolve_colbert,
-    resolve_cross_encoder,
     resolve_encoders,
-    resolve_generator,
-    resolve_masked_lm,
+    resolve_part,
+    resolve_part_folder,
 )
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
-from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, MASKED_LM
+from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, GENERATOR, MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
 
 TEACHER = "teacher"  # the teacher's name among the parts of `InitialModels`
@@ -111,7 +109,7 @@ def choose_rag_models(store: Store, snapshot: Snapshot, encoder: str | None, gen
             "there is no generator to train: name one with --generator, a folder, a hub name or model:NAME"
         )
     question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else resolve_encoders(store, encoder).question
-    return InitialModels({"question": question, "generator": resolve_generator(store, generator)})
+    return InitialModels({"question": question, GENERATOR: resolve_part(store, generator, GENERATOR)})
 
 
 def choose_end_to_end_models(
@@ -142,7 +140,9 @@ def choose_cross_encoder(store: Store, snapshot: Snapshot, encoder: str | None) 
         StoreError: the store has no such model, or the snapshot carries no encoder.
         UsageError: the named model of the store is not a cross-encoder.
     """
-    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_cross_encoder(store, encoder)
+    folder = (
+        snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, CROSS_ENCODER)
+    )
     return InitialModels({CROSS_ENCODER: str(folder)})
 
 
@@ -156,7 +156,7 @@ def choose_colbert(store: Store, snapshot: Snapshot, encoder: str | None) -> Ini
         StoreError: the store has no such model, or the snapshot carries no encoder.
         UsageError: the named model of the store is not a ColBERT.
     """
-    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_colbert(store, encoder)
+    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, COLBERT)
     return InitialModels({COLBERT: str(folder)})
 
 
@@ -171,7 +171,7 @@ def choose_realm_models(store: Store, snapshot: Snapshot, encoder: str | None, r
         UsageError: the named encoder, or the snapshot's, encodes only questions.
     """
     names = choose_bi_encoder(store, snapshot, encoder).names
-    return InitialModels({**names, MASKED_LM: resolve_masked_lm(store, reader or names["passage"])})
+    return InitialModels({**names, MASKED_LM: resolve_part(store, reader or names["passage"], MASKED_LM)})
 
 
 def add_teacher(store: Store, origins: InitialModels, teacher: str | None) -> InitialModels:
@@ -184,7 +184,7 @@ def add_teacher(store: Store, origins: InitialModels, teacher: str | None) -> In
     """
     if teacher is None:
         raise UsageError("there is no teacher: name a cross-encoder with --teacher, a folder or model:NAME")
-    return InitialModels({**origins.names, TEACHER: str(resolve_cross_encoder(store, teacher))})
+    return InitialModels({**origins.names, TEACHER: str(resolve_part_folder(store, teacher, CROSS_ENCODER))})
 
 
 def digest_folder(folder: Path) -> str:

@@ -3,8 +3,8 @@
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.allowed import ALLOWED_VARIABLE, DEFAULT_VARIABLE, refuse_unlisted, resolve_options
 from beam_jobs.options import check_flags
+from beam_jobs.workers import ALLOWED_VARIABLE, DEFAULT_VARIABLE, refuse_unlisted, resolve_options
 from rag_model.errors import UsageError
 from tests.benchmarks.flink_cluster import ROOT
 

@@ -20,7 +20,7 @@ from beam_jobs.launch import Launch
 from rag_model.corpus.chunk import LENGTH_BIN, ChunkRecipe
 from rag_model.corpus.records import Passage
 from rag_model.encoders.cross_encoder import CrossEncoder
-from rag_model.encoders.sparse_spec import read_vocabulary_size
+from rag_model.encoders.files import read_vocabulary_size
 from rag_model.errors import InputError, ReadOnlyError
 from rag_model.evaluation.matching import has_answer
 from rag_model.evaluation.retrieval.comparison import read_gold_texts
@@ -47,9 +47,9 @@ from rag_model.training.data.judging import (
 from rag_model.training.data.memory import read_passages
 from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages
 from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
-from rag_model.training.data.statements import Statement, first_sentence, sample_leads
 from rag_model.training.data.temporary_index import open_temporary_index
 from rag_model.training.data.texts import SalientSpans
+from rag_model.training.objectives.end2end import Statement, first_sentence, sample_leads
 from tests.fixtures.months import build
 from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_llama

@@ -24,7 +24,7 @@ from beam_jobs.workers import START_VARIABLE
 from flows.rebuild import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from tests.benchmarks.flink_cluster import DEADLINE, SLOTS, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.faulty import FaultyServer, Request, faulty

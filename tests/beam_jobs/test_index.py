@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import index, index_work
-from beam_jobs.index_tasks import IndexInProgress, ShardTask, read_blob_list
+from beam_jobs.index_work import IndexInProgress, ShardTask, read_blob_list
 from beam_jobs.launch import Launch
 from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import InputError, StoreError

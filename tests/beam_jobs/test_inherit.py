@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import index
-from beam_jobs.index_tasks import IndexInProgress, ScatterTask, read_blob_list
+from beam_jobs.index_work import IndexInProgress, ScatterTask, read_blob_list
 from beam_jobs.launch import Launch
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve

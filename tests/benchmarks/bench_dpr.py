@@ -42,15 +42,13 @@ from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estimate_mean
 from rag_model.training.data.batches import DprBatch
-from rag_model.training.data.examples import Example, build_passage, read_examples
-from rag_model.training.data.json_values import iter_json_values
+from rag_model.training.data.examples import Example, build_passage, iter_json_values, read_examples
 from rag_model.training.data.negatives import CHECKS, CandidateChecker, MiningSettings, select_candidates
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from rag_model.training.objectives.ranking import CUTOFFS, RankingEvaluator, rank_of_first_answer
+from rag_model.training.objectives.task_bases import CUTOFFS, BiEncoder, RankingEvaluator, rank_of_first_answer
 
 WARM_UP = 1  # steps that are not timed
 

@@ -23,11 +23,10 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import BertConfig, BertModel
 
-from rag_model.encoders.batches import batch_by_length, pad_length
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.model import Model, choose_process_device, fastest_dtype, wrap_transformers_model
 from rag_model.encoders.spec import EncoderSpec
-from rag_model.encoders.tokens import TokenIds
+from rag_model.encoders.tokens import TokenIds, batch_by_length, pad_length
 
 WIKIPEDIA = 21_015_324  # passages of DPR's psgs_w100.tsv
 DPR_RATE = 83  # passages a second and GPU, of DPR's release

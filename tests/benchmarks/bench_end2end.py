@@ -56,13 +56,11 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.data.statements import sample_leads
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
-from rag_model.training.moving_index import MovingIndex
-from rag_model.training.objectives.end2end import LOOP, End2EndRecipe, End2EndTask, End2EndTraining
+from rag_model.training.moving_index import MovingIndex, MovingSettings, RebuildOrder, RebuildResult
+from rag_model.training.objectives.end2end import LOOP, End2EndRecipe, End2EndTask, End2EndTraining, sample_leads
 from rag_model.training.objectives.rag import RagRecipe
-from rag_model.training.rebuilds import MovingSettings, RebuildOrder, RebuildResult
 
 TEMPERATURE = 0.05
 ARMS = ("frozen", "question", "end2end", "end2end + reconstruction")

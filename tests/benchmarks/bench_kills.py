@@ -26,7 +26,7 @@ from rag_model.snapshots.publish import publish
 from rag_model.store import Content, Manifest, Snapshot, StageResult, Store
 from rag_model.store.objects import blobs, intents
 from rag_model.store.pulling.pull import pull
-from rag_model.store.upkeep import gc, sweep
+from rag_model.store.upkeep import gc, roots
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.verify import verify_version
 
@@ -38,7 +38,7 @@ processes = multiprocessing.get_context("fork")
 def scale_time() -> None:
     """Let an intent count for two seconds instead of an hour, and so on."""
     intents.INTENT_VALID_SECONDS = gc.INTENT_VALID_SECONDS = 2.0  # type: ignore[attr-defined]
-    intents.SWEEP_VALID_SECONDS = sweep.SWEEP_VALID_SECONDS = 1.0  # type: ignore[attr-defined]
+    intents.SWEEP_VALID_SECONDS = roots.SWEEP_VALID_SECONDS = 1.0  # type: ignore[attr-defined]
     intents._RENEW_SECONDS, intents._PAUSE = 0.3, 0.01
     gc.SAFETY_MARGIN, blobs._TRUST_SECONDS = 0.4, 0.2
 

@@ -42,8 +42,8 @@ from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, build_pools, judge_passages
 from rag_model.training.data.pair_scores import CachedPairScorer
 from rag_model.training.objectives.openrag import OnlineJudging, OpenRagRecipe, OpenRagTask
-from rag_model.training.objectives.ranking import rank_of_first_answer
 from rag_model.training.objectives.sidr import SidrPair
+from rag_model.training.objectives.task_bases import rank_of_first_answer
 
 Columns = dict[str, list[float]]  # measure -> one value a question
 

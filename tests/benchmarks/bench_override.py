@@ -29,8 +29,8 @@ from bench_stream import random_llama
 from passages import lines
 
 from rag_model.corpus.records import Passage
-from rag_model.evaluation.answers.grounding import measure_grounding
 from rag_model.evaluation.answers.readings import AnswerPassage, Reading
+from rag_model.evaluation.answers.scores import measure_grounding
 from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.evaluation.measures.answers import exact_match
 from rag_model.evaluation.questions import Question

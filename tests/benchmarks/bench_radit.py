@@ -47,12 +47,12 @@ from rag_model.training.data.answer_scores import ScoringExample, score_example
 from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.finetuning import Finetuning
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.ra_dit import RA_DIT
 from rag_model.training.objectives.ra_dit_tasks import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
-from rag_model.training.objectives.ranking import rank_of_first_answer
+from rag_model.training.objectives.task_bases import rank_of_first_answer
 from rag_model.training.origins import InitialModels
 
 TEMPERATURE = 0.05  # MiniLM's vectors have unit length

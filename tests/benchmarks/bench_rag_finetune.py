@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from bench_dpr import Data, read_data, rounded, say
 
-from flows.adopt import adopt_library
 from flows.demo import demo_encoder
+from flows.import_library import import_library
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.trainable import TrainableEncoder
@@ -64,7 +64,7 @@ def library(corpus: Sequence[Passage], folder: Path, encoder: str = "") -> Path:
     np.save(folder / "vectors.npy", vectors, allow_pickle=False)
     recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32")}, gate=GateRecipe(max_passage_loss=1.0))
     files = (str(folder / "vectors.npy"),)
-    adopt_library(str(folder / "passages.jsonl"), files, str(folder / "store"), encoder, recipe)
+    import_library(str(folder / "passages.jsonl"), files, str(folder / "store"), encoder, recipe)
     return folder / "store"
 
 

@@ -54,13 +54,13 @@ from rag_model.store.versions.manifest import Content, Manifest, PartEntry, embe
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import TextBatch
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.objective import UNIT_TEMPERATURE
 from rag_model.training.objectives.realm import RealmRecipe, RealmTask
 from rag_model.training.objectives.realm_model import NULL, CandidateRetriever, MaskedText, Realm
+from rag_model.training.objectives.task_bases import BiEncoder
 
 RECIPE = RealmRecipe(temperature=UNIT_TEMPERATURE)
 ARMS = {"salient": {}, "random": {"masks": "random"}, "frozen": {"freeze_encoders": True}}

@@ -39,8 +39,8 @@ from flows.demo import QUESTIONS, demo_encoder
 from rag_model.corpus.ragged_file import SparseVectors, SparseWriter
 from rag_model.corpus.records import Passage
 from rag_model.encoders.bag import BagEncoder, compute_term_mask, read_bag_spec
+from rag_model.encoders.files import read_vocabulary_size
 from rag_model.encoders.sparse_encoder import pad_rows
-from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.index.build import run_stages

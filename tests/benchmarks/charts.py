@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rag_model.evaluation.reports.charts import Scale
-from rag_model.evaluation.reports.page import Node, join, tag
+from rag_model.evaluation.reports.page import Node, Scale, join, tag
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 720.0, 360.0, 70.0, 50.0, 40.0, 170.0
 _COLOURS = ("#8a8a8a", "#2a6f97", "#d1495b", "#66a182")

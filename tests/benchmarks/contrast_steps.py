@@ -19,9 +19,9 @@ from rag_model.corpus.records import Passage
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.data.texts import TextBatch
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from rag_model.training.objectives.ict import IctRecipe, IctTask
+from rag_model.training.objectives.task_bases import BiEncoder
 
 TEMPERATURE = 0.05
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from flows.adopt import adopt_library
+from flows.import_library import import_library
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
@@ -60,7 +60,7 @@ def prepare(folder: Path) -> None:
     np.save(folder / "vectors.npy", vectors, allow_pickle=False)
     recipe = Recipe(index={"flat": IndexRecipe("Flat")}, gate=GateRecipe(max_passage_loss=1.0))
     where = str(folder / "passages.jsonl"), (str(folder / "vectors.npy"),), str(folder / "store")
-    adopt_library(*where, str(folder / "encoder"), recipe)
+    import_library(*where, str(folder / "encoder"), recipe)
     for stage in ("lm", "retriever"):
         _task(folder, stage)  # lists and scores are recorded: they are no part of a step
 

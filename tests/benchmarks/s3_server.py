@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.machine.ports import find_free_ports
+from flows.machine.local import find_free_ports
 
 KEY, SECRET = "bookwheel", "bookwheel-secret"
 

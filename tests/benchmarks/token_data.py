@@ -13,9 +13,9 @@ from flows.demo import QUESTIONS, demo_encoder
 from rag_model.corpus.ragged_file import TokenFile, TokenVectors, TokenWriter
 from rag_model.digest import digest_json
 from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.spec import TokenSpec
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.encoders.token_model import TokenModel
-from rag_model.encoders.token_spec import TokenSpec
 from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.tokens.search import maxsim

@@ -20,7 +20,7 @@ import torch
 
 from flows.rebuild import RebuildLauncher, RebuildProcess
 from rag_model.evaluation.bootstrap import estimate_mean
-from rag_model.training.rebuilds import RebuildOrder
+from rag_model.training.moving_index import RebuildOrder
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = (4, 5)  # words of a core's line in /proc/stat: idle, and waiting for a disk

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flows import cli
-from flows.machine.ports import find_free_ports
+from flows.machine.local import find_free_ports
 from rag_model.store.store import Store
 from tests.docs.blocks import Block, words
 

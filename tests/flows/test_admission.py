@@ -12,13 +12,13 @@ from prefect.flow_engine import run_flow as run_engine
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
-from beam_jobs.allowed import ALLOWED_VARIABLE
+from beam_jobs.workers import ALLOWED_VARIABLE
 from flows import stage
 from flows.add_index import add_index
-from flows.adopt import adopt_library
 from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.finetune import finetune
+from flows.import_library import import_library
 from flows.launch import launch
 from flows.maintain import upkeep, watch
 from flows.parameter_checks import Url
@@ -31,7 +31,7 @@ from rag_model.errors import UsageError
 from rag_model.secrets import build_secret_pattern
 from tests.rag_model.test_secrets import NO_QUERY, NO_USER, TAKEN, S
 
-FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, release, add_index, adopt_library, takedown]
+FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, release, add_index, import_library, takedown]
 FLOWS += [reproduce]
 SECRETS = [
     {"store": f"https://me:{S}@host"},

@@ -12,8 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter
 from prefect.client.schemas.objects import StateType
 
-from beam_jobs.allowed import DEFAULT_VARIABLE
-from beam_jobs.workers import START_VARIABLE
+from beam_jobs.workers import DEFAULT_VARIABLE, START_VARIABLE
 from rag_model.store.store import Store
 from tests.benchmarks.flink_cluster import ROOT, AbsentError, Flink, flink
 from tests.fixtures.wanted import missing

@@ -10,9 +10,8 @@ import pytest
 from flows.reencode import reencode
 from flows.stage import run_flow
 from rag_model.store.store import Store
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from tests.fixtures.moving import ARTICLES, CORPUS
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -76,7 +75,7 @@ def test_a_model_is_trained_beside_its_index_and_answers_with_its_own(
     assert rows[0]["snapshot"] == rows[1]["snapshot"] == told["snapshot"] != rows[2]["snapshot"]
     assert rows[2]["encoding_seconds"] > 0 == rows[2]["refreshes_failed"]
 
-    folder, own = model_folder(opened, "moved"), Snapshot.open(str(store), "moved")
+    folder, own = opened.get_model_folder("moved"), Snapshot.open(str(store), "moved")
     assert own.id == told["index"]
     assert own.n == Snapshot.open(str(store), told["snapshot"]).n
     assert (opened.models.get(told["model"]).content.space or {})["digest"] == (own.space or {})["digest"]

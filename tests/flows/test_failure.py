@@ -8,9 +8,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Failed
 
-from flows.failure import notify_webhook
 from flows.reindex import reindex
-from flows.stage import deployment_flow
+from flows.stage import deployment_flow, notify_webhook
 from rag_model.errors import BookwheelError, InputError, RefusedError, StoreError, UnreachableError, UsageError
 from tests.fixtures.wikimedia import Site, serving
 

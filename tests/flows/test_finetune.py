@@ -24,10 +24,9 @@ from rag_model.generate.rag_folder import load_rag
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.store.store import Store
 from rag_model.store.upkeep.gc import collect_garbage
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.finetuning import Finetuning
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
 from rag_model.training.loop.loop_settings import LoopSettings, compute_learning_rate
 from rag_model.training.objectives.rag import LOOP
@@ -164,7 +163,7 @@ def test_a_pair_is_trained_and_makes_an_index(
     assert set(manifest.content.lineage["examples"]) == {"train", "dev"}
     assert manifest.metrics == told["metrics"]
     assert {"README.md", "metrics.jsonl", "question/bookwheel.json"} <= set(manifest.content.files)
-    folder = model_folder(opened, "kings")
+    folder = opened.get_model_folder("kings")
     question = Encoder.load(folder / "question", "question", threads=1, device="cpu")
     passage = Encoder.load(folder / "passage", threads=1, device="cpu")
     assert question.space().digest == passage.space().digest == (manifest.content.space or {})["digest"]
@@ -351,7 +350,7 @@ def test_a_pair_is_taught_by_a_cross_encoder(finetune: Bookwheel, store: Path, t
     opened = Store.open(str(store))
     content = opened.models.get(opened.models.resolve("pupil")).content
     assert set(content.lineage["models"]) == {"question", "passage", "teacher"}
-    folder = model_folder(opened, "pupil")
+    folder = opened.get_model_folder("pupil")
     question = Encoder.load(folder / "question", "question", threads=1, device="cpu")
     assert question.space().digest == (content.space or {})["digest"]
     other = finetune("margin-mse", teacher=save_cross_encoder(tmp_path / "other", seed=8), name="pupil").json
@@ -377,7 +376,7 @@ def test_a_reader_is_trained_and_answers(
     told = ran.json
     assert {"nll", "EM", "F1", "Success@2", "spread", "distinct"} <= set(told["metrics"]["after"])
     opened = Store.open(str(store))
-    rag = load_rag(model_folder(opened, kind), device="cpu")
+    rag = load_rag(opened.get_model_folder(kind), device="cpu")
     assert f"rag-{rag.settings.kind}" == kind
     assert rag.settings.temperature == 0.05, "the encoder's vectors have unit length, and no temperature is set"
     assert rag.question.space().digest == (Snapshot.open(str(store)).space or {})["digest"]

@@ -17,9 +17,8 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 
 from rag_model.store.store import Store
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.objectives.objective import list_objective_names
 from tests.flows.conftest import Bookwheel, Ran
 
@@ -105,7 +104,7 @@ def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
     store = Store.open(str(given["store"]))
     content = store.models.get(store.models.resolve("toy")).content
     assert set(content.files) == {"README.md", "metrics.jsonl", "words/model.safetensors"}
-    card = (model_folder(store, "toy") / "README.md").read_text()
+    card = (store.get_model_folder("toy") / "README.md").read_text()
     for said in ("# toy, trained by bookwheel", "A bag of words (an example, 2026).", "text-ranking", told["snapshot"]):
         assert said in card
 

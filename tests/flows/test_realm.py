@@ -8,10 +8,9 @@ import pytest
 
 from rag_model.encoders.masked_lm import TrainableMaskedLM
 from rag_model.store.store import Store
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import SalientSpans
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.settings import parse_settings
 from tests.flows.conftest import IN_PROCESS, RECIPE, Bookwheel
 
@@ -83,7 +82,7 @@ def test_it_masks_links_beside_an_index_of_its_own(
     opened = Store.open(str(store))
     manifest = opened.models.get(opened.models.resolve("filled"))
     assert [one["step"] for one in manifest.provenance["asked"]] == [0, 3]
-    assert not TrainableMaskedLM.load(model_folder(opened, "filled") / "masked-lm").new_head
+    assert not TrainableMaskedLM.load(opened.get_model_folder("filled") / "masked-lm").new_head
     own = Snapshot.open(str(store), "filled")
     assert (own.id, (own.space or {})["digest"]) == (ran.json["index"], (manifest.content.space or {})["digest"])
     assert SalientSpans(own).read_spans([3]) == spans.read_spans([3])

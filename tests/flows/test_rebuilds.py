@@ -32,12 +32,11 @@ from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.memory import PassageMemory, RetrievedBatch
-from rag_model.training.loop.checkpoint import list_checkpoints, read_checkpoint
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import list_checkpoints, read_checkpoint, read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.task import Measures
+from rag_model.training.moving_index import MovingSettings, RebuildOrder
 from rag_model.training.objectives.end2end import End2EndTask
-from rag_model.training.rebuilds import MovingSettings, RebuildOrder
 from tests.fixtures import rebuilding
 from tests.fixtures.moving import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 

@@ -23,6 +23,8 @@ import sys
 from flows.cli import run
 code = run(["search", "who wrote it?", *sys.argv[1:]])
 print(*sorted(%r & set(sys.modules)), file=sys.stderr)
+own = [name for name in sys.modules if name.partition(".")[0] in ("flows", "beam_jobs", "rag_model")]
+print(*(own if len(own) > 90 else ()), file=sys.stderr)
 sys.exit(code)
 """
 

@@ -12,7 +12,6 @@ import pytest
 from rag_model.corpus.ragged_file import SparseFile
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.store.store import Store
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_sidr import SPEC, save_sidr
@@ -97,7 +96,7 @@ def test_a_pair_is_trained_asks_both_indexes_and_its_bags_outlive_the_next_train
     assert built.code == 0, built.err
     assert built.json["metrics"]["bag"]["recall@20"] == 1.0
     assert "embed bag" in built.json["seconds"]
-    folder = model_folder(Store.open(str(store)), "finder")
+    folder = Store.open(str(store)).get_model_folder("finder")
     with Snapshot.open(str(store)) as snapshot:
         old = snapshot.manifest.content
         space, tokenizer = snapshot.manifest.content.space_of("bag"), load_tokenizer(folder / "passage", 64)

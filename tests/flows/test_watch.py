@@ -1,7 +1,7 @@
 """What a training of several stages says of itself: which stage, how much is scored, how many evaluations are left."""
 
 from flows.finetune import TrainingWatch
-from rag_model.training.rebuilds import MovingSettings
+from rag_model.training.moving_index import MovingSettings
 
 
 class Said:

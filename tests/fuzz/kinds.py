@@ -29,7 +29,7 @@ from rag_model.corpus.ragged_file import SparseFile, TokenFile, TokenVectors, To
 from rag_model.corpus.records import Passage, Slice
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile, SpanWriter
 from rag_model.corpus.source import read_slice
-from rag_model.encoders.gguf_file import check_gguf_file
+from rag_model.encoders.architecture import check_gguf_file
 from rag_model.encoders.static_folder import StaticTable
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights

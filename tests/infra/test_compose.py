@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from flows.machine.ports import find_free_ports
+from flows.machine.local import find_free_ports
 from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.declared import PROJECT, ROOT, built, dockerfile, known_variables
 

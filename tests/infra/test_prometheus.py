@@ -33,7 +33,7 @@ def test_each_alarm_is_tripped_and_says_whom_to_call_and_what_to_do() -> None:
 
 
 def test_builds_bend_where_a_build_warns() -> None:
-    (rule,) = (rule for rule in rules() if rule["alert"] == "BookwheelBuildsBend")
+    (rule,) = (rule for rule in rules() if rule["alert"] == "BookwheelBuildsLeaveBand")
     bands = [float(comparison.split()[1]) for comparison in rule["expr"].split("}")[1:]]
     assert bands == [LEAST_RECALL, MOST_DISTANCES, MOST_COST]
 

@@ -26,7 +26,7 @@ from rag_model.corpus.articles import get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.page_format import IdentifyPage, PageFormat, get_recency
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
-from rag_model.corpus.records import MAX_TITLE, Compression, Page, Section, Siteinfo, Slice
+from rag_model.corpus.records import MAX_TITLE, Compression, Page, Section, Siteinfo, Slice, parse_seconds
 from rag_model.corpus.source import (
     COMPRESSED_ENDING,
     basename,
@@ -41,7 +41,6 @@ from rag_model.corpus.source import (
     read_slice,
     refuse_utf16,
 )
-from rag_model.corpus.timestamps import parse_seconds
 from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import InputError
 

@@ -46,10 +46,11 @@ from rag_model.corpus.records import (
     Siteinfo,
     Slice,
     SourceKind,
+    check_seconds,
     hash_id,
+    parse_seconds,
 )
 from rag_model.corpus.source import basename, describe_slice, get_size, read_slice, split_lines
-from rag_model.corpus.timestamps import check_seconds, parse_seconds
 from rag_model.errors import InputError
 
 # (id, title, text or sections, time of the last change in seconds since 1970, UTC, or None). A

@@ -32,8 +32,17 @@ from rag_model.corpus.articles import DropReason, classify_page, get_namespace_a
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.mediawiki import CANONICAL_NAMESPACES, MediaWiki
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, assemble_parts, choose_starts
-from rag_model.corpus.records import MAX_TITLE, Page, Plan, Section, Siteinfo, SiteSettings, Slice
-from rag_model.corpus.timestamps import format_iso, parse_seconds
+from rag_model.corpus.records import (
+    MAX_TITLE,
+    Page,
+    Plan,
+    Section,
+    Siteinfo,
+    SiteSettings,
+    Slice,
+    format_iso,
+    parse_seconds,
+)
 from rag_model.corpus.wiki_api import IDS_PER_REQUEST, Reply, WikiClient, check_object
 from rag_model.corpus.wiki_mirror import (
     Cursor,

@@ -3,8 +3,7 @@
 examination      answer every question under every condition; cached answers; other retrievers
 ablation         conditions (open book, closed book, gold passage, ...) and the worth of retrieval
 readings         the record of one answer with its passages
-scores           the measures of each kind of answer, with confidence intervals
-grounding        citation measures, and whether an answer agrees with its passages
+scores           the measures of each kind of answer, of citations and of the use of passages
 abstaining       risk by coverage, and the choice of a threshold below which no answer is given
 collapse         detection of retrieval collapse
 settings         the settings of an evaluation

@@ -12,8 +12,7 @@ from typing import Any, Protocol, Self
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
-from rag_model.reading.answer import Answer, AnswerProblem, TokenUsage
-from rag_model.reading.citations import Statement
+from rag_model.reading.answer import Answer, AnswerProblem, Statement, TokenUsage
 from rag_model.reading.confidence import add_closed_book
 from rag_model.retrieve.hits import Hit
 

@@ -16,12 +16,14 @@ from rag_model.evaluation.answers.readings import AnswerPassage
 from rag_model.evaluation.answers.scores import ScoredAnswer, deciding_measure
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.measures.measure import AnswerKind
-from rag_model.evaluation.reports.charts import ChartPoint, legend, line_chart
 from rag_model.evaluation.reports.page import (
+    ChartPoint,
     Child,
     Node,
     header,
     join,
+    legend,
+    line_chart,
     lineage_section,
     note,
     pair,

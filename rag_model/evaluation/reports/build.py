@@ -4,21 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rag_model.evaluation.gate import Check, GateVerdict
-from rag_model.evaluation.reports.charts import (
+from rag_model.evaluation.reports.page import (
     ChartPoint,
+    Child,
+    Node,
     bar_chart,
+    columns,
     doubling_histogram,
+    format_bytes,
+    header,
     histogram,
     legend,
     line_chart,
-    trade_off_chart,
-)
-from rag_model.evaluation.reports.page import (
-    Child,
-    Node,
-    columns,
-    format_bytes,
-    header,
     lineage_section,
     note,
     pair,
@@ -27,6 +24,7 @@ from rag_model.evaluation.reports.page import (
     table,
     tag,
     tiles,
+    trade_off_chart,
 )
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild, list_warnings

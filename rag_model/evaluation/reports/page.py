@@ -2,11 +2,20 @@
 
 Text is escaped by construction: it becomes a `Node` only through `tag` and `join`. A page has no
 script and no font and fetches nothing, which its content policy also forbids.
+
+Charts are inline SVG and plain bars, without scripts and fonts, in the colours of the page. Every
+mark has a `<title>`, so that a pointer shows its value. Reports print the same numbers in tables.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
+from typing import Literal
+
+from rag_model.index.quality.results import OperatingPoint
 
 
 class Node:
@@ -128,3 +137,299 @@ def format_bytes(n: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
+
+
+_WIDTH, _HEIGHT = 460.0, 280.0  # viewBox: half the page, or the width of a phone
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
+_X0, _X1 = _LEFT, _WIDTH - _RIGHT
+_Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
+_SHADES = 4  # line colours of the page, which repeat
+_MAX_LABELS = 6  # below a chart
+_MAX_MARKS = 60  # dashed lines of a chart
+_GAP = 0.5  # on both sides of a column
+# levels; higher recalls look the same.
+_RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+_COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
+
+CostUnit = Literal["distances", "milliseconds"]
+# x, y of the mean, y of the 5th percentile.
+Projection = Callable[[OperatingPoint], tuple[float, float, float]]
+
+
+class Scale:
+    """Maps values to chart coordinates on a linear or logarithmic axis."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
+        """Map `low` to `start` and `high` to `end`."""
+        self._shape = math.log if log else float
+        self._low, self._start = self._shape(low), start
+        self._slope = (end - start) / ((self._shape(high) - self._low) or 1.0)
+
+    def __call__(self, value: float) -> float:
+        """Return the position of `value`."""
+        return self._start + (self._shape(value) - self._low) * self._slope
+
+
+def bar_chart(rows: Sequence[tuple[str, float, str]]) -> Node:
+    """Return horizontal bars of (label, value, value as text); the longest one fills the width."""
+    longest = max((value for _, value, _ in rows), default=0) or 1
+    return tag("div", *(_bar(label, value / longest, text) for label, value, text in rows), class_="bars")
+
+
+def _bar(label: str, share: float, text: str) -> Node:
+    fill = tag("span", class_="fill", style=f"width:{max(share, 0.002):.2%}")
+    return tag(
+        "div",
+        tag("span", label, class_="label"),
+        tag("span", fill, class_="track"),
+        tag("span", text, class_="value"),
+        class_="bar",
+    )
+
+
+def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
+    """Return a histogram of the number of `things` in each bucket of `unit`.
+
+    The key of a bucket is its lower bound; the width of all buckets is the smallest distance
+    between two bounds.
+    """
+    lows = sorted(buckets)
+    width = min((b - a for a, b in pairwise(lows)), default=max(1, lows[-1] if lows else 1))
+    first, last = (lows[0], lows[-1] + width) if lows else (0, width)
+    x = Scale(first, last, _X0, _X1)
+    names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in lows}
+    bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in lows]
+    feet = [_bottom_label(x(tick), f"{tick:,.0f}") for tick in _ticks(first, last, _MAX_LABELS)]
+    return _column_chart(bars, feet, f"{things} by {unit}", unit)
+
+
+def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
+    """Return a histogram over buckets 0, 1, 2-3, 4-7, … of `unit`; counts[i] is for the i-th
+    bucket.
+    """
+    used = [i for i, count in enumerate(counts) if count]
+    buckets = range(used[0], used[-1] + 1) if used else range(0)
+    x = Scale(buckets.start, max(buckets.stop, buckets.start + 1), _X0, _X1)
+    lows = {i: 1 << i >> 1 for i in buckets}
+    names = {i: f"{low:,}" if i < 2 else f"{low:,} to {2 * low - 1:,}" for i, low in lows.items()}
+    bars = [(x(i), x(i + 1), counts[i], f"{names[i]} {unit}: {counts[i]:,} {things}") for i in buckets]
+    feet = [
+        _bottom_label((x(i) + x(i + 1)) / 2, f"{lows[i]:,}")
+        for i in buckets[:: max(1, -(-len(buckets) // _MAX_LABELS))]
+    ]
+    return _column_chart(bars, feet, f"{things} by {unit}", f"{unit}, doubling")
+
+
+def _column_chart(
+    bars: Sequence[tuple[float, float, int, str]], feet: Sequence[Node], label: str, caption: str
+) -> Node:
+    """Return vertical bars of (left, right, count, title)."""
+    top = max((count for _, _, count, _ in bars), default=0) or 1
+    y = Scale(0, top, _Y0, _Y1)
+    marks = (
+        tag(
+            "rect",
+            tag("title", title),
+            class_="s1 mark",
+            x=start + _GAP,
+            y=y(count),
+            width=max(1.0, end - start - 2 * _GAP),
+            height=_Y0 - y(count),
+        )
+        for start, end, count, title in bars
+    )
+    heights = [_level_line(y(tick), f"{tick:,.0f}") for tick in _ticks(0, top)]
+    return _svg(label, join(*heights, *marks, *feet, _caption(caption)))
+
+
+def trade_off_chart(
+    curves: Mapping[str, Sequence[OperatingPoint]],
+    k: int,
+    price: CostUnit,
+    settings: Mapping[str, OperatingPoint] | None = None,
+) -> Node:
+    """Return recall@k against the cost per query, one line per index; both axes are logarithmic.
+
+    A point is the mean over the queries, and its whisker ends at their 5th percentile. The vertical
+    axis is 1 - recall, so that .99 and .999 are as far apart as .9 and .99. A ring marks the
+    default setting of an index.
+    """
+    points = [effort for efforts in curves.values() for effort in efforts] + list((settings or {}).values())
+    prices = [_effort_cost(effort, price) for effort in points] or [1.0]
+    low, high = min(prices) / 1.3, max(prices) * 1.3
+    minimum_recall = min((min(e.recall_p5, e.recall_mean) for e in points), default=0.0)
+    floor = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
+    x = Scale(low, high, _X0, _X1, log=True)
+    missed = Scale(1 - floor, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
+
+    def project(effort: OperatingPoint) -> tuple[float, float, float]:
+        y, end = (missed(max(1 - recall, 1 - _RECALLS[-1])) for recall in (effort.recall_mean, effort.recall_p5))
+        return x(_effort_cost(effort, price)), y, end
+
+    ticks = [tick for tick in _RECALLS if tick >= floor]
+    levels = [_level_line(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
+    feet = [_bottom_label(x(tick), f"{tick:,g}") for tick in _log_ticks(low, high)]
+    lines = [
+        _effort_curve(n, name, efforts, price, project) for n, (name, efforts) in enumerate(curves.items(), start=1)
+    ]
+    rings = [
+        _ring(n, settings[name], project) for n, name in enumerate(curves, start=1) if settings and name in settings
+    ]
+    label = f"recall@{k} by {_COST_LABELS[price]}"
+    return _svg(label, join(*levels, *feet, _caption(_COST_LABELS[price]), *lines, *rings))
+
+
+def _effort_cost(effort: OperatingPoint, price: CostUnit) -> float:
+    return max(effort.distances if price == "distances" else effort.milliseconds, 1e-4)
+
+
+def _effort_curve(
+    number: int, name: str, efforts: Sequence[OperatingPoint], price: CostUnit, project: Projection
+) -> Node:
+    ordered = sorted(efforts, key=lambda effort: _effort_cost(effort, price))
+    titles = [
+        f"{name}, {e.setting}: mean {e.recall_mean:.3f}, 5th percentile {e.recall_p5:.3f}, "
+        f"{e.distances:,.0f} distances, {e.milliseconds:.3g} ms"
+        for e in ordered
+    ]
+    return _line(number, titles, [(x, y, y, end) for x, y, end in map(project, ordered)])
+
+
+def _line(number: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
+    """Return a line with a whisker at each point, from (x, y, start and end of the whisker)."""
+    line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
+    marks = [
+        tag(
+            "g",
+            tag("title", title),
+            tag("line", x1=x, x2=x, y1=start, y2=end, class_="whisker"),
+            tag("circle", cx=x, cy=y, r=4, class_="mark"),
+        )
+        for title, (x, y, start, end) in zip(titles, points, strict=True)
+    ]
+    return tag("g", line, *marks, class_=f"s{_color_number(number)}")
+
+
+def _ring(number: int, effort: OperatingPoint, project: Projection) -> Node:
+    x, y, _ = project(effort)
+    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_color_number(number)}")
+
+
+def _color_number(number: int) -> int:
+    return (number - 1) % _SHADES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChartPoint:
+    """A value with its interval, at a position on the horizontal axis."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+def line_chart(
+    series: Mapping[str, Sequence[ChartPoint]],
+    what: str,
+    across: str,
+    *,
+    log: bool = False,
+    marks: Sequence[float] = (),
+) -> Node:
+    """Return a chart with one line per series, in the order of `legend`; whiskers show the
+    intervals.
+
+    Args:
+        series: points by name, in any order; y must be finite.
+        what: name of the values.
+        across: name of the quantity on the horizontal axis.
+        log: use a logarithmic horizontal axis, which needs quantities above 0.
+        marks: quantities of events, shown as dashed lines; more than 60 are left out.
+    """
+    all_points = [point for series_points in series.values() for point in series_points] or [ChartPoint(1, 0, 0, 1)]
+    minimum_x, maximum_x = min(p.x for p in all_points), max(p.x for p in all_points)
+    bottom, top = min(p.low for p in all_points), max(p.high for p in all_points)
+    margin = (top - bottom or abs(top) or 1.0) / 20
+    x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
+    labels = _choose_labels(sorted({point.x for point in all_points}), log=log)
+    levels = [_level_line(y(tick), f"{tick:,g}") for tick in _ticks(bottom - margin, top + margin)]
+    feet = [_bottom_label(x(tick), f"{tick:,g}") for tick in labels]
+    dashes = [
+        _dash(x(mark), f"{mark:,g}") for mark in marks if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
+    ]
+    lines = [
+        _line_with_intervals(n, name, series_points, x, y)
+        for n, (name, series_points) in enumerate(series.items(), start=1)
+    ]
+    ends = {name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()}
+    changes = [f"{name} from {points[0].y:g} to {points[-1].y:g}" for name, points in ends.items() if points]
+    content = join(*levels, *feet, *dashes, _caption(across), *lines)
+    return _svg(f"{what} by {across}", content, "; ".join(changes))
+
+
+def _dash(x: float, title: str) -> Node:
+    return tag("line", tag("title", title), x1=x, x2=x, y1=_Y0, y2=_Y1, class_="dash")
+
+
+def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
+    """Return the labelled quantities: the given ones if few and whole, else round numbers."""
+    if len(quantities) <= _MAX_LABELS and all(float(value).is_integer() for value in quantities):
+        return list(quantities)
+    log_ticks = _log_ticks(quantities[0], quantities[-1]) if log else []
+    return log_ticks if len(log_ticks) > 1 else _ticks(quantities[0], quantities[-1], _MAX_LABELS)
+
+
+def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
+    ordered = sorted(points, key=lambda point: point.x)
+    titles = [
+        f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "") for p in ordered
+    ]
+    return _line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered])
+
+
+def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round values in [low, high] with a step of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / count or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return evenly spread round values in [low, high], at most three per power of ten."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+        if len(ticks) <= _MAX_LABELS:
+            break
+    return ticks
+
+
+def _level_line(y: float, label: str) -> Node:
+    grid = tag("line", x1=_X0, x2=_X1, y1=y, y2=y, class_="grid")
+    return join(grid, tag("text", label, x=_X0 - 8, y=y + 4, text_anchor="end"))
+
+
+def _bottom_label(x: float, label: str) -> Node:
+    return tag("text", label, x=x, y=_Y0 + 20, text_anchor="middle")
+
+
+def _caption(text: str) -> Node:
+    return tag("text", text, x=(_X0 + _X1) / 2, y=_HEIGHT - 5, text_anchor="middle")
+
+
+def _svg(label: str, content: Node, description: str = "") -> Node:
+    axis = tag("line", x1=_X0, x2=_X1, y1=_Y0, y2=_Y0, class_="axis")
+    names = [tag("title", label), *([tag("desc", description)] if description else [])]
+    view = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
+    return tag("svg", *names, content, axis, viewBox=view, role="img", aria_label=label)
+
+
+def legend(names: Iterable[str]) -> Node:
+    """Return the legend of the lines, in the order of their series."""
+    return tag("div", *(_legend_entry(number, name) for number, name in enumerate(names, start=1)), class_="legend")
+
+
+def _legend_entry(number: int, name: str) -> Node:
+    return tag("span", tag("i", class_=f"swatch b{_color_number(number)}"), name, class_="key")

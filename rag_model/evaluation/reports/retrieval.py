@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from rag_model.errors import format_count
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.measures.measure import JudgedBy
-from rag_model.evaluation.reports.charts import ChartPoint, legend, line_chart
 from rag_model.evaluation.reports.page import (
+    ChartPoint,
     Child,
     Node,
     format_bytes,
     header,
     join,
+    legend,
+    line_chart,
     lineage_section,
     note,
     pair,

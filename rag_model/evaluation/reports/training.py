@@ -7,8 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rag_model.evaluation.reports.charts import ChartPoint, legend, line_chart
-from rag_model.evaluation.reports.page import Node, header, note, pair, render_document, section, tag
+from rag_model.evaluation.reports.page import (
+    ChartPoint,
+    Node,
+    header,
+    legend,
+    line_chart,
+    note,
+    pair,
+    render_document,
+    section,
+    tag,
+)
 from rag_model.untrusted_text import parse_json
 
 _MAX_POINTS = 300  # per curve; a screen shows no more

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rag_model.endpoint import get_error_message
-from rag_model.reading.writers.reasoning import ReasoningFilter, remove_reasoning
+from rag_model.reading.writers.writer import ReasoningFilter, remove_reasoning
 from rag_model.untrusted_text import parse_json
 
 # Characters; a shorter key, such as the `ollama` of a local server, may be a word of an answer.

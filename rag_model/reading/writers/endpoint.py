@@ -20,8 +20,7 @@ from rag_model.reading.reader import StopCheck, TextCallback
 from rag_model.reading.writers.chat_client import ChatClient
 from rag_model.reading.writers.chat_events import ChatReply
 from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSettings
-from rag_model.reading.writers.reasoning import describe_missing_answer
-from rag_model.reading.writers.writer import Completion, Prompt
+from rag_model.reading.writers.writer import Completion, Prompt, describe_missing_answer
 from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 
 # A server that counts a smaller share of a prompt's tokens has truncated the prompt.

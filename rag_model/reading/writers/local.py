@@ -22,8 +22,13 @@ from rag_model.generate.rag_decoding import decode_token
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from rag_model.reading.answer import CLOSED_BOOK, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
-from rag_model.reading.writers.reasoning import ReasoningFilter, describe_missing_answer, remove_reasoning
-from rag_model.reading.writers.writer import Completion, Prompt
+from rag_model.reading.writers.writer import (
+    Completion,
+    Prompt,
+    ReasoningFilter,
+    describe_missing_answer,
+    remove_reasoning,
+)
 
 InMemoryGenerator = CausalGenerator | Seq2SeqGenerator
 BATCH_SIZE = 4  # default number of prompts per batch

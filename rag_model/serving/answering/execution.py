@@ -13,9 +13,8 @@ from rag_model.errors import BookwheelError, StoppedError, UsageError
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit
 from rag_model.retrieve.retriever import Queries
-from rag_model.serving.answering.batcher import ClientGoneError, QueuedRequest
+from rag_model.serving.answering.batcher import AnswerDelta, ClientGoneError, QueuedRequest, RetrievedPassages
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
-from rag_model.serving.answering.progress import AnswerDelta, RetrievedPassages
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, SearchBatch, notify
 

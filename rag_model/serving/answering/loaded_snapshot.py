@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from rag_model.errors import RefusedError, ResourceError, StoreError, UsageError
-from rag_model.index.byte_sizes import format_bytes
+from rag_model.process import format_bytes
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import (
     SEARCH,

@@ -2,9 +2,8 @@
 
 | module | content |
 | --- | --- |
-| `app` | the endpoints and the web page |
+| `app` | the endpoints, answers as server-sent events, and the web page |
 | `messages` | the JSON of requests and replies |
-| `streaming` | answers as server-sent events |
 | `guard` | checks of host, origin, token and content type |
 | `connections` | limits of connections |
 | `server` | sockets, TLS, signals, shutdown |

@@ -17,7 +17,7 @@ An unfinished training is abandoned if its newest checkpoint is `older_than` old
 training runs; until then its snapshot is kept. The record is deleted, and its files stay until
 `gc`.
 
-Ages are measured by the store's clock (`rag_model.store.upkeep.sweep`). The bound is inclusive.
+Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). The bound is inclusive.
 """
 
 import re
@@ -30,8 +30,7 @@ from typing import Any
 from rag_model.errors import UsageError
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.store import MODEL_PREFIX, Store
-from rag_model.store.upkeep.roots import find_abandoned
-from rag_model.store.upkeep.sweep import StoreView, preview_sweep, sweep
+from rag_model.store.upkeep.roots import StoreView, find_abandoned, preview_sweep, sweep
 from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.evaluations import iter_evaluations, subject_paths
 from rag_model.store.versions.trainings import CHECKPOINT_PATH

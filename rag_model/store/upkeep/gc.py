@@ -17,7 +17,7 @@ The last rule keeps writers simple. A writer trusts an existing blob only if it 
 twelve hours, and otherwise writes it again (`Blobs`). So every blob that a running writer trusted
 was written less than twelve hours before its start, and is kept, even if the clocks of writer and
 store are twelve hours apart. No file is lost between the plan and the deletion either:
-`rag_model.store.upkeep.sweep` checks again before every batch.
+`rag_model.store.upkeep.roots` checks again before every batch.
 
 A grace of 0 is equally safe for writers that hold an intent, as `reindex`, `publish`, `tag` and
 `rollback` do. If files are copied into a store manually before their manifest, the grace must be
@@ -40,8 +40,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.store.objects.files import PROBE_FOLDERS, StoredFile
 from rag_model.store.objects.intents import INTENT_VALID_SECONDS
 from rag_model.store.store import Store
-from rag_model.store.upkeep.roots import iter_unneeded_files, mark_needed
-from rag_model.store.upkeep.sweep import StoreView, preview_sweep, sweep
+from rag_model.store.upkeep.roots import StoreView, iter_unneeded_files, mark_needed, preview_sweep, sweep
 from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS

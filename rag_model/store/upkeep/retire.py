@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rag_model.corpus.redact import select_pages
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.store import Store
-from rag_model.store.upkeep.sweep import StoreView, sweep
+from rag_model.store.upkeep.roots import StoreView, sweep
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.evaluations import iter_evaluations
 from rag_model.store.versions.manifest import Content, Manifest

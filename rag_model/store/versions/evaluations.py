@@ -15,7 +15,7 @@ from typing import Any
 from rag_model.digest import digest_file
 from rag_model.errors import RefusedError, StoreError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.pulling.destination import Destination, export_files
+from rag_model.store.pulling.export import Destination, export_files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import find_missing, find_missing_files
 from rag_model.store.versions.evaluation_manifest import (

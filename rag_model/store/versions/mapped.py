@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from rag_model.atomic_write import atomic_write
 from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageFile
-from rag_model.corpus.records import Passage
-from rag_model.corpus.timestamps import check_seconds
+from rag_model.corpus.records import Passage, check_seconds
 from rag_model.errors import InputError
 
 _MILLISECONDS = 1000  # of a second

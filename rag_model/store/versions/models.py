@@ -1,4 +1,4 @@
-"""Models in the store: store a folder as a model with a ref, export it, or open it locally.
+"""Models in the store: store a folder as a model with a ref, or export it.
 
 `pull` maintains a folder of versions, as for snapshots; `export_model` writes one plain folder.
 """
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.errors import RefConflictError, StoreError, UsageError
-from rag_model.store.objects.cache import build_link_tree
-from rag_model.store.pulling.destination import Destination, export_files
+from rag_model.store.pulling.export import Destination, export_files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import find_missing_files
 from rag_model.store.versions.model_manifest import SUFFIXES, ModelContent, ModelManifest
@@ -88,19 +87,6 @@ def export_model(store: Store, name: str, out: Destination) -> ExportedModel:
     identity = store.models.resolve_trusted(name)
     content = store.models.get(identity).content
     return ExportedModel(identity, out, content.kind, export_files(store, content.files, out, "model"))
-
-
-def model_folder(store: Store, name: str) -> Path:
-    """Return a local folder with a model's files, each verified.
-
-    `name` is an id, a prefix, a ref or ref@number. The folder is in the cache, and is the same for
-    the same model. Its files are links: do not write to them.
-
-    Raises:
-        StoreError: there is no such model, or one of its files is missing or damaged.
-    """
-    files = store.models.get(store.models.resolve_trusted(name)).content.files
-    return build_link_tree({path: store.blobs.get_local_path(ref) for path, ref in files.items()})
 
 
 def _list_files(folder: Path) -> dict[str, Path]:

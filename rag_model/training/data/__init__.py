@@ -1,6 +1,6 @@
 """Training data.
 
-* `examples`, `json_values`: read training examples from common file formats
+* `examples`: read training examples from common file formats
 * `negatives`: mine hard negatives and missing positives
 * `batches`: batches with in-batch negatives, and lists
 * `blocks`: score data with a model on workers, block by block
@@ -11,5 +11,4 @@
 * `temporary_index`: search words or bags of tokens of a snapshot without such an index
 * `passage_lists`: retrieve the passages of examples once
 * `texts`: train on the snapshot's own text
-* `statements`: statements to reconstruct
 """

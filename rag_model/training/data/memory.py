@@ -20,9 +20,9 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
 from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.retrieve.dense import inner_products
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.products import inner_products
 from rag_model.retrieve.retriever import Queries, QuestionEncoder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.recorded_tasks import OnProgress, PartTask, TaskRunner, run_tasks

@@ -15,8 +15,8 @@ from rag_model.corpus.ragged_file import SparseWriter
 from rag_model.corpus.records import Passage
 from rag_model.encoders.bag import BagEncoder, compute_bag_space, compute_term_mask, read_bag_spec
 from rag_model.encoders.encoder import Vectors
+from rag_model.encoders.files import read_vocabulary_size
 from rag_model.encoders.space import BAG_POOLING, Space
-from rag_model.encoders.sparse_spec import read_vocabulary_size
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.index.build import run_stages
 from rag_model.index.files.engine import Rows

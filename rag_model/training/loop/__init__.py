@@ -1,8 +1,7 @@
 """The training loop, which does not depend on the objective.
 
 * `task`: the protocol of tasks that the loop trains
-* `loop`: the loop and its optimizer
+* `loop`: the loop, its optimizer, and steps in parts that fit into memory
 * `loop_settings`: settings of the loop and the learning rate schedule
-* `checkpoint`: checkpoints and the folder of a training
-* `journal`: the log of steps and evaluations, `metrics.jsonl` and TensorBoard
+* `checkpoint`: checkpoints and the folder of a training, with its log, `metrics.jsonl`
 """

@@ -7,5 +7,5 @@
 * `rag`, `end2end`, `ra_dit`: question encoder and generator; `ra_dit_tasks` has the stages of
   RA-DIT
 * `realm`: a bi-encoder and a masked language model; `realm_model` has the model and its masking
-* `task_bases`, `biencoder`, `losses`, `ranking`: parts that objectives share
+* `task_bases`, `losses`: parts that objectives share
 """

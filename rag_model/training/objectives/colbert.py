@@ -18,9 +18,9 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.files import resolve_folder
 from rag_model.encoders.model import CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS
+from rag_model.encoders.spec import DIM, TokenSpec, is_token_encoder, read_token_spec
 from rag_model.encoders.token_encoder import ColbertTokenizer, TokenEncoder, as_tensors
 from rag_model.encoders.token_model import TokenModel
-from rag_model.encoders.token_spec import DIM, TokenSpec, is_token_encoder, read_token_spec
 from rag_model.errors import UsageError
 from rag_model.index.tokens.search import maxsim as scored
 from rag_model.resources import estimate_weight_bytes
@@ -37,7 +37,6 @@ from rag_model.training.data.batches import (
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import (
     NegativesRecipe,
-    add_mined_passages,
     estimate_mining_bytes,
     sample_passages,
 )
@@ -60,7 +59,13 @@ from rag_model.training.objectives.objective import (
     Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, count_teacher_operations, load_teacher
+from rag_model.training.objectives.task_bases import (
+    GroupRecipe,
+    GroupTask,
+    count_teacher_operations,
+    load_teacher,
+    mine_passages,
+)
 from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_teacher, choose_colbert
 
 GoalName = Literal["average_rank", "Success@20"]
@@ -295,9 +300,7 @@ class Colbert(Objective[ColbertTraining]):
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
         names, settings = job.origins.names, job.settings
         teacher = load_teacher(job) if TEACHER in names else None
-        examples = add_mined_passages(
-            job.examples, job.snapshot, settings.negatives, job.on_progress, job.indexer, job.runner
-        )
+        examples = mine_passages(job)
         if teacher is None:
             return examples
         count = settings.colbert.count_negatives(has_teacher=True)

@@ -18,7 +18,7 @@ from rag_model.store.versions.model_manifest import CROSS_ENCODER as PART
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import ListBatch, Missing, build_list_batch, keep_complete_examples
 from rag_model.training.data.examples import Example
-from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, estimate_mining_bytes
+from rag_model.training.data.negatives import NegativesRecipe, estimate_mining_bytes
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import listwise_loss, pad_lists
@@ -31,7 +31,7 @@ from rag_model.training.objectives.objective import (
     Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, mine_passages
 from rag_model.training.origins import InitialModels, NamedModels, choose_cross_encoder
 
 GoalName = Literal["MRR", "Success@1", "loss"]
@@ -123,9 +123,7 @@ class CrossEncoderObjective(Objective[CrossEncoderTraining]):
 
     def prepare(self, job: Job[CrossEncoderTraining]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return add_mined_passages(
-            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
-        )
+        return mine_passages(job)
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""

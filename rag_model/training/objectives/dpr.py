@@ -24,10 +24,9 @@ from rag_model.training.data.batches import (
     passage_keys,
 )
 from rag_model.training.data.examples import Example
-from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, sample_passages
+from rag_model.training.data.negatives import NegativesRecipe, sample_passages
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, locate_positives
 from rag_model.training.objectives.objective import (
     Examples,
@@ -36,7 +35,7 @@ from rag_model.training.objectives.objective import (
     Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import GroupTask, PairRecipe, pair_costs
+from rag_model.training.objectives.task_bases import BiEncoder, GroupTask, PairRecipe, mine_passages, pair_costs
 from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
@@ -199,9 +198,7 @@ class Dpr(Objective[DprTraining]):
 
     def prepare(self, job: Job[DprTraining]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return add_mined_passages(
-            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
-        )
+        return mine_passages(job)
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

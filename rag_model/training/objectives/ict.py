@@ -26,7 +26,6 @@ from rag_model.training.data.negatives import sample_passages
 from rag_model.training.data.texts import TextBatch, inverse_cloze
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, mean_over_processes
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
@@ -36,8 +35,7 @@ from rag_model.training.objectives.objective import (
     Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.ranking import RankingEvaluator
-from rag_model.training.objectives.task_bases import GroupRecipe, TextTask
+from rag_model.training.objectives.task_bases import BiEncoder, GroupRecipe, RankingEvaluator, TextTask
 from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
 GoalName = Literal["average_rank", "Success@20"]

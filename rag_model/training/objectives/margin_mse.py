@@ -21,10 +21,9 @@ from rag_model.training.data.batches import (
     keep_complete_examples,
 )
 from rag_model.training.data.examples import Example
-from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, sample_passages
+from rag_model.training.data.negatives import NegativesRecipe, sample_passages
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.losses import margin_mse_loss, mean_over_processes, pad_lists
 from rag_model.training.objectives.objective import (
     Examples,
@@ -34,10 +33,12 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import (
+    BiEncoder,
     GroupTask,
     PairRecipe,
     count_teacher_operations,
     load_teacher,
+    mine_passages,
     pair_costs,
 )
 from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_teacher, choose_bi_encoder
@@ -149,9 +150,7 @@ class MarginMse(Objective[MarginMseTraining]):
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
         teacher = load_teacher(job)  # first, so that a wrong teacher fails early
-        completed = add_mined_passages(
-            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
-        )
+        completed = mine_passages(job)
         return {
             name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)
             for name, examples in completed.items()

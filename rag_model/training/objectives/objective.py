@@ -28,8 +28,8 @@ from rag_model.training.data.examples import Example
 from rag_model.training.data.temporary_index import Indexer
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
+from rag_model.training.moving_index import Rebuilder
 from rag_model.training.origins import InitialModels, NamedModels
-from rag_model.training.rebuilds import Rebuilder
 
 UNIT_TEMPERATURE = 0.05  # of scores of unit vectors: sentence-transformers' scale of 20
 TRAINED_COPIES = 4  # copies of a trained weight: the weight, its gradient, and Adam's two moments

@@ -26,7 +26,7 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.files import resolve_folder
-from rag_model.encoders.sparse_spec import is_sparse_encoder
+from rag_model.encoders.spec import is_sparse_encoder
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
@@ -35,7 +35,7 @@ from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, estimate_decoding
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import choose_expression
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.models import PairScorer, resolve_generator
+from rag_model.retrieve.models import PairScorer, resolve_part
 from rag_model.retrieve.retriever import Queries, check_queries
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, QUESTION
@@ -62,7 +62,6 @@ from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.objective import Examples, Job, ModelDescription, Objective, TrainingCosts
-from rag_model.training.objectives.ranking import CUTOFFS, rank_of_first_answer
 from rag_model.training.objectives.sidr import (
     SidrPair,
     SidrRecipe,
@@ -70,7 +69,7 @@ from rag_model.training.objectives.sidr import (
     estimate_sidr_costs,
     sidr_loss,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask
+from rag_model.training.objectives.task_bases import CUTOFFS, GroupRecipe, GroupTask, rank_of_first_answer
 from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
 GoalName = Literal["right", "nll"]
@@ -396,7 +395,7 @@ class OpenRag(Objective[OpenRagTraining]):
         names = choose_bi_encoder(store, snapshot, named_models.encoder).names
         if not is_sparse_encoder(resolve_folder(names[QUESTION])):
             raise UsageError(f"{named_models.encoder} is not a SiDR: train one with `finetune sidr`")
-        return InitialModels({**names, GENERATOR: resolve_generator(store, named_models.generator)})
+        return InitialModels({**names, GENERATOR: resolve_part(store, named_models.generator, GENERATOR)})
 
     def prepare(self, job: Job[OpenRagTraining]) -> Examples:
         """Return the training examples with pools that the generator judged, and the dev examples.

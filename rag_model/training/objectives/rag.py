@@ -352,7 +352,7 @@ class RagTask:
         """
         if self._recipe.weighed_by == "scores":
             return torch.tensor([[hit.score for hit in hits] for hits in retrieved.hits]).to(question_vectors)
-        # sums like `retrieve.products.inner_products`
+        # sums like `retrieve.dense.inner_products`
         vectors = self._passage_vectors(retrieved).to(question_vectors)
         return (
             (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)

@@ -32,8 +32,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import SalientSpans, TextBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures, Task
-from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
-from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -56,9 +55,8 @@ from rag_model.training.objectives.realm_model import (
     compute_utility,
     mask_text,
 )
-from rag_model.training.objectives.task_bases import TextTask
+from rag_model.training.objectives.task_bases import BiEncoder, TextTask
 from rag_model.training.origins import InitialModels, NamedModels, choose_realm_models
-from rag_model.training.rebuilds import MovingSettings
 
 Masks = Literal["salient", "random"]
 GoalName = Literal["nll", "utility"]

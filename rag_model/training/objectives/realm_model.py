@@ -26,8 +26,8 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import index_passages
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.data.texts import passages_overlap
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.losses import mean_over_processes
+from rag_model.training.objectives.task_bases import BiEncoder
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -21,10 +21,17 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import read_max_tokens, resolve_folder
 from rag_model.encoders.model import training_length_multiple
 from rag_model.encoders.space import check_same_tokenizer
-from rag_model.encoders.sparse_encoder import SparseEncoder, compute_sparse_space, get_batch_tokens, pad_rows
+from rag_model.encoders.sparse_encoder import SIDR as SIDR_ACTIVATION
+from rag_model.encoders.sparse_encoder import (
+    SparseEncoder,
+    SparseSpec,
+    compute_sparse_space,
+    get_batch_tokens,
+    pad_rows,
+    read_sparse_spec,
+)
 from rag_model.encoders.sparse_model import SidrModel
-from rag_model.encoders.sparse_spec import SIDR as SIDR_ACTIVATION
-from rag_model.encoders.sparse_spec import SparseSpec, is_sparse_encoder, read_sparse_spec
+from rag_model.encoders.spec import is_sparse_encoder
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import UsageError
 from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
@@ -40,7 +47,6 @@ from rag_model.training.data.batches import (
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import (
     NegativesRecipe,
-    add_mined_passages,
     estimate_mining_bytes,
     sample_passages,
 )
@@ -56,7 +62,7 @@ from rag_model.training.objectives.objective import (
     Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, mine_passages
 from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
@@ -417,9 +423,7 @@ class Sidr(Objective[SidrTraining]):
 
     def prepare(self, job: Job[SidrTraining]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return add_mined_passages(
-            job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
-        )
+        return mine_passages(job)
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

@@ -1,5 +1,6 @@
-"""Base classes of tasks and recipes, and the teacher.
+"""Base classes of tasks and recipes, the bi-encoder and the teacher.
 
+* `BiEncoder`: one encoder for questions and one for passages, or one for both
 * `GroupRecipe`, `GroupTask`: batches are groups of examples (DPR, ColBERT, cross-encoder,
   MarginMSE, SiDR, OpenRAG)
 * `PairRecipe`, `pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
@@ -9,33 +10,140 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from torch import nn
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.cross_encoder import CrossEncoder, runs_on_onnx
+from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.onnx_cross_encoder import may_have_external_data
+from rag_model.encoders.space import Space
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.encoders.weights import digest_weights
+from rag_model.errors import UsageError
+from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.retrieve.models import PairScorer
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import DprBatch, ListBatch, group_examples
 from rag_model.training.data.examples import Example, digest_examples
-from rag_model.training.data.negatives import NegativesRecipe, estimate_mining_bytes
+from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, estimate_mining_bytes
 from rag_model.training.data.pair_scores import CachedPairScorer, WorkerPairScorer
 from rag_model.training.data.texts import EpochBatches, Rows, TextBatch, TextSplit
 from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import check_choices
-from rag_model.training.loop.task import Goal
-from rag_model.training.objectives.objective import TRAINED_COPIES, TRAINING_PASSES, Job, TrainingCosts
-from rag_model.training.objectives.ranking import RankingEvaluator
+from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.objective import TRAINED_COPIES, TRAINING_PASSES, Examples, Job, TrainingCosts
 from rag_model.training.origins import TEACHER
+
+CUTOFFS = (1, 5, 20)  # passages
+_AT_ONCE = 256  # questions scored together
+
+
+class RankingEvaluator:
+    """Dev questions and the pool of passages that they rank: corpus and examples' passages."""
+
+    def __init__(self, examples: Sequence[Example], corpus: Sequence[Passage] = ()) -> None:
+        """Build the pool, in which equal passages occur once.
+
+        Raises:
+            UsageError: there is no example, or no passage.
+        """
+        example_passages = [passage for example in examples for passage in (*example.positives, *example.negatives)]
+        self.examples = tuple(examples)
+        self.questions = [example.question for example in examples]
+        self.pool = tuple({passage.hash: passage for passage in (*corpus, *example_passages)}.values())
+        self.rows = {passage.hash: row for row, passage in enumerate(self.pool)}
+        self._own_rows = self._find_own_rows()
+        self.with_positives = [index for index, example in enumerate(examples) if example.positives]
+        if not self.examples or not self.pool:
+            raise UsageError("the dev set has no example or no passage to rank: give a dev file with passages")
+
+    def evaluate(self, question_vectors: Vectors, passage_vectors: Vectors) -> Measures:
+        """Return `average_rank` and `Success@k` from (n, d) question and (m, d) pool vectors.
+
+        `average_rank` is the mean rank, from 1, of the examples' first positive in the whole pool;
+        examples without a positive are left out. `Success@k` is the share of examples with a
+        passage among the first k that holds an answer (DPR's token match) or, if the example has no
+        answers, that is one of its positives.
+        """
+        # (b, d) @ (d, m) -> (b, m)
+        return self.evaluate_scores(
+            question_vectors[start : start + _AT_ONCE] @ passage_vectors.T
+            for start in range(0, len(question_vectors), _AT_ONCE)
+        )
+
+    def evaluate_scores(self, blocks: Iterable[Vectors]) -> Measures:
+        """Return the measures of `evaluate` from (b, m) blocks of the examples' scores."""
+        answer_ranks, positive_ranks = list[int | None](), list[int]()
+        score_rows = (pool_scores for block in blocks for pool_scores in block)
+        for index, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
+            pool_scores = self._exclude_own_document(index, all_scores)
+            answer_ranks.append(self._rank_of_first_answer(example, pool_scores))
+            if example.positives:
+                positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
+        success = {
+            f"Success@{k}": sum(answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks)
+            / len(answer_ranks)
+            for k in CUTOFFS
+        }
+        return {**({"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}), **success}
+
+    def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
+        """Return (n,) bool: whether the first `k` passages of an example answer it; k <= 20."""
+        answer_ranks = [
+            self._rank_of_first_answer(example, self._exclude_own_document(index, question_vector @ passage_vectors.T))
+            for index, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
+        ]
+        return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
+
+    def _find_own_rows(self) -> dict[int, list[int]]:
+        """Return the pool's rows of each example's own document, by the example's index."""
+        own_documents = {
+            index: example.own_document for index, example in enumerate(self.examples) if example.own_document
+        }
+        rows_by_page: dict[str, list[int]] = {}
+        for row, passage in enumerate(self.pool if own_documents else ()):
+            rows_by_page.setdefault(passage.page_id, []).append(row)
+        return {
+            index: [*rows_by_page.get(own.id, ()), *([self.rows[own.hash]] if own.hash in self.rows else [])]
+            for index, own in own_documents.items()
+        }
+
+    def _exclude_own_document(self, index: int, scores: Vectors) -> Vectors:
+        """Return the scores of an example, with -inf for its own document."""
+        if not self._own_rows.get(index):
+            return scores
+        other_scores = scores.copy()
+        other_scores[self._own_rows[index]] = -np.inf
+        return other_scores
+
+    def _rank_of_first_answer(self, example: Example, scores: Vectors) -> int | None:
+        """Return the rank, from 1, of the first answering passage; None if it is above 20."""
+        depth = min(CUTOFFS[-1], len(scores))
+        top_rows = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
+        ranked_passages = [self.pool[row] for row in top_rows[np.argsort(-scores[top_rows], kind="stable")]]
+        return rank_of_first_answer(example, ranked_passages)
+
+
+def rank_of_first_answer(example: Example, ranked_passages: Sequence[Passage]) -> int | None:
+    """Return the rank, from 1, of the first passage that answers the question, or None."""
+    answers, positive_hashes = AnswerMatcher(example.answers), {passage.hash for passage in example.positives}
+    for rank, passage in enumerate(ranked_passages, start=1):
+        if answers.match(passage.text) if example.answers else passage.hash in positive_hashes:
+            return rank
+    return None
+
 
 _LOWER_IS_BETTER = frozenset({"average_rank", "loss"})  # goals
 
@@ -190,6 +298,16 @@ class TextTask:
         return [passage.id for passage in self._snapshot.passages(batch.rows)]
 
 
+def mine_passages(job: Job[Any]) -> Examples:
+    """Return the examples with mined negatives and positives; see `add_mined_passages`.
+
+    The settings have a `NegativesRecipe` in the table `negatives`.
+    """
+    return add_mined_passages(
+        job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
+    )
+
+
 def load_teacher(job: Job[Any]) -> PairScorer:
     """Load the teacher of a training; a run that resumes reuses its scores.
 
@@ -215,3 +333,92 @@ def load_teacher(job: Job[Any]) -> PairScorer:
 def count_teacher_operations(examples: int, passages: int, teacher: Architecture) -> float:
     """Return the floating-point operations to score `passages` passages for each of `examples`."""
     return examples * passages * (QUESTION_TOKENS + PASSAGE_TOKENS) * teacher.operations_per_token
+
+
+class BiEncoder(nn.Module):
+    """A question and a passage encoder in one space; create it with `load`."""
+
+    def __init__(self, question: TrainableEncoder, passage: TrainableEncoder, *, frozen: bool = False) -> None:
+        """Combine two encoders, or one with itself; `frozen` freezes the passage encoder.
+
+        Raises:
+            UsageError: the dimensions differ, or a shared encoder is to be frozen.
+        """
+        super().__init__()
+        if question.dim != passage.dim:
+            raise UsageError(
+                f"question encoder {question.folder} has {question.dim} dimensions, passage "
+                f"encoder {passage.folder} {passage.dim}: use encoders of equal dimension"
+            )
+        if frozen and question is passage:
+            raise UsageError("a shared encoder cannot be frozen for passages and trained for questions: use two")
+        self.question, self.passage, self.frozen = question, passage, frozen
+        self._cached_vectors: dict[str, Tensor] = {}  # of a frozen encoder, by passage hash
+        if frozen:
+            passage.requires_grad_(False)
+
+    @classmethod
+    def load(
+        cls,
+        question: str | Path,
+        passage: str | Path | None = None,
+        *,
+        shared: bool = False,
+        frozen: bool = False,
+        device: str | None = None,
+    ) -> Self:
+        """Load two encoders from two folders or from one; `shared` uses one encoder for both.
+
+        Raises:
+            InputError: an encoder cannot be loaded.
+            UsageError: see `__init__`, or a shared encoder has two folders.
+        """
+        question_encoder = TrainableEncoder.load(question, "question", device=device)
+        is_shared = shared and passage in {None, question}
+        if shared and not is_shared:
+            raise UsageError(f"encoders {question} and {passage} cannot be shared: name one of them, or train two")
+        passage_encoder = (
+            question_encoder if is_shared else TrainableEncoder.load(passage or question, "passage", device=device)
+        )
+        return cls(question_encoder, passage_encoder, frozen=frozen)
+
+    def embed_questions(self, questions: Sequence[str]) -> Tensor:
+        """Return (b, d) float32 vectors of questions, with gradient."""
+        vectors: Tensor = self.question(questions, "question")
+        return vectors
+
+    def embed_passages(self, passages: Sequence[Passage]) -> Tensor:
+        """Return (m, d) float32 vectors of passages, with gradient.
+
+        Vectors of a frozen encoder have no gradient and are computed once.
+        """
+        if not self.frozen:
+            return self.passage.embed_passages(passages)
+        if uncached := list(
+            {passage.hash: passage for passage in passages if passage.hash not in self._cached_vectors}.values()
+        ):
+            encoded = torch.from_numpy(self.encode_passages(uncached)).to(self.passage.device)
+            self._cached_vectors.update(zip([passage.hash for passage in uncached], encoded, strict=True))
+        # m times (d,) -> (m, d)
+        return torch.stack([self._cached_vectors[passage.hash] for passage in passages])
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, d) float32 vectors of questions, without gradient."""
+        return self.question.encode(questions, "question")
+
+    def encode_passages(self, passages: Sequence[Passage]) -> Vectors:
+        """Return (n, d) float32 vectors of passages, without gradient."""
+        return self.passage.encode([(passage.title, passage.text) for passage in passages], "passage")
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the weights before training."""
+        return {
+            name: digest_weights(encoder.folder)
+            for name, encoder in (("question", self.question), ("passage", self.passage))
+        }
+
+    def save(self, folder: Path) -> Space:
+        """Write `passage/` and `question/`; return the space of the passages."""
+        space = self.passage.save_passage_encoder(folder / "passage")
+        self.question.save(folder / "question", target_space=space)
+        return space

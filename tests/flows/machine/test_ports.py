@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from flows.machine.ports import find_free_ports
+from flows.machine.local import find_free_ports
 
 
 def test_ports_differ_and_no_outgoing_connection_gets_them() -> None:

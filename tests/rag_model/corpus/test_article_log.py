@@ -18,8 +18,7 @@ from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.dump_formats.mediawiki import FORMAT, PageParser
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Article, Page, Part, Section, Siteinfo
-from rag_model.corpus.timestamps import parse_seconds
+from rag_model.corpus.records import Article, Page, Part, Section, Siteinfo, parse_seconds
 from rag_model.corpus.wikitext import MAX_CHARS
 from rag_model.errors import InputError
 from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer

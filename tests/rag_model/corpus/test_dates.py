@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.timestamps import format_iso
+from rag_model.corpus.records import format_iso
 
 
 def stamps_of(dump: Path) -> dict[str, tuple[int, str]]:

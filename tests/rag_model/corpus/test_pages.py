@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.dump_formats.mediawiki import MAX_DEPTH, PageParser, parse_pages
 from rag_model.corpus.plan import compute_source_digest
-from rag_model.corpus.records import Page, Part, Plan
-from rag_model.corpus.timestamps import parse_seconds
+from rag_model.corpus.records import Page, Part, Plan, parse_seconds
 from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import InputError
 from tests.fixtures.counted import measure_peaks

@@ -18,8 +18,7 @@ from rag_model.corpus.passages import (
     PassageFile,
     PassageWriter,
 )
-from rag_model.corpus.records import Passage
-from rag_model.corpus.timestamps import EARLIEST, LATEST
+from rag_model.corpus.records import EARLIEST, LATEST, Passage
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, _build_page, _parse_struct, _parse_usual_header, check_footer
 from rag_model.store.versions.mapped import write_mapped_copy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.timestamps import EARLIEST, LATEST, format_day, format_iso, parse_seconds
+from rag_model.corpus.records import EARLIEST, LATEST, format_day, format_iso, parse_seconds
 
 
 @given(at=st.integers(EARLIEST, LATEST))

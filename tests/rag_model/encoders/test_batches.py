@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.encoders.batches import LENGTH_MULTIPLE, batch_by_length, batch_without_padding, pad_length
+from rag_model.encoders.tokens import LENGTH_MULTIPLE, batch_by_length, batch_without_padding, pad_length
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from rag_model.encoders.batches import run_batches
 from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.token_encoder import TokenEncoder
+from rag_model.encoders.tokens import run_batches
 from rag_model.errors import ResourceError
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_colbert import save_colbert

@@ -15,9 +15,15 @@ from rag_model.corpus.ragged_file import QUERY_UNITS
 from rag_model.encoders.any_encoder import load_any_encoder, load_question_encoder
 from rag_model.encoders.architecture import check_is_encoder
 from rag_model.encoders.encoder import Encoder
-from rag_model.encoders.sparse_encoder import SparseEncoder, collect_sparse_encoder_files, compute_sparse_space
+from rag_model.encoders.sparse_encoder import (
+    SparseEncoder,
+    SparseSpec,
+    collect_sparse_encoder_files,
+    compute_sparse_space,
+    read_sparse_spec,
+)
 from rag_model.encoders.sparse_model import top_terms
-from rag_model.encoders.sparse_spec import SparseSpec, is_sparse_encoder, read_sparse_spec
+from rag_model.encoders.spec import is_sparse_encoder
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_splade import save_mlm, save_splade

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.spec import TokenSpec, is_token_encoder, read_token_spec
 from rag_model.encoders.token_encoder import TokenEncoder, collect_token_encoder_files
 from rag_model.encoders.token_model import TokenModel
-from rag_model.encoders.token_spec import TokenSpec, is_token_encoder, read_token_spec
 from rag_model.errors import InputError, UsageError
 from rag_model.store.objects.cache import build_link_tree
 from tests.fixtures.tiny import save_bert, write_json

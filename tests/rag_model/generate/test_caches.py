@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from rag_model.generate.caches import build_continuation_arguments, get_cache
+from rag_model.generate.decoding import build_continuation_arguments, get_cache
 
 
 class Earlier(nn.Module):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import ResourceError, UsageError
-from rag_model.index.byte_sizes import check_disk, format_bytes, parse_bytes
+from rag_model.process import check_disk, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

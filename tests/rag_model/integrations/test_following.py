@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.integrations.following import FollowingSource
-from rag_model.integrations.source import LazySource, SourceSettings
+from rag_model.integrations.source import FollowingSource, LazySource, SourceSettings
 from rag_model.retrieve.hits import Hit
 from rag_model.serving.following.follower import FollowedRef
 from tests.fixtures.serving import QUICK, Library, until

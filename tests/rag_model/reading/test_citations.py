@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.reading.citations import Statement, remove_citations, split_statements
+from rag_model.reading.answer import Statement, remove_citations, split_statements
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError, ResourceError
-from rag_model.index.byte_sizes import parse_bytes
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.process import parse_bytes
 from rag_model.resources import RunLimits, RunResources
 from rag_model.resources import choose_resources as given_to
 from rag_model.resources.estimates import DEFAULT_MAX_WORDS, estimate_build, estimate_passages, estimate_stage_seconds

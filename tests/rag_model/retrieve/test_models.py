@@ -6,8 +6,9 @@ import pytest
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import StoreError, UsageError
-from rag_model.retrieve.models import EncoderNames, resolve_cross_encoder, resolve_encoders
+from rag_model.retrieve.models import EncoderNames, resolve_encoders, resolve_part_folder
 from rag_model.store.store import Store
+from rag_model.store.versions.model_manifest import CROSS_ENCODER
 from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 
@@ -50,15 +51,15 @@ def test_what_is_no_encoder_is_refused(store: Store, tmp_path: Path) -> None:
 
 def test_a_cross_encoder_is_a_folder_or_a_part_of_a_model(store: Store, tmp_path: Path) -> None:
     folder = save_cross_encoder(tmp_path / "model" / "cross-encoder")
-    assert resolve_cross_encoder(None, str(folder)) == folder.resolve()
+    assert resolve_part_folder(None, str(folder), CROSS_ENCODER) == folder.resolve()
     put_model(store, tmp_path / "model", ModelMetadata("cross-encoder", None, {}), "judge")
-    found = resolve_cross_encoder(store, "model:judge")
+    found = resolve_part_folder(store, "model:judge", CROSS_ENCODER)
     assert (found / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     with pytest.raises(UsageError, match="model:judge is a model of a store, but no store is given"):
-        resolve_cross_encoder(None, "model:judge")
+        resolve_part_folder(None, "model:judge", CROSS_ENCODER)
     save_bert(tmp_path / "reader" / "question")
     put_model(store, tmp_path / "reader", ModelMetadata("rag-token", None, {}), "reader")
     with pytest.raises(
         UsageError, match="model:reader is not a cross-encoder: name a model that `finetune cross-encoder`"
     ):
-        resolve_cross_encoder(store, "model:reader")
+        resolve_part_folder(store, "model:reader", CROSS_ENCODER)

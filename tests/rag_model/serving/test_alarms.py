@@ -121,7 +121,7 @@ def test_builds_that_became_worse(library: Watched, tmp_path: Path) -> None:
     before, served = library.healthy(), library.metrics.served
     assert served is not None
     library.metrics.served = replace(served, trends=(Trend("recall", "hnsw", 0.98, 0.9),))
-    assert_firing(tmp_path, before, library.scrape(), "BookwheelBuildsBend")
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelBuildsLeaveBand")
 
 
 def test_a_new_snapshot_that_is_damaged(library: Watched, tmp_path: Path, store: Store, bert: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import yaml
 
-from flows.machine.ports import find_free_ports
+from flows.machine.local import find_free_ports
 from tests.fixtures.alarms import DASHBOARD, RULES, metrics_in, rules, tool
 from tests.fixtures.serving import PATIENCE, QUICK, until
 from tests.fixtures.tiny import save_bert

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rag_model.generate.seq2seq import Seq2SeqGenerator
-from rag_model.serving.http.streaming import accepts_event_stream
+from rag_model.serving.http.app import accepts_event_stream
 from rag_model.serving.monitoring.observer import Observer
 from tests.fixtures.event_stream import streamed
 from tests.fixtures.held import Held

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rag_model.corpus.passages import PassageFile
-from rag_model.corpus.timestamps import format_iso
+from rag_model.corpus.records import format_iso
 from rag_model.errors import InputError
 from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vectors
 from rag_model.snapshots.imported import (

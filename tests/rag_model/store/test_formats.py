@@ -12,7 +12,7 @@ from beam_jobs.redact import RedactTask, redact
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.timestamps import format_iso
+from rag_model.corpus.records import format_iso
 from rag_model.errors import StoreError
 from rag_model.index.kind import get_kind_of_entry
 from rag_model.retrieve.dense import DenseRetriever

@@ -11,7 +11,7 @@ from rag_model.store import Store
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
-from rag_model.store.versions.models import ModelMetadata, export_model, model_folder, put_model
+from rag_model.store.versions.models import ModelMetadata, export_model, put_model
 
 FILES = {"README.md": "# A model", "question/config.json": "{}", "question/tokenizer.json": "tokens"}
 
@@ -64,7 +64,7 @@ def test_what_is_missing_comes_and_one_link_moves(store: Store, put: Callable[[s
 def test_it_is_found_loaded_verified_and_kept(store: Store, put: Callable[[str], str]) -> None:
     one = put("one")
     assert {store.models.resolve(name) for name in ("reader", "reader@1", one, one[:6])} == {one}
-    assert texts(model_folder(store, "reader"))["question/model.safetensors"] == "one"
+    assert texts(store.get_model_folder("reader"))["question/model.safetensors"] == "one"
     assert verify_version(store, one, store.models) == []
     assert collect_garbage(store, 0.0)["blobs"].files == 0
 
@@ -91,7 +91,7 @@ def test_an_export_is_a_plain_folder_of_its_own(store: Store, put: Callable[[str
     assert report.bytes == sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     assert texts(out) == {**FILES, "question/model.safetensors": "one"}
     (out / "README.md").write_text("edited")  # nobody else's file
-    assert texts(model_folder(store, "reader"))["README.md"] == FILES["README.md"]
+    assert texts(store.get_model_folder("reader"))["README.md"] == FILES["README.md"]
     with pytest.raises(UsageError, match="exists already"):
         export_model(store, "reader", out)
 

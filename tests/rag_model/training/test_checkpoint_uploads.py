@@ -19,8 +19,7 @@ from rag_model.errors import BookwheelError, StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.training.checkpoint_uploads import CheckpointUploader, TrainingIdentity, restore_checkpoint
-from rag_model.training.loop.checkpoint import list_checkpoints
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import list_checkpoints, read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
 from tests.fixtures import learning
 from tests.fixtures.learning import LineTask, settings

@@ -12,8 +12,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
-from rag_model.training.rebuilds import MovingSettings
+from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
 from tests.fixtures.moving import ByHand
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny

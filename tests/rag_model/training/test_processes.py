@@ -27,12 +27,11 @@ from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.data.judging import ExamplePools, JudgeSettings
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.processes import find_processes, join_processes
 from rag_model.training.loop.task import Task
-from rag_model.training.moving_index import MovingIndex, MovingIndexHooks
-from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
 from rag_model.training.objectives.colbert import ColbertRecipe, ColbertTask, InitialColbert
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
@@ -45,8 +44,8 @@ from rag_model.training.objectives.ra_dit_tasks import LmRecipe, RaDitRecipe, Ra
 from rag_model.training.objectives.rag import RagRecipe, RagTask
 from rag_model.training.objectives.realm import RealmTask
 from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask
+from rag_model.training.objectives.task_bases import BiEncoder
 from rag_model.training.origins import InitialModels, NamedModels
-from rag_model.training.rebuilds import MovingSettings
 from tests.fixtures import filling, moving
 from tests.fixtures.learning import LineTask, limit_rows, settings
 from tests.fixtures.tiny import save_bert, save_cross_encoder

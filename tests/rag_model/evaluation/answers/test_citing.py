@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rag_model.evaluation.answers.grounding import measure_citations
 from rag_model.evaluation.answers.readings import Reading, read_answers
-from rag_model.evaluation.answers.scores import estimate_measures, score_answer
+from rag_model.evaluation.answers.scores import estimate_measures, measure_citations, score_answer
 from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, TokenUsage
 from rag_model.retrieve.hits import Hit

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rag_model.evaluation.answers.grounding import measure_grounding
 from rag_model.evaluation.answers.readings import AnswerPassage, Reading
-from rag_model.evaluation.answers.scores import estimate_measures, score_answer
+from rag_model.evaluation.answers.scores import estimate_measures, measure_grounding, score_answer
 from rag_model.evaluation.questions import Question
-from rag_model.reading.citations import Statement
+from rag_model.reading.answer import Statement
 
 ASKED = Question("q", "When was it published?", ("1945", "August 1945"))
 

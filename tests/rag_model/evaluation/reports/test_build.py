@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from rag_model.evaluation.gate import GateRecipe, IndexRecalls, SnapshotSummary, check_snapshot
 from rag_model.evaluation.reports.build import BuildReport, BuildStage, render_build_report
-from rag_model.evaluation.reports.charts import (
+from rag_model.evaluation.reports.page import (
     ChartPoint,
     bar_chart,
     doubling_histogram,
     histogram,
     line_chart,
+    tag,
     trade_off_chart,
 )
-from rag_model.evaluation.reports.page import tag
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild
 from tests.fixtures.pages import EVIL, assert_harmless, parsed

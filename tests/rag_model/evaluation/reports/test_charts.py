@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rag_model.evaluation.reports.charts import ChartPoint, line_chart
+from rag_model.evaluation.reports.page import ChartPoint, line_chart
 
 
 def labels(xs: list[float], *, log: bool) -> list[str]:

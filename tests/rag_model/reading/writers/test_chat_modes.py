@@ -16,8 +16,7 @@ from rag_model.endpoint import Endpoint
 from rag_model.errors import EndpointError
 from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
-from rag_model.reading.writers.reasoning import ReasoningFilter, remove_reasoning
-from rag_model.reading.writers.writer import Completion, Prompt
+from rag_model.reading.writers.writer import Completion, Prompt, ReasoningFilter, remove_reasoning
 from tests.fixtures.counted import measure_peaks
 from tests.fixtures.scripted import STREAM, Step, event, likely, replies, scripted, streams
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from rag_model.serving.answering.progress import AnswerDelta, AnswerProgress, RetrievedPassages
+from rag_model.serving.answering.batcher import AnswerDelta, AnswerProgress, RetrievedPassages
 
 FOUND = RetrievedPassages("snapshot", "model", [[]])
 

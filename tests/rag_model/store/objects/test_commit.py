@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Snapshot, Store
-from rag_model.store.pulling.destination import parse_destination
-from rag_model.store.pulling.export import Layout, export_snapshot, export_store
+from rag_model.store.pulling.export import Layout, export_snapshot, export_store, parse_destination
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.models import ModelMetadata, export_model, put_model
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE

@@ -20,7 +20,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import probe_store, verify_version
 from rag_model.store.versions.moves import tag
 from rag_model.training.data.examples import read_examples
-from rag_model.training.data.statements import read_statements
+from rag_model.training.objectives.end2end import read_statements
 from tests.fixtures.hub import OWNER, READER, AnswerError, Hub
 
 URL = "hf://datasets/me/library"

@@ -12,7 +12,7 @@ from rag_model.store import Content, Manifest, Store
 from rag_model.store.objects import intents
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.upkeep.gc import collect_garbage
-from rag_model.store.upkeep.sweep import StoreView, preview_sweep, sweep
+from rag_model.store.upkeep.roots import StoreView, preview_sweep, sweep
 
 HOUR = 3600.0
 

@@ -1,4 +1,4 @@
-"""The lines of the last builds: what is kept of them, what they forecast, and when they bend."""
+"""The lines of the last builds: what is kept of them, what they forecast, and when they leave their band."""
 
 import math
 from collections.abc import Sequence

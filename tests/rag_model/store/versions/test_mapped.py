@@ -5,8 +5,7 @@ import pyarrow as pa
 import pytest
 
 from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageWriter
-from rag_model.corpus.records import Passage
-from rag_model.corpus.timestamps import LATEST
+from rag_model.corpus.records import LATEST, Passage
 from rag_model.errors import InputError
 from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
 

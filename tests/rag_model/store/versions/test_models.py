@@ -17,7 +17,7 @@ from rag_model.store import ModelContent, ModelManifest, Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
-from rag_model.store.versions.models import ModelMetadata, StoredModel, model_folder, put_model
+from rag_model.store.versions.models import ModelMetadata, StoredModel, put_model
 from rag_model.store.versions.moves import rollback, tag
 
 DAY = 86400.0
@@ -65,19 +65,19 @@ def test_a_model_comes_out_as_it_went_in(store: Store, put: Callable[..., Stored
     manifest = store.models.get(made.model)
     assert (manifest.content.kind, manifest.content.space) == ("dpr", {"name": "s"})
     assert (manifest.content.lineage, manifest.metrics) == ({"recipe": RECIPE}, {"after": {}})
-    folder = model_folder(store, "reader")
+    folder = store.get_model_folder("reader")
     assert {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.*")} == {
         "README.md": "# A model",
         "question/config.json": "{}",
         "question/model.safetensors": "one",
     }
-    assert model_folder(store, made.model) == folder
+    assert store.get_model_folder(made.model) == folder
     assert verify_version(store, made.model, store.models) == []
 
 
 def test_any_kind_of_store_keeps_models(memory_store: Store, trained: Callable[[str], Path]) -> None:
     made = put_model(memory_store, trained("one"), ModelMetadata("dpr", None, {}), "reader")
-    assert (model_folder(memory_store, "reader") / "question" / "model.safetensors").read_text() == "one"
+    assert (memory_store.get_model_folder("reader") / "question" / "model.safetensors").read_text() == "one"
     assert collect_garbage(memory_store, 0.0)["blobs"].files == 0
     assert verify_version(memory_store, made.model, memory_store.models) == []
 
@@ -126,7 +126,7 @@ def test_no_name_moves_to_a_model_that_is_not_whole(store: Store, put: Callable[
         rollback(store, "model:reader")
     assert store.models.refs.list_numbers("reader") == [1, 2]
     with pytest.raises(StoreError, match="is missing"):
-        model_folder(store, one)
+        store.get_model_folder(one)
 
 
 def test_gc_keeps_what_models_name(store: Store, put: Callable[..., StoredModel]) -> None:
@@ -135,7 +135,7 @@ def test_gc_keeps_what_models_name(store: Store, put: Callable[..., StoredModel]
     assert collect_garbage(store, 0.0)["blobs"].files == 1
     assert not store.blobs.exists(orphan)
     assert verify_version(store, made.model, store.models) == []
-    assert model_folder(store, "reader").is_dir()
+    assert store.get_model_folder("reader").is_dir()
 
 
 def test_expire_forgets_a_model_that_no_name_has_any_more(store: Store, put: Callable[..., StoredModel]) -> None:
@@ -267,7 +267,7 @@ def test_a_hostile_manifest_is_refused(store: Store, field: str, value: Any, why
         ModelManifest.from_json(hostile)
     store.files.write(f"models/{'0' * 64}.json", json.dumps(hostile).encode())
     with pytest.raises(StoreError, match="cannot be used"):
-        model_folder(store, "0" * 64)
+        store.get_model_folder("0" * 64)
 
 
 @pytest.mark.parametrize("lineage", [float("nan"), "\ud800"])

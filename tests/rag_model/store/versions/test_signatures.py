@@ -24,7 +24,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.manifest import Manifest
-from rag_model.store.versions.models import ModelMetadata, export_model, model_folder, put_model
+from rag_model.store.versions.models import ModelMetadata, export_model, put_model
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE, TrustedKeys
 from rag_model.store.versions.snapshot import Snapshot
@@ -375,11 +375,11 @@ def test_models_are_signed_too(
     signs(alice)
     put = put_model(local_store, tmp_path / "model", ModelMetadata("dpr", None, {}), "reader")
     trusts(alice)
-    assert model_folder(local_store, "reader").is_dir()
+    assert local_store.get_model_folder("reader").is_dir()
     pull(local_store, "model:reader", tmp_path / "pulled")
     trusts(mallory)
     for open_it in (
-        lambda: model_folder(local_store, "reader"),
+        lambda: local_store.get_model_folder("reader"),
         lambda: export_model(local_store, put.model, tmp_path / "out"),
         lambda: pull(local_store, "model:reader", tmp_path / "again"),
     ):

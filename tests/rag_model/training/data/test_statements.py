@@ -6,7 +6,7 @@ import pytest
 
 from rag_model.errors import InputError
 from rag_model.store.store import Store
-from rag_model.training.data.statements import Statement, first_sentence, read_statements, sample_leads
+from rag_model.training.objectives.end2end import Statement, first_sentence, read_statements, sample_leads
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rag_model.errors import InputError, RefusedError, UsageError
-from rag_model.training.loop.checkpoint import list_checkpoints
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import list_checkpoints, read_metrics
 from rag_model.training.loop.loop import choose_frozen_dtype, resolve_precision, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal

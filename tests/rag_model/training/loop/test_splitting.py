@@ -13,9 +13,8 @@ from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError
 from rag_model.generate.load import load_generator
 from rag_model.training.data.examples import Example, build_passage
-from rag_model.training.loop.journal import read_metrics
-from rag_model.training.loop.loop import train
-from rag_model.training.loop.splitting import ForwardSplitter
+from rag_model.training.loop.checkpoint import read_metrics
+from rag_model.training.loop.loop import ForwardSplitter, train
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from tests.fixtures.learning import LineTask, limit_rows, settings

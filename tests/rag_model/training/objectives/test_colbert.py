@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rag_model.encoders.cross_encoder import CrossEncoder
+from rag_model.encoders.spec import TokenSpec
 from rag_model.encoders.token_encoder import TokenEncoder
-from rag_model.encoders.token_spec import TokenSpec
 from rag_model.errors import InputError, UsageError
 from rag_model.training.data.batches import add_teacher_scores, build_list_batch
 from rag_model.training.data.examples import Example, build_passage

@@ -11,7 +11,7 @@ from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.torch_cross_encoder import TrainableCrossEncoder
 from rag_model.errors import InputError, UsageError
 from rag_model.training.data.examples import Example
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask

@@ -12,12 +12,11 @@ from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
 from rag_model.training.data.batches import build_dpr_batch, mask_other_positives, passage_keys
 from rag_model.training.data.examples import Example, build_passage
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from rag_model.training.objectives.ranking import RankingEvaluator
+from rag_model.training.objectives.task_bases import BiEncoder, RankingEvaluator
 from tests.fixtures.tiny import save_bert
 
 SETTINGS = LoopSettings(max_steps=30, learning_rate=2e-3, evaluate_every=10, checkpoint_every=30, cpu=True)

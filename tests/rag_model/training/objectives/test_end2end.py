@@ -11,6 +11,7 @@ from rag_model.resources import CORE_FLOPS, PASSAGE_TOKENS, WorkEstimate
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.finetuning import Finetuning, estimate_work
+from rag_model.training.moving_index import MovingSettings
 from rag_model.training.objectives.end2end import (
     END2END,
     End2EndRecipe,
@@ -21,7 +22,6 @@ from rag_model.training.objectives.end2end import (
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.rag import RagRecipe
 from rag_model.training.origins import NamedModels
-from rag_model.training.rebuilds import MovingSettings
 from tests.fixtures.moving import DEV, EXAMPLES, SETTINGS, prepare
 from tests.fixtures.tiny_snapshot import publish_tiny
 

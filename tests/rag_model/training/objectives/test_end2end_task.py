@@ -21,11 +21,9 @@ from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.memory import RetrievedBatch
-from rag_model.training.data.statements import Statement
-from rag_model.training.loop.checkpoint import list_checkpoints, read_checkpoint
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import list_checkpoints, read_checkpoint, read_metrics
 from rag_model.training.loop.loop import TrainingResult
-from rag_model.training.objectives.end2end import End2EndRecipe, End2EndTask, StatementPair
+from rag_model.training.objectives.end2end import End2EndRecipe, End2EndTask, Statement, StatementPair
 from rag_model.training.objectives.rag import QuestionAnswer, RagBatch
 from tests.fixtures import moving
 from tests.fixtures.moving import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, trained

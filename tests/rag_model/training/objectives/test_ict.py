@@ -14,8 +14,8 @@ from rag_model.training.data.examples import build_passage
 from rag_model.training.data.texts import TextBatch, inverse_cloze, sentences_in
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.ict import IctRecipe, IctTask
+from rag_model.training.objectives.task_bases import BiEncoder
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ARTICLES = {f"City {x}": f"the king of {x} was {x * 3}. A river {x}{x} is in it. Who wrote {x}?" for x in "abcdefghij"}

@@ -14,8 +14,8 @@ from rag_model.training.data.batches import add_teacher_scores
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.loop import TrainingResult, train
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.margin_mse import MarginMseRecipe, MarginMseTask
+from rag_model.training.objectives.task_bases import BiEncoder
 from tests.fixtures.tiny import save_cross_encoder
 
 SETTINGS = LoopSettings(max_steps=60, learning_rate=3e-3, evaluate_every=20, checkpoint_every=60, cpu=True)

@@ -23,7 +23,7 @@ from rag_model.training.data.examples import Example
 from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, judge_passages
 from rag_model.training.data.temporary_index import BagMemory
 from rag_model.training.finetuning import Finetuning
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job

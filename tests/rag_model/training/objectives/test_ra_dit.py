@@ -19,14 +19,13 @@ from rag_model.generate.rag_folder import load_rag
 from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import AnswerScores
 from rag_model.training.data.blocks import ScoreBlock
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.finetuning import Finetuning, estimate_work
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
@@ -138,7 +137,7 @@ def test_both_stages_make_one_model_that_answers(
     assert trained.steps == 20
     found, _ = run.publish(trained, tmp_path / "run", "reader", {})
     assert found.initial_measures["nll"] == dev[0]["nll"]
-    folder = model_folder(store, "reader")
+    folder = store.get_model_folder("reader")
     assert {"lm-metrics.jsonl", "retriever-metrics.jsonl"} <= {path.name for path in folder.iterdir()}
     card = (folder / "README.md").read_text()
     snapshot = run.snapshot.id[:12]

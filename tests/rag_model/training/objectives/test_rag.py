@@ -22,7 +22,7 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.objectives.rag import LOOP, RagRecipe, RagTask
 from tests.fixtures.tiny import save_bert

@@ -23,8 +23,9 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import EpochBatches, TextBatch, TextSplit
 from rag_model.training.finetuning import Finetuning, estimate_work
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
+from rag_model.training.moving_index import MovingSettings
 from rag_model.training.objectives.ict import ICT
 from rag_model.training.objectives.objective import Job, Objective
 from rag_model.training.objectives.realm import REALM, RealmRecipe, RealmTask, RealmTraining
@@ -39,7 +40,6 @@ from rag_model.training.objectives.realm_model import (
     words_of,
 )
 from rag_model.training.origins import NamedModels
-from rag_model.training.rebuilds import MovingSettings
 from tests.fixtures import filling
 from tests.fixtures.filling import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
 from tests.fixtures.tiny_snapshot import publish_tiny

@@ -11,7 +11,7 @@ import torch
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.training.data.examples import Example
-from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask

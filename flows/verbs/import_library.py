@@ -6,15 +6,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.adopt import adopt_library
 from flows.command.reply import Common, Reply, StoreUrl
-from flows.outcome import BuildOutcome
-from flows.stage import run_flow
-from rag_model.errors import GateRefusedError, format_count
+from flows.import_library import import_library as import_flow
+from flows.outcome import BuildOutcome, build_and_reply
+from rag_model.errors import format_count
 from rag_model.snapshots.recipe import read_recipe
 
 
-def adopt(
+def import_library(
     passages: str,
     /,
     *vectors: Annotated[
@@ -44,13 +43,9 @@ def adopt(
     """
     files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
     beam_options = vectors[len(files) :]
-    try:
-        settings = read_recipe(recipe) if recipe or not index_file else None
-        arguments = passages, files, store, encoder, settings, ref, index_file, beam_options
-        outcome = run_flow(adopt_library, *arguments)
-    except GateRefusedError as error:
-        return Reply(error.outcome.to_json(), _format_outcome(error.outcome), str(error))
-    return Reply(outcome.to_json(), _format_outcome(outcome))
+    settings = read_recipe(recipe) if recipe or not index_file else None
+    arguments = passages, files, store, encoder, settings, ref, index_file, beam_options
+    return build_and_reply(_format_outcome, import_flow, *arguments)
 
 
 def _format_outcome(outcome: BuildOutcome) -> str:

@@ -17,9 +17,8 @@ from beam_jobs.workers import is_local, worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
-from flows.progress import StageClock
 from flows.reindex import prepare_encoder
-from flows.stage import deployment_flow, stage
+from flows.stage import StageClock, deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.files.intake import inspect_vectors
 from rag_model.index.files.vectors import open_vectors
@@ -49,7 +48,7 @@ _PASSAGE_SECONDS, _VECTOR_BYTES_PER_SECOND = 4e-5, 5e8
 
 
 @deployment_flow("import", takes_turns=True)
-def adopt_library(
+def import_library(
     passages: Url,
     vectors: Sequence[str],
     store: Url,
@@ -93,7 +92,7 @@ def adopt_library(
 
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
         encoding = prepare_encoder(target, encoder, recipe)
-        with clock("adopt") as on_progress:
+        with clock("import") as on_progress:
             imported = split_corpus(target, passages, vectors, launch, on_progress)
         with clock("check"):
             check_encoder(target, imported, encoding)
