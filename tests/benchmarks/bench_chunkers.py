@@ -36,7 +36,7 @@ from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.matching import AnswerMatcher
-from rag_model.evaluation.measures.retrieval import measure_spans
+from tests.benchmarks.span_measures import measure_spans
 
 BUDGETS = (250, 500, 1000, 2000)  # tokens
 CORPORA = ("wikitexts", "pubmed", "state_of_the_union", "chatlogs")

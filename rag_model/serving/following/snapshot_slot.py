@@ -19,7 +19,7 @@ class SnapshotSlot:
     def __init__(self, on_freed: Callable[[str], None] = lambda snapshot: None) -> None:
         """Create an empty slot; `on_freed` receives the id of each snapshot that is freed."""
         self._on_freed = on_freed
-        self._condition = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
         self._reader_counts: dict[int, int] = {}  # by `id` of each snapshot in memory
 
@@ -58,7 +58,7 @@ class SnapshotSlot:
         Raises:
             NotReadyError: No snapshot is loaded.
         """
-        with self._condition:
+        with self._lock:
             if self._current is None:
                 raise NotReadyError("no snapshot is open yet: ask again in a moment")
             return self.hold(self._current)
@@ -68,13 +68,13 @@ class SnapshotSlot:
 
         It is the current snapshot, one that the caller holds already, or a new one.
         """
-        with self._condition:
+        with self._lock:
             self._reader_counts[id(loaded)] = self._reader_counts.get(id(loaded), 0) + 1
         return loaded
 
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
-        with self._condition:
+        with self._lock:
             previous, self._current = self._current, loaded
             self._reader_counts[id(loaded)] = 1  # the slot itself counts as a reader
         if previous is not None:
@@ -82,31 +82,25 @@ class SnapshotSlot:
 
     def update_ref(self, served_ref: ServedRef) -> None:
         """Record that the ref moved and names the current snapshot again."""
-        with self._condition:
+        with self._lock:
             if self._current is not None and self._current.id == served_ref.snapshot:
                 self._current.served_ref = served_ref
 
-    def wait_until_drained(self, timeout: float) -> bool:
-        """Wait until only the current snapshot is loaded; return False after `timeout` seconds."""
-        with self._condition:
-            return self._condition.wait_for(lambda: len(self._reader_counts) <= 1, timeout)
-
     def close(self) -> None:
         """Remove the current snapshot; it is freed after its last reader."""
-        with self._condition:
+        with self._lock:
             previous, self._current = self._current, None
         if previous is not None:
             self.release(previous)
 
     def release(self, loaded: LoadedSnapshot) -> None:
         """Give up one hold; the last one frees the snapshot."""
-        with self._condition:
+        with self._lock:
             self._reader_counts[id(loaded)] -= 1
             if self._reader_counts[id(loaded)]:
                 return
         loaded.close()
         trim_memory()
-        with self._condition:
+        with self._lock:
             del self._reader_counts[id(loaded)]
-            self._condition.notify_all()
         self._on_freed(loaded.id)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.evaluation.measures.retrieval import Span, count_shared, measure_spans, merge_spans
+from tests.benchmarks.span_measures import Span, count_shared, measure_spans, merge_spans
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda one: (one[0], one[0] + one[1])), max_size=6

@@ -1,5 +1,6 @@
-"""`bookwheel tag`: create, move or delete a ref of a snapshot or a model."""
+"""`bookwheel tag`, `rollback` and `log`: create, move or delete a ref, and list its moves."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -7,9 +8,11 @@ from cyclopts import Parameter
 from flows.command.reply import Common, Reply, StoreUrl, Yes
 from rag_model.errors import UsageError
 from rag_model.store.store import Store
+from rag_model.store.versions.moves import rollback as roll_back
 from rag_model.store.versions.moves import tag as tag_snapshot
 from rag_model.store.versions.moves import untag
 from rag_model.store.versions.refs import RefMove
+from rag_model.store.versions.signatures import TrustedKeys
 
 
 def tag(
@@ -87,3 +90,63 @@ def build_move_reply(ref: str, move: RefMove, noun: str) -> Reply:
     del document["nonce"], document["format"]
     previous_text = f", before {move.previous[:12]}" if move.previous else ""
     return Reply(document, f"{ref}@{move.number} is {noun} {move.snapshot[:12]}{previous_text}")
+
+
+def rollback(
+    ref: str,
+    /,
+    *,
+    store: StoreUrl,
+    to: Annotated[
+        int | None, Parameter(help="A number of the ref's log; by default that of the snapshot before.")
+    ] = None,
+    common: Common | None = None,
+) -> Reply:
+    """Move REF back to a snapshot that it named before; exit 3 if its files are missing.
+
+    Parameters
+    ----------
+    ref
+        The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists its
+        numbers.
+    """
+    opened_store = Store.open(store)
+    return build_move_reply(ref, roll_back(opened_store, ref, to), opened_store.find_catalog(ref)[0].noun)
+
+
+def log(
+    *,
+    store: StoreUrl,
+    ref: Annotated[str, Parameter(help="The ref whose moves to list; `model:NAME` for a ref of models.")] = "latest",
+    common: Common | None = None,
+) -> Reply:
+    """List the moves of a ref, newest first, with number, snapshot (or model), time and note.
+
+    A deleted ref keeps its log.
+
+    A snapshot that a takedown replaced is shown as its replacement. With `--trust` it says who
+    signed each move; `show` says who signed the snapshot.
+    """
+    catalog, name = Store.open(store).find_catalog(ref)
+    moves, trust = catalog.refs.read_history(name)[::-1], TrustedKeys.from_environment()
+    signatures = {
+        move.number: _describe_signer(catalog.refs.find_signer(trust, name, move.number)) for move in moves if trust
+    }
+    document = [
+        {"number": move.number, catalog.noun: move.snapshot or None, "created_at": move.created_at, "note": move.note}
+        | ({"signed": signatures[move.number]} if trust else {})
+        for move in moves
+    ]
+    lines = ["  ".join(_iter_fields(ref, move, signatures.get(move.number))).rstrip() for move in moves]
+    return Reply(document, "\n".join(lines) or f"ref {ref} has never been moved in {store}")
+
+
+def _describe_signer(signer: str | None) -> str:
+    return f"signed by {signer}" if signer else "not signed by a trusted key"
+
+
+def _iter_fields(ref: str, move: RefMove, signature: str | None) -> Iterator[str]:
+    yield from (f"{ref}@{move.number}", f"{move.snapshot[:12] or 'nothing':<12}", move.created_at)
+    if signature:
+        yield signature
+    yield move.note
