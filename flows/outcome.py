@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, Self
-
-from prefect import Flow
+from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
 from flows.command.reply import Reply
 from flows.stage import run_flow
@@ -14,6 +12,9 @@ from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import GateRefusedError, RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
 from rag_model.snapshots.publish import PublishResult
+
+if TYPE_CHECKING:
+    from prefect import Flow
 
 Parameters = ParamSpec("Parameters")
 
@@ -59,7 +60,7 @@ class BuildOutcome:
 
 def build_and_reply(
     format_outcome: Callable[[BuildOutcome], str],
-    build_flow: Flow[Parameters, BuildOutcome],
+    build_flow: "Flow[Parameters, BuildOutcome]",
     *args: Parameters.args,
     **kwargs: Parameters.kwargs,
 ) -> Reply:

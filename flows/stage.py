@@ -114,9 +114,6 @@ def _cancel_retries() -> None:
         client.update_flow_run(flow_run.id, empirical_policy=policy)
 
 
-if TYPE_CHECKING:
-    from prefect import Flow
-
 # Environment variables with the hours after which a run, or a stage of it, fails. They are set for
 # deployments; a run of the command line has no limit.
 RUN_HOURS_VARIABLE = "BOOKWHEEL_RUN_HOURS"
