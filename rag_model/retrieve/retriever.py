@@ -58,6 +58,7 @@ class Queries:
         self.texts = texts
         self.timer = timer
         self.encoding_seconds = 0.0  # total of all encoders
+        self.reading_seconds = 0.0  # of the passages of hits, those of subsets included
         self.used_encoders: list[QuestionEncoder] = []  # one entry for each request for vectors
         self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's identity
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
@@ -101,6 +102,12 @@ class Queries:
         subset = Queries([self.texts[position] for position in positions], self.timer)
         subset._parent = self, positions
         return subset
+
+    def record_reading(self, seconds: float) -> None:
+        """Count seconds in which the passages of hits were read."""
+        self.reading_seconds += seconds
+        if self._parent is not None:
+            self._parent[0].record_reading(seconds)
 
     def _encode(self, encoder: QuestionEncoder) -> Vectors:
         if self._parent is not None:
@@ -218,7 +225,12 @@ class SnapshotRetriever(ABC):
             UsageError: `k` is out of range.
         """
         self.check_depth(k)
-        return self.build_hits(self.find(queries, k)) if len(queries) else []
+        if not len(queries):
+            return []
+        ranked, started = self.find(queries, k), time.perf_counter()
+        hits = self.build_hits(ranked)
+        queries.record_reading(time.perf_counter() - started)
+        return hits
 
     def build_hits(self, ranked: RankedRows) -> list[list[Hit]]:
         """Return the hits of ranked rows; each passage is read once, in row order."""

@@ -26,6 +26,7 @@ from rag_model.serving.http.server import (
 )
 from rag_model.serving.monitoring.metrics import CONTENT_TYPE, ServiceMetrics
 from rag_model.serving.monitoring.quality import QualityMonitor
+from rag_model.serving.monitoring.tracing import RequestTracer
 from rag_model.serving.runtime import prepare_process
 from rag_model.serving.service import Service
 from rag_model.serving.settings import ANY_HOST, LOOPBACK, ServiceSettings
@@ -133,7 +134,7 @@ def run(
 
         fatal_errors: list[BookwheelError] = []
         metrics = ServiceMetrics(settings, QualityMonitor(questions=evaluation_questions))
-        service = Service(target, settings, metrics, fatal_errors.append)
+        service = Service(target, settings, metrics, fatal_errors.append, RequestTracer.from_environment())
         exposition = MetricsExposition(metrics.render_exposition, CONTENT_TYPE)
         health_port = None
         if health_listener is not None:

@@ -23,6 +23,7 @@ from rag_model.serving.following.follower import (
 from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, notify
+from rag_model.serving.monitoring.tracing import RequestTracer
 from rag_model.serving.runtime import (
     LoneRequestThreads,
     count_answer_threads,
@@ -52,6 +53,7 @@ class Service:
         settings: ServiceSettings | None = None,
         observer: Observer | None = None,
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         """Create the service; `start` begins to follow `target`.
 
@@ -60,12 +62,14 @@ class Service:
             settings: Limits, batch sizes and polling.
             observer: Receives the service's events.
             on_fatal: Called with the error if nothing can be served.
+            tracer: Records a trace of each request; None: no traces.
         """
         self.target, self.settings, self.observer = (
             target,
             settings or ServiceSettings(),
             observer or Observer(),
         )
+        self.tracer = tracer
         self.slot = SnapshotSlot(partial(notify, self.observer.on_freed))
         self.pins = PinnedSnapshots(self.slot, self.settings)
         self.follower = self._create_follower(on_fatal)
@@ -209,6 +213,8 @@ class Service:
         current = self.slot.current
         self.pins.close()
         self.slot.close()
+        if self.tracer is not None:
+            notify(self.tracer.close)
         notify(self.observer.close)  # before the model: an override check may still call it
         if current is not None and current.model is not None:
             current.model.close()

@@ -21,13 +21,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rag_model.errors import BookwheelError
 from rag_model.retrieve.hits import Hit
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
+from rag_model.serving.monitoring.tracing import CURRENT_TRACE, RequestTrace
 from rag_model.serving.runtime import SupervisedThread
 
 _LOG = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class QueuedRequest(Generic[_Reply]):
     progress: AnswerProgress | None = None
     # the snapshot to search, which the caller holds open; None: the current one
     loaded: LoadedSnapshot | None = None
+    trace: RequestTrace | None = field(default_factory=CURRENT_TRACE.get)
+    queued_at: int = field(default_factory=time.time_ns)  # nanoseconds since the epoch
 
     @property
     def is_abandoned(self) -> bool:

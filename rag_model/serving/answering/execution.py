@@ -17,6 +17,7 @@ from rag_model.serving.answering.batcher import AnswerDelta, ClientGoneError, Qu
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, SearchBatch, notify
+from rag_model.serving.monitoring.tracing import add_answer_stages, add_search_stages
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -97,7 +98,7 @@ def answer_batch(
         for (retriever, k), positions in _group_positions(
             [(request.retriever, request.k) for request in requests]
         ).items():
-            group = [requests[position] for position in positions]
+            group, start = [requests[position] for position in positions], time.time_ns()
             try:
                 reporter = _ProgressReporter(loaded.id, model, group)
                 callbacks = (reporter.report_passages, reporter.report_text) if reporter.has_listeners else (None, None)
@@ -114,6 +115,12 @@ def answer_batch(
                 replies.update(dict.fromkeys(positions, ClientGoneError(str(stopped))))
                 continue
             notify(observer.on_answer, loaded, batch_answers)
+            attributes = {
+                "bookwheel.snapshot": loaded.id,
+                "bookwheel.model": model,
+                "bookwheel.batch": len(batch_answers),
+            }
+            notify(add_answer_stages, group, start, attributes)
             answers = iter(batch_answers)
             for position in positions:
                 replies[position] = AnswerResult(
@@ -129,7 +136,7 @@ def _search_with_retriever(
     requests: Sequence[QueuedRequest[SearchResult]],
 ) -> list[SearchResult | BookwheelError]:
     """Search with one retriever: encode all questions, then search once per value of `k`."""
-    start_time = time.perf_counter()
+    start_time, start = time.perf_counter(), time.time_ns()
     queries = Queries(_list_questions(requests))
     starts = [0, *accumulate(len(request.questions) for request in requests)]
     replies: dict[int, SearchResult | BookwheelError] = {}
@@ -146,6 +153,13 @@ def _search_with_retriever(
         for position in positions:
             replies[position] = SearchResult(loaded.id, [next(hits) for _ in requests[position].questions])
     results = [replies[position] for position in range(len(requests))]
+    if any(request.trace is not None for request in requests):
+        attributes = {
+            "bookwheel.snapshot": loaded.id,
+            "bookwheel.retriever": loaded.retrievers[0] if retriever is None else retriever,
+            "bookwheel.batch": len(queries),
+        }
+        notify(add_search_stages, requests, start, queries.encoding_seconds, queries.reading_seconds, attributes)
     if batch := _describe_batch(loaded, retriever, requests, queries, results, time.perf_counter() - start_time):
         notify(observer.on_search, batch)
     return results

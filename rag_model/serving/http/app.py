@@ -82,6 +82,7 @@ from rag_model.serving.http.messages import (
     format_answer_reply,
 )
 from rag_model.serving.monitoring.observer import notify
+from rag_model.serving.monitoring.tracing import CURRENT_TRACE, RequestTrace
 from rag_model.serving.service import Service
 
 EVENT_STREAM_TYPE = "text/event-stream"
@@ -471,6 +472,8 @@ async def _handle_request(
         max_bytes: Maximum size of the body; None: as in the settings.
     """
     start_time, question_count = time.perf_counter(), 0
+    trace = None if service.tracer is None else service.tracer.start(verb, request.headers)
+    CURRENT_TRACE.set(trace)
     try:
         body = await _read_body(request, max_bytes or service.settings.max_body_bytes, service.settings.body_seconds)
         start_time = time.perf_counter()
@@ -479,7 +482,7 @@ async def _handle_request(
         with cancel_on_disconnect(request.scope["state"]):
             content = await run(query)
         if isinstance(content, AnswerStream):
-            content.on_end = lambda status: _record_reply(service, verb, status, question_count, start_time)
+            content.on_end = lambda status: _record_reply(service, verb, status, question_count, start_time, trace)
             return content
         response = Response(content, media_type=media_type)
     except ClientDisconnect:
@@ -488,11 +491,15 @@ async def _handle_request(
         response = create_error_reply(error.status, str(error), {"Connection": "close"})
     except Exception as error:
         response = create_error_reply(*_explain_error(error))
-    _record_reply(service, verb, response.status_code, question_count, start_time)
+    _record_reply(service, verb, response.status_code, question_count, start_time, trace)
     return response
 
 
-def _record_reply(service: Service, verb: str, status: int, question_count: int, start_time: float) -> None:
+def _record_reply(
+    service: Service, verb: str, status: int, question_count: int, start_time: float, trace: RequestTrace | None
+) -> None:
+    if trace is not None:
+        notify(trace.end, status, question_count)
     notify(service.observer.on_reply, verb, status, question_count, time.perf_counter() - start_time)
 
 

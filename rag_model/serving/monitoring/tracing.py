@@ -1,0 +1,140 @@
+"""OpenTelemetry traces of requests: a server span for each, with its stages as children.
+
+The children are `queue` (waiting for a worker), and of the batch that the request was part of
+`encode`, `search`, `read` (of passages) and `answer`. Traces are sent by OTLP over HTTP if
+OpenTelemetry's own variables name an endpoint; without them nothing is imported and nothing costs
+time. A request's `traceparent` header makes its span a part of the caller's trace.
+
+Conventions: https://opentelemetry.io/docs/specs/semconv/http/http-spans/
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+_LOG = logging.getLogger(__name__)
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_SERVER_ERROR = 500
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrace:
+    """The span of one request. Thread-safe."""
+
+    _api: Any  # the module opentelemetry.trace
+    _tracer: Any
+    _span: Any
+
+    def add_stage(self, name: str, start: int, end: int, attributes: Mapping[str, Any] | None = None) -> None:
+        """Add a stage that lasted from `start` to `end`, in nanoseconds since the epoch."""
+        context = self._api.set_span_in_context(self._span)
+        self._tracer.start_span(name, context, attributes=attributes, start_time=start).end(max(start, end))
+
+    def end(self, status: int, questions: int) -> None:
+        """End the request's span with the HTTP status of its reply."""
+        self._span.set_attributes({"http.response.status_code": status, "bookwheel.questions": questions})
+        if status >= _SERVER_ERROR:
+            self._span.set_status(self._api.StatusCode.ERROR)
+        self._span.end()
+
+
+# The trace of the request that this task handles.
+CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("CURRENT_TRACE", default=None)
+
+
+class TracedRequest(Protocol):
+    """A request in a queue."""
+
+    trace: RequestTrace | None
+    queued_at: int  # nanoseconds since the epoch
+
+
+class RequestTracer:
+    """Begins the traces of requests, and sends them."""
+
+    def __init__(self, provider: Any) -> None:
+        """Use an OpenTelemetry `TracerProvider`."""
+        from opentelemetry import trace  # noqa: PLC0415 - of an optional package
+        from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415
+
+        self._api, self._provider, self._tracer = trace, provider, provider.get_tracer("bookwheel")
+        self._propagator = tracecontext.TraceContextTextMapPropagator()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
+        """Return a tracer that sends to the endpoint of OTEL_EXPORTER_OTLP_ENDPOINT; None without
+        one, if OTEL_SDK_DISABLED is true, or, with a warning, if the extra is not installed.
+        """
+        is_disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        if is_disabled or not any(environment.get(variable, "").strip() for variable in _ENDPOINT_VARIABLES):
+            return None
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+            from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        except ImportError as error:
+            _LOG.warning(
+                "OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, and %s is not installed, so there are none: install "
+                "bookwheel[trace]",
+                error.name,
+            )
+            return None
+        default_name = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "bookwheel"}
+        provider = TracerProvider(resource=Resource.create(default_name))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        return cls(provider)
+
+    def start(self, verb: str, headers: Mapping[str, str]) -> RequestTrace:
+        """Begin the span of a request to the endpoint `verb`."""
+        route = f"/{verb}"
+        span = self._tracer.start_span(
+            f"POST {route}",
+            self._propagator.extract(headers),
+            self._api.SpanKind.SERVER,
+            {"http.request.method": "POST", "http.route": route},
+        )
+        return RequestTrace(self._api, self._tracer, span)
+
+    def close(self) -> None:
+        """Send the last spans, and stop."""
+        self._provider.shutdown()
+
+
+def add_search_stages(
+    requests: Iterable[TracedRequest],
+    start: int,
+    encode_seconds: float,
+    read_seconds: float,
+    attributes: Mapping[str, Any],
+) -> None:
+    """Add the stages of a searched batch to the traces of its requests.
+
+    The batch began at `start`, in nanoseconds since the epoch, and ends now. Several legs may encode
+    and search in turn, so the stages are drawn one after the other, each with its total time.
+    """
+    end = time.time_ns()
+    encoded = start + round(encode_seconds * _NANOSECONDS)
+    searched = max(encoded, end - round(read_seconds * _NANOSECONDS))
+    for request in requests:
+        if request.trace is not None:
+            request.trace.add_stage("queue", request.queued_at, start)
+            request.trace.add_stage("encode", start, encoded, attributes)
+            request.trace.add_stage("search", encoded, searched, attributes)
+            request.trace.add_stage("read", searched, end, attributes)
+
+
+def add_answer_stages(requests: Iterable[TracedRequest], start: int, attributes: Mapping[str, Any]) -> None:
+    """Add the stages of an answered batch, which began at `start` and ends now, to the traces of its
+    requests.
+    """
+    end = time.time_ns()
+    for request in requests:
+        if request.trace is not None:
+            request.trace.add_stage("queue", request.queued_at, start)
+            request.trace.add_stage("answer", start, end, attributes)
