@@ -33,12 +33,18 @@ test-near: .venv/dev
 fuzz: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.campaign $(ARGS)
 
-# The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32. What is
-# left out kills processes or starts a second one: it is about files and messages, and most of its time is imports.
+# As a processor with AVX2 alone computes: with other kernels, and its encoders in float32. These files compare what torch
+# computes with another implementation, order or batch; everything else about models does not depend on the kernels.
+AVX2_TESTS := $(addprefix encoders/test_,bert cross_encoder embed encoder max_products room sidr_model sparse_encoder static \
+    token_encoder trainable) \
+  $(addprefix generate/test_,causal decoding_exact decoding_families decoding_peers likelihood rag seq2seq) \
+  $(addprefix reading/,test_extractive test_labels test_marginal test_prior writers/test_local) \
+  $(addprefix training/,loop/test_splitting $(addprefix objectives/test_,losses losses_late losses_lists ra_dit_losses \
+    realm_marginal sidr_loss)) \
+  serving/following/test_snapshot_slot
+
 test-avx2: .venv/dev
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(addprefix tests/rag_model/, \
-	  encoders generate reading training serving/following/test_snapshot_slot.py) --ignore-glob='*/test_benchmarks.py' \
-	  -k 'not killed and not two_processes' $(ARGS)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(AVX2_TESTS:%=tests/rag_model/%.py) $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .

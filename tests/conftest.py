@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            server = "prefect_server" in getattr(item, "fixturenames", ())  # it takes seconds to start: once is enough
-            item.add_marker(pytest.mark.xdist_group("flows" if server else str(item.path.relative_to(ROOT))))
+            has_server = "prefect_url" in getattr(item, "fixturenames", ())  # it takes seconds to start: once is enough
+            item.add_marker(pytest.mark.xdist_group("server" if has_server else str(item.path.relative_to(ROOT))))
 
 
 def _package_folder(name: str) -> Path:

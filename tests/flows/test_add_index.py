@@ -8,8 +8,6 @@ import pytest
 
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 MORE = """
 [index.lists]
 factory = "IVF4,Flat"

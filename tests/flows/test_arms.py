@@ -10,8 +10,6 @@ import pytest
 from tests.docs.blocks import ROOT, blocks
 from tests.fixtures.tiny_generators import save_bart
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 WORDS = """
 [index.bm25]
 factory = "BM25"

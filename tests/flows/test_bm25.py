@@ -10,8 +10,6 @@ from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 RECIPE = """
 part_bytes = {}
 

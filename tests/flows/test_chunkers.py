@@ -13,8 +13,6 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.overlapping import offer, save_tokenizer
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

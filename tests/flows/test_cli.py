@@ -18,8 +18,6 @@ import pytest
 from flows.cli import app, handle_interrupts
 from flows.verbs.diff import format_difference
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 VERBS = ["demo", "evaluate", "log", "pull", "reindex", "search", "show", "verify"]
 QUESTIONS = [
     {"question": "Who wrote What is Property?", "answers": ["Proudhon"]},

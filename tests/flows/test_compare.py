@@ -12,8 +12,6 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.pages import assert_harmless, parsed
 from tests.fixtures.tiny import save_cross_encoder
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 NAMES = ["hnsw", "rrf(hnsw, exact:30)", "exact"]
 Bookwheel = Callable[..., Any]
 

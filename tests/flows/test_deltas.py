@@ -26,8 +26,6 @@ from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, file_kind
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.held_text import told
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find
 RECIPE = replace(
     Recipe(chunk=ChunkRecipe(words=10)),

@@ -17,8 +17,6 @@ from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.flows.conftest import Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 SETTINGS = """
 [loop]
 accumulation = 1

@@ -16,8 +16,6 @@ from tests.fixtures.scripted import WHOLE, event, likely, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_spans import save_span_model
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 QUESTIONS = [
     {"id": "p", "question": "Who wrote What is Property?", "answers": ["Proudhon"]},
     {"id": "a", "question": "What is autism?", "answers": ["disorder", "developmental"]},

@@ -13,8 +13,6 @@ from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 QUESTIONS = [
     {"id": "p", "question": "Who wrote What is Property?", "answers": ["Proudhon"]},
     {"id": "a", "question": "What is autism?", "answers": ["disorder", "developmental"]},

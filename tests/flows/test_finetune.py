@@ -36,8 +36,6 @@ from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.flows.conftest import IN_PROCESS, Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 DPR = """
 [loop]
 learning_rate = 1e-3

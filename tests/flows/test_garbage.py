@@ -11,8 +11,6 @@ from rag_model.errors import UsageError
 from rag_model.store import Content, Manifest, Store
 from rag_model.store.versions.moves import tag
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 
 @pytest.fixture
 def store(library: Path, tmp_path: Path) -> Path:

@@ -8,8 +8,6 @@ import pytest
 
 from tests.fixtures.hub import OWNER, Hub
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 URL = "hf://datasets/me/library"
 READERS = ("log", "show", "verify")
 WRITERS = (

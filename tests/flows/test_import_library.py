@@ -12,8 +12,6 @@ from rag_model.retrieve.indexes import index_files
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 QUESTION = "what is anarchism?"
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from rag_model.store.store import Store
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 Write = Callable[[Path, Path], Path]
 
 

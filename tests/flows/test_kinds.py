@@ -22,8 +22,6 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import word_kind
 from tests.flows.test_serve import PATIENCE, service
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 RECIPE = """
 part_bytes = 50_000
 

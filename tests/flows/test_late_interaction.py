@@ -22,8 +22,6 @@ from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_colbert import DIM as TINY_DIM
 from tests.fixtures.tiny_colbert import save_colbert, save_marked_bert
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 RECIPE = """
 part_bytes = 50_000
 

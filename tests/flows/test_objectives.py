@@ -22,8 +22,6 @@ from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.objectives.objective import list_objective_names
 from tests.flows.conftest import Bookwheel, Ran
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 ROOT = Path(__file__).parents[2]
 TOY = """
 [loop]

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 
 def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
     ran = bookwheel("index", "--plan", "--index", "MaxSim,Bits2", "--n", 21_015_324, "-d", 128, "--json")

@@ -14,8 +14,6 @@ from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.settings import parse_settings
 from tests.flows.conftest import IN_PROCESS, RECIPE, Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
-
 SETTINGS = """
 [loop]
 learning_rate = 1e-3

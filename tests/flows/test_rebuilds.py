@@ -40,8 +40,6 @@ from rag_model.training.objectives.end2end import End2EndTask
 from tests.fixtures import rebuilding
 from tests.fixtures.moving import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
-
 ROOT = Path(__file__).parents[2]
 EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
 REF = "refresh"

@@ -22,8 +22,6 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.flows.conftest import IN_PROCESS
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 STAGES = ["plan", "chunk", "embed", "train", "scatter", "shard", "merge", "tune", "gate"]
 COUNTS = {"articles": 3, "passages": 247, "embedded": 247, "reused": 0, "truncated": 247, "dropped": {"redirect": 37}}
 

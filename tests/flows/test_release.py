@@ -25,8 +25,6 @@ from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 TRAINING = """
 kind = "rag-sequence"
 name = "reader"

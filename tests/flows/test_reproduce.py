@@ -24,8 +24,6 @@ from rag_model.store.store import Store
 from tests.fixtures.hub import Hub
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 WORDS = [
     "river",
     "king",

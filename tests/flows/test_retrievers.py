@@ -10,8 +10,6 @@ import pytest
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 ASKED = "Who wrote What is Property?"
 QUESTIONS = [
     {"id": "p", "question": ASKED, "answers": ["Proudhon"]},

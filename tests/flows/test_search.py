@@ -11,8 +11,6 @@ from rag_model.store.store import Store
 from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.flows.conftest import Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 ARTICLES = {"Animal Farm": "a story that was written by the king of music", "Rivers": "the river of the city"}
 UNUSED = {  # slow to import; `bookwheel[all]` or the tests install them
     *("transformers", "prefect", "apache_beam", "fastapi", "pydantic", "rich", "onnxruntime", "s3fs", "numba"),

@@ -17,8 +17,6 @@ from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_sidr import SPEC, save_sidr
 from tests.flows.conftest import Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
-
 LOOP = "[loop]\nlearning_rate = 1e-3\nevaluate_every = 2\ncpu = true\n"
 SIDR = f"{LOOP}[sidr]\nbatch_size = 4\nterms = 24\npassage_length = 64\ntemperature = 20.0\n[negatives]\nranked = 20\n"
 OPENRAG = f"""{LOOP}

@@ -13,8 +13,6 @@ from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.manifest import question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 RECIPE = """
 part_bytes = 50_000
 

@@ -22,8 +22,6 @@ from tests.fixtures.impacts import build_impacts
 from tests.fixtures.serving import serving, with_limits
 from tests.fixtures.tiny_splade import save_mlm, save_splade
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 RECIPE = """
 part_bytes = 50_000
 

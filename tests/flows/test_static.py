@@ -18,8 +18,6 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import serving, with_limits
 from tests.fixtures.tiny_static import save_model2vec, save_static_embedding
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 RECIPE = """
 part_bytes = 50_000
 

@@ -21,8 +21,6 @@ from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.held_text import told
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # of the small dump, and of no other page of it
 
 

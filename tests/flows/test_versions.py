@@ -10,8 +10,6 @@ import pytest
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
-
 
 @pytest.fixture(scope="session")
 def edited_dump(mini_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
