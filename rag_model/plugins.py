@@ -6,8 +6,11 @@ searched only for names that are not built in, and an object is imported when it
 package cannot replace a built-in object.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from threading import RLock
 from typing import Generic, ParamSpec, TypeVar
 
@@ -107,13 +110,12 @@ class Registry(Generic[T]):
 
     def list_names(self) -> list[str]:
         """Return all names, built-in ones first, others sorted; imports nothing."""
-        plugin_names = {entry_point.name for entry_point in entry_points(group=self.group)} - self._built_in.keys()
+        plugin_names = _list_entry_points().select(group=self.group).names - self._built_in.keys()
         return [*self._built_in, *sorted(plugin_names)]
 
     def _find_entry_point(self, name: str) -> EntryPoint | None:
-        entry_points_by_value = {
-            entry_point.value: entry_point for entry_point in entry_points(group=self.group, name=name)
-        }
+        candidates = _list_entry_points().select(group=self.group, name=name)
+        entry_points_by_value = {entry_point.value: entry_point for entry_point in candidates}
         if len(entry_points_by_value) > 1:
             raise InputError(
                 f"{self.noun} {name!r} is registered by "
@@ -133,3 +135,20 @@ class Registry(Generic[T]):
                 entry_point.name, f"is {type(plugin).__name__}", f"register an instance of {self._base.__name__}"
             )
         return plugin
+
+
+def _list_entry_points() -> EntryPoints:
+    """Return the entry points of all installed packages, read again if a package was installed meanwhile."""
+    return _read_entry_points(tuple((folder, _get_change_time(folder or os.curdir)) for folder in sys.path))
+
+
+@lru_cache(maxsize=1)  # hundreds of files are read, and a build asks for names of several groups
+def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> EntryPoints:
+    return entry_points()
+
+
+def _get_change_time(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
