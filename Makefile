@@ -14,7 +14,7 @@ COMMA := ,
 WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install demo test test-near test-avx2 fuzz lint docs bench gpu-day release lock up down clean clean-compiled
+.PHONY: install demo test test-near test-avx2 fuzz lint types style docs bench gpu-day release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -46,10 +46,14 @@ AVX2_TESTS := $(addprefix encoders/test_,bert cross_encoder embed encoder max_pr
 test-avx2: .venv/dev
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(AVX2_TESTS:%=tests/rag_model/%.py) $(ARGS)
 
-lint: .venv/dev
+lint: types style
+
+types: .venv/dev
+	$(BIN)/mypy
+
+style: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # A warning is an error.

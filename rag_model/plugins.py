@@ -6,11 +6,11 @@ searched only for names that are not built in, and an object is imported when it
 package cannot replace a built-in object.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from threading import RLock
 from typing import Generic, ParamSpec, TypeVar
 
@@ -139,7 +139,7 @@ class Registry(Generic[T]):
 
 def _list_entry_points() -> EntryPoints:
     """Return the entry points of all installed packages, read again if a package was installed meanwhile."""
-    return _read_entry_points(tuple((folder, _get_change_time(folder or os.curdir)) for folder in sys.path))
+    return _read_entry_points(tuple((folder, _get_change_time(Path(folder))) for folder in sys.path))
 
 
 @lru_cache(maxsize=1)  # hundreds of files are read, and a build asks for names of several groups
@@ -147,8 +147,8 @@ def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> EntryPoints:
     return entry_points()
 
 
-def _get_change_time(folder: str) -> int:
+def _get_change_time(folder: Path) -> int:
     try:
-        return os.stat(folder).st_mtime_ns
+        return folder.stat().st_mtime_ns
     except OSError:
         return 0

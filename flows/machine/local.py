@@ -163,9 +163,11 @@ def _serve(folder: Path) -> LocalServices:
     with atomic_write(folder / "places.json") as file:
         file.write_text(json.dumps(asdict(services)))
     serve(folder, services)
+    for pool in POOLS:  # a worker creates its pool if there is none
+        arguments = ["worker", "start", "--pool", pool, "--type", "process", "--limit", "1"]
+        _start(folder, pool, [str(_BIN / "prefect"), *arguments], services)
     for pool in POOLS:
-        _run(folder, services, "prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
-        _start(folder, pool, [str(_BIN / "prefect"), "worker", "start", "--pool", pool, "--limit", "1"], services)
+        _wait_for(folder, pool, partial(_is_reachable, f"{api}/work_pools/{pool}"))
     return services
 
 

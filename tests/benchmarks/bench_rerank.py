@@ -210,7 +210,6 @@ def main() -> None:
         folder = as_safetensors(given, work / "floats") if quantised else given
         folder = folder or with_new_head(Path(demo_encoder()), work / "drawn")
         models: dict[str, tuple[Load, Path]] = {"torch": (ours, folder), "peer": (peer, folder)}
-        models["onnx"] = (ours, as_graph(folder, work / "graph"))
         if quantised:
             models["onnx_as_given"] = (ours, given)
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that are started
@@ -220,6 +219,7 @@ def main() -> None:
             )
             questions = [asked[number % len(asked)] for number in range(len(rows))]
             pairs = questions, [row["title"] for row in rows], [row["text"] for row in rows]
+            models["onnx"] = (ours, as_graph(folder, work / "graph"))
             contenders = {name: Contender.start(*model, options.threads) for name, model in models.items()}
             head = {"benchmark": "rerank", "model": given.name if given else "minilm-l6, drawn head"}
             print(json.dumps({**head, "threads": options.threads, **compared(contenders, pairs, options.rounds)}))

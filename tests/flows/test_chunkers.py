@@ -1,8 +1,7 @@
-"""A chunker of another package, with a setting and a file, cuts a dump on Beam's workers, and each decides the keys."""
+"""A chunker of another package, with a setting and a file, cuts a dump, and each decides the keys."""
 
 import bz2
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from tests.fixtures.overlapping import offer, save_tokenizer
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package on the import path, of this process and of workers, that offers the chunker."""
+    """A package on the import path that offers the chunker."""
     offer(tmp_path / "site")
-    root = Path(__file__).parents[2]  # where `tests` lies, which holds the chunker's module
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(tmp_path / "site")]))
     monkeypatch.syspath_prepend(tmp_path / "site")
 
 
@@ -37,7 +34,6 @@ class Cuts:
         return [(fact["articles"], fact["inherited"]) for fact in facts]
 
 
-@pytest.mark.slow
 def test_a_chunker_of_another_package(
     package: None, tmp_path: Path, reindex: Any, bookwheel: Any, recipe: Path, mini_dump: Path
 ) -> None:
@@ -53,7 +49,7 @@ def test_a_chunker_of_another_package(
         assert ran.code == 0, ran.err
         return ran.json
 
-    first = run(20, beam=["--direct_num_workers=1"])
+    first = run(20)
     assert sorted(cuts.new()) == [(1, 0), (2, 0)]
     with Snapshot.open(str(store)) as snapshot:
         kept = snapshot.manifest.content.recipe["chunk"]

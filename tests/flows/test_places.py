@@ -2,7 +2,9 @@
 
 import json
 import subprocess
+import sys
 import venv
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,32 @@ def test_a_library_in_a_cloud(
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of bookwheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    _run_pip("wheel", "--no-deps", "--wheel-dir", folder, ROOT)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment that holds bookwheel without extras."""
     folder = tmp_path_factory.mktemp("core")
-    venv.create(folder, with_pip=True)
-    subprocess.run([folder / "bin" / "pip", "install", "--quiet", ROOT], check=True, capture_output=True)
-    return folder / "bin" / "python"
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    _run_pip("--python", python, "install", "--no-compile", wheel)
+    return python
+
+
+def _run_pip(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *map(str, arguments)], check=True, capture_output=True)
+
+
+def test_the_wheel_holds_three_packages_and_the_demo(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"flows", "beam_jobs", "rag_model"}
+    assert {"flows/demo/questions.jsonl", "rag_model/py.typed", "rag_model/evaluation/reports/report.css"} <= set(names)
+    assert {f"rag_model/serving/http/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
 
 
 def test_the_core_pulls_and_searches_by_vector(core: Path, library: Path, tmp_path: Path) -> None:

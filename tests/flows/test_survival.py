@@ -45,8 +45,8 @@ def manifest_written(store: Path) -> bool:
 
 Beam = tuple[str, ...]
 MOMENTS: dict[str, tuple[Seen, Kill, Beam]] = {  # who is killed: the process alone, or with all that it started
-    "at the start": (lambda store: (store / "store.json").exists(), os.kill, (WORKER,)),
-    "after the first part was cut": (recorded("chunk", 1), os.kill, (WORKER,)),
+    "at the start": (lambda store: (store / "store.json").exists(), os.kill, ()),
+    "after the first part was cut": (recorded("chunk", 1), os.kill, ()),
     "while parts are encoded": (recorded("embed", 1), os.killpg, (WORKER,)),
     "while shards are built": (recorded("train", 1), os.kill, (WORKER,)),
     "while the index is measured": (recorded("merge", 1), os.killpg, ()),  # by then workers have ended

@@ -62,7 +62,7 @@ from rag_model.store.versions.evaluation_manifest import (
     MetricValue,
 )
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
+from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
 from tests.fixtures.impacts import questions as impact_questions
 from tests.fixtures.impacts import write_rows, zipfian
@@ -196,19 +196,6 @@ def _read_passages(path: Path) -> object:
         rows = file.read_rows([0, file.n_rows - 1]) if file.n_rows else []
         write_mapped_copy(path, path.with_suffix(".mapped"))
         return rows, sum(1 for _ in file.iter_passages())
-
-
-def _mapped(folder: Path) -> Path:
-    write_mapped_copy(_passages(folder), folder / "part.arrow")
-    return folder / "part.arrow"
-
-
-def _read_mapped(path: Path) -> object:
-    file = MappedPassages(path)
-    try:
-        return file.read_rows([0, file.n_rows - 1] if file.n_rows else [])
-    finally:
-        file.close()
 
 
 def _sliced(folder: Path) -> Path:

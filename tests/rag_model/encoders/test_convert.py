@@ -30,7 +30,7 @@ from rag_model.generate.rag_folder import load_rag
 from tests.fixtures.hub import Hub
 from tests.fixtures.tiny import SHAPE, VOCABULARY, add_tokenizer, write_json
 from tests.fixtures.tiny_colbert import save_colbert, save_marked_bert
-from tests.fixtures.tiny_generators import save_bart, save_t5
+from tests.fixtures.tiny_generators import BART_SHAPE, save_bart, save_t5
 from tests.fixtures.tiny_splade import save_splade
 
 pytestmark = pytest.mark.xdist_group("convert")
@@ -82,18 +82,7 @@ def save_rag(folder: Path, name: str) -> State:
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(TEXTS, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     generator = transformers.BartForConditionalGeneration(
-        transformers.BartConfig(
-            vocab_size=tokenizer.get_vocab_size(),
-            d_model=32,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=64,
-            decoder_ffn_dim=64,
-            max_position_embeddings=256,
-            init_std=0.3,
-        )
+        transformers.BartConfig(vocab_size=tokenizer.get_vocab_size(), **BART_SHAPE, init_std=0.3)
     )
     config = transformers.RagConfig.from_question_encoder_generator_configs(question.config, generator.config, n_docs=2)
     module = getattr(transformers, name)(config=config, question_encoder=question, generator=generator)

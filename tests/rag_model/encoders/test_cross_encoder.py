@@ -286,17 +286,6 @@ def test_a_gpu_gives_the_same_scores(folder: Path) -> None:
     np.testing.assert_allclose(*found, atol=1e-4)
 
 
-def _with_budget(scorer: CrossEncoder, budget: int) -> CrossEncoder:
-    kind = type(scorer.model)
-    given = type("Given", (kind,), {"__slots__": (), "batch_tokens": budget})
-    parts = [getattr(scorer.model, name) for name in ("whole",) if hasattr(scorer.model, name)]
-    if isinstance(scorer.model, OnnxPairModel):
-        return CrossEncoder(
-            scorer.tokens, OnnxPairModel(scorer.model.session, scorer.model.inputs, scorer.model.output, budget)
-        )
-    return CrossEncoder(scorer.tokens, given(*parts))
-
-
 @pytest.mark.parametrize("operator", [b"\x22\x04Loop", b"\x22\x84\x00Scan"])
 def test_a_graph_that_may_never_end_is_refused(graph: Path, operator: bytes, tmp_path: Path) -> None:
     """The name of an operator, behind its length, as protobuf writes it, and as it may be written too."""
