@@ -4,27 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from transformers import BertConfig
 
+from tests.fixtures.benchmarks import FOLDER, run_benchmark
 from tests.fixtures.tiny import save_cross_encoder
-
-ROOT = Path(__file__).parents[3]
-
-
-def report(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    parsed: dict[str, Any] = json.loads(done.stdout)
-    return parsed
 
 
 def test_embedding_on_a_gpu_is_measured_on_a_cpu_too() -> None:
-    found = report("-m", "tests.benchmarks.bench_embedding_gpu", "--passages", "16", "--windows", "2")
+    found = json.loads(run_benchmark("bench_embedding_gpu.py", "--passages", "16", "--windows", "2"))
     assert found["passages_per_s"] > 0
     assert 0 < found["share_of_matmul"] < 1
     assert np.isclose(found["hours_for_wikipedia"], 21_015_324 / found["passages_per_s"] / 3600, rtol=0.02)
@@ -34,7 +24,8 @@ def test_embedding_on_a_gpu_is_measured_on_a_cpu_too() -> None:
 @pytest.mark.slow
 def test_embedding_is_measured_beside_sentence_transformers(minilm: Path) -> None:
     arguments = ["--texts", "6", "--rounds", "1", "--threads", "1", "--model", str(minilm)]
-    found = report("tests/benchmarks/bench_embedding.py", *arguments)
+    command = [sys.executable, FOLDER / "bench_embedding.py", *arguments]  # which starts processes itself
+    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert (found["texts"], found["dim"]) == (6, 384)
     assert found["cosine_min"] >= 0.999
 
@@ -50,6 +41,6 @@ def test_what_reranking_gains_is_measured(tmp_path: Path) -> None:
     model = save_cross_encoder(tmp_path / "cross")
     sizes = ["--rounds", "0", "--threads", "1", "--asked", "3", "--depth", "6"]  # its speed beside the peer takes long
     files += ["--passages", str(tmp_path / "paragraphs.jsonl")]
-    quality = report("tests/benchmarks/bench_rerank.py", "--model", str(model), *sizes, *files)
+    quality = json.loads(run_benchmark("bench_rerank.py", "--model", model, *sizes, *files))
     assert quality["questions"] == 3
     assert set(quality["gold@5"]) == {"input", "reranked", "difference"}

@@ -1,10 +1,7 @@
 """The benchmark of the paper's findings: when it says `reproduced`, and that its smallest run ends."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +12,7 @@ from rag_model.evaluation.measures.measure import AnswerKind
 from rag_model.evaluation.questions import Question
 from tests.benchmarks.paper_swap import changed
 from tests.benchmarks.paper_verdicts import GOLD, NOT, REPRODUCED, UNDECIDABLE, Finding, Judged, judge, verdict
-
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_paper.py"
+from tests.fixtures.benchmarks import run_benchmark
 
 
 def answers(texts: list[str], gold: str, kind: AnswerKind) -> list[ScoredAnswer]:
@@ -106,9 +102,7 @@ def test_a_measure_of_all_answers_is_compared_over_the_same_questions() -> None:
 
 def test_the_smallest_run_judges_each_finding_of_the_made_world() -> None:
     tiny = ["--subjects", "2", "--steps", "1", "--reader-steps", "1", "--made-questions", "2", "--most", "3"]
-    command = [sys.executable, str(BENCHMARK), *tiny]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    *table, line = done.stdout.splitlines()
+    *table, line = run_benchmark("bench_paper.py", *tiny).splitlines()
     found = json.loads(line)
     assert len(table) == 2 + len(found["findings"])
     assert found["verdicts"] == {REPRODUCED: 0, NOT: 0, UNDECIDABLE: 9}

@@ -13,13 +13,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from tests.fixtures.benchmarks import FOLDER, run_benchmark
 
 
 def report(name: str, *arguments: str | Path) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / name), *map(str, arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    parsed: dict[str, Any] = json.loads(done.stdout)  # one line, or this fails
+    parsed: dict[str, Any] = json.loads(run_benchmark(name, *arguments))  # one line, or this fails
     return parsed
 
 

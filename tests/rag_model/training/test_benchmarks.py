@@ -1,13 +1,10 @@
 """The benchmark of DPR fine-tuning runs, on little: what it prints is a number a person relies on."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from rag_model.training.data.examples import Example
-
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_dpr.py"
+from tests.fixtures.benchmarks import run_benchmark
 
 
 def test_fine_tuning_is_measured_before_and_after(tmp_path: Path, kings: list[Example]) -> None:
@@ -17,9 +14,7 @@ def test_fine_tuning_is_measured_before_and_after(tmp_path: Path, kings: list[Ex
     (tmp_path / "passages.jsonl").write_text(json.dumps(passage) + "\n")
     sizes = ["--train", "6", "--dev", "2", "--test", "4", "--steps", "1", "--batch", "2", "--timed", "0"]
     files = ["--examples", tmp_path / "triples.jsonl", "--passages", tmp_path / "passages.jsonl"]
-    command = [sys.executable, str(BENCHMARK), *sizes, *map(str, files), "--threads", "1", "--precision", "no"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    found = json.loads(done.stdout)
+    found = json.loads(run_benchmark("bench_dpr.py", *sizes, *files, "--threads", "1", "--precision", "no"))
     assert {name: found[name] for name in ("train", "test", "corpus", "steps")} == {
         "train": 6,
         "test": 4,
