@@ -12,7 +12,7 @@ COMMA := ,
 # the smallest machine has cores, because tests wait: for a disk, a server, a process that starts. With three, a quarter
 # of two cores' time was idle.
 WORKERS ?= 4
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: install demo test test-near test-avx2 fuzz lint types style docs bench gpu-day release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
@@ -34,7 +34,8 @@ fuzz: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.campaign $(ARGS)
 
 # As a processor with AVX2 alone computes: with other kernels, and its encoders in float32. These files compare what torch
-# computes with another implementation, order or batch; everything else about models does not depend on the kernels.
+# computes with another implementation, order or batch; everything else about models does not depend on the kernels. As
+# nothing waits in them, two processes keep two cores busy.
 AVX2_TESTS := $(addprefix encoders/test_,bert cross_encoder embed encoder max_products room sidr_model sparse_encoder static \
     token_encoder trainable) \
   $(addprefix generate/test_,causal decoding_exact decoding_families decoding_peers likelihood rag seq2seq) \
@@ -43,6 +44,7 @@ AVX2_TESTS := $(addprefix encoders/test_,bert cross_encoder embed encoder max_pr
     realm_marginal sidr_loss)) \
   serving/following/test_snapshot_slot
 
+test-avx2: WORKERS = 2
 test-avx2: .venv/dev
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(AVX2_TESTS:%=tests/rag_model/%.py) $(ARGS)
 

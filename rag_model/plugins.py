@@ -7,9 +7,9 @@ package cannot replace a built-in object.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from threading import RLock
 from typing import Generic, ParamSpec, TypeVar
@@ -110,12 +110,13 @@ class Registry(Generic[T]):
 
     def list_names(self) -> list[str]:
         """Return all names, built-in ones first, others sorted; imports nothing."""
-        plugin_names = _list_entry_points().select(group=self.group).names - self._built_in.keys()
+        plugin_names = {entry_point.name for entry_point in _list_entry_points(self.group)} - self._built_in.keys()
         return [*self._built_in, *sorted(plugin_names)]
 
     def _find_entry_point(self, name: str) -> EntryPoint | None:
-        candidates = _list_entry_points().select(group=self.group, name=name)
-        entry_points_by_value = {entry_point.value: entry_point for entry_point in candidates}
+        entry_points_by_value = {
+            entry_point.value: entry_point for entry_point in _list_entry_points(self.group) if entry_point.name == name
+        }
         if len(entry_points_by_value) > 1:
             raise InputError(
                 f"{self.noun} {name!r} is registered by "
@@ -137,14 +138,16 @@ class Registry(Generic[T]):
         return plugin
 
 
-def _list_entry_points() -> EntryPoints:
-    """Return the entry points of all installed packages, read again if a package was installed meanwhile."""
-    return _read_entry_points(tuple((folder, _get_change_time(Path(folder))) for folder in sys.path))
+def _list_entry_points(group: str) -> Sequence[EntryPoint]:
+    """Return a group's entry points, which are read again if a package was installed meanwhile."""
+    search_path = tuple((folder, _get_change_time(Path(folder))) for folder in sys.path)
+    return _read_entry_points(search_path).get(group, ())
 
 
 @lru_cache(maxsize=1)  # hundreds of files are read, and a build asks for names of several groups
-def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> EntryPoints:
-    return entry_points()
+def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[EntryPoint]]:
+    found = entry_points()
+    return {name: tuple(found.select(group=name)) for name in found.groups if name.startswith("bookwheel.")}
 
 
 def _get_change_time(folder: Path) -> int:
