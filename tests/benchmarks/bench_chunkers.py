@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from chunked import Asked, Chunk, Chunks, Library, Text, by_chunker, chroma, langchain
+from span_measures import measure_spans
 from tokenizers import Tokenizer
 
 from flows.demo import QUESTIONS, demo_dump, demo_encoder
@@ -36,7 +37,6 @@ from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.matching import AnswerMatcher
-from tests.benchmarks.span_measures import measure_spans
 
 BUDGETS = (250, 500, 1000, 2000)  # tokens
 CORPORA = ("wikitexts", "pubmed", "state_of_the_union", "chatlogs")

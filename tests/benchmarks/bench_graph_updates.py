@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from made_static import made_static
 from passages import cut, drawn, embedded
+from recall_curves import compare_curves, interpolate_recall
 from synthetic import written as write_parts
 
 from flows.demo import demo_encoder
@@ -54,7 +55,7 @@ from rag_model.index.graphs.kind import KIND, _load_trained
 from rag_model.index.graphs.stitch import CrossLinks, Shard, link_across_border
 from rag_model.index.graphs.update import SEARCH_TURNS, load_graph, update_cell_graph, update_cross_links
 from rag_model.index.quality.results import OperatingPoint
-from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, interpolate_recall
+from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.snapshots.recipe import Recipe, read_recipe
 from rag_model.store.store import Store

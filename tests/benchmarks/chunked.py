@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from langchain_text_splitters import RecursiveCharacterTextSplitter
+from span_measures import Span
 from tokenizers import Tokenizer
 
 from rag_model.corpus.chunkers.chunker import ChunkFunction
 from rag_model.corpus.records import Article, Section
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.measures.retrieval import Span
 
 Vectors = npt.NDArray[np.float32]
 HEADING = re.compile(r"^ ?=+ .* =+ ?$", re.MULTILINE)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from alone import Spent, alone
+from recall_curves import compare_curves, interpolate_recall
 
 from rag_model.index.build import iter_slices
 from rag_model.index.exact_search import ExactIndex
@@ -22,7 +23,7 @@ from rag_model.index.files.pieces import path_opener
 from rag_model.index.kind import get_kind
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality.results import OperatingPoint, Recalls, compute_recall
-from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, interpolate_recall
+from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import FaissFileIndex, open_index
 

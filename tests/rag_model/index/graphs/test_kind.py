@@ -30,10 +30,11 @@ from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.kind import KIND
 from rag_model.index.graphs.reach import ReachabilityTree, link_unreachable_nodes
 from rag_model.index.graphs.stitch import Shard
-from rag_model.index.quality.sweep import VectorQuerySet, compare_curves, sweep_settings
+from rag_model.index.quality.sweep import VectorQuerySet, sweep_settings
 from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.process import CORES_VARIABLE, count_cores
+from tests.benchmarks.recall_curves import compare_curves
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 
