@@ -31,6 +31,7 @@ from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.parent_index import ParentIndex
 from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot, write_report
+from rag_model.snapshots.range_digests import RangeTask, list_range_tasks, with_range_digests
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.reused_training import SHARDS, ReusedTraining
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
@@ -113,6 +114,9 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         draft = build.assemble_content(built_indexes)
         built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress, build.parent_content)
     content = build.assemble_content(built_indexes)
+    if range_tasks := list_range_tasks(content):
+        with clock("ranges") as on_progress:
+            content = digest_ranges(store, content, range_tasks, launch, on_progress)
     arithmetics = list_arithmetics(build.embeddings, build.parent.provenance if build.parent else {})
     with clock("gate") as on_progress:
         for note in describe_mixture(arithmetics):
@@ -213,6 +217,14 @@ scatter_vectors = stage(index.scatter, "scatter_vectors")
 build_shards = stage(index.build_shards, "build_shards")
 merge_shards = stage(index.merge, "merge_shards")
 write_deltas = stage(corpus.write_deltas, "write_deltas")
+
+
+@stage
+def digest_ranges(
+    store: Store, content: Content, tasks: Mapping[str, RangeTask], launch: Launch, on_progress: OnProgress
+) -> Content:
+    """Add the digests with which large files are read from the store by ranges."""
+    return with_range_digests(store, content, tasks, partial(corpus.run, launch=launch), on_progress)
 
 
 @stage

@@ -50,6 +50,14 @@ class RefConflictError(StoreError):
     """Another writer moved the ref first; read the ref again before moving it."""
 
 
+class NotReadyError(BookwheelError):
+    """No snapshot is loaded yet, or not all of it."""
+
+
+class GoneError(BookwheelError):
+    """The requested snapshot expired or was taken down."""
+
+
 class EndpointError(BookwheelError):
     """A model behind an HTTP API is unreachable, refused the request, or sent an invalid reply."""
 

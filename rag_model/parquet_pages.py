@@ -167,7 +167,7 @@ def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_byte
 def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     """Return the decoded bytes of a column and of its text dictionary."""
     physical_type = chunk.physical_type
-    offset, total, values, width, dictionary_bytes = _find_column_start(chunk), 0, 0, _WIDTHS.get(physical_type, 0), 0
+    offset, total, values, width, dictionary_bytes = find_column_start(chunk), 0, 0, _WIDTHS.get(physical_type, 0), 0
     end, rows = offset + chunk.total_compressed_size, chunk.num_values
     while values < rows and 0 <= offset < end:
         length, page, decoded, stored, n_values, encoding = _read_page_header(read, offset)
@@ -187,7 +187,7 @@ def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, i
     return total + values * width, dictionary_bytes
 
 
-def _find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
+def find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
     """Return the offset at which Arrow starts reading a column."""
     data_offset, dictionary_offset = int(chunk.data_page_offset), chunk.dictionary_page_offset
     return min(data_offset, int(dictionary_offset)) if dictionary_offset else data_offset

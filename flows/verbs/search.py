@@ -14,6 +14,8 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
 
+_MAX_RANGED_QUESTIONS = 64  # that are answered from a remote store by ranges of its files
+
 
 def search(
     *question: str,
@@ -39,7 +41,8 @@ def search(
         One or more questions, each one argument.
     """
     questions, expression = collect_questions(question, questions_file), choose_expression(index, retriever)
-    snapshot = Snapshot.open(store, ref)
+    # many questions read so much of the files that a copy is faster
+    snapshot = Snapshot.open(store, ref, by_ranges=len(questions) <= _MAX_RANGED_QUESTIONS)
     opened_retriever = open_retriever(snapshot, expression, encoder=encoder)
     hits_by_question = opened_retriever.search(questions, opened_retriever.choose_depth(k))
     results = [

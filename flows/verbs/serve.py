@@ -126,6 +126,24 @@ def serve(
     dest: Annotated[
         Path | None, Parameter(help="Folder for pulled snapshots; by default a folder of the cache.")
     ] = None,
+    from_store: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Answer from a remote store by ranges of its files at once, while the snapshot is pulled; then the "
+            "pulled files take over. Until then indexes of the kinds bm25, impact and ivf are served.",
+        ),
+    ] = False,
+    no_pull: Annotated[
+        bool, Parameter(negative="", help="With --from-store: pull nothing, and go on to answer from the store.")
+    ] = False,
+    cache_bytes: Annotated[
+        int | None,
+        Parameter(
+            help="With --from-store: bytes of ranges that stay on the disk; by default the maximum of the cache, "
+            "BOOKWHEEL_CACHE_BYTES."
+        ),
+    ] = None,
     keep: Annotated[int, Parameter(help="Pulled snapshots that stay on the disk.")] = 2,
     no_embeddings: Annotated[
         bool, Parameter(negative="", help="Do not pull the vectors; recall on live questions is then not measured.")
@@ -170,6 +188,11 @@ def serve(
         raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
     if override_every is not None and model is None:
         raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
+    if not from_store and (no_pull or cache_bytes is not None):
+        raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} belongs to --from-store: add it")
+    if from_store and (folder is not None or (no_pull and model is not None)):
+        other = "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
+        raise UsageError(f"--from-store does not go with {other}: leave one of them out")
     from rag_model.serving import run as serving  # noqa: PLC0415 - imports torch, which reads the variables above
 
     settings = serving.ServiceSettings(
@@ -184,6 +207,9 @@ def serve(
         connections_per_client=connections_per_client,
         max_queries=max_queries,
         pinned_snapshots=pinned,
+        from_store=from_store,
+        pull=not no_pull,
+        cache_bytes=cache_bytes,
     )
     if override_every is not None:
         settings = replace(settings, override_every=override_every)

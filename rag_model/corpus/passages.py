@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,7 @@ from rag_model.parquet_pages import (
     check_footer,
     check_pages,
     compute_decoded_size,
+    find_column_start,
     get_schema,
     list_leaves,
     list_text_paths,
@@ -46,6 +47,7 @@ ROW_GROUP = 1024  # rows; 20 random rows cost about 10 ms, compared with 455 ms 
 _MAX_GROUP_ROWS = 1 << 16  # rows
 _MAX_GROUP_BYTES = 512 << 20  # bytes of one decoded row group
 _MIN_BATCH_ROWS = 256  # minimum rows of a batch
+_PAGE_HEADER_BYTES = 1 << 10  # that are read at once at most, also at the end of a row group
 
 UNDATED_SCHEMA = pa.schema(  # schema of files from before passages had dates
     [
@@ -327,9 +329,10 @@ class PassageFile:
             group_rows = sorted({row for row, row_group in zip(rows, groups, strict=True) if row_group == group})
             self._check_pages([group], leaves)
             with self._translate_errors():
-                table = self._dictionary_file.read_row_group(group, columns=stored_columns).take(
-                    _build_row_array(group_rows, start)
-                )
+                # Threads that read from a Python file would wait for each other.
+                use_threads = isinstance(self._source, Path)
+                group_table = self._dictionary_file.read_row_group(group, stored_columns, use_threads=use_threads)
+                table = group_table.take(_build_row_array(group_rows, start))
                 self._check_decoded(
                     sum(compute_decoded_size(chunk) for column in table.columns for chunk in column.chunks)
                 )
@@ -402,6 +405,25 @@ class PassageFile:
         if not 0 <= row < self.n_rows:
             raise IndexError(f"row {row} is outside a passage file of {self.n_rows} rows")
         return bisect_right(self._starts, row) - 1
+
+    def locate_groups(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the ranges of bytes that `read_rows` reads for these rows."""
+        return [self._locate_group(group) for group in sorted(set(map(self._find_group, rows)))]
+
+    def outline(self) -> dict[str, Any] | None:
+        """Return the number of rows in each group and the groups' offsets; None if groups differ."""
+        sizes = {end - start for start, end in pairwise(self._starts[:-1])}
+        group_rows = sizes.pop() if sizes else ROW_GROUP
+        if sizes or self._starts[-1] - self._starts[-2] > group_rows:
+            return None
+        return {"rows": group_rows, "ranges": [self._locate_group(group) for group in range(len(self._starts) - 1)]}
+
+    def _locate_group(self, group: int) -> tuple[int, int]:
+        metadata = self._file.metadata.row_group(group)
+        chunks = [metadata.column(leaf) for leaf in list_leaves(self._file.metadata, _NAMES)]
+        starts = list(map(find_column_start, chunks))
+        ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+        return min(starts), max(ends) + _PAGE_HEADER_BYTES
 
     def close(self) -> None:
         """Close the file."""

@@ -49,6 +49,7 @@ from rag_model.index.quality.results import (
     TuningResult,
 )
 from rag_model.plugins import Registry
+from rag_model.ranges import RangedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +67,21 @@ class IndexFiles:
     # returns the row files in row order, perhaps `RemoteRowFiles`; called only if needed
     rows: Callable[[], Sequence[Path]]
     n: int  # number of passages in the snapshot
+    # if only ranges of `index` are on this disk: loads them; only for a `RangedKind`
+    ranges: RangedFile | None = None
+    outline: Any = None  # with `ranges`: what the kind's `outline` returned; None for a small file
+
+    def pin_ranges(self) -> None:
+        """Load the ranges that every search reads, or all of a small file, and keep them.
+
+        Raises:
+            ResourceError: the disk of the cache is full.
+            StoreError: a range cannot be read, or is damaged.
+        """
+        if self.ranges is not None:
+            whole = [[0, self.ranges.size]]
+            pinned = whole if self.outline is None else self.outline["pinned"]
+            self.ranges.pin(*((int(start), int(end)) for start, end in pinned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,6 +518,29 @@ def get_kind_of_entry(entry: Mapping[str, Any]) -> "IndexKind":
         UsageError: the entry is of format 1 and its factory is unknown.
     """
     return get_kind(str(entry["kind"])) if "kind" in entry else get_kind_for_factory(str(entry.get("factory")))
+
+
+@runtime_checkable
+class RangedKind(Protocol):
+    """A kind that can be searched while only ranges of its file are on this disk.
+
+    Its `open` pins what every search reads, and its searches load the ranges that they read, if
+    `IndexFiles.ranges` is given.
+    """
+
+    name: ClassVar[str]
+    block_bytes: ClassVar[int]  # that are verified together: about as many as a search reads in one place
+
+    def outline(self, path: Path) -> Any:
+        """Return the facts about an index file that a search needs at its start, as JSON values.
+
+        It is stored once and read at every opening, so it must be small: at most a kilobyte for
+        each megabyte of the file. Its `pinned` are the ranges of the file that every search reads.
+
+        Returns:
+            An object; None if this file cannot be searched by ranges.
+        """
+        ...
 
 
 @runtime_checkable

@@ -19,11 +19,13 @@ from rag_model.index.exact_search import check_queries, rerank
 from rag_model.index.factory import Structure, parse_factory
 from rag_model.index.files import engine
 from rag_model.index.files.engine import UNUSED, FaissIndex, Metric, Rows, Vectors, faiss
+from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.vectors import open_vectors
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexOpener, RepresentationType, get_kind_of_entry
 from rag_model.index.lists.training import get_inverted_lists
 from rag_model.index.recipe import REFINE, check_search_parameters, search_parameters_of
+from rag_model.ranges import RangedFile
 
 _LISTS = struct.Struct("<iqqq?iQ")  # d, n, 2 unused, trained, metric, lists; then nprobe
 
@@ -116,9 +118,12 @@ class FaissFileIndex:
         mmap: bool = True,
         defaults: Mapping[str, int] | None = None,
         vectors: Sequence[Path] = (),
+        ranges: RangedFile | None = None,
     ) -> None:
         """Open `path`; see `open_index`."""
-        self._path, self._index = path, engine.read_index(path, mmap=mmap)
+        self._path, self._index = path, engine.read_index(path, mmap=mmap or ranges is not None)
+        self._ranges = ranges
+        self._list_offsets = _locate_lists(path) if ranges is not None else np.empty(0, np.int64)  # (lists + 1,)
         self._lists = get_inverted_lists(self._index)
         self.structure = _detect_structure(path, self._index)
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: not an IVF index
@@ -172,7 +177,9 @@ class FaissFileIndex:
             faiss_parameters = self._parameter_cache[cache_key] = self._build_faiss_parameters(parameters)
         damage_message = f"{self._path} cannot be searched: it is damaged, fetch or build it again"
         with engine.translate_errors(InputError, damage_message):
-            if from_entry and self.structure == "hnsw":
+            if self._ranges is not None:
+                scores, rows = self._search_ranges(self._ranges, vectors, k, parameters["nprobe"])
+            elif from_entry and self.structure == "hnsw":
                 scores, rows = engine.search_bottom_level(self._index, vectors, k, faiss_parameters)
             else:
                 scores, rows = self._index.search(vectors, k, params=faiss_parameters)
@@ -180,6 +187,26 @@ class FaissFileIndex:
             raise InputError(damage_message)
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
+
+    def _search_ranges(self, ranges: RangedFile, vectors: Vectors, k: int, nprobe: int) -> tuple[Vectors, Rows]:
+        """Search inverted lists, of which the nearest ones are loaded first, in one round."""
+        assert self._lists is not None
+        if isinstance(self._index, faiss.IndexPreTransform):
+            for number in range(self._index.chain.size()):
+                vectors = faiss.downcast_VectorTransform(self._index.chain.at(number)).apply(vectors)
+        quantizer, settings = faiss.downcast_index(self._lists.quantizer), faiss.SearchParametersIVF(nprobe=nprobe)
+        coarse_settings = None
+        if isinstance(quantizer, faiss.IndexHNSW):
+            coarse_settings = faiss.SearchParametersHNSW(efSearch=max(int(quantizer.hnsw.efSearch), nprobe))
+        distances, numbers = quantizer.search(vectors, nprobe, params=coarse_settings)
+        probed = np.unique(numbers[numbers >= 0])
+        with ranges.cache.hold():
+            ranges.load(self._list_offsets[probed], self._list_offsets[probed + 1])
+            scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
+            arrays = (vectors, k, numbers, distances, scores, rows)
+            pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arrays)
+            self._lists.search_preassigned_c(len(vectors), *pointers, False, settings)
+        return scores, rows
 
     def _adapt_parameters(self, parameters: Mapping[str, int], k: int, candidates: int) -> dict[str, int]:
         """Return the parameters, raised for the depth of a search, and limited to the size of the
@@ -226,7 +253,12 @@ class FaissFileIndex:
 
 
 def open_index(
-    path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None, vectors: Sequence[Path] = ()
+    path: Path,
+    *,
+    mmap: bool = True,
+    defaults: Mapping[str, int] | None = None,
+    vectors: Sequence[Path] = (),
+    ranges: RangedFile | None = None,
 ) -> FaissFileIndex:
     """Open an index file for search.
 
@@ -237,13 +269,14 @@ def open_index(
         vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
             range. With them, `refine` times k candidates per query are reranked; without them, the
             index's own scores rank.
+        ranges: loads lists of a file of inverted lists that is not whole on this disk.
 
     Raises:
         InputError: the file is missing, truncated, or not an index that can be searched by inner
             product or L2; or `vectors` are not those that it was built from.
         UsageError: a default does not apply to this index.
     """
-    return FaissFileIndex(path, mmap=mmap, defaults=defaults, vectors=vectors)
+    return FaissFileIndex(path, mmap=mmap, defaults=defaults, vectors=vectors, ranges=ranges)
 
 
 def write_default_search(path: Path, parameters: Mapping[str, int]) -> None:
@@ -263,6 +296,14 @@ def write_default_search(path: Path, parameters: Mapping[str, int]) -> None:
     stored = open_index(path).defaults
     if any(stored[name] != value for name, value in parameters.items()):
         raise InputError(f"{path} does not keep {dict(parameters)}: build it again")
+
+
+def _locate_lists(path: Path) -> Rows:
+    """Return the offset of each inverted list in a file, and the end of the last one."""
+    lists = find_row_lists(path)
+    if lists is None or lists.by_row:
+        raise InputError(f"{path} is no file of inverted lists, so it cannot be searched by ranges: pull it")
+    return lists.starts
 
 
 def _detect_structure(path: Path, index: FaissIndex) -> Structure:
@@ -294,8 +335,11 @@ class VectorOpener:
 
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> FaissFileIndex:
         """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
-        vectors = [*files.rows()] if entry.get("refine") == "vectors" else []
-        return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
+        vectors: Sequence[Path] = files.rows() if entry.get("refine") == "vectors" else []
+        if files.ranges is None:
+            vectors = [*vectors]  # a copy of those in an object store
+        files.pin_ranges()
+        return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors, ranges=files.ranges)
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
         """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""

@@ -18,9 +18,15 @@ from rag_model.encoders.any_encoder import load_any_encoder
 from rag_model.encoders.space import Space, check_same_space
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.files.vectors import RemoteRowFiles, VectorRows, open_vectors
 from rag_model.index.graphs.graph_file import GraphFile
-from rag_model.retrieve.indexes import index_file_sizes, open_graph, open_index, representation_kind
+from rag_model.retrieve.indexes import (
+    index_file_sizes,
+    list_row_files,
+    open_graph,
+    open_index,
+    representation_kind,
+)
 from rag_model.retrieve.models import HasFolder, PairScorerCache
 from rag_model.retrieve.retriever import Queries, QuestionEncoder
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, question_encoder_path
@@ -130,7 +136,7 @@ class RetrieverContext:
         # By name: `VectorIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`.
         self._indexes: dict[str, Any] = {}
         self._graphs: dict[str, GraphFile] = {}  # by name of the index
-        self._vectors: dict[str, VectorFiles] = {}  # by representation
+        self._vectors: dict[str, VectorRows] = {}  # by representation
 
     @property
     def opened_indexes(self) -> tuple[str, ...]:
@@ -177,14 +183,18 @@ class RetrieverContext:
             self._graphs[name] = open_graph(self.snapshot, name)
         return self._graphs[name]
 
-    def vectors(self, representation: str) -> VectorFiles:
+    def vectors(self, representation: str) -> VectorRows:
         """Return the vectors of a representation, mapping them if necessary.
 
         Raises:
             StoreError: the vectors were not pulled, or are damaged.
         """
         if representation not in self._vectors:
-            self._vectors[representation] = VectorFiles(self.snapshot.row_files(representation))
+            snapshot = self.snapshot
+            rows: Sequence[Path] = list_row_files(snapshot, representation)
+            if not (isinstance(rows, RemoteRowFiles) and rows.are_verified):
+                rows = snapshot.row_files(representation)
+            self._vectors[representation] = open_vectors(rows, snapshot.n, snapshot.dim_of(representation))
         return self._vectors[representation]
 
     def encoder(self, representation: str = EMBEDDINGS) -> QuestionEncoder:

@@ -21,6 +21,8 @@ from rag_model.index.search import get_opener
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
+_RANGED_KINDS = ("bm25", "impact", "ivf")  # of which a small file is searched by ranges too
+
 
 def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
     """Open an index of a snapshot with the search parameters of its manifest.
@@ -51,7 +53,7 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
             f"the manifest of snapshot {snapshot.id[:12]} lacks {missing_key} of index {name}: build it again"
         ) from missing_key
     except StoreError as error:
-        if entry.get("refine") != "vectors":
+        if entry.get("refine") != "vectors" or snapshot.is_remote:
             raise
         raise StoreError(f"index {name} reranks its hits by the embeddings, but {error}") from error
     if index.n != snapshot.n:
@@ -137,20 +139,40 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
 def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
     """Return the paths of an index and of the rows that it was built over."""
     content = snapshot.manifest.content
-    representation = content.representation_of(name)
-    return IndexFiles(
-        snapshot.path(content.index_file(name)),
-        partial(list_row_files, snapshot, representation),
-        snapshot.n,
-    )
+    rows = partial(list_row_files, snapshot, content.representation_of(name))
+    path = content.index_file(name)
+    if can_read_by_ranges(snapshot, name):
+        assert snapshot.ranges is not None
+        file = snapshot.ranges.file(path)
+        return IndexFiles(file.path, rows, snapshot.n, file, snapshot.ranges.outline(path))
+    return IndexFiles(snapshot.path(path), rows, snapshot.n)
+
+
+def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
+    """Whether an index is searched in the snapshot's store by ranges of its files, without a copy."""
+    content, ranges = snapshot.manifest.content, snapshot.ranges
+    if ranges is None or name not in content.indexes:
+        return False
+    entry, path = content.indexes[name], content.index_file(name)
+    is_small = entry.get("kind") in _RANGED_KINDS and "Refine" not in str(entry.get("factory"))
+    if ranges.outline(path) is None and not is_small:  # other small files have no outline either
+        return False
+    rows = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]
+    paths = [path, *(rows if entry.get("refine") == "vectors" else [])]
+    return all(map(ranges.covers, paths))
 
 
 def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
     """Return a representation's row files in row order: of an object store, without fetching them."""
     if not snapshot.is_remote:
         return snapshot.row_files(representation)
-    names = [snapshot.manifest.content.rows_path(representation, part.name) for part in snapshot.parts]
-    return RemoteRowFiles(names, snapshot.path, snapshot.read_range, snapshot.open_file)
+    content = snapshot.manifest.content
+    names = [content.rows_path(representation, part.name) for part in snapshot.parts]
+    ranges = snapshot.ranges
+    if ranges is None or not all(map(ranges.covers, names)):
+        return RemoteRowFiles(names, snapshot.path, snapshot.read_range, snapshot.open_file)
+    shapes = [(part.rows, content.files[name].size) for part, name in zip(snapshot.parts, names, strict=True)]
+    return RemoteRowFiles(names, snapshot.path, ranges.read, ranges.open_file, ranges.prefetch, shapes)
 
 
 def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ from rag_model.retrieve.expression import parse
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can use
 ANY_HOST = "*"
+_MIN_CACHE_BYTES = 16 << 20  # a few queries at once read as much
 # as in a Host header
 _HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
@@ -25,6 +26,11 @@ class ServiceSettings:
     pull_embeddings: bool = True
     # load indexes into memory (two snapshots during a swap) instead of mapping them
     in_memory: bool = False
+    # answer from the store by ranges until the snapshot is pulled
+    from_store: bool = False
+    pull: bool = True  # False, with `from_store`: pull nothing, and answer by ranges for good
+    # of ranges on the disk; None: as the cache of blobs
+    cache_bytes: int | None = None
     run_trials: bool = True  # try the indexes and models of a new version in a child process first
     # requests
     max_questions: int = 64  # in a request: one batch
@@ -88,6 +94,10 @@ class ServiceSettings:
         """
         for expression in self.retrievers:
             parse(expression)
+        if self.in_memory and self.from_store and not self.pull:
+            raise UsageError("in_memory loads indexes, which are not pulled: leave it out, or pull them")
+        if self.cache_bytes is not None and self.cache_bytes < _MIN_CACHE_BYTES:
+            raise UsageError(f"cache_bytes is {self.cache_bytes:,}: give at least {_MIN_CACHE_BYTES:,}")
         for host in self.allowed_hosts:
             if host != ANY_HOST and not _HOST.fullmatch(host):
                 raise UsageError(

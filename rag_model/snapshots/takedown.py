@@ -31,6 +31,7 @@ _REBUILT_FOLDERS = (
     "sparse",
     "articles",
     "spans",
+    "ranges",
     "trained",
     "index",
 )  # top folders of the files that may hold a page

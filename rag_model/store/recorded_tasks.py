@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import StageResult
+from rag_model.store.objects.memo import TARGET_KEY, StageResult
 from rag_model.store.store import Store
 
 OnProgress = Callable[[int, int], None]  # called with the finished and the total amount
@@ -49,6 +49,11 @@ class RecordedTask(ABC):
     def memory_bytes(self) -> int:
         """Memory of a process that computes the result."""
         return _PROCESS_BYTES
+
+    @property
+    def target(self) -> BlobRef | None:
+        """A file with which the result is kept; None: a result is kept as long as it is new."""
+        return None
 
     @property
     def uses_gpu(self) -> bool:
@@ -86,7 +91,7 @@ def compute_once(task: RecordedTask, store: Store) -> dict[str, Any]:
 
     def produce(workdir: Path) -> StageResult:
         (result_path := workdir / f"{task.output}.json").write_text(json.dumps(task.compute(store)))
-        return StageResult({task.output: result_path})
+        return StageResult({task.output: result_path}, {TARGET_KEY: task.target.id} if task.target else {})
 
     record, _ = store.memo.get_or_create(task.stage, task.inputs(), produce)
     return {task.output: record.outputs[task.output].to_json()}

@@ -44,6 +44,7 @@ from rag_model.index.graphs.cells import unpack_slices
 from rag_model.index.kind import IndexFiles, get_kind_for_factory
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.derive import derive_index
+from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index
@@ -286,7 +287,7 @@ def _read_faiss(path: Path) -> object:
 
 
 def _read_postings(path: Path) -> object:
-    index = Bm25Index(path, Analyzer("english"), {})
+    index = Bm25Index(PostingsFile(path), Analyzer("english"), {})
     asked, k = ["pigs", "wise pigs very 7", "nothing"], min(5, index.n)
     return index.search(asked, k), index.search(asked, k, skip=False), index.find_missing_terms("very wise")
 

@@ -8,7 +8,7 @@ checked when it is read: a NaN is never found by a search and disturbs its neigh
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
@@ -44,6 +44,15 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     # the bytes [start, end) of a file, or all bytes of a shorter one; they are not verified
     read_range: Callable[[NameT, int, int], bytes]
     open: Callable[[NameT], IO[bytes]]  # for reads at any offset, by range
+    # fetches ranges of files, (name, start, end), by concurrent requests; `read_range` finds them
+    prefetch: Callable[[Sequence[tuple[NameT, int, int]]], None] = lambda ranges: None
+    # rows and bytes of each file, if they are known; then files are opened without reading them
+    shapes: Sequence[tuple[int, int]] = ()
+
+    @property
+    def are_verified(self) -> bool:
+        """Whether `read_range` verifies what it reads, and `prefetch` fetches it."""
+        return bool(self.shapes)
 
     def __len__(self) -> int:
         """Return the number of files."""
@@ -56,7 +65,7 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     def __getitem__(self, number: int | slice) -> Path | Sequence[Path]:
         """Return the path of a local copy, or the files of a slice."""
         if isinstance(number, slice):
-            return RemoteRowFiles(self.names[number], self.fetch, self.read_range, self.open)
+            return replace(self, names=self.names[number], shapes=self.shapes[number])
         return self.fetch(self.names[number])
 
 
@@ -111,7 +120,7 @@ def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = N
         InputError: a file is missing, damaged or of another type or dimension, or the number of
             rows or dimensions differs from the plan's.
     """
-    files = RemoteVectorFiles(rows) if isinstance(rows, RemoteRowFiles) else VectorFiles(rows)
+    files = RemoteVectorFiles(rows, dim) if isinstance(rows, RemoteRowFiles) else VectorFiles(rows)
     _check_shape(files, rows, n, dim)
     return files
 
@@ -203,11 +212,11 @@ class RemoteVectorFiles:
     """The parts' vectors in an object store: `VectorRows` that reads only the requested rows.
 
     A worker that measures an index reads a thousand rows of it. Fetching all files would take 32 GB
-    for 21 million passages. The rows are not verified by the digests of their files.
+    for 21 million passages. The rows are verified if `files` verifies what it reads.
     """
 
-    def __init__(self, files: RemoteRowFiles[Any]) -> None:
-        """Read the headers of the files.
+    def __init__(self, files: RemoteRowFiles[Any], dim: int | None = None) -> None:
+        """Read the headers of the files; or later, with the first rows, if their shapes and `dim` are known.
 
         Raises:
             UsageError: no file is given.
@@ -216,12 +225,20 @@ class RemoteVectorFiles:
         if not files:
             raise UsageError("there are no vectors to index: give at least one .npy file")
         self._files = files
-        with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
-            self._headers = [*threads.map(self._read_header, files.names)]
+        self._unchecked = set[int]()  # files whose headers are derived from their shapes
+        if dim and files.shapes:
+            self._headers = [
+                _derive_header(name, rows, dim, size)
+                for name, (rows, size) in zip(files.names, files.shapes, strict=True)
+            ]
+            self._unchecked.update(range(len(files)))
+        else:
+            with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
+                self._headers = [*threads.map(self._read_header, files.names)]
         self.dim = self._headers[0][1]
-        for name, (_, dim, _, _) in zip(files.names, self._headers, strict=True):
-            if dim != self.dim:
-                raise InputError(f"{name} has {dim} dimensions, not {self.dim}: encode all parts with one encoder")
+        for name, (_, file_dim, _, _) in zip(files.names, self._headers, strict=True):
+            if file_dim != self.dim:
+                raise InputError(f"{name} has {file_dim} dimensions, not {self.dim}: encode all parts with one encoder")
         self._partition = Partition(length for length, *_ in self._headers)
         self.n = self._partition.n
 
@@ -233,7 +250,10 @@ class RemoteVectorFiles:
         """
         vectors = np.empty((len(rows), self.dim), np.float32)
         parts = [*self._partition.split(rows)]
-        for (_, span, _), part_vectors in zip(parts, map_parts(self._read_part, parts), strict=True):
+        self._files.prefetch([item for part in parts for item in self._list_ranges(part)])
+        # What was prefetched is on this disk, where threads would only cost time.
+        read = map(self._read_part, parts) if self._files.are_verified else map_parts(self._read_part, parts)
+        for (_, span, _), part_vectors in zip(parts, read, strict=True):
             vectors[span] = part_vectors
         return vectors
 
@@ -248,12 +268,26 @@ class RemoteVectorFiles:
             raise _incomplete_error(name)
         return *shape, dtype, end - shape[0] * shape[1] * dtype.itemsize
 
-    def _read_part(self, part: tuple[int, slice, Rows]) -> Vectors:
+    def _list_ranges(self, part: PartRows) -> Iterator[tuple[Any, int, int]]:
+        """Yield the ranges of the rows of a part, and of its header if it is unchecked."""
         number, _, local = part
         name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
+        if number in self._unchecked:
+            yield name, 0, offset
+        for start in (offset + local * (dim * dtype.itemsize)).tolist():
+            yield name, start, start + dim * dtype.itemsize
+
+    def _read_part(self, part: PartRows) -> Vectors:
+        number, _, local = part
+        name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
+        if number in self._unchecked:
+            if self._read_header(name) != self._headers[number]:
+                raise _incomplete_error(name)
+            self._unchecked.discard(number)
         row_bytes, vectors = dim * dtype.itemsize, list[Vectors]()
         starts = offset + local * row_bytes
-        is_far = (np.diff(starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
+        max_gap = 0 if self._files.are_verified else _MAX_GAP_BYTES  # what was prefetched has gaps
+        is_far = (np.diff(starts) > row_bytes + max_gap) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
         for rows in np.split(local, np.flatnonzero(is_far) + 1):
             size = int(rows[-1] + 1 - rows[0]) * row_bytes
             start = offset + int(rows[0]) * row_bytes
@@ -263,6 +297,15 @@ class RemoteVectorFiles:
             vectors.append(np.frombuffer(data, dtype).reshape(-1, dim)[rows - rows[0]].astype(np.float32))
             _check_rows(vectors[-1], str(name), rows)
         return np.concatenate(vectors)
+
+
+def _derive_header(name: Any, rows: int, dim: int, size: int) -> tuple[int, int, np.dtype[Any], int]:
+    """Return rows, dimension, type and offset of the first row for a file of `size` bytes."""
+    dtype = np.dtype(np.float32 if size >= 4 * rows * dim else np.float16)
+    offset = size - rows * dim * dtype.itemsize
+    if not 0 < offset <= _HEADER_BYTES:
+        raise _incomplete_error(name)
+    return rows, dim, dtype, offset
 
 
 def _incomplete_error(name: Any) -> InputError:

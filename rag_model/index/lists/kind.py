@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from rag_model.errors import InputError, ResourceError
 from rag_model.index.factory import IvfSpec, parse_factory
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, ListAssigner, Metric, Rows, Vectors, faiss
+from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.pieces import Opener
 from rag_model.index.files.vectors import VectorFiles, find_equal_rows, map_vectors, sample_vectors
 from rag_model.index.graphs.graph import similarities
@@ -74,12 +75,22 @@ class ListKind(VectorKind):
 
     name: ClassVar[str] = "ivf"
     VERSION: ClassVar[int] = 4
+    block_bytes: ClassVar[int] = 4 << 10  # lists have a few kilobytes, and a search reads up to 256
     factories = re.compile("IVF|OPQ|PCA")
 
     def floor(self, factory: str) -> RecallFloor:
         """Return a lower floor for codes that rank without a refinement, else the default."""
         codes_rank_alone = any(name in factory for name in _QUANTISERS) and "Refine" not in factory
         return QUANTISED_FLOOR if codes_rank_alone else DEFAULT_FLOOR
+
+    def outline(self, path: Path) -> dict[str, Any] | None:
+        """Return the ranges before and after the lists; None for other files; see `RangedKind`."""
+        lists, size = find_row_lists(path), path.stat().st_size
+        with path.open("rb") as file:
+            has_refinement = file.read(4) == b"IxRF"
+        if lists is None or lists.by_row or has_refinement:
+            return None
+        return {"pinned": [[0, lists.start], [lists.end, size]]}
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids, rotation and codec on a sample of all parts; write the empty index.

@@ -4,22 +4,19 @@ It imports no numba, which takes a second: recipes and command lines need only t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 from rag_model.index.files.pieces import Opener, compute_stamp
-from rag_model.index.kind import UntrainedKind
+from rag_model.index.kind import IndexFiles, UntrainedKind
 from rag_model.index.plan import IndexPlan, IndexStats
 
 if TYPE_CHECKING:
+    from rag_model.index.postings.file import PostingsFile
     from rag_model.index.postings.part import PartReader
-from collections.abc import Mapping
-from typing import Any
-
-from rag_model.errors import UsageError
 
 MERGE_BYTES_PER_PASSAGE = (
     # Bytes a passage in memory while parts of 3,500 are merged: windows of their terms and
@@ -38,6 +35,7 @@ class PostingsKind(UntrainedKind, ABC):
     """
 
     suffix: ClassVar[str] = "postings"
+    block_bytes: ClassVar[int] = 32 << 10
 
     @abstractmethod
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
@@ -48,6 +46,13 @@ class PostingsKind(UntrainedKind, ABC):
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
         """Return the number of units in a weight of 1; 0 if weights are term frequencies."""
         return 0
+
+    def outline(self, path: Path) -> dict[str, Any]:
+        """Return the ranges that every search reads, and terms of the dictionary; see `RangedKind`."""
+        from rag_model.index.postings.file import PostingsFile  # noqa: PLC0415
+
+        file = PostingsFile(path)
+        return {"pinned": [[0, file.layout.lists_offset]], "pivots": file.list_pivots()}
 
     def merge(
         self,
@@ -66,6 +71,18 @@ class PostingsKind(UntrainedKind, ABC):
             if total_rows != plan.n:
                 raise InputError(f"the pieces have {total_rows} rows, but the plan has {plan.n}: build them again")
             return merge_parts(parts, out, self.scale(plan, rows))
+
+
+def open_postings(files: IndexFiles, *, mapped: bool) -> "PostingsFile":
+    """Open the file of an index, whole or by ranges.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    from rag_model.index.postings.file import PostingsFile  # noqa: PLC0415
+
+    files.pin_ranges()
+    return PostingsFile(files.index, mapped=mapped, ranges=files.ranges, outline=files.outline)
 
 
 def scatter_stamp(plan: IndexPlan, trained: Path, number: int) -> str:

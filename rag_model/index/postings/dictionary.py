@@ -191,6 +191,13 @@ def look_up_terms(text, ends, data, groups, terms, entries):
         begin = ends[term]
 
 
+def first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
+    """Return the first term of the group at an offset of the dictionary."""
+    _, offset = read_varint(data, offset, len(data))  # shares nothing
+    size, offset = read_varint(data, offset, len(data))
+    return data[offset : offset + size].tobytes()
+
+
 def find_terms(
     terms: list[bytes], data: npt.NDArray[np.uint8], groups: npt.NDArray[np.int64], count: int
 ) -> npt.NDArray[np.int64]:

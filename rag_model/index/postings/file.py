@@ -22,12 +22,13 @@ are words in UTF-8, or numbers of an encoder's vocabulary (`part.encode_term_ids
 import mmap
 import shutil
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +36,18 @@ import numpy.typing as npt
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.files.pieces import Array
 from rag_model.index.plan import IndexStats
-from rag_model.index.postings.dictionary import DictionaryWriter
+from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find_terms, first_term
 from rag_model.index.postings.packing import PADDING
+from rag_model.ranges import RangedFile
 
 MAGIC = b"BWPOST1\n"
 _HEADER = struct.Struct("<8s8q")
 LENGTHS_OFFSET = _HEADER.size  # of the passage lengths
 _MAX_ROWS = 1 << 32
+_PIVOT_BYTES = 16 << 10  # of the dictionary, between two terms of the outline
+_NO_PIVOTS: dict[str, list[Any]] = {"pivots": []}
 Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +115,23 @@ class PostingsFile:
     Its arrays are mapped, or loaded without `mapped`.
     """
 
-    def __init__(self, path: Path, *, mapped: bool = True) -> None:
-        """Open a file.
+    def __init__(
+        self, path: Path, *, mapped: bool = True, ranges: RangedFile | None = None, outline: Any = None
+    ) -> None:
+        """Open a file, of which only `ranges` may be on this disk; `outline` is that of the file.
 
         Raises:
             InputError: it is missing, truncated or not an inverted index.
         """
-        self.path = path
+        self.path, self._ranges = path, ranges
         try:
-            data = _read(path, mapped=mapped)
+            pivots = (outline or _NO_PIVOTS)["pivots"]
+            self._pivots = [(bytes.fromhex(term), int(group), int(offset)) for group, offset, term in pivots]
+            data = _read(path, mapped=mapped or ranges is not None)
             layout = Layout.unpack(data)
         except FileNotFoundError as error:
             raise InputError(f"there is no index file {path}: build or pull it first") from error
-        except (OSError, ValueError) as broken:
+        except (OSError, ValueError, TypeError, LookupError) as broken:
             raise InputError(f"{path} is not a complete inverted index: fetch or build it again") from broken
         self.layout = layout
         self.lengths = data[LENGTHS_OFFSET : LENGTHS_OFFSET + 2 * layout.n].view("<u2")
@@ -134,6 +143,42 @@ class PostingsFile:
     def mean_length(self) -> float:
         """The mean length of a passage; 1 if no passage has a term."""
         return self.layout.total_length / self.layout.n if self.layout.total_length else 1.0
+
+    @property
+    def hold_ranges(self) -> Callable[[], AbstractContextManager[None]]:
+        """A context in which loaded ranges stay on the disk."""
+        return nullcontext if self._ranges is None else self._ranges.cache.hold
+
+    def find_terms(self, terms: list[bytes]) -> Ints:
+        """Return postings, begin and end of the list of each term, (t, 3); see `dictionary.find_terms`."""
+        if not self._pivots or self._ranges is None:
+            return find_terms(terms, self.dictionary, self.groups, self.layout.terms)
+        numbers = [max(0, bisect_right(self._pivots, (term, 1 << 62)) - 1) for term in terms]
+        last_pivot = (b"", self.layout.groups, self.layout.dictionary)
+        sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
+        entries = np.zeros((len(terms), 3), np.int64)
+        with self.hold_ranges():
+            edges = np.array(sections, np.int64).reshape(-1, 2, 2)  # section, begin or end, group or offset
+            places = [16 * edges[:, :, 0] + self.layout.groups_offset, edges[:, :, 1] + self.layout.dictionary_offset]
+            self._ranges.load(*np.concatenate(places).T)
+            for i, ((group, _), (end_group, _)) in enumerate(sections):
+                count = self.layout.terms - GROUP * group
+                entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], count)[0]
+        return entries
+
+    def load_lists(self, lists: Ints) -> None:
+        """Load the posting lists of (t, 3) terms, as `find_terms` returns them, inside `hold_ranges`."""
+        if self._ranges is not None:
+            begins, ends = self.layout.lists_offset + lists[lists[:, 0] > 0, 1:].T
+            self._ranges.load(begins, ends + PADDING)
+
+    def list_pivots(self) -> list[list[Any]]:
+        """Return groups of the dictionary, about one for each 16 KiB: number, offset and term (hex)."""
+        pivots: list[list[Any]] = []
+        for group, offset in enumerate(self.groups[:, 0].tolist()):
+            if not pivots or offset >= pivots[-1][1] + _PIVOT_BYTES:
+                pivots.append([group, offset, first_term(self.dictionary, offset).hex()])
+        return pivots
 
     def wrong_content_error(self, content: str) -> InputError:
         """Return the error for a file with other content than expected."""
@@ -151,7 +196,6 @@ def _read(path: Path, *, mapped: bool) -> Bytes:
         return np.frombuffer(file.read(), np.uint8)
 
 
-Ints = npt.NDArray[np.int64]
 # Concatenated terms; for each its end, postings, list bytes.
 TermBatch = tuple[npt.NDArray[np.uint8], Ints, Ints, Ints]
 

@@ -25,6 +25,7 @@ from rag_model.index.postings.base_kind import (
     MERGE_BYTES_PER_PASSAGE,
     PostingsKind,
     check_impact_parameters,
+    open_postings,
     scatter_stamp,
 )
 from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
@@ -100,7 +101,7 @@ class ImpactKind(PostingsKind):
         """
         from rag_model.index.postings.search import ImpactIndex  # noqa: PLC0415
 
-        return ImpactIndex(files.index, entry["search"], mmap=mmap)
+        return ImpactIndex(open_postings(files, mapped=mmap), entry["search"])
 
     def measure(self, files: IndexFiles, entry: IndexEntry, trial: SparseQuerySet) -> IndexMeasurement:
         """Compare search with and without skipping, and the scores with the weights of the

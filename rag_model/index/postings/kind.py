@@ -21,6 +21,7 @@ from rag_model.index.postings.base_kind import (
     B,
     PostingsKind,
     check_bm25_parameters,
+    open_postings,
     scatter_stamp,
 )
 from rag_model.index.postings.lucene_analyzer import choose_analyzer, load_analyzer
@@ -116,7 +117,7 @@ class Bm25Kind(PostingsKind):
         """
         from rag_model.index.postings.search import Bm25Index  # noqa: PLC0415
 
-        return Bm25Index(files.index, load_analyzer(entry["settings"]), entry["search"], mmap=mmap)
+        return Bm25Index(open_postings(files, mapped=mmap), load_analyzer(entry["settings"]), entry["search"])
 
     def measure(self, files: IndexFiles, entry: IndexEntry, trial: TextQuerySet) -> IndexMeasurement:
         """Compare search with and without skipping, and look up the words of the passages that

@@ -5,7 +5,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from rag_model.index.postings import maxscore
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.base_kind import K1, MAX_TERMS, B, check_bm25_parameters, check_impact_parameters
 from rag_model.index.postings.decoded_search import SMALL_CACHE_POSTINGS, DecodedListCache
-from rag_model.index.postings.dictionary import find_terms
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.maxscore import IMPACT, Weighting, bm25_weighting
 from rag_model.index.postings.part import encode_term_ids
@@ -49,13 +47,9 @@ class PostingsIndex:
     weighting.
     """
 
-    def __init__(self, path: Path, *, mmap: bool = True) -> None:
-        """Open a file, mapped or loaded.
-
-        Raises:
-            InputError: it is missing or damaged.
-        """
-        self.file = PostingsFile(path, mapped=mmap)
+    def __init__(self, file: PostingsFile) -> None:
+        """Search an open file."""
+        self.file = file
         self._list_cache = DecodedListCache(self.file)
         self._term_cache: dict[bytes, list[int]] = {}  # lists of terms that were looked up
         self.n = self.file.layout.n
@@ -83,7 +77,9 @@ class PostingsIndex:
         scores, rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
         if len(query_terms.ends):
             units, best_rows = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-            sizes = self._fill_best(query_terms, weighting, skip, units, best_rows)
+            with self.file.hold_ranges():
+                self.file.load_lists(query_terms.lists)
+                sizes = self._fill_best(query_terms, weighting, skip, units, best_rows)
             is_hit = np.arange(k) < sizes[:, None]  # (q, k)
             scores[is_hit], rows[is_hit] = units[is_hit] / units_per_score, best_rows[is_hit]
         return scores, rows
@@ -115,10 +111,7 @@ class PostingsIndex:
             cache, new_terms = {}, terms
             self._term_cache = cache  # running searches keep the former one
         if new_terms:
-            file = self.file
-            cache |= zip(
-                new_terms, find_terms(new_terms, file.dictionary, file.groups, file.layout.terms).tolist(), strict=True
-            )
+            cache |= zip(new_terms, self.file.find_terms(new_terms).tolist(), strict=True)
         entries = np.array([cache[term] for term in terms], np.int64).reshape(-1, 3)
         if entries.min(initial=0) < 0 or entries[:, 0].max(initial=0) > self.n:
             raise self.file.damaged_error()
@@ -183,19 +176,18 @@ class Bm25Index(PostingsIndex):
     and avgdl are those of the whole corpus.
     """
 
-    def __init__(self, path: Path, analyzer: Analyzer, defaults: Mapping[str, float], *, mmap: bool = True) -> None:
-        """Open a file.
+    def __init__(self, file: PostingsFile, analyzer: Analyzer, defaults: Mapping[str, float]) -> None:
+        """Search an open file.
 
         Args:
-            path: of the index.
+            file: of the index.
             analyzer: that of the passages.
             defaults: `k1` and `b` of searches without these parameters.
-            mmap: map the file instead of loading it.
 
         Raises:
-            InputError: it is missing or damaged, or an index of weighted terms.
+            InputError: it is an index of weighted terms.
         """
-        super().__init__(path, mmap=mmap)
+        super().__init__(file)
         if self.file.layout.scale:
             raise self.file.wrong_content_error("weighted terms, and not of words")
         self._analyzer = analyzer
@@ -259,13 +251,13 @@ class ImpactIndex(PostingsIndex):
     scores are integers too, and skipping postings does not change them.
     """
 
-    def __init__(self, path: Path, defaults: Mapping[str, int], *, mmap: bool = True) -> None:
-        """Open a file; `defaults` are the parameters of searches without them.
+    def __init__(self, file: PostingsFile, defaults: Mapping[str, int]) -> None:
+        """Search an open file; `defaults` are the parameters of searches without them.
 
         Raises:
-            InputError: it is missing, damaged, or a BM25 index.
+            InputError: it is a BM25 index.
         """
-        super().__init__(path, mmap=mmap)
+        super().__init__(file)
         if not self.file.layout.scale:
             raise self.file.wrong_content_error("words, and not of weighted terms")
         self.defaults = dict(defaults)

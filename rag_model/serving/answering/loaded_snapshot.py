@@ -6,11 +6,11 @@ its encoder and its model with the previous one if they are the same, as after a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from rag_model.errors import RefusedError, ResourceError, StoreError, UsageError
+from rag_model.errors import GoneError, NotReadyError, RefusedError, ResourceError, StoreError, UsageError
 from rag_model.process import format_bytes
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import (
@@ -32,7 +32,7 @@ from rag_model.retrieve.factory import (
     plan_retriever,
 )
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.indexes import representation_kind
+from rag_model.retrieve.indexes import can_read_by_ranges, representation_kind
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.retriever import Queries, SnapshotRetriever
 from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder
@@ -113,6 +113,25 @@ class AvailableRetrievers:
     needs_embeddings: bool  # whether the passages' vectors must be pulled
 
     @classmethod
+    def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
+        """Plan the retrievers of `plan` that can be searched by ranges; without any, such indexes.
+
+        Raises:
+            UsageError: there is none.
+        """
+        planned = cls.plan(snapshot, replace(settings, pull_embeddings=True), uses_inner_products=False)
+        further = () if settings.retrievers else snapshot.manifest.content.indexes
+        choices = (*planned.retrievers, *further)
+        retrievers = tuple(dict.fromkeys(text for text in choices if _can_read_by_ranges(snapshot, text)))
+        if not retrievers:
+            raise UsageError(
+                f"no retriever of {', '.join(planned.retrievers)} of snapshot {snapshot.id[:12]} can be searched in "
+                "the store by ranges: choose an index of the kind bm25 or ivf with --index, or pull the snapshot"
+            )
+        needs = RetrieverNeeds.merge(plan_retriever(snapshot, text) for text in retrievers)
+        return cls(retrievers, needs.index_names, needs_embeddings=False)
+
+    @classmethod
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
         """Plan the retrievers of the settings, or all that the snapshot offers.
 
@@ -166,7 +185,7 @@ class LoadedSnapshot:
         # replaced when the ref moves and names the same snapshot again
         self.served_ref = served_ref
         self.snapshot, self.model = context.snapshot, model
-        self._context, self._max_depth = context, settings.max_depth
+        self._context, self._max_depth, self._will_be_pulled = context, settings.max_depth, settings.pull
         self._retrievers = {str(parse(text)): _open_retriever(context, text) for text in available.retrievers}
         self._default_retriever = next(iter(self._retrievers))
         self._model_context = _open_for_model(context, model)
@@ -223,6 +242,35 @@ class LoadedSnapshot:
             snapshot.close()
             raise
 
+    @classmethod
+    def open_ranged(
+        cls,
+        snapshot: Snapshot,
+        served_ref: ServedRef,
+        settings: ServiceSettings,
+        previous: Self | None = None,
+        scorers: PairScorerCache | None = None,
+    ) -> Self:
+        """Open a snapshot that is read from its store by ranges; without a model.
+
+        Raises:
+            UsageError: no retriever can be searched by ranges.
+            StoreError: a file cannot be read.
+        """
+        try:
+            _check_not_empty(snapshot)
+            available = AvailableRetrievers.plan_ranged(snapshot, settings)
+            encoder_loader = _EncoderLoader(snapshot, settings, _find_reusable_encoder(snapshot, previous))
+            return cls(served_ref, available, RetrieverContext(snapshot, encoder_loader.load, scorers), settings)
+        except BaseException:
+            snapshot.close()
+            raise
+
+    @property
+    def is_ranged(self) -> bool:
+        """Whether the snapshot is read from its store by ranges."""
+        return self.snapshot.ranges is not None
+
     @property
     def id(self) -> str:
         """The snapshot's full id."""
@@ -246,7 +294,12 @@ class LoadedSnapshot:
 
     @property
     def monitored_index(self) -> tuple[str, Mapping[str, float]] | None:
-        """The default retriever's index and search parameters; None if it combines several."""
+        """The default retriever's index and search parameters; None if it combines several.
+
+        None as well for a snapshot in its store, since exact search would read all of its vectors.
+        """
+        if self.is_ranged:
+            return None
         default = self._retrievers[self._default_retriever]
         if isinstance(default, IndexRetriever) and default.query_type in ("vectors", "text"):
             return default.index, default.parameters
@@ -261,10 +314,42 @@ class LoadedSnapshot:
         Raises:
             UsageError: It is invalid, names an index that is not served, or returns fewer passages.
         """
-        served_retriever = self._retrievers.get(self._default_retriever if retriever is None else retriever)
-        if served_retriever is None:
-            served_retriever = self._open_for_request(retriever or "")
-        return served_retriever.search_queries(queries, served_retriever.choose_depth(k))
+        try:
+            served_retriever = self._retrievers.get(self._default_retriever if retriever is None else retriever)
+            if served_retriever is None:
+                self._check_ranged(retriever or "")
+                served_retriever = self._open_for_request(retriever or "")
+            return served_retriever.search_queries(queries, served_retriever.choose_depth(k))
+        except StoreError as error:
+            self._check_exists(error)
+            raise
+
+    def _check_ranged(self, expression: str) -> None:
+        """Check that a retriever of the snapshot can be searched already.
+
+        Raises:
+            NotReadyError: it needs files that are not pulled yet.
+            UsageError: it needs files, and the service pulls none.
+        """
+        if self.is_ranged and not _can_read_by_ranges(self.snapshot, expression):
+            choices = ", ".join(self.retrievers)
+            if self._will_be_pulled:
+                raise NotReadyError(f"{expression} needs files that are not pulled yet: ask {choices} meanwhile")
+            raise UsageError(
+                f"{expression} cannot be searched by ranges, and this service pulls nothing: ask {choices}"
+            )
+
+    def _check_exists(self, error: StoreError) -> None:
+        """Check after a failed read that the store still has the snapshot.
+
+        Raises:
+            GoneError: it has expired or was taken down.
+        """
+        if self.is_ranged:
+            with suppress(StoreError):
+                store = self.snapshot.store
+                if store.files.get_size(store.snapshots.manifest_path(self.id)) is None:
+                    raise GoneError(f"snapshot {self.id[:12]} expired or was taken down: ask again") from error
 
     def answer(
         self,
@@ -400,6 +485,19 @@ def _choose_retrievers(snapshot: Snapshot, settings: ServiceSettings, uses_inner
     if default in content.indexes and text_index not in (None, default):
         retrievers.append(str(parse(f"rrf({default}, {text_index})")))
     return tuple(retrievers)
+
+
+def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
+    """Whether a retriever can be searched in the store, without files that are not pulled."""
+    try:
+        needs = plan_retriever(snapshot, expression)
+    except (StoreError, UsageError):
+        return False
+    if needs.graphs or not all(can_read_by_ranges(snapshot, name) for name in needs.index_names):
+        return False
+    content, ranges = snapshot.manifest.content, snapshot.ranges
+    rows = [content.rows_path(over, part.name) for over in needs.vectors for part in content.parts if part.rows]
+    return ranges is not None and all(map(ranges.covers, rows))
 
 
 def _takes_text(snapshot: Snapshot, name: str) -> bool:

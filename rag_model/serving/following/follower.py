@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -30,6 +30,7 @@ from rag_model.errors import (
     MissingExtraError,
     NotFoundError,
     RefusedError,
+    StoreError,
     UsageError,
 )
 from rag_model.reading.model import find_model_folder, resolve_model_id
@@ -55,7 +56,7 @@ from rag_model.store.pulling.folder import CURRENT, find_recorded, record_name, 
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, select_files
-from rag_model.store.versions.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 
 _LOG = logging.getLogger(__name__)
 _PERMANENT_ERRORS = (InputError, MissingExtraError, RefusedError, UsageError)  # a retry cannot help
@@ -140,6 +141,8 @@ class RefFollower:
         self._on_fatal = on_fatal
         self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
+        # on the snapshot that is served from the store
+        self._lease: ExitStack | SnapshotLease = ExitStack()
         self._taken_down: frozenset[str] = frozenset()  # ids, as of the last poll
         self._stop_event = threading.Event()
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
@@ -162,6 +165,7 @@ class RefFollower:
         self._stop_event.set()
         self._wake()
         self.thread.join()
+        self._lease.close()
 
     def poll(self) -> None:
         """Poll the ref once, swap to a new version, and withdraw snapshots that were taken down."""
@@ -190,17 +194,26 @@ class RefFollower:
         if current is not None and current.id == identity:
             return self._slot.hold(current)
         start_time, served_ref = time.monotonic(), ServedRef(name, 0, identity, "")
-        folder, _ = self._pull_and_load_model(store, _TargetVersion(served_ref, None), current)
-        loaded = self._open_warm(folder, served_ref, None, current)
+        if self._settings.pull:
+            folder, _ = self._pull_and_load_model(store, _TargetVersion(served_ref, None), current)
+            loaded = self._open_warm(folder, served_ref, None, current)
+        else:
+            loaded = self._open_ranged(store, served_ref, current)
         _LOG.info("%s is open for the requests that name it, after %.1f s", name, time.monotonic() - start_time)
         return self._slot.hold(loaded)
 
     def _update_to(self, store: Store, target: _TargetVersion) -> None:
         """Load a version unless it is current, or was refused and is not due for a retry."""
         current = self._slot.current
-        if current is not None and (current.id, current.model and current.model.id) == (
-            target.served_ref.snapshot,
-            target.model,
+        is_pulled = current is not None and not (current.is_ranged and self._settings.pull)
+        if (
+            current is not None
+            and is_pulled
+            and (current.id, current.model and current.model.id)
+            == (
+                target.served_ref.snapshot,
+                target.model,
+            )
         ):
             self._refused_version = None
             self._update_ref(current, target.served_ref)
@@ -315,8 +328,13 @@ class RefFollower:
     def _load_and_swap(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
         start_time, served_ref = time.monotonic(), target.served_ref
         try:
+            if self._settings.from_store and (current is None or not self._settings.pull):
+                current = self._serve_from_store(store, target, current)
+                if not self._settings.pull:
+                    return
             folder, model = self._pull_and_load_model(store, target, current)
             self._open_and_swap(folder, served_ref, model, current, start_time)
+            self._lease.close()
             self._record_last_served(store, served_ref)
         except _FollowerStoppedError:
             raise
@@ -325,6 +343,45 @@ class RefFollower:
         except BaseException as error:  # a panic of a native library is no Exception
             _LOG.exception("snapshot %s can't be opened", served_ref.snapshot[:12])
             self._refuse(target, served_ref, error, final=False)
+
+    def _serve_from_store(
+        self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
+    ) -> LoadedSnapshot | None:
+        """Serve a snapshot from the store by ranges, and return the snapshot that is served then.
+
+        Raises:
+            BookwheelError: it cannot be served so, and is not pulled either.
+        """
+        start_time, served_ref = time.monotonic(), target.served_ref
+        name = f"{served_ref.ref}@{served_ref.number}" if served_ref.number else served_ref.ref
+        try:
+            if target.model is not None:
+                raise UsageError("a model reads pulled passages: leave --from-store or --model out")
+            store.snapshots.resolve_trusted(name)
+            loaded = self._open_ranged(store, served_ref, current)
+        except BookwheelError as error:
+            if not self._settings.pull:
+                raise
+            _LOG.warning("%s is served once it is pulled: %s", name, error)
+            return current
+        self._swap_in(loaded, time.monotonic() - start_time)
+        lease = SnapshotLease(store)
+        with suppress(StoreError):  # a reader without the right to write holds no lease
+            lease.hold(loaded.id)
+        self._lease.close()
+        self._lease = lease
+        return loaded
+
+    def _open_ranged(self, store: Store, served_ref: ServedRef, current: LoadedSnapshot | None) -> LoadedSnapshot:
+        """Open a snapshot that is read from the store by ranges, and warm it up."""
+        manifest, cache_bytes = store.snapshots.get(served_ref.snapshot), self._settings.cache_bytes
+        snapshot = Snapshot.from_manifest(store, manifest, by_ranges=True, cache_bytes=cache_bytes)
+        if snapshot.ranges is None:
+            snapshot.close()
+            raise UsageError(f"{store.url} is a local folder, whose files need no ranges: leave --from-store out")
+        loaded = LoadedSnapshot.open_ranged(snapshot, served_ref, self._settings, current, self._scorers)
+        self._warm_up(loaded)
+        return loaded
 
     def _pull_and_load_model(
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
@@ -380,13 +437,16 @@ class RefFollower:
         start_time: float,
     ) -> None:
         """Open a pulled snapshot, warm it up, and only then swap it in."""
-        loaded = self._open_warm(folder, served_ref, model, current)
-        self._refused_version, seconds = None, time.monotonic() - start_time
+        self._swap_in(self._open_warm(folder, served_ref, model, current), time.monotonic() - start_time)
+
+    def _swap_in(self, loaded: LoadedSnapshot, seconds: float) -> None:
+        self._refused_version, served_ref = None, loaded.served_ref
         _LOG.info(
-            "%s@%d: snapshot %s serves, after %.1f s",
+            "%s@%d: snapshot %s serves%s, after %.1f s",
             served_ref.ref,
             served_ref.number,
             loaded.id[:12],
+            " from the store" if loaded.is_ranged else "",
             seconds,
         )
         notify(self._observer.on_swap, loaded, seconds)
@@ -397,12 +457,15 @@ class RefFollower:
         self, folder: Path, served_ref: ServedRef, model: ServedModel | None, current: LoadedSnapshot | None
     ) -> LoadedSnapshot:
         loaded = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
+        self._warm_up(loaded)
+        return loaded
+
+    def _warm_up(self, loaded: LoadedSnapshot) -> None:
         try:
             loaded.warm_up()
         except BaseException:
             loaded.close()
             raise
-        return loaded
 
     def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
         """Record what the ref names, for a start without the store."""

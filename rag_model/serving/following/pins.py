@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rag_model.errors import BookwheelError, NotFoundError, UsageError
+from rag_model.errors import BookwheelError, GoneError, NotFoundError, NotReadyError, UsageError
 from rag_model.secrets import mask_secrets
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
-from rag_model.serving.following.snapshot_slot import NotReadyError, SnapshotSlot
+from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.checks import FULL_ID
 
@@ -23,10 +23,6 @@ _LOG = logging.getLogger(__name__)
 _RETRY_SECONDS = 30.0  # after which a snapshot that could not be opened is tried again
 _MOVE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}@[0-9]{1,8}")
 _MAX_QUOTED = 80  # characters of a name in an error message
-
-
-class GoneError(BookwheelError):
-    """The requested snapshot expired or was taken down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rag_model.errors import BookwheelError
+from rag_model.errors import NotReadyError
 from rag_model.process import trim_memory
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
-
-
-class NotReadyError(BookwheelError):
-    """No snapshot is loaded yet."""
 
 
 class SnapshotSlot:

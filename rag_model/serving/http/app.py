@@ -25,7 +25,7 @@ An error is `{"detail": "one sentence"}` with one of these statuses:
 | 429 | full queue |
 | 500 | error of the service |
 | 502 | error of the remote model |
-| 503 | no snapshot is loaded |
+| 503 | no snapshot is loaded, or a range of it cannot be read from the store |
 | 504 | request exceeded its time limit |
 
 `POST /answer` can stream server-sent events: passages, text as it is decoded, the whole reply.
@@ -56,7 +56,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply
-from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, UsageError
+from rag_model.errors import (
+    BookwheelError,
+    EndpointError,
+    GoneError,
+    NotReadyError,
+    PromptTooLongError,
+    StoreError,
+    UsageError,
+)
 from rag_model.retrieve.retriever import has_visible_text
 from rag_model.serving.answering.batcher import (
     AnswerDelta,
@@ -67,8 +75,6 @@ from rag_model.serving.answering.batcher import (
     ShuttingDownError,
 )
 from rag_model.serving.answering.execution import AnswerResult
-from rag_model.serving.following.pins import GoneError
-from rag_model.serving.following.snapshot_slot import NotReadyError
 from rag_model.serving.http import messages
 from rag_model.serving.http.connections import cancel_on_disconnect
 from rag_model.serving.http.guard import JSON_TYPE, MSGPACK_TYPE, BearerTokens, RequestGuard
@@ -213,6 +219,7 @@ _STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first 
     (NotReadyError, 503),
     (DeadlineError, 504),
     (EndpointError, 502),
+    (StoreError, 503),  # while a snapshot is read from its store
 )
 _CLIENT_CLOSED_REQUEST = 499  # as in nginx; only the metrics show it
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds

@@ -33,6 +33,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import StoreError, UsageError, format_error
+from rag_model.ranges import RangeFile
 from rag_model.store.objects.buckets import CLOUDS, find_cloud
 from rag_model.untrusted_text import parse_json
 
@@ -147,41 +148,6 @@ def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
             return False
         raise
     return True
-
-
-class RangeFile(io.RawIOBase):
-    """A file of known size that is read by range.
-
-    Unlike fsspec's files, it does not request the size and does not read ahead.
-    """
-
-    def __init__(self, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
-        """Read the bytes [start, end) by `read(start, end)`; `name` is used in messages."""
-        self.name = name
-        self._size, self._read, self._position = size, read, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position, as `io.IOBase.seek` does, and return it."""
-        self._position = max(
-            0,
-            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence],
-        )
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, or less of it at the end of the file; return the number of bytes."""
-        data = self._read(self._position, min(self._position + len(buffer), self._size))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], ahead: int = CHUNKS_AHEAD) -> Iterator[Output]:

@@ -37,9 +37,11 @@ FORMAT = 2  # format 1 has one space, no named representations, no kinds of inde
 MAX_ROWS = 1 << 40  # far above any corpus, and far below an integer overflow of sums
 MAX_PAGE = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Readers do not need article logs, trained files of indexes, spans for trainings, and
-# representations that indexes store in their own form.
-BUILD_ONLY_KINDS = frozenset({"articles", "trained", "spans", TOKENS, SPARSE})
+# Readers of pulled files do not need article logs, trained files of indexes, spans for trainings,
+# digests of ranges, and representations that indexes store in their own form.
+BUILD_ONLY_KINDS = frozenset({"articles", "trained", "spans", "ranges", TOKENS, SPARSE})
+# The digests of ranges of large files, with which they are read from the store (`versions.ranges`).
+RANGE_TABLE, RANGE_DIGESTS = "ranges/table.json", "ranges/digests"
 
 
 def passages_path(part: str) -> str:

@@ -44,9 +44,11 @@ from rag_model.store.versions.manifest import (
     passages_path,
 )
 from rag_model.store.versions.mapped import MappedPassages
+from rag_model.store.versions.ranges import SnapshotRanges
 from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
 _MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot meanwhile
+_FOOTER_BYTES = 64 << 10  # that Arrow reads at the end of a passage file; its footer takes about 1.2 a row
 _OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
 
 
@@ -62,13 +64,14 @@ class Snapshot:
         mapped_copy: Callable[[str], Path | None] = lambda file: None,
         concurrency: int = 1,
         store: Store | None = None,
+        ranges: SnapshotRanges | None = None,
     ) -> None:
         """Read files through `path` (local path of a file) and `source` (path or Parquet handle).
 
         `mapped_copy` returns the path of a passage file's memory-mapped copy, if there is one.
         `concurrency` is the number of files to read at a time: many from an object store, where
         latency dominates, and one from a local disk. `store` is that of the files; None: they were
-        pulled.
+        pulled. `ranges` reads files of the store by verified ranges; None: they are copied first.
 
         Call `Snapshot.open`, `from_store` or `from_folder` instead.
         """
@@ -76,6 +79,7 @@ class Snapshot:
         self.id = manifest.id
         self.location = location  # the store's URL, or the pulled folder
         self.concurrency = concurrency
+        self.ranges = ranges
         self._store = store
         self._path = path
         self._source = source
@@ -86,13 +90,19 @@ class Snapshot:
         self._release: Callable[[], Any] = lambda: None  # releases the lock on a pulled folder
 
     @classmethod
-    def open(cls, url: str, name: str = "latest") -> "Snapshot":
+    def open(
+        cls, url: str, name: str = "latest", *, by_ranges: bool = False, cache_bytes: int | None = None
+    ) -> "Snapshot":
         """Open a snapshot of a store by ref, `ref@number`, id or unique prefix, without a pull.
+
+        `by_ranges` and `cache_bytes` are those of `from_manifest`.
 
         Raises:
             StoreError: there is no such store or snapshot, or its manifest is damaged.
         """
-        return cls.from_store(Store.open(url), name)
+        store = Store.open(url)
+        manifest = store.snapshots.get(store.snapshots.resolve_trusted(name))
+        return cls.from_manifest(store, manifest, by_ranges=by_ranges, cache_bytes=cache_bytes)
 
     @classmethod
     def from_store(cls, store: Store, name: str = "latest") -> "Snapshot":
@@ -100,11 +110,29 @@ class Snapshot:
         return cls.from_manifest(store, store.snapshots.get(store.snapshots.resolve_trusted(name)))
 
     @classmethod
-    def from_manifest(cls, store: Store, manifest: Manifest) -> "Snapshot":
-        """Open the snapshot of a manifest, published or not, whose blobs are in `store`."""
+    def from_manifest(
+        cls, store: Store, manifest: Manifest, *, by_ranges: bool = False, cache_bytes: int | None = None
+    ) -> "Snapshot":
+        """Open the snapshot of a manifest, published or not, whose blobs are in `store`.
+
+        Args:
+            store: of the files.
+            manifest: of the snapshot.
+            by_ranges: read passages, vectors and indexes of an object store by verified ranges,
+                as far as the snapshot has digests of them. That suits few queries; for many, it is
+                faster to copy the files first.
+            cache_bytes: size of the cache of ranges; None: that of the cache of blobs.
+
+        Raises:
+            StoreError: the digests of ranges are missing or damaged.
+        """
         files, blobs = manifest.content.files, store.blobs
+        use_ranges = by_ranges and not store.files.is_local
+        ranges = SnapshotRanges.open(store, manifest, cache_bytes) if use_ranges else None
 
         def source(file: str) -> Path | IO[bytes]:
+            if ranges is not None and ranges.covers(file):
+                return ranges.open_file(file)
             return blobs.get_local_path(files[file]) if store.files.is_local else blobs.open(files[file])
 
         return cls(
@@ -114,6 +142,7 @@ class Snapshot:
             store.url,
             concurrency=store.files.concurrency,
             store=store,
+            ranges=ranges,
         )
 
     @classmethod
@@ -286,6 +315,8 @@ class Snapshot:
                 f"a row of {requested.tolist()} is outside the {self.n} passages of snapshot {self.id[:12]}"
             )
         unique_rows, passages = np.unique(requested), dict[int, Passage]()
+        if self.ranges is not None:
+            self._prefetch_passages(self.ranges, unique_rows)
         for part_number, span, local in self._partition.split(unique_rows):
             passages.update(
                 zip(
@@ -323,6 +354,8 @@ class Snapshot:
         with self._lock:
             while self._readers:
                 self._readers.popitem()[1].close()
+            if self.ranges is not None:
+                self.ranges.close()
         self._release()
 
     def __enter__(self) -> "Snapshot":
@@ -333,12 +366,45 @@ class Snapshot:
         """Close the files that were opened."""
         self.close()
 
+    def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
+        """Load the row groups of rows, and the footers of their files, in one round of requests.
+
+        If the groups are not in the outline of a file, they are known when its footer is there.
+        """
+        parts = [
+            (self.parts[number], local.tolist())
+            for number, _, local in self._partition.split(rows)
+            if ranges.covers(passages_path(self.parts[number].name))  # others are read without digests
+        ]
+        places = []
+        for part, local in parts:
+            path, footer_bytes = passages_path(part.name), max(_FOOTER_BYTES, 2 * part.rows)
+            size = self.manifest.content.files[path].size
+            if part.name not in self._readers:
+                places.append((path, max(0, size - footer_bytes), size))
+            with suppress(LookupError, TypeError, ValueError, ArithmeticError):  # an outline that is no hint
+                group_rows, groups = ranges.outline(path)["rows"], ranges.outline(path)["ranges"]
+                places += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
+        ranges.prefetch(places)
+        places = []
+        for part, local in parts:
+            with self._lock:
+                reader = self._take_reader(part)
+                if isinstance(reader, PassageFile):
+                    places += [(passages_path(part.name), *place) for place in reader.locate_groups(local)]
+        ranges.prefetch(places)
+
+    def _take_reader(self, part: PartEntry) -> PassageFile | MappedPassages:
+        """Return the open reader of a part as the last used one; only with the lock."""
+        reader = self._readers.pop(part.name, None) or self._open_reader(part)
+        self._readers[part.name] = reader
+        if len(self._readers) > _OPEN_PARTS:
+            self._readers.popitem(last=False)[1].close()
+        return reader
+
     def _read_rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
         with self._lock:  # a Parquet reader has one position, so only one thread may read
-            reader = self._readers.pop(part.name, None) or self._open_reader(part)
-            self._readers[part.name] = reader
-            if len(self._readers) > _OPEN_PARTS:
-                self._readers.popitem(last=False)[1].close()
+            reader = self._take_reader(part)
             with self._translate_errors(part.name):
                 return reader.read_rows(rows)
 

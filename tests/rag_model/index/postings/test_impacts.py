@@ -15,7 +15,7 @@ from rag_model.index.kind import IndexFiles, SparseQuerySet, get_kind_for_factor
 from rag_model.index.postings import decoded_search
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.file import LENGTHS_OFFSET
+from rag_model.index.postings.file import LENGTHS_OFFSET, PostingsFile
 from rag_model.index.postings.impact import KIND
 from rag_model.index.postings.search import Bm25Index, ImpactIndex
 from rag_model.index.recipe import IndexRecipe
@@ -58,7 +58,7 @@ def test_scores_are_a_dense_product_with_and_without_skipping(
 ) -> None:
     monkeypatch.setattr(decoded_search, "MAX_CACHED_ROWS", 0 if room == "none is" else 1 << 22)
     monkeypatch.setattr(decoded_search, "MAX_CACHED_POSTINGS", 30_000 if room == "some are" else 1 << 23)
-    opened, asked = ImpactIndex(index.file.path, {}), questions(8, DIM, terms)
+    opened, asked = ImpactIndex(PostingsFile(index.file.path), {}), questions(8, DIM, terms)
     sums, wanted = best(index, asked, 20)
     scores, rows = opened.search(asked, 20)
     found = np.take_along_axis(sums, wanted, 1)
@@ -98,7 +98,7 @@ def test_only_the_heaviest_terms_are_looked_up_if_asked(index: ImpactIndex) -> N
     asked = questions(6, DIM, 50)
     some = index.search(asked, 10, terms=5)
     assert all(np.array_equal(one, other) for one, other in zip(some, index.search(asked[:, :5], 10), strict=True))
-    default = ImpactIndex(index.file.path, {"terms": 5}).search(asked, 10)
+    default = ImpactIndex(PostingsFile(index.file.path), {"terms": 5}).search(asked, 10)
     assert np.array_equal(default[1], some[1])
 
 
@@ -154,9 +154,9 @@ def test_words_and_impacts_are_not_mistaken_for_each_other(index: ImpactIndex, t
         "as older releases wrote it"
     )
     with pytest.raises(InputError, match="is an index of words, and not of weighted terms: fetch or build it again"):
-        ImpactIndex(words.file.path, {})
+        ImpactIndex(PostingsFile(words.file.path), {})
     with pytest.raises(InputError, match="is an index of weighted terms, and not of words: fetch or build it again"):
-        Bm25Index(index.file.path, Analyzer(), {})
+        Bm25Index(PostingsFile(index.file.path), Analyzer(), {})
 
 
 def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path
             broken[place] ^= int(rng.integers(1, 256))
         path.write_bytes(broken)
         try:
-            assert ImpactIndex(path, {}).search(asked, 10)[1].max() < len(CORPUS)
+            assert ImpactIndex(PostingsFile(path), {}).search(asked, 10)[1].max() < len(CORPUS)
         except InputError:
             refused += 1
     assert refused

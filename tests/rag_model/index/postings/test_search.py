@@ -21,7 +21,7 @@ from rag_model.index.files.pieces import Array
 from rag_model.index.postings import decoded_search, search
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.file import TermBatch, write_index
+from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
@@ -99,7 +99,7 @@ def test_scores_of_the_analyzer_lucene_are_those_of_bm25s(tmp_path: Path) -> Non
 def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoded_search, "MAX_CACHED_ROWS", 0 if room == "none is" else 1 << 22)
     monkeypatch.setattr(decoded_search, "MAX_CACHED_POSTINGS", 3_000 if room == "some are" else 1 << 23)
-    opened, questions = Bm25Index(index.file.path, Analyzer(), {}), asked(40)
+    opened, questions = Bm25Index(PostingsFile(index.file.path), Analyzer(), {}), asked(40)
     for parameters in ({}, {"k1": 3.0, "b": 0.9}, {"k1": 1000.0, "b": 1.0}):
         skipped = opened.search(questions, k, **parameters)
         every = opened.search(questions, k, skip=False, **parameters)
@@ -111,7 +111,7 @@ def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypat
 def open_with_cache(path: Path, few: bool, results: Path) -> Bm25Index:
     """Return the index that is searched for `results`: opened before its memory is measured."""
     search.SMALL_CACHE_POSTINGS = 3_000
-    opened = Bm25Index(path, Analyzer(), {})
+    opened = Bm25Index(PostingsFile(path), Analyzer(), {})
     if few:
         opened.use_small_cache()
     return opened
@@ -132,7 +132,7 @@ def test_few_held_lists_find_the_same_in_less_memory(index: Bm25Index, tmp_path:
 
 
 def test_threads_share_what_is_held(index: Bm25Index) -> None:
-    opened, questions = Bm25Index(index.file.path, Analyzer(), {}), asked(60)
+    opened, questions = Bm25Index(PostingsFile(index.file.path), Analyzer(), {}), asked(60)
     expected = index.search(questions, 10)
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda number: opened.search(questions[number % 7 :], 10), range(40)):
@@ -236,7 +236,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) 
         path = tmp_path / "bad.postings"
         path.write_bytes(bad)
         try:
-            found = Bm25Index(path, Analyzer(), {}).search(questions, 10)[1].max()
+            found = Bm25Index(PostingsFile(path), Analyzer(), {}).search(questions, 10)[1].max()
         except InputError:
             noticed += 1
         else:
@@ -266,7 +266,7 @@ def test_rows_and_weights_beyond_four_bytes_are_damage(postings: int, data: byte
     path = tmp_path / "bad.postings"
     write_index(path, [np.full(10, 7, "<u2")], lists)
     with pytest.raises(InputError, match="is damaged: fetch or build it again"):
-        Bm25Index(path, Analyzer(), {}).search(["alpha"], 3)
+        Bm25Index(PostingsFile(path), Analyzer(), {}).search(["alpha"], 3)
 
 
 @pytest.mark.parametrize("size", [0, 5, 72, 1_000, -1])
@@ -274,4 +274,4 @@ def test_a_truncated_file_is_refused(index: Bm25Index, tmp_path: Path, size: int
     path = tmp_path / "cut.postings"
     path.write_bytes(index.file.path.read_bytes()[:size])
     with pytest.raises(InputError, match=r"cut\.postings is not a complete inverted index: fetch or build it again"):
-        Bm25Index(path, Analyzer(), {})
+        Bm25Index(PostingsFile(path), Analyzer(), {})

@@ -17,7 +17,7 @@ from rag_model.index.kind import IndexFiles, TokenQuerySet, get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.tokens.kind import TokenRows
 from rag_model.index.tokens.search import TokenIndexFile, maxsim
-from rag_model.store.objects.files import RangeFile
+from rag_model.ranges import RangeFile
 
 D = 16
 KIND = get_kind_for_factory("MaxSim")

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from rag_model.encoders.encoder import Encoder
+from rag_model.errors import NotReadyError
 from rag_model.retrieve.context import RetrieverContext
 from rag_model.retrieve.retriever import Queries
 from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers, LoadedSnapshot, ServedRef
 from rag_model.serving.answering.served_model import SharedQuestionEncoder
-from rag_model.serving.following.snapshot_slot import NotReadyError, SnapshotSlot
+from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot

@@ -1,0 +1,474 @@
+"""Read ranges of remote files, verified and cached, before the files are there as a whole.
+
+A remote file is divided into blocks of equal size, and each block has a digest: the first 16 bytes
+of its SHA-256. A `RangedFile` is a sparse local file of the same size. `RangedFile.load` fetches the
+missing blocks of a search in one round of parallel requests, verifies them and writes them to the
+sparse file. Code that maps a whole file maps the sparse file in the same way.
+
+`RangeCache` limits the bytes on the disk: it removes the blocks that were used least recently, but
+never those of a search that runs. A process that finds a sparse file of an earlier one verifies its
+blocks again before it uses them, so neither a crash nor another program can make a search wrong.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.errors import ResourceError, StoreError
+
+DIGEST_BYTES = 16  # of a block's SHA-256
+MAX_REQUESTS = 64  # concurrent requests of a cache
+_MAX_RUN_BYTES = 1 << 20  # of one request; longer ranges are read by several requests at once
+_MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
+_MAX_MEMORY_BYTES = 256 << 20  # of such blocks
+_HEADROOM_SHARES = 8  # an eviction frees an eighth of the maximum in addition
+_SUFFIX = ".ranges"
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
+Numbers = npt.NDArray[np.int64]
+
+
+def digest_blocks(data: bytes | memoryview, block_bytes: int) -> bytes:
+    """Return the digests of the blocks of `data`, 16 bytes each, concatenated."""
+    view = memoryview(data)
+    return b"".join(
+        hashlib.sha256(view[start : start + block_bytes]).digest()[:DIGEST_BYTES]
+        for start in range(0, len(view), block_bytes)
+    )
+
+
+class RangeFile(io.RawIOBase):
+    """A file of known size that is read by range.
+
+    Unlike fsspec's files, it does not request the size and does not read ahead.
+    """
+
+    def __init__(self, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        """Read the bytes [start, end) by `read(start, end)`; `name` is used in messages."""
+        self.name = name
+        self._size, self._read, self._position = size, read, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position, as `io.IOBase.seek` does, and return it."""
+        self._position = max(
+            0,
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence],
+        )
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or less of it at the end of the file; return the number of bytes."""
+        data = self._read(self._position, min(self._position + len(buffer), self._size))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class RangeCache:
+    """Keeps blocks of remote files on the disk, up to a number of bytes. Thread-safe."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Keep the sparse files in `folder`, which is created when it is needed."""
+        self.folder, self.max_bytes = folder, max_bytes
+        # Since the start; the requests of a round are sent together.
+        self.rounds = self.requests = self.fetched_bytes = 0
+        self._lock = threading.Lock()
+        self._files: list[RangedFile] = []
+        self._used_bytes = 0
+        self._clock = 1
+        self._running: dict[int, int] = {}  # number of running searches by the clock at their start
+        self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
+
+    def open(
+        self,
+        name: str,
+        identity: str,
+        size: int,
+        block_bytes: int,
+        digests: "bytes | StoredDigests",
+        read: Callable[[int, int], bytes],
+    ) -> "RangedFile":
+        """Open a remote file; nothing is fetched yet.
+
+        Args:
+            name: in messages.
+            identity: of the bytes, as a file name.
+            size: in bytes.
+            block_bytes: of each block but the last.
+            digests: of all blocks, or where they are stored.
+            read: returns the bytes [start, end) of the remote file, unverified.
+
+        Raises:
+            ResourceError: no sparse file can be created.
+        """
+        descriptor = self._create_file(identity)
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError as error:
+            raise _write_error(self.folder, error) from error
+        ranged = RangedFile(self, name, descriptor, size, block_bytes, digests, read)
+        with self._lock:
+            self._files.append(ranged)
+            self._used_bytes += ranged.count_stored() * block_bytes
+        return ranged
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep all blocks that are loaded inside the block until it ends."""
+        with self._lock:
+            self._clock += 1
+            start = self._clock
+            self._running[start] = 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[start]
+                if self._used_bytes > self.max_bytes:
+                    self._evict(self.max_bytes - self.max_bytes // _HEADROOM_SHARES)
+
+    def load(self, ranges: Sequence[tuple["RangedFile", Numbers, Numbers]]) -> None:
+        """Load ranges of several files, (m,) starts and ends in bytes each, in one round of requests.
+
+        Raises:
+            ResourceError: the disk of the cache is full.
+            StoreError: a block cannot be read, or does not match its digest, even when it is read
+                again; the message names it.
+        """
+        missing = self._find_missing(ranges)
+        if not missing:
+            return
+        with self._lock:
+            self.rounds += 1
+        pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
+        fetches = [self._start_fetch(file, file._drop_stored(blocks)) for file, blocks in [*pages, *missing]]
+        for fetch in fetches:  # pages of digests come first, since blocks are verified by them
+            fetch.file._complete([(run, future.result()) for run, future in fetch.runs])
+
+    def _find_missing(
+        self, ranges: Sequence[tuple["RangedFile", Numbers, Numbers] | None]
+    ) -> list[tuple["RangedFile", Numbers]]:
+        """Record that ranges are used; return the blocks that are not verified, by file."""
+        blocks: dict[RangedFile, list[Numbers]] = {}
+        with self._lock:
+            for item in ranges:
+                if item is not None and len(unverified := item[0]._mark(*item[1:], self._clock)):
+                    blocks.setdefault(item[0], []).append(unverified)
+        return [(file, np.unique(np.concatenate(arrays))) for file, arrays in blocks.items()]
+
+    def close(self) -> None:
+        """Close all files; arrays that map them stay valid."""
+        self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            files, self._files = self._files, []
+        for file in files:
+            os.close(file._descriptor)
+
+    def _start_fetch(self, file: "RangedFile", blocks: Numbers) -> "_Fetch":
+        """Request runs of adjacent blocks."""
+        max_blocks = max(1, _MAX_RUN_BYTES // file.block_bytes)
+        adjacent_runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1)
+        runs = [run[i : i + max_blocks] for run in adjacent_runs for i in range(0, len(run), max_blocks)]
+        return _Fetch(file, [(run, self._pool.submit(self._fetch, file, run)) for run in runs])
+
+    def _fetch(self, file: "RangedFile", run: Numbers) -> bytes:
+        data = file._read_remote(int(run[0]), int(run[-1]) + 1)
+        with self._lock:
+            self.requests += 1
+            self.fetched_bytes += len(data)
+        return data
+
+    def _add_stored(self, file: "RangedFile", blocks: Numbers) -> None:
+        """Record that blocks are on the disk and verified."""
+        with self._lock:
+            self._used_bytes += int((~file._is_stored[blocks]).sum()) * file.block_bytes
+            file._is_stored[blocks] = file._is_verified[blocks] = True
+            if self._used_bytes > self.max_bytes:
+                self._evict(self.max_bytes - self.max_bytes // _HEADROOM_SHARES)
+
+    def _free_disk(self) -> bool:
+        """Evict all blocks that no search uses; return whether there were any."""
+        with self._lock:
+            before = self._used_bytes
+            self._evict(0)
+            return self._used_bytes < before
+
+    def _evict(self, target_bytes: int) -> None:
+        """Remove the least recently used blocks until at most `target_bytes` are left."""
+        limit = min(self._running, default=self._clock + 1)
+        candidates = [file._list_evictable(limit) for file in self._files]
+        times = np.concatenate([np.empty(0, np.int64), *(used for _, used in candidates)])
+        owners = np.repeat(np.arange(len(self._files)), [len(used) for _, used in candidates])
+        blocks = np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in candidates)])
+        for i in np.argsort(times, kind="stable").tolist():
+            if self._used_bytes <= target_bytes:
+                return
+            file = self._files[owners[i]]
+            if not file._punch(int(blocks[i])):
+                return  # this file system frees no part of a file
+            self._used_bytes -= file.block_bytes
+
+    def _create_file(self, identity: str) -> int:
+        """Open the sparse file of an identity, or a private one if another process uses it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self.folder).free < _MIN_FREE_BYTES:
+                return self._create_in_memory(identity)
+            path = self.folder / f"{identity}{_SUFFIX}"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                descriptor, name = tempfile.mkstemp(dir=self.folder)
+                Path(name).unlink()
+        except OSError as error:
+            with suppress(OSError):
+                return self._create_in_memory(identity)
+            raise _write_error(self.folder, error) from error
+        return descriptor
+
+    def _create_in_memory(self, identity: str) -> int:
+        self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
+        return os.memfd_create(identity)
+
+    def remove_unused(self) -> None:
+        """Delete sparse files that no process has open, until the folder is within the maximum."""
+        with suppress(OSError):
+            statuses = [(path, path.stat()) for path in self.folder.glob(f"*{_SUFFIX}")]
+            files = [(status.st_mtime, 512 * status.st_blocks, path) for path, status in statuses]
+            total = sum(size for _, size, _ in files)
+            for _, size, path in sorted(files):
+                if total <= self.max_bytes:
+                    return
+                with path.open("rb") as file, suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                    total -= size
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDigests:
+    """The place of a file's digests in another file."""
+
+    file: "RangedFile"
+    first: int  # number of the first block's digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """Requests of a file that are running, each for a run of adjacent blocks."""
+
+    file: "RangedFile"
+    runs: list[tuple[Numbers, "Future[bytes]"]]
+
+
+class RangedFile:
+    """A remote file, of which verified blocks are in a sparse local file at `path`."""
+
+    def __init__(
+        self,
+        cache: RangeCache,
+        name: str,
+        descriptor: int,
+        size: int,
+        block_bytes: int,
+        digests: "bytes | StoredDigests",
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        """Use an open sparse file; call `RangeCache.open` instead."""
+        self.cache, self.name, self.size, self.block_bytes = cache, name, size, block_bytes
+        self.path = Path(f"/proc/self/fd/{descriptor}")  # also if the file in the cache was deleted
+        self._descriptor, self._digests, self._read = descriptor, digests, read
+        count = -(-size // block_bytes)
+        self._is_verified = np.zeros(count, bool)  # in this process, and not removed since
+        self._is_stored = np.zeros(count, bool)  # on the disk, perhaps by an earlier process
+        self._last_used = np.zeros(count, np.int64)  # by the clock of the cache
+        for start, end in _iter_extents(descriptor, size):
+            self._is_stored[start // block_bytes : -(-end // block_bytes)] = True
+
+    def count_stored(self) -> int:
+        """Return the number of blocks on the disk."""
+        return int(self._is_stored.sum())
+
+    def load(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
+        """Load the ranges [start, end), (m,) each, in one round; see `RangeCache.load`.
+
+        Call it inside `RangeCache.hold`, which keeps the blocks until the search ends.
+        """
+        self.cache.load([(self, np.asarray(starts, np.int64), np.asarray(ends, np.int64))])
+
+    def pin(self, *ranges: tuple[int, int]) -> None:
+        """Load ranges that are never removed from the cache."""
+        starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
+        with self.cache.hold():
+            self.load(starts, ends)
+            with self.cache._lock:
+                self._last_used[_list_blocks(starts, ends, self.block_bytes)] = np.iinfo(np.int64).max
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the verified bytes [start, end), or those up to the end of the file."""
+        end = min(end, self.size)
+        if start >= end:
+            return b""
+        with self.cache.hold():
+            self.load([start], [end])
+            return os.pread(self._descriptor, end - start, start)
+
+    def open(self) -> BinaryIO:
+        """Open the file for reads at any offset; blocks are loaded when they are read."""
+        return cast(BinaryIO, RangeFile(self.name, self.size, self.read))  # a buffer would read further blocks
+
+    def _mark(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
+        """Record that a search uses ranges; return the blocks that are not verified."""
+        blocks = _list_blocks(starts, np.minimum(ends, self.size), self.block_bytes)
+        self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)
+        return blocks[~self._is_verified[blocks]]
+
+    def _locate_digests(self, blocks: Numbers) -> "tuple[RangedFile, Numbers, Numbers] | None":
+        """Return the file and the ranges of the digests of blocks; None if they are in memory."""
+        if isinstance(self._digests, bytes):
+            return None
+        starts = DIGEST_BYTES * (self._digests.first + blocks)
+        return self._digests.file, starts, starts + DIGEST_BYTES
+
+    def _read_digest(self, block: int) -> bytes:
+        """Return the digest of a block; a page of digests must be loaded."""
+        if isinstance(self._digests, bytes):
+            return self._digests[DIGEST_BYTES * block : DIGEST_BYTES * (block + 1)]
+        descriptor = self._digests.file._descriptor
+        return os.pread(descriptor, DIGEST_BYTES, DIGEST_BYTES * (self._digests.first + block))
+
+    def _drop_stored(self, blocks: Numbers) -> Numbers:
+        """Verify blocks that an earlier process has stored; return the others."""
+        stored = blocks[self._is_stored[blocks]]
+        if not len(stored):
+            return blocks
+        if (location := self._locate_digests(stored)) is not None:
+            self.cache.load([location])
+        is_sound = np.array([self._matches(block, self._read_stored(block)) for block in stored.tolist()])
+        self.cache._add_stored(self, stored[is_sound])
+        return np.setdiff1d(blocks, stored[is_sound], assume_unique=True)
+
+    def _read_stored(self, block: int) -> bytes:
+        return os.pread(self._descriptor, self.block_bytes, block * self.block_bytes)
+
+    def _matches(self, block: int, data: bytes) -> bool:
+        """Return whether bytes have the digest of a block."""
+        return hashlib.sha256(data).digest()[:DIGEST_BYTES] == self._read_digest(block)
+
+    def _read_remote(self, first: int, end: int) -> bytes:
+        return self._read(first * self.block_bytes, min(end * self.block_bytes, self.size))
+
+    def _complete(self, runs: Sequence[tuple[Numbers, bytes]]) -> None:
+        """Verify and store fetched runs of blocks."""
+        for run, data in runs:
+            self._write(self._verify(run, data), int(run[0]) * self.block_bytes)
+            self.cache._add_stored(self, run)
+
+    def _verify(self, run: Numbers, data: bytes) -> bytes:
+        """Return the bytes of a run; a block that does not match its digest is read once more.
+
+        Raises:
+            StoreError: it does not match then either.
+        """
+        verified = []
+        for i, block in enumerate(run.tolist()):
+            block_data = data[i * self.block_bytes : (i + 1) * self.block_bytes]
+            if not self._matches(block, block_data):
+                block_data = self._read_remote(block, block + 1)
+                if not self._matches(block, block_data):
+                    start = block * self.block_bytes
+                    raise StoreError(
+                        f"bytes {start:,} to {min(start + self.block_bytes, self.size):,} of {self.name} do not match "
+                        "their digest, although they were read twice: run `verify`, and restore the file from a copy"
+                    )
+            verified.append(block_data)
+        return b"".join(verified)
+
+    def _write(self, data: bytes, start: int) -> None:
+        try:
+            self._write_all(data, start)
+        except OSError as error:
+            if not self.cache._free_disk():
+                raise _write_error(self.cache.folder, error) from error
+            try:
+                self._write_all(data, start)
+            except OSError as second_error:
+                raise _write_error(self.cache.folder, second_error) from second_error
+
+    def _write_all(self, data: bytes, start: int) -> None:
+        view = memoryview(data)
+        while view:  # on a full disk only a part may be written
+            size = os.pwrite(self._descriptor, view, start)
+            view, start = view[size:], start + size
+
+    def _list_evictable(self, limit: int) -> tuple[Numbers, Numbers]:
+        """Return the stored blocks that no search from the clock `limit` on has used, and their times."""
+        blocks = np.flatnonzero(self._is_stored & (self._last_used < limit))
+        return blocks, self._last_used[blocks]
+
+    def _punch(self, block: int) -> bool:
+        """Free the space of a block; return whether the file system can."""
+        self._is_verified[block] = False
+        if not _punch_hole(self._descriptor, block * self.block_bytes, self.block_bytes):
+            return False
+        self._is_stored[block] = False
+        return True
+
+
+def _list_blocks(starts: Numbers, ends: Numbers, block_bytes: int) -> Numbers:
+    """Return the ascending blocks of (m,) ranges, each once."""
+    firsts, lasts = starts // block_bytes, -(-ends // block_bytes)
+    is_range = ends > starts
+    spans = [np.arange(first, last) for first, last in zip(firsts[is_range], lasts[is_range], strict=True)]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *spans]))
+
+
+def _write_error(folder: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"cannot write the cache of ranges in {folder} ({error.strerror or error}): free some space, or set "
+        "BOOKWHEEL_CACHE to a folder of another disk"
+    )
+
+
+def _iter_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of a sparse file that hold data."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError:  # no data follows
+            return
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, end
+
+
+def _punch_hole(descriptor: int, start: int, size: int) -> bool:
+    """Free a range of a file, which then reads as zeros; return whether the file system can."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "fallocate"):
+        return False
+    offset, length = ctypes.c_int64(start), ctypes.c_int64(size)
+    return bool(libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) == 0)

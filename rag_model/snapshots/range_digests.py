@@ -1,0 +1,117 @@
+"""Write the digests of ranges of a snapshot's large files, with which they are read by range.
+
+A task for each file reads it once and is recorded, so a rebuild reads only new files. See
+`store.versions.ranges` for the format.
+"""
+
+import base64
+import json
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rag_model.corpus.passages import PassageFile
+from rag_model.digest import canonical_json
+from rag_model.index.kind import RangedKind, get_kind_of_entry
+from rag_model.ranges import DIGEST_BYTES, digest_blocks
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.recorded_tasks import OnProgress, RecordedTask, TaskRunner, run_tasks
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import EMBEDDINGS, RANGE_DIGESTS, RANGE_TABLE, Content, file_kind
+from rag_model.store.versions.ranges import DIGEST_PAGE_BYTES, VERSION, WHOLE_BYTES
+
+_ROW_BLOCK = 8 << 10  # bytes; single vectors are read
+_PASSAGE_BLOCK = 32 << 10  # bytes; row groups are read
+_DIGESTED_BYTES_PER_SECOND = 5e8
+_CHUNK = 1 << 20
+_PASSAGES = '{"kind":"passages"}'
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask(RecordedTask):
+    """Compute the digests of a file's blocks, and the outline of an index."""
+
+    file: BlobRef
+    block: int  # bytes
+    entry: str = ""  # of an index in the manifest, as canonical JSON; `_PASSAGES` for passages
+
+    stage: ClassVar[str] = "ranges"
+    CODE: ClassVar[int] = 2
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the file, the block size and the kind of index."""
+        kind = json.loads(self.entry).get("kind") if self.entry else None
+        return {"file": self.file.id, "block": self.block, "kind": kind, "code": self.CODE}
+
+    @property
+    def target(self) -> BlobRef:
+        """The file: `gc` keeps its digests as long as a snapshot has it."""
+        return self.file
+
+    def compute(self, store: Store) -> Any:
+        """Return the digests in Base64, and the outline."""
+        path = store.blobs.get_local_path(self.file)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            digests = b"".join(
+                digest_blocks(data[start : start + _CHUNK], self.block) for start in range(0, self.file.size, _CHUNK)
+            )
+        return {"digests": base64.b64encode(digests).decode(), "outline": self._outline(path)}
+
+    def _outline(self, path: Path) -> Any:
+        if self.entry == _PASSAGES:
+            with PassageFile(path) as file:
+                return file.outline()
+        kind = get_kind_of_entry(json.loads(self.entry)) if self.entry else None
+        return kind.outline(path) if isinstance(kind, RangedKind) else None
+
+    def estimate_seconds(self) -> float:
+        """Return the seconds to read and hash the file."""
+        return self.file.size / _DIGESTED_BYTES_PER_SECOND
+
+
+def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, RangeTask]:
+    """Return a task for each file of at least `min_bytes` that searches read by range, by path."""
+    tasks = {}
+    for path, ref in sorted(content.files.items()):
+        if ref.size >= min_bytes and file_kind(path) == "passages":
+            tasks[path] = RangeTask(ref, _PASSAGE_BLOCK, _PASSAGES)
+        elif ref.size >= min_bytes and file_kind(path) == EMBEDDINGS:
+            tasks[path] = RangeTask(ref, _ROW_BLOCK)
+    for name, entry in sorted(content.indexes.items()):
+        path = content.index_file(name)
+        file, kind = content.files.get(path), get_kind_of_entry(entry)
+        if file is not None and file.size >= min_bytes and isinstance(kind, RangedKind):
+            tasks[path] = RangeTask(file, kind.block_bytes, canonical_json(dict(entry)).decode())
+    return tasks
+
+
+def with_range_digests(
+    store: Store,
+    content: Content,
+    tasks: Mapping[str, RangeTask],
+    runner: TaskRunner,
+    on_progress: OnProgress = lambda _, __: None,
+) -> Content:
+    """Return a content with the digests of ranges of its large files.
+
+    Raises:
+        BookwheelError: a file is missing or damaged, or the store cannot be written.
+    """
+    files = {path: ref for path, ref in content.files.items() if path not in (RANGE_DIGESTS, RANGE_TABLE)}
+    if tasks:
+        digests, entries = bytearray(), dict[str, Any]()
+        results = run_tasks(store, list(tasks.values()), runner, on_progress)
+        for (path, task), result in zip(tasks.items(), results, strict=True):
+            has_outline = result["outline"] is not None
+            if task.entry not in ("", _PASSAGES) and not has_outline:
+                continue
+            outline = {"outline": result["outline"]} if has_outline else {}
+            entries[path] = {"block": task.block, "first": len(digests) // DIGEST_BYTES} | outline
+            digests += base64.b64decode(result["digests"])
+        pages = base64.b64encode(digest_blocks(bytes(digests), DIGEST_PAGE_BYTES)).decode()
+        table = {"version": VERSION, "files": entries, "pages": pages}
+        files[RANGE_DIGESTS] = store.blobs.put_bytes(bytes(digests))
+        files[RANGE_TABLE] = store.blobs.put_bytes(canonical_json(table))
+    return replace(content, files=files)

@@ -1,0 +1,149 @@
+"""Read files of a snapshot from its store by verified ranges, without copying them first.
+
+A build stores the digests of the blocks of large files (`snapshots.range_digests`) as two files of
+the snapshot, so its id, and a signature, cover them:
+
+* `ranges/digests`: 16 bytes for each block, file by file
+* `ranges/table.json`: for each file its block size, the number of its first digest, and the
+  *outline* of an index; and the digests of the blocks of `ranges/digests`
+
+A file of up to `WHOLE_BYTES` has no entry. It is one block, whose digest is in the manifest.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.ranges import DIGEST_BYTES, RangeCache, RangedFile, StoredDigests
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.cache import cache_folder, max_cache_bytes
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Manifest
+from rag_model.untrusted_text import parse_json
+
+WHOLE_BYTES = 1 << 20
+DIGEST_PAGE_BYTES = 4 << 10  # block size of the file of digests
+VERSION = 1  # of the table
+
+
+class SnapshotRanges:
+    """The files of one snapshot that can be read by range. Thread-safe."""
+
+    def __init__(self, store: Store, manifest: Manifest, table: Mapping[str, Any], cache: RangeCache) -> None:
+        """Read by a table that `open` has checked."""
+        self.cache = cache
+        self._store, self._blobs, self._files = store, store.blobs, manifest.content.files
+        self._entries: Mapping[str, Any] = table["files"]
+        self._pages = base64.b64decode(table["pages"])
+        self._opened: dict[str, RangedFile] = {}
+        self._lock = Lock()
+
+    @classmethod
+    def open(cls, store: Store, manifest: Manifest, max_bytes: int | None = None) -> Self:
+        """Read the table of a snapshot; a snapshot without large files has none.
+
+        Args:
+            store: of the snapshot.
+            manifest: of the snapshot.
+            max_bytes: of the cache on this disk; None: the maximum of the cache of blobs.
+
+        Raises:
+            StoreError: the table is missing, damaged or of a newer version.
+        """
+        folder = cache_folder()
+        cache = RangeCache(folder / "ranges", max_cache_bytes(folder) if max_bytes is None else max_bytes)
+        cache.remove_unused()
+        files = manifest.content.files
+        table: dict[str, Any] = {"version": VERSION, "files": {}, "pages": ""}
+        if RANGE_TABLE in files:
+            table = _parse_table(store.blobs.read(files[RANGE_TABLE]), files, f"snapshot {manifest.id[:12]}")
+        return cls(store, manifest, table, cache)
+
+    def covers(self, path: str) -> bool:
+        """Whether a file of the snapshot can be read by range."""
+        return path in self._entries or (path in self._files and 0 < self._files[path].size <= WHOLE_BYTES)
+
+    def outline(self, path: str) -> Any:
+        """Return the outline of an index file; None: it has none."""
+        return self._entries.get(path, {}).get("outline")
+
+    def file(self, path: str) -> RangedFile:
+        """Open a file of the snapshot, once.
+
+        Raises:
+            ResourceError: the cache cannot be written.
+            UsageError: the file cannot be read by range.
+        """
+        with self._lock:
+            if path not in self._opened:
+                self._opened[path] = self._open_file(path)
+            return self._opened[path]
+
+    def open_file(self, path: str) -> BinaryIO:
+        """Open a file for reads at any offset; see `RangedFile.open`."""
+        return self.file(path).open()
+
+    def read(self, path: str, start: int, end: int) -> bytes:
+        """Return the verified bytes [start, end) of a file, or those up to its end."""
+        return self.file(path).read(start, end)
+
+    def prefetch(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Load ranges of files, (path, start, end), in one round of requests."""
+        bounds: dict[str, list[tuple[int, int]]] = {}
+        for path, start, end in ranges:
+            bounds.setdefault(path, []).append((start, end))
+        with self.cache.hold():
+            self.cache.load([(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in bounds.items()])
+
+    def close(self) -> None:
+        """Close all files."""
+        self.cache.close()
+
+    def _open_file(self, path: str) -> RangedFile:
+        if not self.covers(path):
+            raise UsageError(f"{path} cannot be read by ranges, since the snapshot has no digests of them: pull it")
+        ref = self._files[path]
+        if path not in self._entries:
+            return self._open_blob(path, ref, ref.size, _digest_of(ref))
+        if RANGE_DIGESTS not in self._opened:
+            digests = self._open_blob(RANGE_DIGESTS, self._files[RANGE_DIGESTS], DIGEST_PAGE_BYTES, self._pages)
+            self._opened[RANGE_DIGESTS] = digests
+        entry = self._entries[path]
+        stored = StoredDigests(self._opened[RANGE_DIGESTS], entry["first"])
+        return self._open_blob(path, ref, entry["block"], stored)
+
+    def _open_blob(self, path: str, ref: BlobRef, block_bytes: int, digests: bytes | StoredDigests) -> RangedFile:
+        name, identity = f"{path} (blob {ref.id})", Path(ref.path).name
+        return self.cache.open(name, identity, ref.size, block_bytes, digests, partial(self._blobs.read_range, ref))
+
+
+def _digest_of(ref: BlobRef) -> bytes:
+    return bytes.fromhex(ref.id.partition(":")[2])[:DIGEST_BYTES]
+
+
+def _parse_table(data: bytes, files: Mapping[str, BlobRef], snapshot: str) -> dict[str, Any]:
+    """Parse and check a table: every number fits the files that it is about."""
+    try:
+        table: dict[str, Any] = parse_json(data)
+        if table["version"] != VERSION:
+            raise StoreError(
+                f"the digests of ranges of {snapshot} have version {table['version']!r}: upgrade bookwheel, or pull it"
+            )
+        digest_bytes = files[RANGE_DIGESTS].size
+        is_sound = len(base64.b64decode(table["pages"])) == DIGEST_BYTES * -(-digest_bytes // DIGEST_PAGE_BYTES)
+        for path, entry in table["files"].items():
+            first, block = entry["first"], entry["block"]
+            is_sound &= type(first) is int and type(block) is int and first >= 0 and block > 0
+            is_sound = is_sound and DIGEST_BYTES * (first + -(-files[path].size // block)) <= digest_bytes
+    except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
+        raise StoreError(f"the digests of ranges of {snapshot} are damaged ({error!r}): pull it") from error
+    if not is_sound:
+        raise StoreError(f"the digests of ranges of {snapshot} are damaged: pull it")
+    return table

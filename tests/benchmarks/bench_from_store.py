@@ -1,0 +1,233 @@
+"""Search of a remote store by verified ranges, beside a whole pull of the same snapshot in the same run.
+
+The store answers each request after `--ms` milliseconds (`far_store.py`), with any bandwidth. Passages are made of real
+sentences, in parts of 50,000; vectors are random points near centres, so that lists are as uneven as real ones. The
+questions are real. For each cold question the snapshot is opened anew, with an empty cache.
+
+One JSON line: for `bm25` and `ivfpq` the median and largest seconds to open and to answer a cold question, rounds of
+requests that wait for each other, and bytes; a warm question beside one on mapped files, and their ratio; whether all
+hits and scores are those of the mapped files; seconds and bytes of the pull; peak memory; sizes.
+`python tests/benchmarks/bench_from_store.py [--passages 40000] [--ms 20] [--texts FILE] [--questions FILE]`, where
+files are JSON lines with `title` and `text`, or `question`; two minutes by default.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from far_store import Far, latency
+from passages import demo_passages, lines
+
+from flows.demo import QUESTIONS
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.index.build import run_stages
+from rag_model.index.postings.kind import KIND
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.hits import Hit
+from rag_model.snapshots.range_digests import list_range_tasks, with_range_digests
+from rag_model.store.pulling.pull import pull
+from rag_model.store.recorded_tasks import compute_once
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry, select_files
+from rag_model.store.versions.moves import tag
+from rag_model.store.versions.snapshot import Snapshot
+
+PART, K = 50_000, 5
+Vectors = npt.NDArray[np.float32]
+
+
+def publish(store: Store, folder: Path, sources: Sequence[dict[str, Any]], count: int, dim: int) -> None:
+    """Publish a snapshot of made passages with BM25 and refined inverted lists."""
+    rng, points = random.Random(1), np.random.default_rng(1)
+    sentences = [sentence for row in sources for sentence in row["text"].split(". ") if sentence]
+    centres = points.normal(size=(max(64, count // 500), dim)).astype(np.float32)
+    files, parts, texts, rows = {}, [], [], []
+    for first in range(0, count, PART):
+        name, size = f"part-{len(parts):05d}", min(PART, count - first)
+        with PassageWriter(folder / f"{name}.parquet") as writer:
+            for row in range(first, first + size):
+                text = ". ".join(rng.choices(sentences, k=5))
+                title = sources[row % len(sources)]["title"]
+                digest = Passage.hash_of(title, text)
+                writer.write(Passage(f"{row}:0", str(row), 1, title, "", text, 0, len(text.split()), digest))
+        vectors = centres[points.integers(len(centres), size=size)] + points.normal(size=(size, dim)) * 0.7
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        np.save(folder / f"{name}.npy", vectors.astype(np.float16), allow_pickle=False)
+        texts.append(folder / f"{name}.parquet")
+        rows.append(folder / f"{name}.npy")
+        files[f"passages/{name}.parquet"], files[f"embeddings/{name}.npy"] = map(
+            store.blobs.put_file, (texts[-1], rows[-1])
+        )
+        parts.append(PartEntry(name, first, first + size - 1, size))
+    words = KIND.plan(IndexRecipe("BM25", over="text"), count, 0)
+    lists = resolve(IndexRecipe(f"IVF,PQ{dim // 4}np,Refine(vectors)"), count, dim)
+    run_stages(words, texts, folder / "bm25.postings", folder)
+    run_stages(lists, rows, folder / "ivfpq.faiss", folder)
+    files["index/bm25.postings"] = store.blobs.put_file(folder / "bm25.postings")
+    files["index/ivfpq.faiss"] = store.blobs.put_file(folder / "ivfpq.faiss")
+    entries = {"bm25": words.entry() | {"file": "index/bm25.postings"}, "ivfpq": lists.entry()}
+    kinds = {"embeddings": {"kind": "vectors"}}
+    content = Content({"kind": "passages"}, tuple(parts), files, {}, kinds, entries, "bm25")
+    content = with_range_digests(
+        store, content, list_range_tasks(content), lambda tasks, _: [compute_once(task, store) for task in tasks]
+    )
+    tag(store, store.snapshots.publish(Manifest(content)), "latest")
+
+
+def mount(store: Store) -> None:
+    """Put the files of a local store behind the far file system."""
+    for file in store.files.iter_tree():
+        with store.files.local_path(file.path).open("rb") as source:
+            body: Any = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) if file.size else b""
+        Far.write(f"bench/{file.path}", body, file.size, file.modified)
+
+
+Ask = Callable[[int], Sequence[Hit]]  # answers the question with that number
+
+
+def open_search(snapshot: Snapshot, index: str, asked: "Asked") -> Ask:
+    """Open an index of a snapshot."""
+    if index == "bm25":
+        retriever = open_retriever(snapshot, index)
+        return lambda number: retriever.search([asked.questions[number]], K)[0]
+    dense = DenseRetriever(snapshot, None, index)
+    return lambda number: dense.search_vectors(asked.vectors[number : number + 1], K)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The same number of questions as texts, and as vectors near those of passages."""
+
+    questions: Sequence[str]
+    vectors: Vectors
+
+
+def facts(hits: Sequence[Hit]) -> list[tuple[Passage, float]]:
+    return [(hit.passage, hit.score) for hit in hits]
+
+
+def measure(index: str, local: Snapshot, asked: Asked, seconds: float) -> dict[str, Any]:
+    """Ask cold questions, then all of them again, and the same of the mapped files."""
+    mapped, count = open_search(local, index, asked), len(asked.questions)
+    expected = [facts(mapped(number)) for number in range(count)]
+    costs: dict[str, list[float]] = {
+        name: [] for name in ("open_s", "cold_s", "open_bytes", "bytes", "rounds", "requests")
+    }
+    equal = True
+    for number in range(count):
+        with tempfile.TemporaryDirectory() as cache, latency(seconds):
+            os.environ["BOOKWHEEL_CACHE"] = cache
+            started = time.perf_counter()
+            with Snapshot.open("far://bench", by_ranges=True) as snapshot:
+                ask = open_search(snapshot, index, asked)
+                costs["open_s"].append(time.perf_counter() - started)
+                assert snapshot.ranges is not None
+                ranges = snapshot.ranges.cache
+                before = ranges.rounds, ranges.requests, ranges.fetched_bytes
+                started = time.perf_counter()
+                hits = ask(number)
+                costs["cold_s"].append(time.perf_counter() - started)
+                costs["open_bytes"].append(before[2])
+                for name, value, earlier in zip(
+                    ("rounds", "requests", "bytes"),
+                    (ranges.rounds, ranges.requests, ranges.fetched_bytes),
+                    before,
+                    strict=True,
+                ):
+                    costs[name].append(value - earlier)
+                equal &= facts(hits) == expected[number]
+                if number == count - 1:
+                    warm = _warm_seconds(ask, count)
+    result = {name: [round(statistics.median(values), 4), round(max(values), 4)] for name, values in costs.items()}
+    mapped_seconds = _warm_seconds(mapped, count)
+    return {
+        **result,
+        "warm_ms": round(1e3 * warm, 2),
+        "mapped_ms": round(1e3 * mapped_seconds, 2),
+        "warm_ratio": round(mapped_seconds / warm, 3),
+        "equal": equal,
+    }
+
+
+def _warm_seconds(ask: Ask, count: int) -> float:
+    for number in range(count):
+        ask(number)
+    times = []
+    for number in range(count):
+        started = time.perf_counter()
+        ask(number)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--passages", type=int, default=40_000)
+    parser.add_argument("--dim", type=int, default=96)
+    parser.add_argument("--ms", type=float, default=20)
+    parser.add_argument("--asked", type=int, default=15)
+    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--questions", type=Path, default=QUESTIONS)
+    parser.add_argument("--store", type=Path, help="keep the store there, or measure the one that is there")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        place = arguments.store or Path(folder) / "store"
+        is_new = not place.exists()
+        store = Store.open(str(place), create=True)
+        os.environ["BOOKWHEEL_CACHE"] = str(Path(folder) / "stamps")
+        if is_new:
+            sources = lines(arguments.texts) if arguments.texts else demo_passages()
+            (Path(folder) / "work").mkdir()
+            publish(store, Path(folder) / "work", sources, arguments.passages, arguments.dim)
+        questions = [row["question"] for row in lines(arguments.questions)][: arguments.asked]
+        local = Snapshot.open(str(place))
+        rows = np.random.default_rng(3).integers(local.n, size=arguments.asked)
+        first = np.asarray(local.embeddings(local.parts[0].name), np.float32)
+        noise = np.random.default_rng(4).normal(size=(arguments.asked, first.shape[1])) * 0.05
+        asked = Asked(questions, (first[rows % len(first)] + noise).astype(np.float32))
+        mount(store)
+        results = {index: measure(index, local, asked, arguments.ms / 1e3) for index in ("bm25", "ivfpq")}
+        with latency(arguments.ms / 1e3):
+            started = time.perf_counter()
+            far = Store.open("far://bench")
+            report = pull(
+                far, "latest", Path(folder) / "pulled", select=select_files(local.manifest.content), mapped=False
+            )
+            pulled = {"pull_s": round(time.perf_counter() - started, 3), "pull_bytes": report.fetched_bytes}
+        sizes = {
+            path: ref.size for path, ref in local.manifest.content.files.items() if path.startswith(("index", "ranges"))
+        }
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        cold = results["bm25"]["open_s"][0] + results["bm25"]["cold_s"][0]
+        print(
+            json.dumps(
+                {
+                    "passages": local.n,
+                    "ms": arguments.ms,
+                    **results,
+                    **pulled,
+                    "ratio": round(pulled["pull_s"] / cold, 2),
+                    "peak_mb": peak,
+                    "sizes": sizes,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

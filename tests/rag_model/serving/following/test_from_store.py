@@ -1,0 +1,92 @@
+"""A service that answers from the store by ranges: before its pull ends, and without a pull."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.store.store import Store
+from tests.benchmarks.far_store import Far
+from tests.fixtures.ranged import WORDS, far_copy, list_questions, publish_ranged
+from tests.fixtures.serving import QUICK, Serving, serving, until
+
+FROM_STORE = replace(QUICK, from_store=True, retrievers=("bm25", "ivf", "rrf(bm25, exact)"))
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("published")
+    store = Store.open(str(folder / "store"), create=True)
+    publish_ranged(store, folder)
+    return store
+
+
+@pytest.fixture
+def far(local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    with far_copy(local) as store:
+        yield store
+
+
+def ask_both(served: Serving, question: str) -> list[dict[str, Any]]:
+    """Ask by words and by vectors."""
+    requests = [{"questions": [question], "k": 5, "retriever": name} for name in ("bm25", "ivf")]
+    return [served.client.post("/search", json=request).raise_for_status().json() for request in requests]
+
+
+def is_ranged(served: Serving) -> bool:
+    current = served.service.slot.current
+    return current is not None and current.is_ranged
+
+
+def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, may_pull = Far.cat_file, threading.Event()
+
+    def hold_whole_files(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        if start == 0 and end is not None and end - start > 90_000:  # only a pull reads as much at once
+            may_pull.wait(60)
+        return read(self, path, start, end)
+
+    monkeypatch.setattr(Far, "cat_file", hold_whole_files)
+    with serving(far.url, tmp_path / "pulled", FROM_STORE) as served:
+        assert is_ranged(served)
+        from_store = [ask_both(served, question) for question in list_questions()]
+        early = served.client.post("/search", json={"questions": ["bada"], "retriever": "exact"})
+        assert early.status_code == 503
+        assert "not pulled yet: ask bm25" in early.json()["detail"]
+        may_pull.set()
+        until(lambda: not is_ranged(served))
+        assert [ask_both(served, question) for question in list_questions()] == from_store
+        assert served.client.post("/search", json={"questions": ["bada"], "retriever": "exact"}).status_code == 200
+        assert (tmp_path / "pulled" / "current").exists()
+
+
+def test_without_a_pull_what_cannot_be_read_is_an_error_and_all_else_answers(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as served:
+        before = served.search("bada")
+        assert not (tmp_path / "pulled").exists()
+        with monkeypatch.context() as patched:
+            patched.setattr(Far, "cat_file", _fail)
+            assert served.search("bada") == before
+            cut = served.client.post("/search", json={"questions": [" ".join(WORDS)], "k": 100})
+            assert cut.status_code == 503
+            assert "the network is down" in cut.json()["detail"]
+        (snapshot,) = far.snapshots.list_ids()
+        content = far.snapshots.get(snapshot).content
+        far.files.remove(far.snapshots.manifest_path(snapshot))
+        for ref in content.files.values():
+            far.files.remove(ref.path)
+        gone = served.client.post("/search", json={"questions": [" ".join(WORDS)], "k": 100})
+        assert gone.status_code == 410
+        assert "expired or was taken down" in gone.json()["detail"]
+
+
+def _fail(*arguments: object, **options: object) -> None:
+    raise OSError("the network is down")

@@ -1,0 +1,153 @@
+"""Search a snapshot in its store by verified ranges: equal to a copy of it, and what it survives."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import StoreError
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.hits import Hit
+from rag_model.store.store import Store
+from rag_model.store.versions import ranges
+from rag_model.store.versions.manifest import RANGE_DIGESTS, Manifest
+from rag_model.store.versions.snapshot import Snapshot
+from tests.benchmarks.far_store import Far
+from tests.fixtures.ranged import DIM, WORDS, K, far_copy, list_questions, publish_ranged
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The published snapshot in a local store."""
+    folder = tmp_path_factory.mktemp("published")
+    store = Store.open(str(folder / "store"), create=True)
+    publish_ranged(store, folder)
+    return store
+
+
+def ask(snapshot: Snapshot) -> dict[str, list[list[Hit]]]:
+    vectors = np.random.default_rng(5).normal(size=(12, DIM)).astype(np.float32)
+    hits = {name: DenseRetriever(snapshot, None, name).search_vectors(vectors, K) for name in ("ivf", "rotated")}
+    return {**hits, "bm25": open_retriever(snapshot, "bm25").search(list_questions(), K)}
+
+
+def facts(hits: dict[str, list[list[Hit]]]) -> dict[str, list[list[tuple[Passage, float]]]]:
+    return {name: [[(hit.passage, hit.score) for hit in line] for line in lines] for name, lines in hits.items()}
+
+
+def test_search_by_ranges_of_a_real_s3_store_equals_search_of_the_files(
+    local: Store, s3_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Store.open(s3_store_url, create=True)
+    for file in local.files.iter_tree():
+        remote.files.write(file.path, local.files.read(file.path) or b"")
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    with Snapshot.open(str(local.url)) as snapshot, Snapshot.open(s3_store_url, by_ranges=True) as ranged:
+        assert ranged.ranges is not None
+        assert facts(ask(ranged)) == facts(ask(snapshot))
+        first_requests = ranged.ranges.cache.requests
+        ask(ranged)
+        assert ranged.ranges.cache.requests == first_requests
+        assert not list((tmp_path / "cache").glob("??/*")), "no file was copied as a whole"
+    with Snapshot.open(s3_store_url, by_ranges=True) as again:  # finds and verifies what is on the disk
+        assert again.ranges is not None
+        assert facts(ask(again)) == facts(ask(Snapshot.open(str(local.url))))
+        assert again.ranges.cache.requests == 0
+
+
+@pytest.fixture
+def far(local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The store behind a file system of which every request can be counted and can fail."""
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    with far_copy(local) as store:
+        yield store
+
+
+def blob_path(store: Store, path: str) -> tuple[str, str]:
+    content = store.snapshots.get(store.snapshots.resolve("latest")).content
+    folder, _, name = f"ranged/{content.files[path].path}".rpartition("/")
+    return folder, name
+
+
+@pytest.mark.parametrize("path", ["index/bm25.postings", "passages/part-1.parquet", "index/ivf.faiss", RANGE_DIGESTS])
+def test_damaged_range_is_named_and_refused(far: Store, path: str) -> None:
+    folder, name = blob_path(far, path)
+    body, size, written = Far.folders[folder][name]
+    assert isinstance(body, bytes)
+    Far.folders[folder][name] = bytes(byte ^ 1 for byte in body), size, written
+    with Snapshot.open(far.url, by_ranges=True) as snapshot, pytest.raises(StoreError, match=f"of {path}.*read twice"):
+        ask(snapshot)
+    Far.folders[folder][name] = body, size, written
+    with Snapshot.open(far.url, by_ranges=True) as snapshot:
+        assert all(map(all, ask(snapshot).values()))
+
+
+def test_range_that_was_damaged_on_its_way_is_read_again(far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, damaged = Far.cat_file, set[str]()
+
+    def damage_first_read(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        data = read(self, path, start, end)
+        if start is None or path in damaged:
+            return data
+        damaged.add(path)
+        return data[:-1] + bytes([data[-1] ^ 255])
+
+    monkeypatch.setattr(Far, "cat_file", damage_first_read)
+    with Snapshot.open(far.url, by_ranges=True) as snapshot:
+        assert all(map(all, ask(snapshot).values()))
+    assert damaged
+
+
+def test_cached_ranges_answer_while_the_store_is_away(far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Snapshot.open(far.url, by_ranges=True) as snapshot:
+        retriever = open_retriever(snapshot, "bm25")
+        hits = retriever.search(list_questions()[:1], 1)
+        monkeypatch.setattr(Far, "cat_file", partial(_fail, OSError("the network is down")))
+        shutil.rmtree(Path(os.environ["BOOKWHEEL_CACHE"]))
+        assert retriever.search(list_questions()[:1], 1) == hits
+        with pytest.raises(StoreError, match="the network is down"):
+            retriever.search([" ".join(WORDS)], 100)
+
+
+def _fail(error: Exception, *arguments: object, **options: object) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 16, 1 << 20])
+def test_small_cache_stays_within_its_limit_and_changes_no_answer(far: Store, local: Store, cache_bytes: int) -> None:
+    with Snapshot.open(far.url, by_ranges=True, cache_bytes=cache_bytes) as snapshot:
+        assert facts(ask(snapshot)) == facts(ask(Snapshot.open(local.url)))
+        assert snapshot.ranges is not None
+        pinned = 120_000 + (2 << 15)  # the headers of three indexes, in blocks
+        stored = sum(512 * path.stat().st_blocks for path in Path(os.environ["BOOKWHEEL_CACHE"]).rglob("*.ranges"))
+        assert stored <= cache_bytes + pinned
+
+
+def test_few_dependent_requests_a_query(far: Store) -> None:
+    with Snapshot.open(far.url, by_ranges=True) as snapshot:
+        words, vectors = open_retriever(snapshot, "bm25"), DenseRetriever(snapshot, None, "ivf")
+        assert snapshot.ranges is not None
+        cache = snapshot.ranges.cache
+        before = cache.rounds
+        words.search([" ".join(WORDS[-40:-20:4])], K)
+        assert cache.rounds - before <= 3  # dictionary, lists, passages
+        before = cache.rounds
+        vectors.search_vectors(np.random.default_rng(6).normal(size=(1, DIM)).astype(np.float32), K)
+        assert cache.rounds - before <= 3  # lists, vectors, passages
+
+
+def test_index_without_digests_is_copied(local: Store, far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "WHOLE_BYTES", 100)  # as if all files were large
+    content = local.snapshots.get(local.snapshots.resolve("latest")).content
+    bare = replace(content, files={path: ref for path, ref in content.files.items() if not path.startswith("ranges/")})
+    identity = far.snapshots.publish(Manifest(bare))
+    with Snapshot.open(far.url, identity, by_ranges=True) as snapshot:
+        assert facts(ask(snapshot)) == facts(ask(Snapshot.open(local.url)))
+        assert list(Path(os.environ["BOOKWHEEL_CACHE"]).glob("??/*"))
