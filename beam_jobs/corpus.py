@@ -11,17 +11,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from beam_jobs import embed, index
 from beam_jobs.embed import STATIC_LIBRARIES, EmbedTask
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.workers import count_gpus
 from rag_model.arrays import Rows
+from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.tensors import find_row_stretches
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.encoding import store_bag_tokenizer
-from rag_model.snapshots.parent_index import PartWithParents, concatenate_parent_rows, list_parts, match_parts
+from rag_model.snapshots.parent_index import (
+    PartWithParents,
+    concatenate_parent_rows,
+    list_parts,
+    match_parts,
+    match_weighted_terms,
+)
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.deltas import DeltaStep, build_delta, list_delta_steps
 from rag_model.store.recorded_tasks import RecordedTask, compute_once
@@ -114,21 +123,35 @@ def _encode_bags(
 def delta(step: DeltaStep, store: Store) -> Report:
     """Create the delta of one file, unless it is recorded."""
 
-    def find_base_rows() -> Rows:
+    def read_parts() -> list[PartWithParents]:
         parts = json.loads(store.blobs.read(step.parts)) if step.parts else []
-        return concatenate_parent_rows(match_parts(store, map(PartWithParents.from_json, parts), by_text=True))
+        return [*map(PartWithParents.from_json, parts)]
 
-    record = build_delta(store, step, find_base_rows, find_row_lists, find_row_stretches)
+    def find_base_rows() -> Rows:
+        return concatenate_parent_rows(match_parts(store, read_parts(), by_text=True))
+
+    def find_new_terms() -> tuple[Rows, SparseVectors]:
+        from rag_model.index.postings.derive import longest_rising_subsequence  # noqa: PLC0415
+
+        rows, read_rows = match_weighted_terms(store, read_parts())
+        rows = np.where(longest_rising_subsequence(rows), rows, -1)
+        new_rows = np.flatnonzero(rows < 0)
+        return rows, SparseVectors.concatenate([SparseVectors.empty(), *read_rows(new_rows)])
+
+    record = build_delta(store, step, find_base_rows, find_row_lists, find_row_stretches, find_new_terms)
     return {"bytes": sum(ref.size for ref in record.outputs.values())}
 
 
 def write_deltas(before: Content, after: Content, launch: Launch, on_progress: OnProgress | None = None) -> int:
     """Create all deltas from one snapshot's files to another's; return their total bytes."""
     steps = [step for steps in list_delta_steps(before, after).values() for step in steps]
-    if any(step.base and not step.is_passages for step in steps):
-        parts = [part.to_json() for part in list_parts(before, after)]
-        blob = Store.open(launch.store_url).blobs.put_bytes(json.dumps(parts).encode())
-        steps = [replace(step, parts=blob) if step.base and not step.is_passages else step for step in steps]
+    compared = {step.over for step in steps if step.base and not step.is_passages}
+    put = Store.open(launch.store_url).blobs.put_bytes
+    parts = {
+        over: put(json.dumps([part.to_json() for part in list_parts(before, after, over)]).encode())
+        for over in compared
+    }
+    steps = [replace(step, parts=parts[step.over]) if step.base and not step.is_passages else step for step in steps]
     reports = run_job("delta", delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
     return sum(report["bytes"] for report in reports)
 

@@ -66,6 +66,8 @@ class Build:
     ready_indexes: Sequence[BuiltIndex] = ()  # files of other programs, in the store already
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     parent: Manifest | None = None  # its inverted indexes are updated instead of built again
+    # In a takedown: the content with the pages, from whose inverted indexes the new ones are derived.
+    redacted_content: Content | None = None
 
     @property
     def parent_content(self) -> Content | None:
@@ -190,12 +192,13 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
 
     Also write the deltas of passages, which such indexes are derived with.
     """
-    if build.parent_content is None:
+    base = build.parent_content or build.redacted_content
+    if base is None:
         return {}
     draft = build.assemble_content(())
-    find_parent_index = partial(ParentIndex.of, build.store, build.parent_content, draft)
+    find_parent_index = partial(ParentIndex.of, build.store, base, draft)
     parent_indexes = {name: index for name, plan in build.plans.items() if (index := find_parent_index(name, plan))}
-    if parent_indexes:
+    if parent_indexes and build.parent_content:
         offer_deltas(build, build.parent_content, draft)
     return parent_indexes
 

@@ -5,8 +5,9 @@ that was never free). The record is written first. From then on no build include
 snapshot with them can be published. Then each snapshot that contains one, with or without a ref, is
 built without it: its rows are removed from passages, vectors and article logs. Graphs are updated
 by deletion: a cell loses the page's vectors, their links and their digests, and the centroids that
-they were near become means of the remaining vectors. The same jobs build all other indexes again,
-without reusing a training on the page's vectors, and measure them. The gate is not applied, since
+they were near become means of the remaining vectors. Inverted indexes of words and of weighted terms
+are derived from the old ones, to the bytes of a build without the pages. The same jobs build all
+other indexes again, without reusing a training on the page's vectors, and measure them. The gate is not applied, since
 the old snapshot must be replaced in any case.
 
 The new snapshot replaces the old one. Refs that name the old one move. Earlier moves in their logs
@@ -201,6 +202,7 @@ def prepare_takedown_build(
         plans,
         assemble_content,
         {**provenance, **takedown_provenance},
+        redacted_content=old.content,
     )
 
 

@@ -124,6 +124,25 @@ def keep_ascending(rows: Rows) -> Rows:
     return np.where(np.diff(np.maximum.accumulate(rows), prepend=-1) > 0, rows, -1)
 
 
+def match_digests(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> Rows:
+    """Return (n,) the position in `old` of each of `new`, -1 if there is none.
+
+    Of equal digests, the first of `new` is the first of `old`, and so on, so that each position is
+    there once.
+    """
+    if not len(old):
+        return np.full(len(new), -1)
+    old_order, new_order = (np.argsort(digests, kind="stable") for digests in (old, new))
+    old_sorted, new_sorted = old[old_order], new[new_order]
+    rank = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)  # among equal ones
+    places = np.searchsorted(old_sorted, new_sorted) + rank
+    is_found = places < len(old)
+    is_found[is_found] = old_sorted[places[is_found]] == new_sorted[is_found]
+    positions = np.full(len(new), -1)
+    positions[new_order[is_found]] = old_order[places[is_found]]
+    return positions
+
+
 def find_runs(rows: Rows) -> tuple[Rows, Rows]:
     """Return the position and the length of each run of rows that ascend by one, or are all -1."""
     count = len(rows)

@@ -319,6 +319,10 @@ MAX_TERMS = 1 << 24  # of a vocabulary
 MAX_WEIGHT = 255
 QUERY_UNITS = 4096  # units of a query weight of 1; finer than any encoder's rounding
 _TERMS_COLUMN = "terms"
+# Steele, Lea, Flood. Fast splittable pseudorandom number generators. OOPSLA 2014: `splitmix64`.
+_DIGEST_ROUNDS = tuple(
+    (np.uint64(shift), np.uint64(factor)) for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +341,15 @@ class SparseVectors(RaggedBatch):
     def empty(cls) -> Self:
         """Return an instance without passages."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(1, np.int64))
+
+    def compute_digests(self) -> npt.NDArray[np.uint64]:
+        """Return a number for each passage, (m,), that is equal for equal terms and weights."""
+        numbers = (self.terms.astype(np.uint64) << np.uint64(8) | self.weights) + np.uint64(1)
+        for shift, factor in _DIGEST_ROUNDS:
+            numbers = (numbers ^ (numbers >> shift)) * factor
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(numbers ^ (numbers >> np.uint64(31)))])
+        digests: npt.NDArray[np.uint64] = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+        return digests
 
 
 class SparseWriter(RaggedWriter[SparseVectors]):

@@ -30,7 +30,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.index.factory import parse_factory
@@ -50,9 +50,6 @@ from rag_model.index.quality.results import (
 )
 from rag_model.plugins import Registry
 from rag_model.ranges import RangedFile
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 RepresentationType = Literal["vectors", "tokens", "sparse", "text"]
 IndexEntry = Mapping[str, Any]  # an index's entry in a manifest
@@ -545,13 +542,15 @@ class RangedKind(Protocol):
 
 @runtime_checkable
 class DerivingKind(Protocol):
-    """A kind over text that can derive its file from the previous index and the passages.
+    """A kind over text or weighted terms that can derive its file from the previous index.
 
     The derived file has the same bytes as a full build. A build derives instead of scattering and
-    merging, and a puller derives instead of fetching.
+    merging. A puller derives instead of fetching, from the passages, or from a delta with the
+    weighted terms of new passages.
     """
 
     name: ClassVar[str]
+    represents: ClassVar[RepresentationType]
 
     def derive(
         self,
@@ -559,7 +558,7 @@ class DerivingKind(Protocol):
         entry: IndexEntry,
         before: Path,
         kept: Rows,
-        texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
+        texts: Callable[[Rows], Iterator[Any]],
         out: Path,
     ) -> IndexStats | None:
         """Derive the index file; its bytes are those of a full build.
@@ -569,7 +568,8 @@ class DerivingKind(Protocol):
             entry: the manifest entry of the new index.
             before: the file of the previous index.
             kept: (n,) the previous row of each passage; -1 if the passage is new.
-            texts: yields title and text of the passages with the given rows, ascending.
+            texts: yields the passages with the given rows, ascending: record batches of title and
+                text, or `SparseVectors` if the index is over weighted terms.
             out: the file to write.
 
         Returns:

@@ -18,7 +18,8 @@ from rag_model.index.files.vectors import RemoteRowFiles
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import DerivingKind, IndexFiles, RepresentationType, get_kind, get_kind_of_entry
 from rag_model.index.search import get_opener
-from rag_model.store.versions.manifest import EMBEDDINGS, EXACT
+from rag_model.store.pulling.delta_files import read_new_terms
+from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
 _RANGED_KINDS = ("bm25", "impact", "ivf")  # of which a small file is searched by ranges too
@@ -231,7 +232,12 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
 
 
 def derive_index_file(
-    previous: Snapshot, snapshot: Snapshot, path: str, previous_rows: Callable[[], Rows], out: Path
+    previous: Snapshot,
+    snapshot: Snapshot,
+    path: str,
+    previous_rows: Callable[[], Rows],
+    new_terms: Path | None,
+    out: Path,
 ) -> bool:
     """Write an index file of a snapshot, if its kind can derive it from a previous snapshot's file.
 
@@ -240,6 +246,8 @@ def derive_index_file(
         snapshot: the one that is being pulled; its passages are on this disk.
         path: of the index file, in `snapshot`.
         previous_rows: returns the row of each passage in `previous`, (n,); -1 for new passages.
+        new_terms: the weighted terms of new rows, for an index that is over such terms; None: the
+            store has none for `previous`.
         out: path to write.
 
     Returns:
@@ -255,8 +263,13 @@ def derive_index_file(
         kind = get_kind(entries[1]["kind"])
         if not isinstance(kind, DerivingKind) or entries[0].get("kind") != kind.name:
             return False
-        previous_path, read_texts = previous.path(previous_content.index_file(name)), _text_reader(snapshot)
-        return kind.derive(*entries, previous_path, previous_rows(), read_texts, out) is not None
+        files = *entries, previous.path(previous_content.index_file(name))
+        if kind.represents == TEXT:
+            return kind.derive(*files, previous_rows(), _text_reader(snapshot), out) is not None
+        if new_terms is None:
+            return False
+        base_rows, terms = read_new_terms(new_terms, content.files[path].size)
+        return kind.derive(*files, base_rows, lambda rows: iter([terms]), out) is not None
     except BookwheelError:
         return False
 

@@ -1,9 +1,10 @@
 """The parent's inverted index, from which a build derives its own: the file, and a mapping of its
 rows.
 
-Unchanged parts need no comparison. For a changed part, the delta that pulls use tells which rows
-are new and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined by
-their hashes and the texts of new ones are read.
+Unchanged parts need no comparison. Over text, the delta that pulls use tells which rows of a changed
+part are new and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined by
+their hashes and the texts of new ones are read. Weighted terms are compared with those of the
+parent, row by row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rag_model.arrays import Partition, Rows
+from rag_model.arrays import Partition, Rows, match_digests
 from rag_model.corpus.passage_delta import compute_base_rows
 from rag_model.corpus.passages import PassageFile, read_hashes
+from rag_model.corpus.ragged_file import SparseFile, SparseVectors
 from rag_model.errors import BookwheelError, InputError
 from rag_model.index.kind import DerivingKind, get_kind
 from rag_model.index.plan import IndexPlan, IndexStats
@@ -27,7 +29,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.deltas import DeltaStep, find_delta
 from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, passages_path
+from rag_model.store.versions.manifest import TEXT, Content
 
 _COLUMNS = ["title", "text"]
 # bytes of new texts kept from the first reading of the deltas; the others are read again
@@ -38,34 +40,40 @@ _DELTA_EXPANSION = 8
 
 @dataclass(frozen=True, slots=True)
 class PartWithParents:
-    """A part of a build, and the parent's parts with the same pages."""
+    """A part of a build in one representation, and the parent's parts with the same pages."""
 
-    passages: BlobRef
+    file: BlobRef  # of the part: its passages, or its rows in another representation
     rows: int
-    # passage file, its first row in the parent, number of rows
-    parent_passages: tuple[tuple[BlobRef, int, int], ...]
+    # such a file, its first row in the parent, number of rows
+    parent_files: tuple[tuple[BlobRef, int, int], ...]
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the record that `ParentIndex.to_json` wrote."""
-        parent_passages = tuple((BlobRef.from_json(ref), first, rows) for ref, first, rows in value["before"])
-        return cls(BlobRef.from_json(value["passages"]), value["rows"], parent_passages)
+        parent_files = tuple((BlobRef.from_json(ref), first, rows) for ref, first, rows in value["before"])
+        return cls(BlobRef.from_json(value["file"]), value["rows"], parent_files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
-        parent_passages = [[ref.to_json(), first, rows] for ref, first, rows in self.parent_passages]
-        return {"passages": self.passages.to_json(), "rows": self.rows, "before": parent_passages}
+        parent_files = [[ref.to_json(), first, rows] for ref, first, rows in self.parent_files]
+        return {"file": self.file.to_json(), "rows": self.rows, "before": parent_files}
 
 
-def list_parts(parent_content: Content, content: Content) -> Iterator[PartWithParents]:
-    """Yield the parts of a content, each with the parent's parts of the same pages."""
+def list_parts(parent_content: Content, content: Content, over: str = TEXT) -> Iterator[PartWithParents]:
+    """Yield the parts of a content with rows, each with the parent's parts of the same pages.
+
+    `over` is the representation whose files are listed.
+    """
     starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
     for part in content.parts:
+        if not part.rows:
+            continue
         refs = tuple(
-            (parent_content.files[passages_path(parent_part.name)], int(starts[number]), parent_part.rows)
+            (parent_content.files[parent_content.rows_path(over, parent_part.name)], starts[number], parent_part.rows)
             for number, parent_part in ranges.within(part.first_page, part.last_page)
+            if parent_part.rows
         )
-        yield PartWithParents(content.files[passages_path(part.name)], part.rows, refs)
+        yield PartWithParents(content.files[content.rows_path(over, part.name)], part.rows, refs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class ParentIndex:
     def of(
         cls, store: Store, parent_content: Content | None, content: Content, name: str, plan: IndexPlan
     ) -> Self | None:
-        """Return the parent's index of that name; None if it is missing or has other settings.
+        """Return the parent's index of that name; None if it is missing or differs in settings or encoder.
 
         Args:
             store: the store of both snapshots.
@@ -94,9 +102,11 @@ class ParentIndex:
             return None
         entry, file = parent_content.indexes.get(name, {}), parent_content.files.get(parent_content.index_file(name))
         is_same_plan = all(entry.get(key) == value for key, value in plan.entry().items() if key not in ("n", "search"))
-        if not is_same_plan or file is None or not store.blobs.exists(file):
+        over = TEXT if kind.represents == TEXT else plan.over
+        is_same = is_same_plan and content.shares_space(parent_content, over)
+        if not is_same or file is None or not store.blobs.exists(file):
             return None
-        return cls(file, entry, tuple(list_parts(parent_content, content)))
+        return cls(file, entry, tuple(list_parts(parent_content, content, over)))
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -121,14 +131,16 @@ class ParentIndex:
         kind = get_kind(plan.kind)
         if not isinstance(kind, DerivingKind):
             return None
+        files = self.entry, plan.entry(), store.blobs.get_local_path(self.file)
+        if kind.represents != TEXT:
+            return kind.derive(*files, *match_weighted_terms(store, self.parts), out)
         matches = match_parts(store, self.parts, _BUFFERED_BYTES)
-        parent_rows = concatenate_parent_rows(matches)
 
         def texts(rows: Rows) -> Iterator[pa.RecordBatch]:
             for number, _, part_rows in Partition(len(part.parent_rows) for part in matches).split(rows):
                 yield from matches[number].texts(part_rows)
 
-        return kind.derive(self.entry, plan.entry(), store.blobs.get_local_path(self.file), parent_rows, texts, out)
+        return kind.derive(*files, concatenate_parent_rows(matches), texts, out)
 
 
 def match_parts(
@@ -147,6 +159,58 @@ def match_parts(
         matches.append(PartMatch.of(store, part, buffer_bytes, by_text=by_text))
         buffer_bytes -= _count_bytes(matches[-1].buffered_texts)
     return matches
+
+
+def match_weighted_terms(
+    store: Store, parts: Sequence[PartWithParents]
+) -> tuple[Rows, Callable[[Rows], Iterator[SparseVectors]]]:
+    """Return the parent's row with the same weighted terms for each row, (n,), or -1.
+
+    Also return a function that yields the weighted terms of ascending rows. Parts whose file the
+    parent has are not read.
+
+    Raises:
+        InputError: a file is damaged, or its weights have another scale than those of the parent.
+        StoreError: a file is damaged or missing.
+    """
+    parent_rows = [np.empty(0, np.int64), *(_match_terms_of_part(store, part) for part in parts)]
+
+    def read_rows(rows: Rows) -> Iterator[SparseVectors]:
+        for number, _, part_rows in Partition(part.rows for part in parts).split(rows):
+            yield SparseFile(store.blobs.get_local_path(parts[number].file)).take(part_rows)
+
+    return np.concatenate(parent_rows), read_rows
+
+
+def _match_terms_of_part(store: Store, part: PartWithParents) -> Rows:
+    for parent_file, first, rows in part.parent_files:
+        if parent_file == part.file and rows == part.rows:
+            return np.arange(first, first + rows)
+    file = SparseFile(store.blobs.get_local_path(part.file))
+    if file.n != part.rows:
+        raise InputError(f"a part has {file.n} rows of weighted terms, not {part.rows}: build it again")
+    old, numbers = [SparseVectors.empty()], [np.empty(0, np.int64)]
+    for parent_file, first, rows in part.parent_files:
+        if store.blobs.exists(parent_file):
+            parent = SparseFile(store.blobs.get_local_path(parent_file))
+            if (parent.scale, parent.n) != (file.scale, rows):
+                raise InputError(f"{parent.path} has another scale or number of rows: build the index again")
+            old.extend(parent.iter_batches())
+            numbers.append(np.arange(first, first + rows))
+    positions = _find_equal_terms(
+        SparseVectors.concatenate(old), SparseVectors.concatenate([SparseVectors.empty(), *file.iter_batches()])
+    )
+    return np.append(np.concatenate(numbers), -1)[positions]
+
+
+def _find_equal_terms(old: SparseVectors, new: SparseVectors) -> Rows:
+    """Return the position in `old` of each row of `new` with the same terms and weights, or -1."""
+    positions = match_digests(old.compute_digests(), new.compute_digests())
+    rows = np.flatnonzero(positions >= 0)
+    pair = old.take(positions[rows]), new.take(rows)
+    if all(map(np.array_equal, (*pair[0].columns(), pair[0].offsets), (*pair[1].columns(), pair[1].offsets))):
+        return positions
+    raise InputError("two rows of weighted terms have the same digest: build the index again")
 
 
 def concatenate_parent_rows(matches: Iterable["PartMatch"]) -> Rows:
@@ -174,14 +238,14 @@ class PartMatch:
         """
 
         def passages() -> Path:
-            return store.blobs.get_local_path(part.passages)
+            return store.blobs.get_local_path(part.file)
 
-        if len(part.parent_passages) == 1:
-            (parent_passages, first, rows), *_ = part.parent_passages
-            if parent_passages == part.passages:
+        if len(part.parent_files) == 1:
+            (parent_passages, first, rows), *_ = part.parent_files
+            if parent_passages == part.file:
                 return cls(np.arange(first, first + rows), passages)
             with suppress(BookwheelError):  # without a delta that can be used it takes longer
-                if delta := find_delta(store, DeltaStep(part.passages, parent_passages, is_passages=True)):
+                if delta := find_delta(store, DeltaStep(part.file, parent_passages, is_passages=True)):
                     delta_path, is_small = (
                         partial(store.blobs.get_local_path, delta),
                         _DELTA_EXPANSION * delta.size <= buffer_bytes,
@@ -195,7 +259,7 @@ class PartMatch:
         hashes, parent_rows = read_hashes(passages()), np.full(part.rows, -1, np.int64)
         if len(hashes) != part.rows:
             raise InputError(f"a part's passages are {len(hashes)}, not {part.rows}: build it again")
-        for parent_passages, first, rows in part.parent_passages:
+        for parent_passages, first, rows in part.parent_files:
             if store.blobs.exists(parent_passages):
                 positions = (
                     pc.index_in(hashes, value_set=read_hashes(store.blobs.get_local_path(parent_passages)))

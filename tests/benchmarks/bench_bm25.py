@@ -174,7 +174,7 @@ def _made_of(store: Store, earlier: ParentIndex) -> float:
     """Make the deltas that a build makes for pullers; return CPU seconds."""
     began = time.process_time()
     for part in earlier.parts:
-        build_delta(store, DeltaStep(part.passages, part.parent_passages[0][0], is_passages=True))
+        build_delta(store, DeltaStep(part.file, part.parent_files[0][0], is_passages=True))
     return time.process_time() - began
 
 

@@ -15,6 +15,8 @@ from rag_model.digest import digest_file
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.quality.results import RecallFloor
 from rag_model.index.recipe import IndexRecipe
+from rag_model.retrieve.indexes import derive_index_file
+from rag_model.snapshots.encoding import RepresentRecipe
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.diff import diff_snapshots
 from rag_model.store.pulling.deltas import STAGE
@@ -22,18 +24,28 @@ from rag_model.store.pulling.folder import MANIFEST
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.upkeep.gc import collect_garbage
-from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, file_kind
+from rag_model.store.versions.manifest import select_files
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.held_text import told
+from tests.fixtures.tiny_splade import save_mlm
 
 LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find
-RECIPE = replace(
-    Recipe(chunk=ChunkRecipe(words=10)),
-    index={"hnsw": IndexRecipe("HNSW8"), "lists": IndexRecipe("IVF4,SQ8"), "words": IndexRecipe("BM25")},
-    gate=GateRecipe(queries=8, floors={"hnsw": LOOSE, "lists": LOOSE}),
-)
+INDEXES = {
+    "hnsw": IndexRecipe("HNSW8"),
+    "lists": IndexRecipe("IVF4,SQ8"),
+    "words": IndexRecipe("BM25"),
+    "bag": IndexRecipe("Impact1", over="bag"),
+}
 PAGES, EDITED = 100, 50
 SECRET = b"Xylophagous"  # the edit, of which no byte may be left
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A recipe with an index of each kind that has deltas, or is derived."""
+    bag = RepresentRecipe(kind="bag", encoder=str(save_mlm(tmp_path_factory.mktemp("mlm"))))
+    gate = GateRecipe(queries=8, floors={"hnsw": LOOSE, "lists": LOOSE})
+    return replace(Recipe(chunk=ChunkRecipe(words=10)), represent={"bag": bag}, index=INDEXES, gate=gate)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +66,10 @@ def dumps(
 
 
 @pytest.fixture(scope="module")
-def first(dumps: tuple[str, str], tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(dumps: tuple[str, str], tiny: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the first month."""
     store = tmp_path_factory.mktemp("first") / "store"
-    reindex.fn(dumps[0], str(store), str(tiny), RECIPE)
+    reindex.fn(dumps[0], str(store), str(tiny), recipe)
     return store
 
 
@@ -74,25 +86,30 @@ def deltas(store: Store) -> dict[str, str]:
     return {key: ref.path.rpartition("/")[2] for key, made in found.items() if made for ref in made.outputs.values()}
 
 
-def test_a_takedown_ends_the_deltas_with_the_page(store: Path, dumps: tuple[str, str], tiny: Path) -> None:
+def test_a_takedown_ends_the_deltas_with_the_page(
+    store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe
+) -> None:
     """And before it a pull of the second month takes a part of the bytes, and gives the same files."""
     opened, dest = Store.open(str(store)), store.with_name("dest")
     old = opened.snapshots.resolve("latest")
     pull(opened, old, dest)
-    new = reindex.fn(dumps[1], str(store), str(tiny), RECIPE).to_json()["snapshot"]
+    new = reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"]
     files = opened.snapshots.get(new).content.files
-    report = pull(opened, new, dest, select=lambda path: file_kind(path) not in BUILD_ONLY_KINDS)
+    select = select_files(opened.snapshots.get(new).content)
+    report = pull(opened, new, dest, select=select, derive=derive_index_file)
     here = [path.relative_to(report.path).as_posix() for path in report.path.rglob("*.*") if path.name != MANIFEST]
     assert len(here) >= 4
     assert all(digest_file(report.path / path) == files[path].id for path in here)
     made = {*deltas(opened).values()}
-    assert len(made) == 4, "passages, lists, a graph with and without that of the old month"
+    assert len(made) == 5, "passages, terms, lists, a graph with and without that of the old month"
     with Snapshot.from_store(opened, old) as before, Snapshot.from_store(opened, new) as after:
-        assert report.fetched_bytes == sum(its.fetched_bytes for its in diff_snapshots(before, after).pull.values())
+        told_bytes = {kind: its.fetched_bytes for kind, its in diff_snapshots(before, after).pull.items()}
+    assert 0 < told_bytes["index/bag"] < 0.1 * files["index/bag.postings"].size
+    assert report.fetched_bytes == sum(told_bytes.values()) - told_bytes["index/words"]
 
     for blob in made:  # as `verify` advises if deltas are damaged
         (store / "blobs" / blob[:2] / blob).unlink()
-    assert reindex.fn(dumps[1], str(store), str(tiny), RECIPE).to_json()["snapshot"] == new
+    assert reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"] == new
     assert all((store / "blobs" / blob[:2] / blob).exists() for blob in made)
 
     assert {*told(store, SECRET)} & made, "or there is nothing to take down"
@@ -103,28 +120,31 @@ def test_a_takedown_ends_the_deltas_with_the_page(store: Path, dumps: tuple[str,
     assert not made & {path.name for path in (store / "blobs").glob("??/*")}
 
 
-def test_an_index_of_words_is_made_of_the_parents(store: Path, dumps: tuple[str, str], tiny: Path) -> None:
-    """No part is counted again, and the file is that of a store without a parent."""
+def test_inverted_indexes_are_derived_from_the_parents(
+    store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe
+) -> None:
+    """No part is counted again, and the files are those of a store without a parent."""
     opened, fresh = Store.open(str(store)), store.with_name("fresh")
 
     def counted() -> int:
-        return sum(one["plan"]["kind"] == "bm25" for one in opened.memo.iter_inputs("scatter"))
+        return sum(one["plan"]["kind"] in ("bm25", "impact") for one in opened.memo.iter_inputs("scatter"))
 
     before = counted()
-    made = [reindex.fn(dumps[1], str(url), str(tiny), RECIPE).to_json()["snapshot"] for url in (store, fresh)]
+    made = [reindex.fn(dumps[1], str(url), str(tiny), recipe).to_json()["snapshot"] for url in (store, fresh)]
     files = [Store.open(str(url)).snapshots.get(one).content for url, one in zip((store, fresh), made, strict=True)]
-    assert len({content.files[content.index_file("words")] for content in files}) == 1
-    assert files[0].indexes["words"] == files[1].indexes["words"]
-    assert len([*opened.memo.iter_inputs("derive")]) == 1
+    for name in ("words", "bag"):
+        assert len({content.files[content.index_file(name)] for content in files}) == 1
+        assert files[0].indexes[name] == files[1].indexes[name]
+    assert len([*opened.memo.iter_inputs("derive")]) == 2
     assert counted() == before > 0
 
 
 def test_a_build_whose_deltas_cannot_be_made_is_published(
-    store: Path, dumps: tuple[str, str], tiny: Path, capfd: pytest.CaptureFixture[str]
+    store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe, capfd: pytest.CaptureFixture[str]
 ) -> None:
     opened = Store.open(str(store))
     before = opened.snapshots.get(opened.snapshots.resolve("latest")).content
     (store / before.files[before.index_file("lists")].path).unlink()  # what the new lists are compared with
-    made = reindex.fn(dumps[1], str(store), str(tiny), RECIPE).to_json()["snapshot"]
+    made = reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"]
     assert opened.snapshots.resolve("latest") == made
     assert "deltas not written, so that clients pull whole files: " in capfd.readouterr().err

@@ -7,6 +7,7 @@ import numpy as np
 from rag_model.arrays import RowLists
 from rag_model.corpus.passage_delta import apply_delta, write_delta
 from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.corpus.records import Passage
 from rag_model.store.pulling import delta_files
 from rag_model.store.pulling.delta_files import apply_splice, write_splice
@@ -78,7 +79,23 @@ def _read_row_delta(path: Path) -> None:
     apply_row_delta(base.path, path, base.size, path.parent / "made")
 
 
+_BASE_ROWS = np.array([0, 1, -1, 5, -1, -1])
+_TERMS = SparseVectors(
+    np.array([3, 70_000, 4, 5], np.int32), np.array([9, 255, 1, 2], np.uint8), np.array([0, 2, 2, 4])
+)
+
+
+def _new_terms(folder: Path) -> Path:
+    delta_files.write_new_terms(_BASE_ROWS, _TERMS, folder / "delta")
+    return folder / "delta"
+
+
+def _read_new_terms(path: Path) -> None:
+    delta_files.read_new_terms(path, _SIZE)
+
+
 DELTAS = (
+    ("new rows of weighted terms", _new_terms, _read_new_terms),
     ("row delta", _row_delta, _read_row_delta),
     ("passage delta", _passage_delta, _read_passage_delta),
     ("splice", _splice, _read_splice),

@@ -43,6 +43,7 @@ from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.cells import unpack_slices
 from rag_model.index.kind import IndexFiles, get_kind_for_factory
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.counting import count_texts, iter_texts
 from rag_model.index.postings.derive import derive_index
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.search import Bm25Index
@@ -296,7 +297,8 @@ def _derive_postings(path: Path) -> object:
     """Make the index after an insertion, two deletions and a change of the one before, and search it."""
     kept, out = np.array([*range(3), -1, *range(4, 30), -1, *range(31, 59)]), path.with_name("derived")
     new = pa.RecordBatch.from_pydict({"title": ["Pigs", ""], "text": ["very wise pigs 7 8", "two of them"]})
-    derive_index(path, kept, lambda _: iter([new]), Analyzer("english"), out, 10)
+    postings = count_texts(iter_texts([new]), Analyzer("english"))
+    derive_index(path, kept, lambda _: postings, out, 10)
     return _read_postings(out)
 
 

@@ -138,22 +138,3 @@ class CellHistory:
         numbers, is_original, members, sources = arrays
         generation, built_members, *built = numbers.tolist()
         return cls(int(generation), int(built_members), CellQuality(*built), is_original, members, sources)
-
-
-def match_digests(old: Digests, new: Digests) -> Rows:
-    """Return (n,) the position in `old` of each of `new`, -1 if there is none.
-
-    Of equal digests, the first of `new` is the first of `old`, and so on, so that each position is
-    there once.
-    """
-    if not len(old):
-        return np.full(len(new), -1)
-    old_order, new_order = (np.argsort(digests, kind="stable") for digests in (old, new))
-    old_sorted, new_sorted = old[old_order], new[new_order]
-    rank = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)  # among equal ones
-    places = np.searchsorted(old_sorted, new_sorted) + rank
-    is_found = places < len(old)
-    is_found[is_found] = old_sorted[places[is_found]] == new_sorted[is_found]
-    positions = np.full(len(new), -1)
-    positions[new_order[is_found]] = old_order[places[is_found]]
-    return positions

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from rag_model.arrays import match_digests
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.files import engine
@@ -56,7 +57,7 @@ from rag_model.index.graphs.graph import (
     select_best_links,
 )
 from rag_model.index.graphs.graph_file import write_head, write_storage, write_tail
-from rag_model.index.graphs.history import CellHistory, CellQuality, match_digests
+from rag_model.index.graphs.history import CellHistory, CellQuality
 from rag_model.index.graphs.reach import link_unreachable_nodes
 from rag_model.index.graphs.stitch import (
     GraphShard,

@@ -1,9 +1,9 @@
-"""Derive the BM25 index of a snapshot from the index file of a previous one, in a build or instead
+"""Derive an inverted index of a snapshot from the index file of a previous one, in a build or instead
 of a download.
 
 The file is a function of the passages' terms. So the postings of passages that the previous
-snapshot has too are carried over to their new rows, the others are counted from their text, and the
-result equals that of a full build, byte for byte.
+snapshot has too are carried over to their new rows, the others are computed from their text or from
+their weighted terms, and the result equals that of a full build, byte for byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,13 +12,11 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Array
 from rag_model.index.plan import IndexStats
-from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.carry import (
     DAMAGED,
     DF,
@@ -33,14 +31,13 @@ from rag_model.index.postings.carry import (
     carry_over,
 )
 from rag_model.index.postings.compiled import bare, compiled
-from rag_model.index.postings.counting import count_texts, gather_batches, iter_texts
 from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lists import MAX_POSTING_BYTES
 from rag_model.index.postings.part import PartPostings
 
 _MIN_REUSED_SHARE = (
-    # Share of the passages that must be there already, for less it is quicker to count or fetch
-    # them all.
+    # Share of the passages that must be there already, for less it is quicker to build or fetch
+    # all.
     0.5
 )
 _BATCH_TERMS = 1 << 14
@@ -51,8 +48,7 @@ _BATCH_LIST_BYTES = 1 << 22  # initial capacity for the lists of a batch
 def derive_index(
     previous_path: Path,
     previous_rows: Rows,
-    texts: Callable[[Rows], Iterator[pa.RecordBatch]],
-    analyzer: Analyzer,
+    build_postings: Callable[[Rows], PartPostings],
     out: Path,
     max_new: int,
 ) -> IndexStats | None:
@@ -61,9 +57,8 @@ def derive_index(
     Args:
         previous_path: the previous file.
         previous_rows: (n,) row of each passage in the previous snapshot, -1 for new ones. Passages
-            that are not in their former order are counted from their text.
-        texts: yields title and text of the passages at ascending rows.
-        analyzer: that of both files.
+            that are not in their former order count as new ones.
+        build_postings: returns the postings of the passages at ascending rows, numbered from 0.
         out: path to write.
         max_new: largest number of new passages.
 
@@ -71,7 +66,7 @@ def derive_index(
         The statistics of the file; None if it was not written, because too many passages are new.
 
     Raises:
-        InputError: the previous file is damaged, or the number of texts differs from that of new
+        InputError: the previous file is damaged, or the number of rows differs from that of new
             passages.
         ResourceError: `out` cannot be written.
     """
@@ -79,16 +74,14 @@ def derive_index(
     n = file.layout.n
     is_carried = longest_rising_subsequence(np.where(previous_rows < n, previous_rows, -1))
     new_rows = np.flatnonzero(~is_carried)
-    if (
-        file.layout.scale
-        or max(n, len(previous_rows)) > MAX_ROWS
-        or len(new_rows) > min((1 - _MIN_REUSED_SHARE) * len(previous_rows), max_new)
+    if max(n, len(previous_rows)) > MAX_ROWS or len(new_rows) > min(
+        (1 - _MIN_REUSED_SHARE) * len(previous_rows), max_new
     ):
         return None
-    new_postings = count_texts(iter_texts(gather_batches(texts(new_rows))), analyzer)
+    new_postings = build_postings(new_rows)
     if len(new_postings.lengths) != len(new_rows):
         raise InputError(
-            f"there are {len(new_postings.lengths)} texts of {len(new_rows)} new passages: fetch or build them again"
+            f"there are {len(new_postings.lengths)} rows of {len(new_rows)} new passages: fetch or build them again"
         )
     lengths, row_words = np.empty(len(previous_rows), "<u2"), np.full(n, REMOVED)
     new_words = np.empty(len(new_rows), np.int64)
@@ -98,7 +91,7 @@ def derive_index(
     def write_lists(_: Array, out_file: IO[bytes]) -> Iterator[TermBatch]:
         return _write_lists(file, row_words, new_postings, posting_words, out_file)
 
-    return write_index(out, [lengths], write_lists)
+    return write_index(out, [lengths], write_lists, file.layout.scale)
 
 
 def _write_lists(

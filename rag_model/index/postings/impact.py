@@ -2,11 +2,11 @@
 
 A recipe selects it by `[index.splade] factory = "Impact"`, over a `sparse` representation. `Impact`
 stores a byte per weight; `Impact1` stores only which terms a passage has, a bag of terms. The
-search parameter `terms` limits the query terms that are looked up. The file, the merge and the
-search are those of BM25.
+search parameter `terms` limits the query terms that are looked up. The file, the merge, the search
+and the derivation from a previous file are those of BM25.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +21,7 @@ from rag_model.index.files.vectors import map_parts, open_row_files
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, SparseQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.base_kind import (
+    CARRY_BYTES,
     EXHAUSTIVE_QUERIES,
     MERGE_BYTES_PER_PASSAGE,
     PostingsKind,
@@ -31,6 +32,7 @@ from rag_model.index.postings.base_kind import (
 from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
+    from rag_model.index.postings.part import PartPostings
     from rag_model.index.postings.search import ImpactIndex
 
 _WEIGHT_BITS = {"Impact": 8, "Impact1": 1}
@@ -39,6 +41,7 @@ _GAP_BITS = 10  # of a row, for estimates: of 128 terms by Zipf's law in 40,000 
 ROW_FILE_BYTES = 5 * TERMS_PER_PASSAGE + 4  # per passage in the file of its part
 _PIECE_BYTES = 8 * TERMS_PER_PASSAGE  # per passage in the piece of its part
 _SORT_BYTES = 48 * TERMS_PER_PASSAGE  # of memory per passage while a part is sorted
+_MAX_NEW_PASSAGES = 1 << 17  # with more the index is built from scratch
 _SORT_RATE = 2e7  # bytes of rows that one core sorts per second
 _MERGE_RATE = 5e6  # postings that one core merges per second
 
@@ -72,14 +75,34 @@ class ImpactKind(PostingsKind):
 
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Sort a part's weighted terms by term."""
-        from rag_model.index.postings.part import PartPostings  # noqa: PLC0415
+        postings = _sort_terms(plan.factory, SparseFile(rows).iter_batches())
+        return postings.write(out, scatter_stamp(plan, trained, number))
 
-        vectors = SparseVectors.concatenate(list(SparseFile(rows).iter_batches()))
-        postings = PartPostings.from_weighted_terms(
-            vectors.terms, _quantize_weights(plan.factory, vectors.weights), vectors.offsets
-        )
-        postings.write(out, scatter_stamp(plan, trained, number))
-        return {"rows": len(vectors), "terms": len(postings.terms), "postings": len(postings.rows)}
+    def derive(
+        self,
+        earlier: IndexEntry,
+        entry: IndexEntry,
+        before: Path,
+        kept: Rows,
+        read_rows: Callable[[Rows], Iterator[SparseVectors]],
+        out: Path,
+    ) -> IndexStats | None:
+        """Derive the index file from that of a previous snapshot; see `DerivingKind`.
+
+        The weights of all rows must have the scale of the previous file.
+        """
+        if earlier["factory"] != entry["factory"]:
+            return None
+        from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
+
+        def build_postings(new_rows: Rows) -> "PartPostings":
+            return _sort_terms(entry["factory"], read_rows(new_rows))
+
+        return derive_index(before, kept, build_postings, out, max_new=_MAX_NEW_PASSAGES)
+
+    def derive_memory_bytes(self, n: int) -> int:
+        """Estimate the memory for all rows, and for the terms of new passages."""
+        return PROCESS_BYTES + n * CARRY_BYTES + min(n, _MAX_NEW_PASSAGES) * _SORT_BYTES
 
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
         """Return the common scale of the parts' weights; 1 for a bag of terms.
@@ -142,6 +165,14 @@ def bytes_per_passage(plan: IndexPlan) -> int:
     return (
         2 + TERMS_PER_PASSAGE * (_GAP_BITS + (_WEIGHT_BITS[plan.factory] if _WEIGHT_BITS[plan.factory] > 1 else 0)) // 8
     )
+
+
+def _sort_terms(factory: str, batches: Iterator[SparseVectors]) -> "PartPostings":
+    """Return the postings of passages, which are given in row order."""
+    from rag_model.index.postings.part import PartPostings  # noqa: PLC0415
+
+    vectors = SparseVectors.concatenate(list(batches))
+    return PartPostings.from_weighted_terms(vectors.terms, _quantize_weights(factory, vectors.weights), vectors.offsets)
 
 
 def _quantize_weights(factory: str, weights: Array) -> Array:

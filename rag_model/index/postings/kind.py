@@ -15,6 +15,7 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, TextQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.base_kind import (
+    CARRY_BYTES,
     EXHAUSTIVE_QUERIES,
     K1,
     MERGE_BYTES_PER_PASSAGE,
@@ -30,11 +31,11 @@ from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rag_model.index.postings.part import PartPostings
     from rag_model.index.postings.search import Bm25Index
 
 _BYTES_PER_PASSAGE = 90  # of about 100 words, in the file; a fifth of it is the dictionary
 _COUNT_BYTES = 2_000  # of memory per passage while its terms are counted
-_CARRY_BYTES = 30  # of memory per passage while postings are carried over
 _MAX_NEW_PASSAGES = 1 << 18  # with more the index is built from scratch
 _PIECE_BYTES = 300  # per passage in the piece of its part
 _ANALYZE_RATE = 1.2e7  # bytes of compressed passages that one core analyzes per second
@@ -99,13 +100,19 @@ class Bm25Kind(PostingsKind):
         """Derive the index file from that of a previous snapshot; see `DerivingKind`."""
         if earlier["settings"] != entry["settings"]:
             return None
+        from rag_model.index.postings.counting import count_texts, gather_batches, iter_texts  # noqa: PLC0415
         from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
 
-        return derive_index(before, kept, texts, load_analyzer(entry["settings"]), out, max_new=_MAX_NEW_PASSAGES)
+        analyzer = load_analyzer(entry["settings"])
+
+        def count_postings(new_rows: Rows) -> "PartPostings":
+            return count_texts(iter_texts(gather_batches(texts(new_rows))), analyzer)
+
+        return derive_index(before, kept, count_postings, out, max_new=_MAX_NEW_PASSAGES)
 
     def derive_memory_bytes(self, n: int) -> int:
         """Estimate the memory for all rows, and for the terms of new passages."""
-        return PROCESS_BYTES + n * _CARRY_BYTES + min(n, _MAX_NEW_PASSAGES) * _COUNT_BYTES
+        return PROCESS_BYTES + n * CARRY_BYTES + min(n, _MAX_NEW_PASSAGES) * _COUNT_BYTES
 
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file, with the analyzer that the passages were analyzed with.

@@ -1,4 +1,4 @@
-"""The file formats of deltas: packed heads and splices.
+"""The file formats of deltas: packed heads, splices and new rows of weighted terms.
 
 A *packed head* is the beginning of a file, compressed: a graph's links are numbers of four bytes,
 most of them -1. It is a sequence of blocks: the length of a zstd frame, in four bytes, and the
@@ -10,6 +10,13 @@ same order, between new codes. So nearly the whole file is in the base, in about
 list. A splice has the number of steps and of literal bytes, eight bytes each, and then, packed: the
 steps, three numbers of eight bytes (literal bytes, start and length of a stretch), and the literal
 bytes.
+
+*New rows of weighted terms* replace a splice for an inverted index of such terms, since each block of
+its postings begins with another posting after the first new row. The puller derives the index from
+its old one and these rows. The file has the numbers of runs, of new rows and of their terms, eight
+bytes each, and then, packed: the length of each run of rows, the first row of the base in it plus 1,
+or 0 for new rows; the number of terms of each new row; the distance of each term from the one before;
+and the weights. All but the weights are split into planes, the lowest bytes of all numbers first.
 
 Source: Tridgell, Mackerras. The rsync algorithm. TR-CS-96-05, Australian National University, 1996.
 """
@@ -24,8 +31,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rag_model.arrays import Rows
+from rag_model.arrays import Rows, concatenated_ranges, find_runs
 from rag_model.atomic_write import atomic_write
+from rag_model.corpus.ragged_file import MAX_TERMS, SparseVectors, compute_offsets
 from rag_model.errors import InputError
 
 # Increase with every change of the layout: it is part of the memo key of a packed head.
@@ -37,6 +45,10 @@ _LEVEL = 9
 _LENGTH = struct.Struct("<I")
 # Increase with every change of the layout: it is part of the memo key of a splice.
 SPLICE_VERSION = 1
+# Increase with every change of the layout: it is part of the memo key of new rows of terms.
+TERMS_VERSION = 1
+_TERMS_HEAD = struct.Struct("<QQQ")
+_WORD = np.dtype("<u4")  # of the planes
 Bytes = NDArray[np.uint8]
 Stretch = tuple[int, int, int]  # offset in the target, offset in the base, length
 _STRIDE = 256  # bytes between two offsets of the base at which a stretch may be found
@@ -241,3 +253,85 @@ def _common_length(one: Bytes, other: Bytes) -> int:
 
 def _map_bytes(path: Path) -> Bytes:
     return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
+
+def pack_planes(numbers: Rows) -> bytes:
+    """Return numbers below 2^32 with the lowest bytes of all first, which compresses them better.
+
+    Raises:
+        ValueError: a number needs more than four bytes, or is negative.
+    """
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= np.iinfo(_WORD).max:
+        raise ValueError("a number needs more than four bytes")
+    words = numbers.astype(_WORD).view(np.uint8).reshape(-1, _WORD.itemsize)  # (m,) -> (m, 4)
+    return np.ascontiguousarray(words.T).tobytes()
+
+
+def unpack_planes(data: bytes, count: int, offset: int) -> tuple[Rows, int]:
+    """Return the `count` numbers that were packed at an offset, and the offset after them.
+
+    Raises:
+        ValueError: there are fewer bytes.
+    """
+    planes = np.frombuffer(data, np.uint8, count * _WORD.itemsize, offset).reshape(_WORD.itemsize, -1)
+    words = np.ascontiguousarray(planes.T).reshape(-1).view(_WORD)  # (4, m) -> (m,)
+    return words.astype(np.int64), offset + count * _WORD.itemsize
+
+
+def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None:
+    """Write the weighted terms of new rows, and the base's row of the others.
+
+    Args:
+        base_rows: (n,) the base's row of each row, ascending, or -1 for the new ones.
+        new_rows: the weighted terms of the new rows, in order.
+        out: the file to write.
+
+    Raises:
+        OSError: `out` cannot be written.
+    """
+    starts, lengths = find_runs(base_rows)
+    terms, firsts = new_rows.terms.astype(np.int64), new_rows.offsets[:-1][np.diff(new_rows.offsets) > 0]
+    gaps = np.diff(terms, prepend=0)
+    gaps[firsts] = terms[firsts]
+    arrays = lengths, base_rows[starts] + 1, np.diff(new_rows.offsets), gaps
+    raw = out.with_name(f"{out.name}.raw")
+    raw.write_bytes(b"".join((*map(pack_planes, arrays), new_rows.weights.tobytes())))
+    write_packed(raw, raw.stat().st_size, out, _TERMS_HEAD.pack(len(starts), len(new_rows), len(terms)))
+    raw.unlink()
+
+
+def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
+    """Read what `write_new_terms` wrote for an index file of `size` bytes.
+
+    Raises:
+        InputError: the file is damaged, or belongs to another index.
+        OSError: there is no room beside the file to unpack it.
+    """
+    message = f"{path} has no new rows of an index of {size:,} bytes: fetch the whole file"
+    with path.open("rb") as file:
+        head = file.read(_TERMS_HEAD.size)
+    runs, rows, terms = _TERMS_HEAD.unpack(head) if len(head) == _TERMS_HEAD.size else (size + 1, 0, 0)
+    if max(runs, rows) > size or terms > 8 * size:  # a passage takes two bytes, a posting a bit
+        raise InputError(message)
+    raw = path.with_name(f"{path.name}.raw")
+    unpack_file(path, _WORD.itemsize * (2 * runs + rows + terms) + terms, raw, _TERMS_HEAD.size)
+    data, arrays, offset = raw.read_bytes(), list[Rows](), 0
+    raw.unlink()
+    for count in (runs, runs, rows, terms):
+        array, offset = unpack_planes(data, count, offset)
+        arrays.append(array)
+    lengths, firsts, counts, gaps = arrays
+    weights = np.frombuffer(data, np.uint8, terms, offset)
+    is_new, offsets = firsts == 0, compute_offsets(counts)
+    begins = offsets[:-1][counts > 0]
+    if lengths.sum() > size or lengths[is_new].sum() != rows or offsets[-1] != terms:
+        raise InputError(message)
+    sums = np.concatenate([[0], np.cumsum(gaps)])
+    term_numbers = sums[1:] - np.repeat(sums[begins], counts[counts > 0])
+    is_first = np.zeros(terms, np.bool_)
+    is_first[begins] = True
+    is_valid = (gaps > 0) | is_first
+    if not is_valid.all() or term_numbers.max(initial=0) >= MAX_TERMS or weights.min(initial=1) < 1:
+        raise InputError(message)
+    base_rows = np.where(np.repeat(is_new, lengths), -1, np.repeat(firsts - 1, lengths) + concatenated_ranges(lengths))
+    return base_rows, SparseVectors(term_numbers.astype(np.int32), weights, offsets)

@@ -8,6 +8,7 @@ snapshot can still fetch the compressed graph of an index, which needs no base.
 | a passage file | new rows, and the base's row numbers of other rows (`corpus.passage_delta`) |
 | a faiss index | new links, or new codes in unchanged lists (`row_delta`), without the vectors at its end |
 | an index that ends in vectors | the bytes before the vectors, compressed (no base) |
+| an inverted index of weighted terms | the terms of new rows, and the base's row numbers of others |
 | another index, except BM25 | bytes that the base does not have (`delta_files`) |
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
@@ -30,13 +31,14 @@ import pyarrow as pa
 
 from rag_model.arrays import RowLists, Rows, keep_ascending
 from rag_model.corpus import passage_delta
+from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.errors import BookwheelError, InputError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import TARGET_KEY, Memo, Record, StageResult
 from rag_model.store.pulling import delta_files, row_delta
 from rag_model.store.pulling.overlap import find_vector_tables
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import TEXT, Content, passages_path
+from rag_model.store.versions.manifest import SPARSE, TEXT, Content, passages_path
 
 STAGE = "delta"
 _OUTPUT = "delta"
@@ -44,7 +46,10 @@ _MAX_FRACTION = 0.5  # of the bytes that the delta replaces; a larger delta is n
 _MIN_HEAD_BYTES = 4096  # a shorter head before an index's vectors is not a graph
 # Arguments: a base, a target, and a function that returns the base's rows.
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
+# Returns the base's row of each row, ascending, or -1, and the weighted terms of the new rows.
+FindNewTerms = Callable[[], tuple[Rows, SparseVectors]]
 _ROW_LISTS_SUFFIX = ".faiss"  # of files that may have lists of row numbers
+_POSTINGS_SUFFIX = ".postings"  # of inverted indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class DeltaStep:
     is_passages: bool = False  # whether the files are passage files
     has_rows: bool = False  # whether the files have lists of row numbers
     base_head_bytes: int = 0  # the number of bytes before the vectors of the base
+    over: str = TEXT  # for an inverted index of weighted terms: its representation
     # The list of parts (`snapshots.parent_index`) with which a build finds the base's rows.
     parts: BlobRef | None = None
 
@@ -75,6 +81,8 @@ class DeltaStep:
                 "head": self.head_bytes,
                 "rows": row_delta.VERSION,
             }
+        if self.over != TEXT:
+            return {"before": self.base.id, "after": self.target.id, "terms": delta_files.TERMS_VERSION}
         if not self.is_passages:
             return {
                 "before": self.base.id,
@@ -91,13 +99,18 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
     base_files, tables, base_tables = {*base.files.values()}, find_vector_tables(target), find_vector_tables(base)
     passages = {passages_path(part.name) for part in target.parts}
     # Pullers derive BM25 indexes.
-    indexes = {target.index_file(name) for name in target.indexes if target.representation_of(name) != TEXT}
-    for path in (*sorted(passages), *sorted(indexes)):
+    overs = {target.index_file(name): target.representation_of(name) for name in target.indexes}
+    indexes = sorted(path for path, over in overs.items() if over != TEXT)
+    for path in (*sorted(passages), *indexes):
         base_file, target_file = base.files.get(path), target.files.get(path)
         if target_file is not None and target_file not in base_files:
             base_head, head = (of[path].head_bytes if path in of else 0 for of in (base_tables, tables))
+            over = overs.get(path, TEXT)
             if path in passages:
                 steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
+            elif path.endswith(_POSTINGS_SUFFIX) and target.kind_of(over) == SPARSE:
+                is_comparable = base_file and target.shares_space(base, over)
+                steps[path] = [DeltaStep(target_file, base_file, over=over)] if is_comparable else []
             else:
                 steps[path] = [*_iter_index_steps(path, target_file, base_file, head, base_head)]
     return steps
@@ -123,6 +136,7 @@ def build_delta(
     find_base_rows: Callable[[], Rows] = lambda: np.zeros(0, np.int64),
     find_lists: Callable[[Path], RowLists | None] = lambda path: None,
     find_stretches: FindStretches = lambda base, target, find_base_rows: None,
+    find_new_terms: FindNewTerms = lambda: (np.zeros(0, np.int64), SparseVectors.empty()),
 ) -> Record:
     """Return the memo record of a delta, built first if there is none.
 
@@ -134,6 +148,8 @@ def build_delta(
         find_base_rows: returns the base's row of each row of the target, (n,), or -1.
         find_lists: returns the lists of row numbers in an index file, if it has some.
         find_stretches: returns the stretches that two files may have in common, if it knows them.
+        find_new_terms: returns the base's row of each row of the target, (n,), ascending, or -1, and
+            the weighted terms of the new rows; for a step with weighted terms.
 
     Raises:
         NotRecordedError: there is no record, and the store's memo may not produce one.
@@ -142,8 +158,11 @@ def build_delta(
     """
 
     def produce(folder: Path) -> StageResult:
-        out, target = folder / "delta", store.blobs.get_local_path(step.target)
-        is_written = True
+        out, is_written = folder / "delta", True
+        if step.over != TEXT:
+            delta_files.write_new_terms(*find_new_terms(), out)
+            return select_worthwhile(out)
+        target = store.blobs.get_local_path(step.target)
         if step.base is None:
             delta_files.write_packed(target, step.head_bytes, out, level=delta_files.HEAD_LEVEL)
         else:
@@ -155,9 +174,12 @@ def build_delta(
             else:
                 stretches = find_stretches(base, target, lambda: keep_ascending(find_base_rows()))
                 delta_files.write_splice(base, target, out, stretches)
+        return select_worthwhile(out if is_written else None)
+
+    def select_worthwhile(out: Path | None) -> StageResult:
         replaced_bytes = step.head_bytes or step.target.size
-        is_worthwhile = is_written and out.stat().st_size <= _MAX_FRACTION * replaced_bytes
-        return StageResult({_OUTPUT: out} if is_worthwhile else {}, {TARGET_KEY: step.target.id})
+        is_worthwhile = out and out.stat().st_size <= _MAX_FRACTION * replaced_bytes
+        return StageResult({_OUTPUT: out} if out and is_worthwhile else {}, {TARGET_KEY: step.target.id})
 
     return store.memo.get_or_create(STAGE, step.inputs(), produce)[0]
 
@@ -211,7 +233,8 @@ def rebuild_file(
     Args:
         store: the store of both snapshots.
         base: returns the path of the previous snapshot's file.
-        steps: the deltas of the file, the smallest first.
+        steps: the deltas of the file, the smallest first; those of weighted terms are left out,
+            because only their index kind can derive the file.
         rows: the rows of a passage file.
         out: the file to write.
 
@@ -222,7 +245,7 @@ def rebuild_file(
     Raises:
         OSError: `out` cannot be written.
     """
-    for step in steps:
+    for step in (step for step in steps if step.over == TEXT):
         with suppress(BookwheelError):  # an error of the store itself is raised when the file is fetched
             is_applicable = step.base is None or base().is_file()
             if is_applicable and (delta := find_delta(store, step)):

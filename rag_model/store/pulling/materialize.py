@@ -22,7 +22,7 @@ from rag_model.atomic_write import TEMPORARY_PREFIX
 from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef, ChunkSource
-from rag_model.store.pulling.deltas import list_delta_steps, rebuild_file
+from rag_model.store.pulling.deltas import find_delta, list_delta_steps, rebuild_file
 from rag_model.store.pulling.folder import (
     blob_copy_path,
     mapped_copy_path,
@@ -31,19 +31,25 @@ from rag_model.store.pulling.folder import (
 )
 from rag_model.store.pulling.overlap import Overlap, Patch, PulledVectors, is_convertible, list_embedded_files
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Manifest, file_kind, passages_path
+from rag_model.store.versions.manifest import TEXT, Manifest, file_kind, passages_path
 from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.snapshot import Snapshot
 
 # Writes an index file from local files (`retrieve.indexes`): previous snapshot, new snapshot, path,
-# function that returns the previous row of each passage, output. False: this is not possible.
-DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path], bool]
+# function that returns the previous row of each passage, the delta with the weighted terms of new
+# rows if the index is over such terms and there is one, output. False: this is not possible.
+DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path | None, Path], bool]
 _BLOCK_BYTES = 1 << 20  # read at a time
 _THREADS = 4  # files at a time; each has at most 64 MiB in transit
 
 
 def derive_nothing(
-    previous: Snapshot, target: Snapshot, path: str, previous_rows: Callable[[], Rows], out: Path
+    previous: Snapshot,
+    target: Snapshot,
+    path: str,
+    previous_rows: Callable[[], Rows],
+    new_terms: Path | None,
+    out: Path,
 ) -> bool:
     """Derive no index file, so that all are fetched."""
     return False
@@ -218,13 +224,27 @@ class _SnapshotUpdate:
         return [self._copy_previous_vectors, self._puller.fetch_whole]
 
     def _derive_index(self, ref: BlobRef, copy: Path) -> Attempt:
-        """Derive an index from local files, such as a BM25 index from the passages."""
+        """Derive an index from local files, such as a BM25 index from the passages.
+
+        An index of weighted terms also needs the terms of new rows, which are fetched.
+        """
 
         def derive(out: Path) -> int | None:
             path, previous_rows = self._paths[ref], self._overlap.find_previous_rows
-            return 0 if self._derive(self._previous, self._target, path, previous_rows, out) else None
+            new_terms, fetched = self._fetch_new_terms(path, out.with_name("terms"))
+            is_derived = self._derive(self._previous, self._target, path, previous_rows, new_terms, out)
+            return fetched if is_derived else None
 
         return self._write_and_check(ref, copy, derive)
+
+    def _fetch_new_terms(self, path: str, out: Path) -> tuple[Path | None, int]:
+        """Fetch the weighted terms of an index's new rows; return their file, if there are any."""
+        store = self._puller.store
+        for step in self._steps.get(path, ()):
+            if step.over != TEXT and self._derive is not derive_nothing and (delta := find_delta(store, step)):
+                store.blobs.fetch(delta, out)
+                return out, delta.size
+        return None, 0
 
     def _rebuild_from_delta(self, ref: BlobRef, copy: Path) -> Attempt:
         """Rebuild a passage file or an index from the previous snapshot's file and a delta."""

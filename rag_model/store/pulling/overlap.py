@@ -259,11 +259,8 @@ class Overlap:
     def between(cls, previous: Snapshot, target: Snapshot) -> Self | None:
         """Return the overlap of two snapshots; None if they are equal or share no encoder space."""
         previous_content, target_content = previous.manifest.content, target.manifest.content
-        digests = {name: _space_digest(target_content, name) for name in target_content.representations}
         representations = tuple(
-            name
-            for name, digest in digests.items()
-            if digest is not None and digest == _space_digest(previous_content, name)
+            name for name in target_content.representations if target_content.shares_space(previous_content, name)
         )
         return cls(previous, target, representations) if representations and previous.id != target.id else None
 
@@ -336,11 +333,6 @@ class Overlap:
         if len(hashes) != part.rows:
             raise StoreError(f"the passages of {part.name} in {snapshot.location} are damaged: {len(hashes)} rows")
         return hashes
-
-
-def _space_digest(content: Content, representation: str) -> str | None:
-    digest: str | None = (content.space_of(representation) or {}).get("digest")
-    return digest
 
 
 def _iter_fetched_pieces(start: int, end: int) -> Iterator[PatchPiece]:

@@ -27,7 +27,14 @@ from numpy.typing import NDArray
 from rag_model.arrays import RowLists, Rows, concatenated_ranges, find_runs
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import InputError
-from rag_model.store.pulling.delta_files import apply_splice, unpack_file, write_packed, write_splice
+from rag_model.store.pulling.delta_files import (
+    apply_splice,
+    pack_planes,
+    unpack_file,
+    unpack_planes,
+    write_packed,
+    write_splice,
+)
 from rag_model.untrusted_text import parse_json
 
 # Increase with every change of the layout: it is part of the memo key.
@@ -37,7 +44,6 @@ _SIZES = struct.Struct("<QQQQ")
 _HEAD = struct.Struct("<I")  # bytes of the head
 _MAX_HEAD = 1 << 12  # bytes
 _BLOCK_BYTES = 1 << 20  # of lists that are processed at once; needs some 24 times as much memory
-_WORD = np.dtype("<u4")  # of the arrays
 Bools = NDArray[np.bool_]
 Numbers = NDArray[Any]  # rows, or the positions of lists; four or eight bytes each
 Bytes = NDArray[np.uint8]
@@ -365,10 +371,7 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
     with path.open("wb") as file:
         file.write(_HEAD.pack(len(head)) + head)
         for array in arrays:
-            if len(array) and not 0 <= array.min() <= array.max() <= np.iinfo(_WORD).max:
-                raise ValueError("a number needs more than four bytes")
-            words = array.astype(_WORD).view(np.uint8).reshape(-1, _WORD.itemsize)  # (m,) -> (m, 4)
-            file.write(np.ascontiguousarray(words.T).data)
+            file.write(pack_planes(array))
         file.write(np.ascontiguousarray(edits.codes).data)
 
 
@@ -383,10 +386,8 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
     for count in head["counts"]:
         if type(count) is not int or count < 0:
             raise ValueError("the length of an array is invalid")
-        planes = np.frombuffer(data, np.uint8, count * _WORD.itemsize, offset).reshape(_WORD.itemsize, -1)
-        # (4, m) -> (m,)
-        arrays.append(np.ascontiguousarray(planes.T).reshape(-1).view(_WORD).astype(np.int64))
-        offset += count * _WORD.itemsize
+        array, offset = unpack_planes(data, count, offset)
+        arrays.append(array)
     base_lengths, base_gaps, lengths, gaps, counts, firsts, slots, ranks, removed = arrays
     dtype, code_bytes, by_row = head["lists"]
     base_start, start = head["starts"]

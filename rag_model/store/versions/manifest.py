@@ -147,6 +147,11 @@ class Content:
         space: Mapping[str, Any] | None = self.representations.get(representation, {}).get("space")
         return space
 
+    def shares_space(self, other: "Content", representation: str) -> bool:
+        """Return whether equal passages have equal rows in both: their encoder space is the same."""
+        spaces = [(content.space_of(representation) or {}).get("digest") for content in (self, other)]
+        return representation == TEXT or (spaces[0] is not None and spaces[0] == spaces[1])
+
     def kind_of(self, representation: str) -> str:
         """Return the kind of a representation: `text`, `vectors`, `tokens` or `sparse`."""
         if representation == TEXT:

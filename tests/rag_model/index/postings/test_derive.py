@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Rows
@@ -17,11 +18,16 @@ from rag_model.index.kind import DerivingKind, IndexFiles
 from rag_model.index.plan import IndexStats
 from rag_model.index.postings import derive as derive_module
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.counting import count_texts, gather_batches, iter_texts
 from rag_model.index.postings.derive import derive_index, longest_rising_subsequence
 from rag_model.index.postings.file import PostingsFile
+from rag_model.index.postings.impact import KIND as IMPACT_KIND
 from rag_model.index.postings.kind import KIND
+from rag_model.index.postings.part import PartPostings
 from rag_model.index.recipe import IndexRecipe
+from rag_model.store.pulling.delta_files import read_new_terms, write_new_terms
 from rag_model.training.data.examples import build_passage
+from tests.fixtures import impacts
 from tests.fixtures.words import build_words
 from tests.rag_model.index.postings.test_search import zipfian
 
@@ -67,7 +73,10 @@ def derive(
     def texts(rows: Rows) -> list[pa.RecordBatch]:
         return [pa.RecordBatch.from_pylist([{"title": new[row].title, "text": new[row].text}]) for row in rows]
 
-    return derive_index(before, kept(old, new), lambda rows: iter(texts(rows)), Analyzer(analyzer), out, most)
+    def count(rows: Rows) -> PartPostings:
+        return count_texts(iter_texts(gather_batches(texts(rows))), Analyzer(analyzer))
+
+    return derive_index(before, kept(old, new), count, out, most)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +152,9 @@ def test_few_passages_that_stayed_are_not_worth_it(before: Path, tmp_path: Path)
 def test_other_texts_than_those_of_the_new_passages_are_refused(before: Path, tmp_path: Path, texts: int) -> None:
     batch = pa.RecordBatch.from_pylist([{"title": "", "text": "alpha"}])
     rows = kept(BEFORE, [*BEFORE[:9], *NEW[:2], *BEFORE[9:]])
-    with pytest.raises(InputError, match=f"there are {texts} texts of 2 new passages"):
-        derive_index(before, rows, lambda _: iter([batch] * texts), Analyzer(), tmp_path / "derived", 1000)
+    postings = count_texts(iter_texts(gather_batches([batch] * texts)), Analyzer())
+    with pytest.raises(InputError, match=f"there are {texts} rows of 2 new passages"):
+        derive_index(before, rows, lambda _: postings, tmp_path / "derived", 1000)
     assert not (tmp_path / "derived").exists()
 
 
@@ -167,3 +177,30 @@ def test_a_damaged_file_is_noticed_or_makes_another(before: Path, tmp_path: Path
         except InputError:
             noticed += 1
     assert noticed > 5
+
+
+@pytest.mark.parametrize("factory", ["Impact", "Impact1"])
+def test_weighted_terms_are_derived_to_the_bytes_of_a_build(factory: str, tmp_path: Path) -> None:
+    """Directly, and by the delta that a pull fetches: some rows go, some are new, some twice or empty."""
+    dim, old = 300, impacts.zipfian(2_000, 300, 30)
+    new, rng = impacts.zipfian(40, 300, 30, seed=7), np.random.default_rng(3)
+    stays = np.flatnonzero(rng.random(len(old)) > 0.02)
+    rows, base_rows = np.insert(stays, 900, [5, 5]), np.insert(stays, 900, [-1, -1])
+    places = np.sort(rng.integers(0, len(rows), len(new)))
+    base_rows = np.insert(base_rows, places, np.full(len(new), -1))
+    after = SparseVectors.concatenate([old, new]).take(np.insert(rows, places, len(old) + np.arange(len(new))))
+    before, whole = (
+        impacts.build_impacts(rows, tmp_path / name, dim, [700], factory).file.path
+        for name, rows in (("before", old), ("whole", after))
+    )
+    write_new_terms(base_rows, after.take(np.flatnonzero(base_rows < 0)), tmp_path / "delta")
+    told_rows, terms = read_new_terms(tmp_path / "delta", whole.stat().st_size)
+    entry = IMPACT_KIND.plan(IndexRecipe(factory), 1, dim).entry()
+    for kept_rows, read in ((base_rows, lambda rows: iter([after.take(rows)])), (told_rows, lambda _: iter([terms]))):
+        assert IMPACT_KIND.derive(entry, entry, before, kept_rows, read, tmp_path / "derived")
+        assert (tmp_path / "derived").read_bytes() == whole.read_bytes()
+    assert terms.weights.tolist() == after.take(np.flatnonzero(base_rows < 0)).weights.tolist()
+    other = {**entry, "factory": "Impact1" if factory == "Impact" else "Impact"}
+    assert IMPACT_KIND.derive(entry, other, before, base_rows, lambda _: iter([terms]), tmp_path / "other") is None
+    share = (base_rows < 0).mean()
+    assert (tmp_path / "delta").stat().st_size / whole.stat().st_size < 3 * share

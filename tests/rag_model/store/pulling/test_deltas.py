@@ -152,7 +152,7 @@ def test_without_a_sound_delta_the_file_is_fetched(
 
 
 def test_a_file_that_there_is_no_room_to_make_is_fetched(months: Months, tmp_path: Path) -> None:
-    def full(before: Snapshot, after: Snapshot, path: str, kept: object, out: Path) -> bool:
+    def full(before: Snapshot, after: Snapshot, path: str, kept: object, terms: None, out: Path) -> bool:
         out.write_bytes(bytes(9))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -227,7 +227,7 @@ def test_a_damaged_pack_is_refused(damage: object, tmp_path: Path) -> None:
 def test_index_with_wrong_derived_bytes_is_rebuilt_from_its_delta(months: Months, tmp_path: Path) -> None:
     derived = []
 
-    def derive(previous: Snapshot, target: Snapshot, path: str, previous_rows: object, out: Path) -> bool:
+    def derive(previous: Snapshot, target: Snapshot, path: str, previous_rows: object, terms: None, out: Path) -> bool:
         out.write_bytes(bytes(months.size(path)))
         derived.append(path)
         return True
