@@ -147,7 +147,10 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
     annotated = _with_note(build, result.note) if result.note else build
     training_fit = TrainingStats(result.stats["losses"]) if get_kind(build.plan.kind).learns else None
     trained = _with_trained(annotated, result.blob, training_fit)
-    return replace(trained, parent_shards=build.reused.shards) if result.keeps_shards and build.reused else trained
+    if not result.keeps_shards or not build.reused:
+        return trained
+    numbers = tuple(result.stats.get("previous_shards", ()))
+    return replace(trained, parent_shards=build.reused.shards, parent_shard_numbers=numbers)
 
 
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
@@ -252,11 +255,22 @@ def build_shards(
 
 
 def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard | None]:
-    """Return for each shard the parent's, if it is in the store."""
+    """Return for each shard the parent's, if it is in the store.
+
+    One that had another number is without slices, so that it is written again with the new number.
+    """
     count = len(_read_cells(store, build))
     if build.parent_shards is None or not isinstance(get_kind(build.plan.kind), ShardUpdatingKind):
         return [None] * count
     shards = read_shards(store, build.parent_shards)
+    if numbers := build.parent_shard_numbers:
+        if max(numbers) >= len(shards):
+            return [None] * count
+        moved = [shards[number] for number in numbers]
+        shards = [
+            shard if number == old else replace(shard, slices="")
+            for number, (old, shard) in enumerate(zip(numbers, moved, strict=True))
+        ]
     if len(shards) > count:
         return [None] * count
     exist = store.files.map_concurrently(store.blobs.exists, [shard.blob for shard in shards])

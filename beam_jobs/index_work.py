@@ -83,6 +83,8 @@ class IndexInProgress:
     parent_rows: BlobRef | None = None
     # With a reused trained file: the parent's `BuiltShard`s (`ReusedTraining.shards`).
     parent_shards: BlobRef | None = None
+    # The parent's number of each shard, if it is another; () if all shards keep their numbers.
+    parent_shard_numbers: tuple[int, ...] = ()
     training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
     pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order
     # Array of `SLICE_LOCATION_DTYPE`, (shards, parts): where each shard's slice of each piece is.
@@ -234,7 +236,8 @@ def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: 
         )
 
     result = _run_once(store, "follow", index_inputs(plan), make, vectors=build.rows.id, trained=reused.blob.id)
-    change = "cells split" if keeps_shards else "lists moved"
+    graph_change = "cells merged" if "previous_shards" in result.stats else "cells split"
+    change = graph_change if keeps_shards else "lists moved"
     note = f"trained as in snapshot {reused.snapshot[:12]}, {change}: {reason}"
     return replace(result, note=note, keeps_shards=keeps_shards)
 

@@ -383,6 +383,27 @@ def test_more_cells_are_split_off_and_the_others_stay(
     assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
 
 
+def test_a_cell_that_lost_its_vectors_is_merged_and_the_others_stay(
+    store: Store, months: Months, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last cell takes the place of the merged one, and its graph is written again by an update."""
+    monkeypatch.setitem(RECIPES, "hnsw", replace(RECIPES["hnsw"], cells=4))
+    (first, _), _ = build(store, months[0])
+    parts = [np.load(path) for path in months[0]]
+    left = saved(tmp_path / "left", [vectors[nearest(vectors) != 0] for vectors in parts])
+    monkeypatch.setitem(RECIPES, "hnsw", replace(RECIPES["hnsw"], cells=3))
+    made = [build(store, left, [first], months[0], "there are 3 cells instead of 4")[0][0] for _ in range(2)]
+    second = made[1]
+    assert second == made[0]
+    assert second.plan.notes[0] == "trained as in snapshot 000000000000, cells merged: there are 3 cells instead of 4"
+    assert sum(count_cells(second)[:3]) == 3
+    assert count_cells(second)[0] <= 1, "only a cell without vectors is built again"
+    questions = clouds(100, 21)
+    found = open_index(store.blobs.get_local_path(second.blob), defaults=second.plan.search).search(questions, 10)[1]
+    _, exact = ExactIndex(left).search(questions, 10)
+    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
+
+
 def test_cells_that_cannot_be_split_are_kept(store: Store, months: Months) -> None:
     (first, _), _ = build(store, months[0])
     assert first.training

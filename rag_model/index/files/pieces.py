@@ -13,7 +13,7 @@ digests of a previous build is not built again.
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -70,8 +70,10 @@ def write_piece(path: Path, stamp: str, arrays: Sequence[Array]) -> None:
 class PieceReader:
     """A piece open for reading; its arrays are numbered from 0, in the order of writing."""
 
-    def __init__(self, file: BinaryIO, stamp: str, count: int, name: str) -> None:
+    def __init__(self, file: BinaryIO, stamp: str | Collection[str], count: int, name: str) -> None:
         """Read the arrays' headers; `name` names the piece in errors.
+
+        `stamp` is the stamp of the piece, or several, of which it may have any.
 
         Raises:
             InputError: the file is not a complete piece of `count` arrays, or has another stamp.
@@ -87,11 +89,12 @@ class PieceReader:
             raise broken
         self._headers = headers[1:]
         (size,), dtype, offset = headers[0]
-        if dtype != np.uint8 or self._read(offset, size) != stamp.encode():
+        stamps = {stamp} if isinstance(stamp, str) else {*stamp}
+        if dtype != np.uint8 or self._read(offset, size) not in map(str.encode, stamps):
             raise InputError(f"{name} is a piece of another build: build it again")
 
     @classmethod
-    def open(cls, opener: Opener, stamp: str, count: int, name: str) -> Self:
+    def open(cls, opener: Opener, stamp: str | Collection[str], count: int, name: str) -> Self:
         """Open a piece; close it by `close` or a `with` statement.
 
         Raises:

@@ -33,10 +33,12 @@ from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener, PieceReader, path_opener, write_piece
 from rag_model.index.files.vectors import VectorFiles, sample_vectors
 from rag_model.index.graphs.cells import (
+    MAX_CELL_RATIO,
     Cells,
     CellVectors,
     cell_sample_size,
     learn_cells,
+    merge_small_cells,
     read_group_rows,
     redact_cells,
     split_large_cells,
@@ -90,7 +92,7 @@ _GROWTH_EXPONENT = 0.35  # of the cost over the nodes: measured .31 at 96 dimens
 _MERGE_OVERHEAD_DIMS = 300  # dimensions whose copies take as long as the links of a node
 _UPDATE_SHARE = 0.1  # of the seconds of a build, to update a cell in which 2 % of the vectors are new
 _MAX_CELL_GROWTH = 1.25  # up to this ratio of planned to parent cells, none are added
-_MAX_CELL_RATIO = 2  # up to this ratio or its inverse, the parent's cells are kept
+_MIN_NODES_PER_LINK = 4  # smaller cells have too few nodes
 
 
 class GraphKind(VectorKind):
@@ -105,20 +107,22 @@ class GraphKind(VectorKind):
         """Keep the parent's number of cells if the recipe leaves it open and it is close enough.
 
         A corpus grows a little every month, and each new cell takes vectors from others. One that
-        shrinks keeps its cells for longer, since small cells cost little.
+        shrinks keeps its cells for longer, since small cells cost little. Below half of its size it
+        loses only as many cells as are too many, so that few vectors change their cell.
         """
-        cells = parent_inputs.get("cells", 0)
-        if recipe.cells is not None or min(cells, plan.cells) <= 1:
+        parent_cells = parent_inputs.get("cells", 0)
+        cells = min(parent_cells, MAX_CELL_RATIO * plan.cells)
+        is_close = cells > 1 and plan.cells / _MAX_CELL_GROWTH <= cells >= parent_cells / MAX_CELL_RATIO
+        if recipe.cells is not None or not is_close or plan.n < cells * links_per_node(plan) * _MIN_NODES_PER_LINK:
             return plan
-        is_close = plan.cells / _MAX_CELL_GROWTH <= cells <= _MAX_CELL_RATIO * plan.cells
-        return replace(plan, cells=cells) if is_close else plan
+        return replace(plan, cells=cells, border=recipe.border, linked=recipe.linked)
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
-        """Return whether the plan differs only by some more cells, which splits provide."""
+        """Return whether the plan differs only by some more or fewer cells, by splits or merges."""
         cells = parent_inputs.get("cells", 0)
-        inputs = plan.piece_inputs()
-        is_few = isinstance(cells, int) and 1 < cells < plan.cells <= _MAX_CELL_RATIO * cells
-        return is_few and {**parent_inputs, "cells": plan.cells} == inputs
+        fewer, more = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
+        is_close = 1 < fewer < more <= MAX_CELL_RATIO * fewer
+        return is_close and {**parent_inputs, "cells": plan.cells} == plan.piece_inputs()
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Learn the cells of the corpus and the storage's quantiser from a sample.
@@ -132,9 +136,10 @@ class GraphKind(VectorKind):
         return _write_trained(plan, learn_cells(plan, sample), index, sample, out)
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Split the cells beyond the limit, then the largest ones up to the planned number.
+        """Merge the smallest cells if there are too many, split those beyond the limit, then the largest.
 
-        The other cells keep their numbers.
+        The other cells keep their numbers, but for those that take the place of a merged one. The
+        statistics have the number that each cell had before (`previous_shards`).
 
         Raises:
             InputError: the trained file is damaged, the vectors do not match the plan, or the
@@ -143,7 +148,9 @@ class GraphKind(VectorKind):
         """
         sample = sample_vectors(rows, plan.n, plan.d, cell_sample_size(plan), plan.seed)
         cells, index = _load_trained(plan, trained)
-        return _write_trained(plan, split_large_cells(plan, cells, sample), index, sample, out)
+        merged, numbers = merge_small_cells(plan, cells, sample)
+        stats = _write_trained(plan, split_large_cells(plan, merged, sample), index, sample, out)
+        return stats | ({"previous_shards": numbers} if len(numbers) < len(cells.centroids) else {})
 
     def redact(
         self,
@@ -227,7 +234,7 @@ class GraphKind(VectorKind):
                 or of another build.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        earlier = Shard.read(plan, previous, number)
+        earlier = Shard.read(plan, previous)
         members, sources = unpack_slices(slices, plan.d)
         old_members = match_digests(earlier.history.members, members.digests)
         inserted = int((old_members < 0).sum())

@@ -20,6 +20,7 @@ from rag_model.digest import digest_json
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.pieces import Opener, PieceReader, write_piece
+from rag_model.index.graphs.cells import MAX_CELL_RATIO
 from rag_model.index.graphs.graph import (
     NO_LINK,
     SIMILARITY_BITS,
@@ -145,13 +146,14 @@ class Shard:
         write_piece(out, _stamp(plan, number), [*arrays, *self.history.to_arrays()])
 
     @classmethod
-    def read(cls, plan: VectorPlan, opener: Opener, number: int) -> Self:
-        """Read the shard of cell `number`.
+    def read(cls, plan: VectorPlan, opener: Opener) -> Self:
+        """Read the shard of a cell of an earlier build, whatever the cell's number was then.
 
         Raises:
             InputError: the shard is missing, truncated, or of another build.
         """
-        with _open_shard(plan, opener, number) as piece:
+        stamps = [_stamp(plan, number) for number in range(MAX_CELL_RATIO * plan.cells)]
+        with PieceReader.open(opener, stamps, _COUNT, f"a shard of {plan.factory}") as piece:
             lists, *crossings = map(piece.read, range(_LISTS, _INTO + 1))
             history = CellHistory.from_arrays([piece.read(array) for array in range(_INTO + 1, _COUNT)])
         return cls(lists, CrossLinks(*crossings), history)

@@ -280,6 +280,68 @@ def test_a_cell_that_has_grown_is_split_and_the_others_stay(make_vectors: Make) 
     np.testing.assert_array_equal(again.centroids, split.centroids)
 
 
+@pytest.mark.parametrize(
+    ("n", "earlier", "wanted", "cells", "linked"),
+    [
+        (250_000, 7, None, 7, 1.2),  # 4 cells would do
+        (250_000, 12, None, 8, 1.2),  # merged
+        (250_000, 17, None, 4, 1.2),  # too many: learnt again
+        (250_000, 3, None, 4, 1.2),  # split
+        (60_000, 3, None, 2, 1.2),  # one would do
+        (60_000, 5, None, 1, 0.0),
+        (100, 3, None, 1, 0.0),
+        (250_000, 1, None, 4, 1.2),
+        (250_000, 7, 5, 5, 1.2),
+    ],
+)
+def test_cells_follow_a_corpus_that_grows_or_shrinks(
+    n: int, earlier: int, wanted: int | None, cells: int, linked: float
+) -> None:
+    recipe = IndexRecipe("HNSW32", cells=wanted)
+    inputs = {**resolve(replace(recipe, cells=max(2, earlier)), 10**6, 32).piece_inputs(), "cells": earlier}
+    plan = KIND.steady(recipe, resolve(recipe, n, 32), inputs)
+    assert (plan.cells, plan.linked) == (cells, linked)
+    assert KIND.can_follow(plan, inputs) == (earlier != cells and min(earlier, cells) > 1 and earlier < 2 * cells + 1)
+
+
+def test_merged_cells_are_as_good_as_new_ones_at_equal_distances(
+    make_vectors: Make, write_parts: Make, build_index: Make, tmp_path: Path
+) -> None:
+    """A third of the corpus is left, and some cells are empty; the fullest cells keep their graphs."""
+    vectors, old_plan = make_vectors(6000), resolve(IndexRecipe("HNSW8", cells=8), 6000, 32)
+    parts = write_parts(vectors)
+    (tmp_path / "work").mkdir()
+    run_stages(old_plan, parts, tmp_path / "old", tmp_path / "work")
+    trained = tmp_path / "work" / "trained"
+    cells, _ = hnsw._load_trained(old_plan, trained)
+    own = cells.assign("ip", vectors)[0]
+    sizes = np.bincount(own)
+    left = vectors[(own != sizes.argmax()) & (own != 0) & (np.random.default_rng(1).random(6000) < 0.5)]
+    np.save(tmp_path / "left.npy", left)
+    plan, rows = resolve(IndexRecipe("HNSW8", cells=5), len(left), 32), [tmp_path / "left.npy"]
+    assert KIND.can_follow(plan, old_plan.piece_inputs())
+    numbers = [KIND.follow(plan, trained, rows, tmp_path / name)["previous_shards"] for name in ("one", "two")]
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert numbers[0] == numbers[1]
+    assert len({*numbers[0]}) == 5
+    assert not {0, int(sizes.argmax())} & {*numbers[0]}, "empty cells are merged first"
+    KIND.scatter(plan, tmp_path / "one", rows[0], 0, tmp_path / "piece")
+    shards = [tmp_path / f"merged-{number}" for number in range(5)]
+    reasons = []
+    for number, shard in enumerate(shards):
+        previous = path_opener(tmp_path / "work" / f"shard-{numbers[0][number]:05d}")
+        slices = iter_slices([tmp_path / "piece"], 5, number)
+        reasons.append(KIND.update(plan, tmp_path / "one", slices, number, previous, shard).get("reason"))
+    assert reasons.count(None) > 2
+    openers = [[path_opener(tmp_path / "piece")], [path_opener(shard) for shard in shards]]
+    KIND.merge(plan, tmp_path / "one", rows, *openers, tmp_path / "merged")
+    trial = VectorQuerySet.from_exact_search(ExactIndex(rows), make_vectors(200, seed=7), 20)
+    new, _ = build_index(rows, IndexRecipe("HNSW8", cells=5))
+    curves = [sweep_settings(open_index(path), trial, [20, 40, 80, 160]) for path in (new, tmp_path / "merged")]
+    assert compare_curves(curves[1], curves[0]) < 0.01
+    assert len(ReachabilityTree(GraphFile.open(tmp_path / "merged")).find_unreachable()) == 0
+
+
 def test_pieces_of_another_run_are_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
     parts = write_parts(make_vectors(1500), [700])
     plan = resolve(IndexRecipe("HNSW8", cells=3), 1500, 32)
@@ -416,7 +478,7 @@ def test_a_cell_whose_graph_is_worse_than_built_is_built_again(
     plan, old = one_cell
     vectors = np.vstack([old[5:], make_vectors(5, seed=3).astype(np.float16)])
     piece = scatter_and_write(plan, tmp_path, vectors, "changed")
-    shard = Shard.read(plan, path_opener(tmp_path / "shard"), 0)
+    shard = Shard.read(plan, path_opener(tmp_path / "shard"))
     for name, value, told in (
         ("degree", shard.history.built.degree * 1.5, "its vectors have fewer links"),
         ("unreachable", -1.0, "a search cannot reach"),
@@ -473,7 +535,7 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
             stats = hnsw.KIND.update(plan, redacted, slices, number, old, out)
         assert (tmp_path / f"shard-{number}").read_bytes() == out.read_bytes()
         generations.append(stats["generation"])
-        shard = Shard.read(plan, path_opener(out), number)
+        shard = Shard.read(plan, path_opener(out))
         slices = iter_slices([tmp_path / "new-piece"], 24, number)
         members, sources = unpack_slices(slices, 32)
         check_similarities(shard.lists, members.vectors, members.vectors, metric)
