@@ -17,13 +17,13 @@ A build runs four stages, each a function of files:
 A piece depends only on the trained file and its own part, never on the number of rows, so a rebuild
 reuses the pieces of unchanged parts. `IndexPlan.entry` is the index's entry in the manifest: its
 kind, representation, file and search settings. A takedown rebuilds an index from rows without the
-page and reuses nothing. A pull fetches the whole file, with two exceptions: if the entry has
-`row_bytes`, the file ends in one row of that many bytes per passage, and only new rows are fetched;
-if the kind is a `DerivingKind`, the puller derives the file itself.
+page and reuses nothing, unless the kind is a `DerivingKind` or a `ShardUpdatingKind`. A pull fetches
+the whole file, with two exceptions: if the entry has `row_bytes`, the file ends in one row of that
+many bytes per passage, and only new rows are fetched; if the kind is a `DerivingKind`, the puller
+derives the file itself.
 
 A kind implements three protocols: `IndexBuilder`, `IndexSearcher` and `IndexPlanner`. The planner
-is
-optional: `DefaultPlanner` has defaults.
+is optional: `DefaultPlanner` has defaults.
 """
 
 from abc import abstractmethod
@@ -639,7 +639,8 @@ class ShardUpdatingKind(Protocol):
         """Return whether `follow` can move a trained file of another plan to this one.
 
         `parent_inputs` are the other plan's `IndexPlan.piece_inputs`. If so, the shards of its build
-        are updated, and this plan may have more of them.
+        are updated. This plan may have more of them, which come last, or fewer: then the statistics
+        of `follow` have `previous_shards`, the number that each shard had before.
         """
         ...
 
@@ -675,8 +676,9 @@ class ShardUpdatingKind(Protocol):
         """Write shard `number` from its slices and from `previous`, the shard of an earlier build.
 
         The earlier build had the same plan, and the same trained file or the one that `follow` moved,
-        which a build also calls if a shard has grown beyond its limit. The result depends on the
-        arguments alone. If the statistics have a `reason`, the shard was built again, for that reason.
+        which a build also calls if a shard has grown beyond its limit. `follow` may have given the
+        shard another number. The result depends on the arguments alone. If the statistics have a
+        `reason`, the shard was built again, for that reason.
 
         Raises:
             InputError: as `shard`, or the previous shard is missing or damaged.

@@ -3,7 +3,9 @@
 One JSON line. The peer holds the same weights as one scipy CSR matrix, terms by passages, multiplies the questions'
 matrix with it and sorts what comes out: all scores are computed, as bm25s does. Both sides have one thread and take
 turns over the same questions in every round; figures are medians of rounds. Scores must be equal to the last digit, and
-8 parts must merge to the bytes of one. `ratio` is our questions per second by the peer's.
+8 parts must merge to the bytes of one. `ratio` is our questions per second by the peer's. `refresh` derives the index
+of a later month from it: the CPU seconds by those of a build, and the share of the bytes that a pull fetches by the share
+of the passages that changed.
 
 By default all is synthetic: 128 terms a passage of a vocabulary of 30,522, drawn by Zipf's law, weights by a gamma
 distribution; 32 terms a question, 8 heavy ones of a passage and light ones by Zipf's law. No trained model is used.
@@ -36,6 +38,7 @@ from rag_model.index.kind import IndexFiles
 from rag_model.index.postings.impact import KIND
 from rag_model.index.postings.search import ImpactIndex, quantize_queries
 from rag_model.index.recipe import IndexRecipe
+from rag_model.store.pulling.delta_files import write_new_terms
 
 _VOCABULARY = 30_522
 _SCALE = 64
@@ -101,6 +104,32 @@ def build(folder: Path, factory: str) -> float:
         KIND.scatter(plan, trained, rows[number], number, pieces[number])
     KIND.merge(plan, trained, rows, [path_opener(piece) for piece in pieces], [], folder / f"{factory}.postings")
     return time.process_time() - began
+
+
+def refresh(rows: SparseVectors, folder: Path, dim: int) -> dict[str, float | bool]:
+    """Derive the index after a month, in which one passage in 140 was replaced, from the one before."""
+    rng, plan = np.random.default_rng(11), KIND.plan(IndexRecipe("Impact"), len(rows), dim)
+    base_rows = np.where(rng.random(len(rows)) < 1 / 140, -1, np.arange(len(rows)))
+    new_rows = np.flatnonzero(base_rows < 0)
+    chosen = np.where(base_rows < 0, rng.integers(0, len(rows), len(rows)), base_rows)
+    after = rows.take(chosen)
+    spent = {}
+    for name in ("first", "derived"):  # the first call compiles
+        start = time.process_time()
+        before, out = folder / "Impact.postings", folder / name
+        KIND.derive(plan.entry(), plan.entry(), before, base_rows, lambda rows: iter([after.take(rows)]), out)
+        spent[name] = time.process_time() - start
+    month = folder / "month"
+    write_parts(after, 8, dim, month)
+    built = build(month, "Impact")
+    write_new_terms(base_rows, after.take(new_rows), folder / "delta")
+    share, size = len(new_rows) / len(rows), (folder / "derived").stat().st_size
+    return {
+        "changed_share": round(share, 5),
+        "cpu_ratio": round(spent["derived"] / built, 3),
+        "equals_a_build": (folder / "derived").read_bytes() == (month / "Impact.postings").read_bytes(),
+        "pull_ratio": round((folder / "delta").stat().st_size / size / share, 2),
+    }
 
 
 def opened(folder: Path, factory: str) -> ImpactIndex:
@@ -199,6 +228,7 @@ def main() -> None:
             "bytes_per_passage_one_bit": round(sizes["Impact1"] / n, 1),
             "peer_bytes_per_passage": round(peer.size / n, 1),
             "build_cpu_seconds": {name: round(spent, 2) for name, spent in seconds.items()},
+            "refresh": refresh(rows, folder, dim),
             "parts": options.parts,
             "merged_is_one_shot": equal,
             "peak_mb": round(built.anonymous_mb),
