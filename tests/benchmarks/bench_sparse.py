@@ -4,8 +4,8 @@ One JSON line. The peer holds the same weights as one scipy CSR matrix, terms by
 matrix with it and sorts what comes out: all scores are computed, as bm25s does. Both sides have one thread and take
 turns over the same questions in every round; figures are medians of rounds. Scores must be equal to the last digit, and
 8 parts must merge to the bytes of one. `ratio` is our questions per second by the peer's. `refresh` derives the index
-of a later month from it: the CPU seconds by those of a build, and the share of the bytes that a pull fetches by the share
-of the passages that changed.
+of a later month from it: the CPU seconds by those of a build, and the share of the bytes that a pull fetches by the
+share of the passages that changed.
 
 By default all is synthetic: 128 terms a passage of a vocabulary of 30,522, drawn by Zipf's law, weights by a gamma
 distribution; 32 terms a question, 8 heavy ones of a passage and light ones by Zipf's law. No trained model is used.
