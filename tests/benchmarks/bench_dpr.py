@@ -74,10 +74,8 @@ def read_data(options: argparse.Namespace) -> Data:
     ordered = iter([example for key in contexts for example in by_context[key]])
     test, dev = take(ordered, options.test), take(ordered, options.dev)
     learned = take(ordered, options.train, {one.positives[0].hash for one in (*test, *dev)})
-    others = [
-        build_passage(row["title"], row["text"])
-        for _, row in iter_json_values(fsspec.open(str(options.passages), "rt", compression="infer").open(), "passages")
-    ]
+    with fsspec.open(str(options.passages), "rt", compression="infer") as lines:
+        others = [build_passage(row["title"], row["text"]) for _, row in iter_json_values(lines, "passages")]
     sample = random.Random(1).sample(others, min(options.passages_count, len(others)))
     contexts_of = [one.positives[0] for one in (*test, *dev, *learned)]
     corpus = list({one.hash: one for one in (*contexts_of, *sample)}.values())
