@@ -5,7 +5,6 @@ vectors, row for row. Texts are tokenized and sorted by length one window at a t
 not grow with the number of texts.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +21,12 @@ from rag_model.encoders.space import Space, compute_space, read_declared_space
 from rag_model.encoders.spec import (
     ENDPOINT_KEY,
     PROBES,
-    RECORD_FILE,
     EncoderSpec,
     TextInput,
     find_known_settings,
     read_encoder_spec,
     read_endpoint_record,
+    write_encoder_record,
 )
 from rag_model.encoders.static_folder import StaticModel, StaticTable, find_static_body
 from rag_model.encoders.tokens import TokenCounts, WordTokenizer, limit_tokenizer, load_tokenizer, tokenize_and_count
@@ -251,11 +250,10 @@ def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
-    record = workdir / RECORD_FILE
     record_fields = {"asks": space.to_json(), "spec": spec.to_json()}
     if spec.is_endpoint:
         record_fields[ENDPOINT_KEY] = read_endpoint_record(folder)
-    record.write_text(json.dumps(record_fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    record = write_encoder_record(workdir, record_fields)
     if spec.is_endpoint:
         return {path.name: path for path in (record, folder / PROBES)}
     body = find_static_body(folder) if spec.is_static else folder

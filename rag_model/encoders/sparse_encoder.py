@@ -12,9 +12,8 @@ The scale is a setting and not a statistic of the corpus, so that it is equal in
 builds.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
@@ -37,7 +36,7 @@ from rag_model.encoders.files import (
     resolve_folder,
 )
 from rag_model.encoders.space import Space, digest_tokenizer, read_declared_space
-from rag_model.encoders.spec import RECORD_FILE, SPARSE_KEY
+from rag_model.encoders.spec import RECORD_FILE, SPARSE_KEY, replace_fields, write_encoder_record
 from rag_model.encoders.tokens import (
     BATCH_INVARIANT_TOKENS,
     LENGTH_MULTIPLE,
@@ -163,11 +162,7 @@ class SparseSpec:
         Raises:
             UsageError: a field is unknown or its value is wrong.
         """
-        names = [field.name for field in fields(self)]
-        for name in values:
-            if name not in names:
-                raise UsageError(f"{name!r} is not a setting of a sparse encoder: use one of {', '.join(names)}")
-        return replace(self, **values)
+        return replace_fields(self, values, "a sparse encoder")
 
 
 def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> SparseSpec:
@@ -422,9 +417,7 @@ def collect_sparse_encoder_files(folder: Path, spec: SparseSpec, space: Space, w
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
-    record = workdir / RECORD_FILE
-    record_fields = {"asks": space.to_json(), SPARSE_KEY: spec.to_json()}
-    record.write_text(json.dumps(record_fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    record = write_encoder_record(workdir, {"asks": space.to_json(), SPARSE_KEY: spec.to_json()})
     return {
         path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
     }

@@ -15,12 +15,13 @@ Three folder layouts are read: bookwheel's record, Stanford's (`artifact.metadat
 a separate folder).
 """
 
+import json
 import re
 import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from rag_model.digest import digest_json
 from rag_model.encoders.files import (
@@ -44,6 +45,9 @@ from rag_model.encoders.static_folder import (
     read_static_settings,
 )
 from rag_model.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RECORD_FILE = "bookwheel.json"
 BAG_KEY = "bag"  # key in bookwheel.json
@@ -73,6 +77,30 @@ _KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"normalize": False},
     ),
 )
+
+
+Spec = TypeVar("Spec", bound="DataclassInstance")
+
+
+def replace_fields(spec: Spec, values: Mapping[str, Any], noun: str) -> Spec:
+    """Return a copy of the settings of an encoder with these fields replaced.
+
+    Raises:
+        UsageError: a field is unknown, which the message says of `noun`, or its value is wrong.
+    """
+    names = [field.name for field in fields(spec)]
+    for name in values:
+        if name not in names:
+            raise UsageError(f"{name!r} is not a setting of {noun}: use one of {', '.join(names)}")
+    return replace(spec, **values)
+
+
+def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Path:
+    """Write the record `bookwheel.json` of an encoder into `workdir`; return its path."""
+    record = workdir / RECORD_FILE
+    text = json.dumps(fields_by_name, indent=2, sort_keys=True, ensure_ascii=False)
+    record.write_text(text + "\n", encoding="utf-8")
+    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,14 +372,8 @@ class TokenSpec:
         Raises:
             UsageError: a field is unknown or its value is wrong.
         """
-        names = [field.name for field in fields(self)]
-        for name in values:
-            if name not in names:
-                raise UsageError(f"{name!r} is not a setting of a ColBERT: use one of {', '.join(names)}")
-        replacements: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return replace(self, **replacements)
+        replacements = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return replace_fields(self, replacements, "a ColBERT")
 
 
 def is_token_encoder(folder: Path) -> bool:

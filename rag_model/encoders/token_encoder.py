@@ -6,7 +6,6 @@ Impact via Token Pooling" (arXiv 2409.14683), section 2: hierarchical clustering
 criterion, then the mean of each cluster, here normalized, because MaxSim compares cosines.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,11 +23,11 @@ from rag_model.encoders.space import Space, digest_tokenizer, read_declared_spac
 from rag_model.encoders.spec import (
     METADATA,
     PYLATE_CONFIG,
-    RECORD_FILE,
     TOKENS_KEY,
     TokenSpec,
     find_dense_folder,
     read_token_spec,
+    write_encoder_record,
 )
 from rag_model.encoders.tokens import (
     BATCH_INVARIANT_TOKENS,
@@ -332,9 +331,8 @@ def collect_token_encoder_files(
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
-    record = workdir / RECORD_FILE
     record_fields = {"asks": space.to_json(), TOKENS_KEY: spec.to_json(), **(extra_fields or {})}
-    record.write_text(json.dumps(record_fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    record = write_encoder_record(workdir, record_fields)
     files = {
         path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
     }
