@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -221,7 +221,29 @@ class DevSet:
         return values
 
 
-class LmTask:
+Item = TypeVar("Item")
+
+
+class StageTask(Generic[Item]):
+    """Base of the tasks of both stages: their recipe and their batches."""
+
+    kind: str  # of the stage, in the recipe
+    _train: tuple[Item, ...]
+    _recipe: "LmRecipe | RetrieverRecipe"
+    _shared_recipe: RaDitRecipe
+    _data_identity: Mapping[str, Any]
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, and the digests of data and models."""
+        settings = [asdict(self._shared_recipe), asdict(self._recipe)]
+        return {"kind": self.kind, "settings": settings, **self._data_identity}
+
+    def batches(self, epoch: int) -> Sequence[tuple[Item, ...]]:
+        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
+        return shuffle_batches(self._train, self._recipe.batch_size, self._shared_recipe.seed, epoch)
+
+
+class LmTask(StageTask[PassageList]):
     """LM-ft, the first stage: a generator learns to answer from passages of the initial retriever.
 
         L = -Σ_i Σ_j log p_LM(y_i | c_ij ∘ x_i)        Lin et al. 2023, section 2.3, eq. 3; j = 1 …
@@ -231,6 +253,9 @@ class LmTask:
     also learns to answer if a passage does not help. The loss counts only the answer's tokens. The
     retriever is frozen, and so the lists stay the same.
     """
+
+    kind = "ra-dit lm"
+    _recipe: LmRecipe
 
     def __init__(
         self,
@@ -263,18 +288,6 @@ class LmTask:
         """Sentence for the model card."""
         questions, snapshot = f"{len(self._train):,} questions", self._snapshot.id[:12]
         return f"Trained on {questions}, each after {self._recipe.k} passages of snapshot {snapshot}."
-
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, and the digests of data and models."""
-        return {
-            "kind": "ra-dit lm",
-            "settings": [asdict(self._shared_recipe), asdict(self._recipe)],
-            **self._data_identity,
-        }
-
-    def batches(self, epoch: int) -> Sequence[LmBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
-        return shuffle_batches(self._train, self._recipe.batch_size, self._shared_recipe.seed, epoch)
 
     def ids(self, batch: LmBatch) -> Sequence[str]:
         """Return the ids of the batch's examples."""
@@ -358,13 +371,16 @@ class ScoredList:
 RetrieverBatch = tuple[ScoredList, ...]
 
 
-class RetrieverTask:
+class RetrieverTask(StageTask[ScoredList]):
     """R-ft, the second stage: a question encoder learns which passages make the answer likely.
 
     The loss is KL(p_R ‖ p_LSR), Lin et al. 2023, section 2.4: see `retriever_loss`. Lists and the
     generator's scores are computed once, before the stage. Only the question encoder is trained,
     because training both encoders hurt (section 5.1); vectors and index therefore stay valid.
     """
+
+    kind = "ra-dit retriever"
+    _recipe: RetrieverRecipe
 
     def __init__(
         self,
@@ -413,18 +429,6 @@ class RetrieverTask:
         return (
             f"Trained on {counts} of snapshot {snapshot[:12]}, each with {self._shared_recipe.k} passages, {scoring}."
         )
-
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, and the digests of data and models."""
-        return {
-            "kind": "ra-dit retriever",
-            "settings": [asdict(self._shared_recipe), asdict(self._recipe)],
-            **self._data_identity,
-        }
-
-    def batches(self, epoch: int) -> Sequence[RetrieverBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
-        return shuffle_batches(self._train, self._recipe.batch_size, self._shared_recipe.seed, epoch)
 
     def ids(self, batch: RetrieverBatch) -> Sequence[str]:
         """Return the ids of the batch's examples."""
