@@ -11,7 +11,7 @@ train.
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from flows import artifacts
@@ -349,21 +349,9 @@ def train_candidate(
     training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]
 ) -> tuple[str, bool]:
     """Train a model on the snapshot, or find it; return its id, and whether this run trained it."""
-    outcome = finetune.fn(
-        training.kind,
-        store,
-        training.train,
-        training.dev,
-        snapshot,
-        training.encoder,
-        training.generator,
-        training.teacher,
-        training.recipe,
-        f"{training.ref}{CANDIDATE}",
-        training.max_steps,
-        None,
-        beam_options,
-    )
+    settings: dict[str, Any] = {field.name: getattr(training, field.name) for field in fields(training)}
+    settings |= {"store": store, "ref": snapshot, "name": f"{training.ref}{CANDIDATE}"}
+    outcome = finetune.fn(**settings, beam_options=beam_options)
     assert outcome is not None  # a release is not shared by several processes
     return outcome.model, outcome.trained
 
