@@ -75,7 +75,7 @@ class Model:
         batches = (
             batch_without_padding(lengths, self.batch_tokens)
             if packing
-            else batch_by_length(lengths, self.batch_tokens, min_tokens)
+            else batch_by_length(lengths, self.batch_tokens, min_tokens, mix_lengths=isinstance(self.body, Bert))
         )
         for rows, vectors in run_batches(batches, lambda rows: run([tokens[row] for row in rows])):
             out[_move_to(torch.from_numpy(rows), self.device)] = vectors  # (b,) positions; (b, d)

@@ -479,7 +479,9 @@ def pad_length(length: int, multiple: int = LENGTH_MULTIPLE) -> int:
     return -(-length // multiple) * multiple
 
 
-def batch_by_length(lengths: Sequence[int], max_tokens: int, min_tokens: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+def batch_by_length(
+    lengths: Sequence[int], max_tokens: int, min_tokens: int = 0, *, mix_lengths: bool = False
+) -> Iterator[npt.NDArray[np.int64]]:
     """Yield batches of row numbers, longest inputs first; every row is in one batch.
 
     A batch, padded to its longest input, has at most `max_tokens` tokens, or one input. The longest
@@ -487,7 +489,8 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, min_tokens: int = 0
     length keep their order.
 
     With `min_tokens`, all inputs of a batch have one padded length, and the batch has at least that
-    many tokens; rows are repeated if there are too few (see `BATCH_INVARIANT_TOKENS`).
+    many tokens; rows are repeated if there are too few (see `BATCH_INVARIANT_TOKENS`). With
+    `mix_lengths`, shorter inputs fill up such a batch first: a few inputs then cost a fraction.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     # (n,): padded lengths, descending.
@@ -496,9 +499,12 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, min_tokens: int = 0
     while start < len(order):
         width = int(widths[start])
         end = start + max(1, max_tokens // width)
+        least = -(-min_tokens // width)
         rows = order[start:end][widths[start:end] == width] if min_tokens else order[start:end]
+        if mix_lengths and len(rows) < least:
+            rows = order[start : min(end, start + least)]
         start += len(rows)
-        yield np.resize(rows, max(len(rows), -(-min_tokens // width)))  # (b,) -> (>= b,), repeated
+        yield np.resize(rows, max(len(rows), least))  # (b,) -> (>= b,), repeated
 
 
 def batch_without_padding(lengths: Sequence[int], max_tokens: int) -> Iterator[npt.NDArray[np.int64]]:

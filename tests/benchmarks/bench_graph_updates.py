@@ -12,10 +12,10 @@ distances. The vectors are MiniLM's and are kept in `--cache`. In earnest, after
 `--through reindex` takes the generations through `reindex` itself: each is a dump of JSON lines, from which the next
 snapshot is built, and the measured ones are built once more with `--rebuild-graphs`. The encoder is then a static one
 (`made_static.py`), and there is no peer. `cpu_s` are the seconds of this process for a generation, and of the last
-rebuild of all graphs; `cells` is what the snapshot's metrics say of its graph. Twelve minutes of an idle core:
+rebuild of all graphs; `cells` is what the snapshot's metrics say of its graph. About three minutes of an idle core:
 
     python tests/benchmarks/bench_graph_updates.py --through reindex --passages passages.jsonl.xz --words 30
-        --questions a.jsonl.xz --n 20000 --generations 24 --measure 1 12 24 --cells 4 --asked 1000
+        --questions a.jsonl.xz --n 10000 --generations 24 --measure 1 12 24 --cells 4 --asked 2000
 """
 
 import argparse

@@ -37,6 +37,22 @@ def test_steady_batches_are_of_one_padded_length_and_never_small(lengths: list[i
         assert least <= len(batch) * width < max(budget, least + width) + 1
 
 
+@given(LENGTHS, st.integers(300, 2000), st.integers(1, 300))
+def test_steady_batches_of_mixed_lengths_cost_no_more_tokens(lengths: list[int], budget: int, least: int) -> None:
+    mixed = list(batch_by_length(lengths, budget, least, mix_lengths=True))
+    assert sorted(int(row) for batch in mixed for row in np.unique(batch)) == list(range(len(lengths)))
+    sizes = [[len(batch) * pad_length(max(lengths[row] for row in batch)) for batch in batches]
+             for batches in (mixed, batch_by_length(lengths, budget, least))]  # fmt: skip
+    assert sum(sizes[0]) <= sum(sizes[1])
+    assert all(size >= least for size in sizes[0])
+
+
+def test_a_few_inputs_of_many_lengths_share_a_steady_batch() -> None:
+    lengths = [16 * number for number in range(1, 9)]
+    assert [len(batch) for batch in batch_by_length(lengths, 4096, 1024, mix_lengths=True)] == [8]
+    assert len([*batch_by_length(lengths, 4096, 1024)]) == 8
+
+
 @given(st.integers(1, 10_000))
 def test_padding_is_the_least_multiple_that_holds_the_length(length: int) -> None:
     assert pad_length(length) % LENGTH_MULTIPLE == 0
