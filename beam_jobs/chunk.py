@@ -1,7 +1,14 @@
-"""The chunk job: turn each part of the dump into one file of passages."""
+"""The chunk job: turn each part of the dump into one file of passages.
 
+Before it, the template job reads the pages of the template namespace of each part, and the launcher
+merges the results, which are bounded, into one table (`template_table`). The table is an input of
+every part: an article is chunked again if a template that it uses has changed.
+"""
+
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +16,10 @@ from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from rag_model.corpus.article_log import ARTICLE_LOG_VERSION, ReusableArticles
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
-from rag_model.corpus.dump_formats.dump_format import get_format_identity
+from rag_model.corpus.dump_formats.dump_format import get_format_identity, get_part_format
+from rag_model.corpus.dump_formats.page_format import PageFormat
+from rag_model.corpus.markup import template_table
+from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
 from rag_model.corpus.plan import compute_source_digest, has_digest_names
 from rag_model.corpus.records import Part, Plan, Siteinfo
 from rag_model.corpus.redact import select_pages
@@ -17,6 +27,7 @@ from rag_model.extras import get_versions
 from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files
 from rag_model.snapshots.stage_results import ChunkResult
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
@@ -24,11 +35,88 @@ from rag_model.store.store import Store
 _LAUNCHER_READS_BYTES = 64 << 20
 # compressed bytes per second of one core: all articles parsed, or nearly all reused
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = 1e6, 7e6
+_READ_BYTES_PER_SECOND = 5e6  # compressed bytes of which only templates are parsed
 _ENCODED_BYTES_PER_SECOND = (
     # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9
     # (`embed`)
     2.5e12
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTask:
+    """A part whose templates are read."""
+
+    part: Part
+    siteinfo: Siteinfo
+
+    @property
+    def bytes(self) -> int:
+        """Return the number of compressed bytes of the dump that are read."""
+        return sum(slice_.length for slice_ in self.part.slices)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that decide the templates. Reads the part's bytes."""
+        return {
+            "source": compute_source_digest(self.part),
+            "siteinfo": asdict(self.siteinfo),
+            "code": template_table.VERSION,
+            **get_format_identity(self.part),
+        }
+
+
+def plan_template_tasks(plan: Plan) -> list[TemplateTask]:
+    """Return a task for each part of a plan; none if its format has no templates."""
+    formats = [get_part_format(part) for part in plan.parts[:1]]
+    if not any(isinstance(each, PageFormat) and each.has_templates for each in formats):
+        return []
+    return [TemplateTask(part, plan.siteinfo) for part in plan.parts]
+
+
+def read_templates(task: TemplateTask, store: Store) -> Report:
+    """Read the templates of one part, unless they are recorded."""
+
+    def produce(workdir: Path) -> StageResult:
+        part_format, siteinfo = get_part_format(task.part), task.siteinfo
+        pages = part_format.read_templates(task.part) if isinstance(part_format, PageFormat) else iter(())
+        templates = template_table.read_part(pages, siteinfo.language, siteinfo.namespaces)
+        path = workdir / "templates.json"
+        path.write_text(json.dumps(templates), encoding="utf-8")
+        return StageResult({"templates": path}, {"templates": len(templates)})
+
+    record, _ = store.memo.get_or_create("templates", task.inputs(), produce)
+    return {"blob": record.outputs["templates"].to_json(), "templates": record.stats["templates"]}
+
+
+def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
+    """Store the table of the templates of all parts; return None if there are no templates."""
+    blobs = [BlobRef.from_json(report["blob"]) for report in reports if report["templates"]]
+    table = template_table.merge(json.loads(store.blobs.read(blob)) for blob in blobs)
+    return store.blobs.put_bytes(table.to_bytes()) if table else None
+
+
+def collect_templates(
+    store: Store, plan: Plan, launch: Launch, on_progress: OnProgress | None = None
+) -> BlobRef | None:
+    """Read the templates of all parts; return the table, or None if the dump has no templates."""
+    tasks = plan_template_tasks(plan)
+    is_small = sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
+    reports = run_job("templates", read_templates, tasks, launch, on_progress, _estimate_reading, memoised=is_small)
+    return merge_templates(store, reports)
+
+
+def _estimate_reading(task: TemplateTask) -> float:
+    return task.bytes / _READ_BYTES_PER_SECOND
+
+
+def load_table(store: Store, blob: BlobRef | None) -> TemplateTable:
+    """Return a stored table; without one, a table without templates."""
+    return NO_TEMPLATES if blob is None else _read_table(store.blobs.get_local_path(blob))
+
+
+@lru_cache(1)
+def _read_table(path: Path) -> TemplateTable:
+    return TemplateTable.from_bytes(path.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +130,7 @@ class ChunkTask:
     parent_parts: tuple[ParentPart, ...] = ()
     suppressed: tuple[str, ...] = ()  # ids of the part's pages that were taken down
     setting_files: SettingFiles = ()  # the files that the chunker's settings name
+    templates: BlobRef | None = None  # the table of the wiki's templates
 
     @property
     def bytes(self) -> int:
@@ -68,12 +157,15 @@ class ChunkTask:
             **(
                 {"suppressed": self.suppressed} if self.suppressed else {}
             ),  # left out if empty, so that other parts keep their keys
+            **({"templates": self.templates.id} if self.templates else {}),
         }
 
 
-def plan_chunk_tasks(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -> list[ChunkTask]:
-    """Return a task for each part of a plan, with the parent's parts to reuse and the removed
-    pages.
+def plan_chunk_tasks(
+    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, templates: BlobRef | None = None
+) -> list[ChunkTask]:
+    """Return a task for each part of a plan, with the parent's parts to reuse, the removed pages,
+    and the table of `collect_templates`.
     """
     removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
     return [
@@ -84,6 +176,7 @@ def plan_chunk_tasks(store: Store, plan: Plan, chunker: StoredChunker, parent: P
             parent.find_chunked(part),
             select_pages(part.kind, part.first_page, part.last_page, removed_pages),
             chunker.files,
+            templates,
         )
         for part in plan.parts
     ]
@@ -97,7 +190,8 @@ def chunk(task: ChunkTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         passages_path, article_log_path = workdir / "passages.parquet", workdir / "articles.parquet"
         spans_path = workdir / "spans.npy" if task.recipe.spans else None
-        with ReusableArticles(fetch_chunked_files(store, task.parent_parts)) as reuse:
+        table = load_table(store, task.templates)
+        with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reuse:
             files = local_paths(store, task.setting_files)
             stats = chunk_part(
                 task.part,
@@ -109,6 +203,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
                 task.suppressed,
                 files,
                 spans_path,
+                table,
             )
         outputs = {"passages": passages_path, "article_log": article_log_path} | (
             {"spans": spans_path} if spans_path else {}

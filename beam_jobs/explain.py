@@ -12,12 +12,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.chunk import ChunkTask, plan_chunk_tasks
+from beam_jobs.chunk import (
+    ChunkTask,
+    load_table,
+    merge_templates,
+    plan_chunk_tasks,
+    plan_template_tasks,
+    read_templates,
+)
 from beam_jobs.embed import EmbedTask, describe_requests
 from beam_jobs.index_work import index_inputs
 from beam_jobs.workers import worker_memory
 from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import chunk_part
+from rag_model.corpus.markup.template_table import NO_TEMPLATES
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.index.kind import ShardUpdatingKind, get_kind
@@ -149,7 +157,10 @@ def explain(
         chunker = store_chunker(scratch, recipe.chunk)
         files = local_paths(scratch, chunker.files)
         lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
-        for task in plan_chunk_tasks(store, plan, chunker, parent):
+        reports = [read_templates(template_task, scratch) for template_task in plan_template_tasks(plan)]
+        templates = merge_templates(scratch, reports)
+        lookup.table = load_table(scratch, templates)
+        for task in plan_chunk_tasks(store, plan, chunker, parent, templates):
             chunk_result = lookup.look_up_passages(task)
             for name, stored_encoder in encoders.items():
                 lookup.look_up_vectors(name, chunk_result, parent.find_encoded(task.part, stored_encoder.space.digest))
@@ -208,6 +219,7 @@ class _ReuseLookup:
     ) -> None:
         self.chunk = _StageCounts(_RecordedInputs(store, "chunk", "source"))
         self.chunk_results: list[ChunkResult] = []
+        self.table = NO_TEMPLATES
         self._embed = {name: _StageCounts(_RecordedInputs(store, "embed", "passages")) for name in encoders}
         # of recorded parts
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}
@@ -230,9 +242,9 @@ class _ReuseLookup:
             self._rows[TEXT] += [result.passages] if result.rows else []
             self.chunk.add(result.stats.articles, result.stats.articles, None)
         else:
-            with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts)) as reuse:
-                chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch
-                stats = chunk_part(*chunk_arguments, reusable=reuse, suppressed=task.suppressed, files=self._files)
+            with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reuse:
+                chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reuse
+                stats = chunk_part(*chunk_arguments, task.suppressed, self._files, table=self.table)
             result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
             self.chunk.add(stats.articles, stats.inherited, inputs)
         self.chunk_results.append(result)

@@ -36,6 +36,7 @@ from rag_model.snapshots.reused_training import (
     note_obstacles,
 )
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -92,7 +93,8 @@ def reindex(
             chunker = prepare_chunker(target, recipe)
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
-            passages = chunk_parts(target, plan, chunker, parent, launch, on_progress)
+            templates = read_templates(target, plan, launch, on_progress)
+            passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, templates)
         widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
@@ -145,14 +147,26 @@ def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
 
 
 @stage
+def read_templates(store: Store, plan: Plan, launch: Launch, on_progress: OnProgress) -> BlobRef | None:
+    """Read the templates that a wiki's dump defines, to expand them in its articles."""
+    return chunk.collect_templates(store, plan, launch, on_progress)
+
+
+@stage
 def chunk_parts(
-    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, on_progress: OnProgress
+    store: Store,
+    plan: Plan,
+    chunker: StoredChunker,
+    parent: Parent,
+    launch: Launch,
+    on_progress: OnProgress,
+    templates: BlobRef | None = None,
 ) -> list[ChunkResult]:
     """Chunk every part into passages.
 
     Unchanged articles keep the parent's, and pages taken down have none.
     """
-    return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent), launch, on_progress)
+    return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent, templates), launch, on_progress)
 
 
 @stage

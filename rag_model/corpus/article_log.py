@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rag_model.atomic_write import atomic_write
+from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
 from rag_model.corpus.passages import ARTICLE_DIGEST_BYTES, PassageFile, to_passages
 from rag_model.corpus.records import Article, Page, Passage, Siteinfo
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
@@ -33,7 +34,7 @@ from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, check_groups
 
 # Increase it when a log has other columns or keys; earlier logs are still read.
-ARTICLE_LOG_VERSION = 3
+ARTICLE_LOG_VERSION = 4
 _KEY_BYTES = 16  # bytes of SHA-256; keys are only compared within one page id
 _COLUMNS = [
     ("page_id", pa.string()),
@@ -45,6 +46,8 @@ _LATER_COLUMNS = [  # which logs of earlier versions lack
     ("digest", pa.binary(ARTICLE_DIGEST_BYTES)),  # of the article's passages
     ("dropped", pa.string()),  # why the page is no article
     ("revised", pa.int64()),  # seconds since 1970, UTC
+    ("templates", pa.string()),  # names of unknown templates that the page uses, joined by `|`
+    ("template_digest", pa.binary()),  # of what the wiki's table has for them
 ]
 _EXCLUDED_SETTINGS = {
     "chunker",
@@ -76,6 +79,7 @@ class ArticleResult:
     dropped: str = ""  # why the page is no article
     spans: Sequence[Sequence[SalientSpan]] = ()  # of each passage, if the recipe stores them
     stored: StoredArticle | None = None  # instead of `passages`
+    templates: tuple[str, ...] = ()  # names of unknown templates that the page uses
 
     @property
     def count(self) -> int:
@@ -122,13 +126,20 @@ class ArticleLog:
     """Collect the results of the articles of a part in order, about 60 bytes each."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, bytes, int, str, bytes, str, int | None]] = []
+        self._rows: list[tuple[str, bytes, int, str, bytes, str, int | None, str, bytes]] = []
 
     def record(
-        self, page_id: str, key: bytes, result: ArticleResult, digest: bytes, revised: int | None = None
+        self,
+        page_id: str,
+        key: bytes,
+        result: ArticleResult,
+        digest: bytes,
+        revised: int | None = None,
+        template_digest: bytes = b"",
     ) -> None:
-        """Append one article or dropped page, with the digest of its passages."""
-        self._rows.append((page_id, key, result.count, result.reason, digest, result.dropped, revised))
+        """Append one article or dropped page, with the digests of its passages and templates."""
+        templates = "|".join(result.templates), template_digest
+        self._rows.append((page_id, key, result.count, result.reason, digest, result.dropped, revised, *templates))
 
     def save(self, path: Path) -> None:
         """Write the Parquet file."""
@@ -160,17 +171,22 @@ class _LoggedArticle:
     revised: int | None
     file: PassageFile
     spans: SpanFile | None
+    templates: str = ""
+    template_digest: bytes = b""
 
 
 class ReusableArticles:
     """The results of articles of earlier parts, for reuse by articles with the same key."""
 
-    def __init__(self, parts: Sequence[tuple[Path, ...]] = ()) -> None:
+    def __init__(self, parts: Sequence[tuple[Path, ...]] = (), table: TemplateTable = NO_TEMPLATES) -> None:
         """Open passages, article log and optional spans of each part; skip files that do not match.
+
+        An article of which a template differs in `table` is not found.
 
         Raises:
             InputError: A file is not Parquet, or lacks a column.
         """
+        self._table = table
         self._files: list[PassageFile] = []
         self._articles: dict[bytes, _LoggedArticle] = {}  # by key
         for passages, articles, *spans in parts:
@@ -181,26 +197,34 @@ class ReusableArticles:
 
         With `with_spans`, articles whose spans are not stored are not found.
         """
-        article = self._articles.get(key)
-        if article is None or (with_spans and article.spans is None):
+        article = self._find_article(key, with_spans=with_spans)
+        if article is None:
             return None
+        templates = _split_names(article.templates)
         end = article.start + article.count
         spans = article.spans.get_range(article.start, end) if article.spans else ()
         if article.digest:
             stored = StoredArticle(article.file, article.start, article.count, article.digest)
-            return ArticleResult((), article.reason, article.dropped, spans, stored)
+            return ArticleResult((), article.reason, article.dropped, spans, stored, templates)
         passages = to_passages(article.file.iter_tables(article.start, end))
-        return ArticleResult(passages, article.reason, article.dropped, spans)
+        return ArticleResult(passages, article.reason, article.dropped, spans, templates=templates)
 
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
         """Return the id, time and key of a logged page, which need not be parsed; see `find`.
 
         A page that could not be parsed is not found, because its title is listed.
         """
-        article = self._articles.get(key)
-        if article is None or article.reason or (with_spans and article.spans is None):
+        article = self._find_article(key, with_spans=with_spans)
+        if article is None or article.reason:
             return None
         return Page(int(article.page_id), 0, article.revised, 0, "", False, "", "", key)
+
+    def _find_article(self, key: bytes, *, with_spans: bool) -> _LoggedArticle | None:
+        article = self._articles.get(key)
+        if article is None or (with_spans and article.spans is None):
+            return None
+        is_current = self._table.compute_digest(_split_names(article.templates)) == article.template_digest
+        return article if is_current else None
 
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
@@ -214,13 +238,22 @@ class ReusableArticles:
         keys, reasons = (log[name].to_pylist() for name in ("key", "reason"))
         later_values: list[list[Any]] = [
             log[name].to_pylist() if name in log.column_names else [default] * len(pages)
-            for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None), strict=True)
+            for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
         ]
-        digests, drop_reasons, times = later_values
+        digests, drop_reasons, times, templates, template_digests = later_values
         for i in np.flatnonzero(has_own_rows).tolist():
             rows = int(starts[i]), int(counts[i])
             self._articles[keys[i]] = _LoggedArticle(
-                pages[i], *rows, reasons[i], digests[i], drop_reasons[i], times[i], file, spans
+                pages[i],
+                *rows,
+                reasons[i],
+                digests[i],
+                drop_reasons[i],
+                times[i],
+                file,
+                spans,
+                templates[i],
+                template_digests[i],
             )
 
     def __enter__(self) -> Self:
@@ -233,6 +266,10 @@ class ReusableArticles:
         """Close the files."""
         for file in self._files:
             file.close()
+
+
+def _split_names(names: str) -> tuple[str, ...]:
+    return tuple(names.split("|")) if names else ()
 
 
 def _has_own_rows(

@@ -32,6 +32,8 @@ from rag_model.corpus.dump_formats.dump_format import (
     plugin_error,
 )
 from rag_model.corpus.dump_formats.page_format import PageFormat
+from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
+from rag_model.corpus.markup.templates import use_templates
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, UnparsablePageError, format_iso
 from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
@@ -40,6 +42,7 @@ from rag_model.errors import InputError, UsageError, format_count
 
 VERSION = 8  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
+MAX_UNKNOWN_TEMPLATES = 100  # names of unknown templates that a part counts
 LENGTH_BIN = 10  # words; bin width of the length histogram
 
 
@@ -118,6 +121,8 @@ class ChunkStats:
     words: int = 0
     # Number of passages by length, in bins of `LENGTH_BIN` words.
     lengths: Mapping[str, int] = field(default_factory=dict)
+    # Number of articles by the unknown template that they use, of the most frequent names.
+    unknown_templates: Mapping[str, int] = field(default_factory=dict)
     # Number of reused articles; depends on the parent, not on the part's content.
     inherited: int = 0
 
@@ -132,6 +137,7 @@ def chunk_part(
     suppressed: Collection[str] = (),
     files: Mapping[str, Path] | None = None,
     spans: Path | None = None,
+    table: TemplateTable = NO_TEMPLATES,
 ) -> ChunkStats:
     """Write the passages of one part to a Parquet file, and return the statistics.
 
@@ -145,13 +151,14 @@ def chunk_part(
         suppressed: ids of pages that are counted but not chunked.
         files: paths of settings that the recipe stores as digests.
         spans: path for the salient spans, if the recipe stores them.
+        table: the wiki's templates; `reusable` has the same.
 
     Raises:
         InputError: The source cannot be read, or too many of its pages are unparsable.
     """
     tally, article_log, span_writer = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
     with PassageWriter(out) as writer:
-        context = _ChunkContext(recipe, siteinfo, files)
+        context = _ChunkContext(recipe, siteinfo, files, table)
         for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
             result, stored = article.result, article.result.stored
             if stored is None:
@@ -163,7 +170,8 @@ def chunk_part(
                 for spans_of_passage in result.spans or [find_spans(passage.text) for passage in result.passages]:
                     span_writer.write(spans_of_passage)
             if article.key:
-                article_log.record(article.page_id, article.key, result, digest, article.revised)
+                template_digest = table.compute_digest(result.templates)
+                article_log.record(article.page_id, article.key, result, digest, article.revised, template_digest)
         tally.check(part, recipe)
     lengths = Counter[int]()
     for words, count in writer.lengths.items():
@@ -181,6 +189,9 @@ def chunk_part(
         newest_revision=tally.newest_revision,
         words=sum(words * count for words, count in writer.lengths.items()),
         lengths={str(length): count for length, count in sorted(lengths.items())},
+        unknown_templates=dict(
+            sorted(tally.unknown_templates.items(), key=lambda item: (-item[1], item[0]))[:MAX_UNKNOWN_TEMPLATES]
+        ),
         inherited=tally.inherited,
     )
 
@@ -195,6 +206,7 @@ class _Tally:
     quarantined: list[QuarantinedPage] = field(default_factory=list)
     newest_revision: str = ""
     inherited: int = 0
+    unknown_templates: Counter[str] = field(default_factory=Counter)
 
     def count_article(self, result: ArticleResult, *, is_reused: bool) -> None:
         """Count one article by its passages."""
@@ -239,12 +251,15 @@ class _ChunkContext:
     recipe: ChunkRecipe
     siteinfo: Siteinfo
     files: Mapping[str, Path] | None
+    table: TemplateTable = NO_TEMPLATES
 
     def open(self) -> ChunkFunction:
         return self.recipe.create_chunker(self.files).open()
 
     def compute_key_basis(self, part: Part) -> bytes:
         identity = self.recipe.get_identity() | get_format_identity(part)
+        if self.table.disambiguation:
+            identity["disambiguation"] = self.table.disambiguation.pattern
         return compute_key_basis(self.siteinfo, identity, VERSION)
 
 
@@ -295,7 +310,7 @@ def _chunk_pages(
         reused = reusable.find(key, with_spans=spans)
         if reused is None and page.key:  # logs of earlier versions have no keys of elements
             reused = reusable.find(compute_article_key(key_basis, page), with_spans=spans)
-        result = reused or _classify_page(page, page_format, context.siteinfo)
+        result = reused or _classify_page(page, page_format, context)
         if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
             tally.record_time(page)
             continue
@@ -309,17 +324,20 @@ def _chunk_pages(
         else:
             tally.record_time(page)
             tally.count_article(result, is_reused=reused is not None)
+            tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _Article(result, str(page.page_id), key, page.revised)
 
 
-def _classify_page(page: Page, page_format: PageFormat, siteinfo: Siteinfo) -> ArticleResult | None:
+def _classify_page(page: Page, page_format: PageFormat, context: _ChunkContext) -> ArticleResult | None:
     """Return the reason to drop a page as a result, or None if it is an article."""
     with explain_format_errors(page_format, "classify"):
-        page_or_reason = page_format.classify(page, siteinfo)
+        page_or_reason = page_format.classify(page, context.siteinfo)
     if isinstance(page_or_reason, str):
         return ArticleResult(dropped=page_or_reason)
     if not isinstance(page_or_reason, Page):
         raise plugin_error(page_format, f"returns {page_or_reason!r:.60} from `classify` instead of a page or a reason")
+    if context.table.disambiguation and context.table.disambiguation.search(page.text):
+        return ArticleResult(dropped="disambiguation")
     return None
 
 
@@ -329,7 +347,8 @@ def _chunk_page(
     """Return the passages of a page, or the reason to quarantine it."""
     spans = context.recipe.spans
     try:
-        sections = page_format.clean(page, context.siteinfo, anchors=spans)
+        with use_templates(context.table) as use:
+            sections = page_format.clean(page, context.siteinfo, anchors=spans)
     except UnparsablePageError as error:
         return ArticleResult((), error.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -337,4 +356,5 @@ def _chunk_page(
         return ArticleResult((), f"the cleaner failed: {type(error).__name__}: {error}")
     article = Article(str(page.page_id), page.rev_id, page.title, sections, page.revised)
     passages = list(chunk_article(article))
-    return ArticleResult(passages, spans=find_article_spans(article, passages) if spans else ())
+    article_spans = find_article_spans(article, passages) if spans else ()
+    return ArticleResult(passages, spans=article_spans, templates=tuple(sorted(use.names)))

@@ -44,6 +44,7 @@ from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
 __all__ = ["MAX_CHARS", "UnparsablePageError", "clean_wikitext"]
 
 MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
+_TEMPLATE = 10  # the namespace of templates
 _NO_LEVEL = 7  # deeper than any heading
 
 
@@ -61,9 +62,10 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
     if len(text) > MAX_CHARS:
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters")
     marks = (LINK_START, LINK_END) if anchors else ("", "")
-    scanner = Scanner(
-        Templates(title, siteinfo.language).render, Links(siteinfo.namespaces).render, is_dropped, marks=marks
-    )
+    links = Links(siteinfo.namespaces).render
+    prefixes = {name for name, key in siteinfo.namespaces.items() if key == _TEMPLATE}
+    templates = Templates(title, siteinfo.language, links, prefixes)
+    scanner = Scanner(templates.render, links, is_dropped, marks=marks)
     body = strip_tables(strip_extensions(remove_noncharacters(text)))
     return clean_sections(split_sections(body), scanner.expand, siteinfo.language, anchors=anchors)
 

@@ -220,6 +220,8 @@ def write_report(
         counts={name: value for name, value in counts.items() if name != "dropped"},
         k=metrics.k,
         dropped=counts["dropped"],
+        unknown_templates=_count_unknown_templates(passages),
+        language=corpus.get("language", ""),
         quarantined=_list_quarantined(passages),
         lengths=_sum_lengths(passages),
         curves=metrics.curves,
@@ -240,6 +242,17 @@ def write_report(
 
 def _build_stage(name: str, seconds: float, is_new: Sequence[bool]) -> BuildStage:
     return BuildStage(name, seconds, sum(is_new), len(is_new) - sum(is_new))
+
+
+_MAX_UNKNOWN_TEMPLATES = 20  # names in a report
+
+
+def _count_unknown_templates(passages: Sequence[ChunkResult]) -> dict[str, int]:
+    """Return the templates that the cleaner does not know and most articles use, with the articles."""
+    counts = Counter[str]()
+    for result in passages:
+        counts.update(result.stats.unknown_templates)
+    return dict(counts.most_common(_MAX_UNKNOWN_TEMPLATES))
 
 
 def _list_quarantined(passages: Sequence[ChunkResult]) -> list[tuple[str, str, str]]:

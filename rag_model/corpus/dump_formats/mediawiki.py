@@ -16,7 +16,8 @@ the dump itself. At most one file is on the disk at a time, and at most one run 
 import gzip
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 from pathlib import Path
@@ -25,8 +26,9 @@ from xml.parsers import expat
 from rag_model.corpus.articles import get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.page_format import IdentifyPage, PageFormat, get_recency
+from rag_model.corpus.markup.template_table import NAMESPACES as TEMPLATE_NAMESPACES
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
-from rag_model.corpus.records import MAX_TITLE, Compression, Page, Section, Siteinfo, Slice, parse_seconds
+from rag_model.corpus.records import MAX_TITLE, Compression, Page, Part, Section, Siteinfo, Slice, parse_seconds
 from rag_model.corpus.source import (
     COMPRESSED_ENDING,
     basename,
@@ -98,6 +100,21 @@ def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: Identify
         for _, page in pages:
             yield replace(page, key=key) if is_regular else page
     parser.close()
+
+
+_NAMESPACE_HEAD = 4096  # bytes of a page's start, which has its title and namespace
+
+
+def parse_namespace_pages(chunks: Iterable[bytes], where: str, namespaces: Collection[int]) -> Iterator[Page]:
+    """Yield the pages of some namespaces; other pages, and damaged ones, are not parsed."""
+    tags = [b"<ns>%d</ns>" % key for key in namespaces]
+    for data in _split_elements(chunks):
+        start = max(data.find(b"<page>"), 0)
+        if any(tag in data[start : start + _NAMESPACE_HEAD] for tag in tags) and data.endswith(_PAGE_END):
+            parser = PageParser(where)
+            parser.begin_fragment()
+            with suppress(InputError):  # the job that chunks the page reports it
+                yield from (page for _, page in parser.feed(data[start:]) if page.namespace in namespaces)
 
 
 def _is_plain_element(data: bytes) -> bool:
@@ -532,6 +549,8 @@ _ROOT_TAG = b"<mediawiki"
 class MediaWiki(PageFormat):
     """MediaWiki exports: multistream dumps with an index, or XML, also compressed."""
 
+    has_templates = True
+
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a file ends in .xml, .bz2 or .gz, or is XML without an ending."""
         if _OTHER_ENDING.search(name):
@@ -566,6 +585,15 @@ class MediaWiki(PageFormat):
         if type(self).parse_slice is not MediaWiki.parse_slice:  # of a package, with elements of its own
             return self.parse_slice(byte_slice)
         return parse_unlogged_pages(read_slice(byte_slice), describe_slice(byte_slice), identify)
+
+    def read_templates(self, part: Part) -> Iterator[Page]:
+        """Yield the pages of a part that define templates or list those of disambiguation pages."""
+        if type(self).parse_slice is not MediaWiki.parse_slice:
+            return
+        for byte_slice in part.slices:
+            chunks, where = read_slice(byte_slice), describe_slice(byte_slice)
+            pages = parse_namespace_pages(chunks, where, TEMPLATE_NAMESPACES)
+            yield from (page for page in pages if part.first_page <= page.page_id <= part.last_page)
 
     def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
         """Convert the wikitext of a page to plain text by section."""

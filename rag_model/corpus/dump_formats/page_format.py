@@ -30,6 +30,7 @@ class PageFormat:
 
     kind: ClassVar[SourceKind] = "wiki"
     version: ClassVar[str] = ""
+    has_templates: ClassVar[bool] = False  # whether parts can have pages that define templates
 
     @abstractmethod
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
@@ -75,6 +76,10 @@ class PageFormat:
     @abstractmethod
     def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
         """Return the text of a page by section; see `DumpFormat.clean`."""
+
+    def read_templates(self, part: Part) -> Iterator[Page]:
+        """Yield the pages of a part that define templates, in their order; by default none."""
+        return iter(())
 
     def is_companion(self, name: str) -> bool:
         """Return False: the format has no companion files."""

@@ -482,6 +482,8 @@ def rehearse_site(url: str, settings: SiteSettings, part_bytes: int | None = Non
 class WikiSite(MediaWiki):
     """The pages of a MediaWiki site, by its address: `mediawiki+https://wiki.example.org/`."""
 
+    has_templates = False  # only pages of the chosen namespaces are followed
+
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return False: only a URL names a site (`dump_format.detect_format`)."""
         return False

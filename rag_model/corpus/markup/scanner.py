@@ -72,12 +72,18 @@ class Scanner:
         is_dropped: Callable[[str], bool],
         *,
         marks: tuple[str, str] = ("", ""),
+        parameter: Callable[[list[str]], str] | None = None,
     ) -> None:
-        """Store the renderers; `marks` are put around the words of top-level links."""
+        """Store the renderers; `marks` are put around the words of top-level links.
+
+        `parameter` returns the value of `{{{name|default}}}` from the texts between its bars; by
+        default it is the default.
+        """
         self._template = template
         self._link = link
         self._is_dropped = is_dropped
         self._marks = marks
+        self._parameter = parameter or _get_default
 
     def expand(self, text: str) -> str:
         """Return `text` without templates and links."""
@@ -158,7 +164,8 @@ class Scanner:
             frame = frames[-1]
             n_closed = 3 if braces >= 3 and frame.braces >= 3 else 2
             arguments = frame.end_argument()
-            replacement = "|".join(arguments[1:]) if n_closed == 3 else self._template(arguments, inside=frame.inside)
+            is_parameter = n_closed == 3
+            replacement = self._parameter(arguments) if is_parameter else self._template(arguments, inside=frame.inside)
             braces -= n_closed
             frame.braces -= n_closed
             if frame.braces >= 2:
@@ -166,6 +173,10 @@ class Scanner:
             else:
                 frames.pop()
                 frames[-1].pieces.append(replacement)
+
+
+def _get_default(arguments: list[str]) -> str:
+    return "|".join(arguments[1:])
 
 
 def _is_inside(text: str, start: int) -> bool:

@@ -5,12 +5,17 @@ in running text (citations, infoboxes, navigation, notices, pictures): known one
 without parsing. An unknown template is judged by its position and its parameters. Inside a sentence
 it nearly always formats one of them (`{{largeur|12}}`, `{{仮リンク|県|en|Prefecture}}`), which is
 kept (`choose_words`). Alone on a line it is a box and is dropped, unless it quotes a sentence or
-contains a list (`choose_prose`).
+contains a list (`choose_prose`). If the templates of the wiki are known (`template_table`), its
+name is resolved or its body is expanded instead, within a budget for each page.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 from rag_model.corpus.articles import get_base_language
 from rag_model.corpus.language_names import get_names
@@ -18,7 +23,10 @@ from rag_model.corpus.markup import convert, dates, inline, measures
 from rag_model.corpus.markup.inline import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
 from rag_model.corpus.markup.prose import SENTENCE_ENDS
-from rag_model.corpus.markup.scanner import Renderer, TemplateCall, parse_call
+from rag_model.corpus.markup.scanner import LinkRenderer, Renderer, Scanner, TemplateCall, parse_call
+
+if TYPE_CHECKING:
+    from rag_model.corpus.markup.template_table import Entry, TemplateTable
 
 ALL_RENDERERS: dict[str, Renderer] = (
     inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | convert.CONVERT_RENDERERS
@@ -81,12 +89,56 @@ def _is_dropped(name: str) -> bool:
     return name not in ALL_RENDERERS and name not in measures.COORDINATES and _DROPPED_NAMES.match(name) is not None
 
 
+def is_known(name: str) -> bool:
+    """Return whether a normalised name has a renderer, or never shows text."""
+    return name in ALL_RENDERERS or _is_dropped(name) or inline.find_family_renderer(name) is not None
+
+
+@dataclass(slots=True)
+class TemplateUse:
+    """A wiki's templates, and the unknown names that one page looked up in them."""
+
+    table: "TemplateTable"
+    names: set[str] = field(default_factory=set)
+
+
+# A variable because the `clean` of formats of other packages does not pass it on.
+_CURRENT_USE: ContextVar[TemplateUse | None] = ContextVar("template_use", default=None)
+
+
+@contextmanager
+def use_templates(table: "TemplateTable") -> Iterator[TemplateUse]:
+    """Let the pages that are cleaned in the block resolve unknown templates by a table."""
+    use = TemplateUse(table)
+    token = _CURRENT_USE.set(use)
+    try:
+        yield use
+    finally:
+        _CURRENT_USE.reset(token)
+
+
+_MAX_EXPANDED = 1 << 20  # characters of bodies and of their results in one page
+_MAX_NESTED = 20  # templates within the bodies of others; MediaWiki allows 40
+
+
 class Templates:
     """Renders the templates of one page; English words are shown on English wikis only."""
 
-    def __init__(self, title: str = "", language: str = "en") -> None:
+    def __init__(
+        self,
+        title: str = "",
+        language: str = "en",
+        link: LinkRenderer | None = None,
+        prefixes: Collection[str] = (),
+    ) -> None:
+        """Store the title, the renderer of links, and the local names of the template namespace."""
         self._title = title
+        self._prefixes = prefixes
         self._language = get_base_language(language)
+        self._link = link or (lambda arguments: arguments[-1])
+        self._use = _CURRENT_USE.get()
+        self._open_names: list[str] = []  # templates whose bodies are being expanded
+        self._room = _MAX_EXPANDED
 
     def render(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template; its name is the first argument.
@@ -103,15 +155,59 @@ class Templates:
         if name in {"pagename", "fullpagename", "subjectpagename", "basepagename"}:
             return self._title
         if ":" in name:
+            prefix, _, local_name = arguments[0].strip().partition(":")
+            if normalize_name(prefix) in self._prefixes:
+                return self.render([local_name, *arguments[1:]], inside=inside)
             return _render_function(arguments) or GAP
         return ("" if is_dropped(name) else self._render_unknown(name, arguments[1:], inside=inside)) or GAP
 
     def _render_unknown(self, name: str, arguments: list[str], *, inside: bool) -> str:
         call = parse_call(name, arguments, self._language)
+        if self._use is not None:
+            self._use.names.add(name)
+            entry = self._use.table.entries.get(name)
+            if entry is not None and name not in self._open_names and len(self._open_names) < _MAX_NESTED:
+                entry_words = self._render_entry(entry, call, arguments, inside=inside)
+                if entry_words is not None:
+                    return entry_words
         if name in measures.COORDINATES:
             is_shown = inside and call.get("display") != "title"
             return measures.render_coordinates(call) if is_shown else ""
         return choose_words(call) if inside else choose_prose(call)
+
+    def _render_entry(self, entry: "Entry", call: TemplateCall, arguments: list[str], *, inside: bool) -> str | None:
+        """Render a template of the wiki's table; None if its parameters have to tell."""
+        if entry.kind == "alias":
+            self._open_names.append(call.name)
+            alias_words = self.render([entry.value, *arguments], inside=inside)
+            self._open_names.pop()
+            return alias_words
+        if entry.kind != "body":
+            return ""
+        words = self._expand_body(entry.value, call)
+        if words is None or inside:
+            return words
+        is_prose = "{{{" in entry.value and entry.value[:1] not in ":*#'" and "<div" not in entry.value
+        return f"\n{words}\n" if is_prose and _QUOTATION.fullmatch(words) else None
+
+    def _expand_body(self, body: str, call: TemplateCall) -> str | None:
+        """Return a body with the parameters of a call; None if the page has no room for it."""
+
+        def get_parameter(arguments: list[str]) -> str:
+            value = call.params.get(arguments[0].strip())
+            value = "|".join(arguments[1:]) if value is None else value
+            self._room -= len(value)
+            return value if self._room > 0 else ""
+
+        self._room -= len(body)
+        if self._room <= 0:
+            return None
+        self._open_names.append(call.name)
+        scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
+        words = scanner.expand(f" {body}").strip()  # the blank: its first template is within a line
+        self._open_names.pop()
+        self._room -= len(words)
+        return words
 
 
 _LABELS = ("label", "lt", "text", "txt", "xt", "display")  # names of parameters with the shown words
@@ -251,4 +347,4 @@ def _render_function(arguments: list[str]) -> str:
     """Render parser functions of the form `{{name:value|…}}`."""
     name, _, value = arguments[0].strip().partition(":")
     function = _FUNCTIONS.get(name.strip().lower())
-    return function(value.strip(), arguments[1:]) if function else ""
+    return function(value.strip(f" \n\t{GAP}"), arguments[1:]) if function else ""

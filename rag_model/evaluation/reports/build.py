@@ -51,6 +51,8 @@ class BuildReport:
     counts: Mapping[str, int]  # articles, passages, embedded, reused, …
     k: int = 20  # of the recall curves
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> pages
+    unknown_templates: Mapping[str, int] = field(default_factory=dict)  # name -> articles that use it
+    language: str = ""  # of the corpus
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
     # Lower bound of a bucket in words -> passages.
     lengths: Mapping[int, int] = field(default_factory=dict)
@@ -88,6 +90,7 @@ def _sections(report: BuildReport) -> Iterator[Node]:
         _stages_section(report.stages),
         _sizes_section(report.sizes),
         _dropped_section(report),
+        _unknown_templates_section(report),
     )
     if len(report.history) > 1:
         yield _history_section(report.history)
@@ -249,6 +252,12 @@ def _dropped_section(report: BuildReport) -> Node | None:
     rows = sorted(report.dropped.items(), key=lambda pair: -pair[1])
     chart = bar_chart([(reason, n, f"{n:,}") for reason, n in rows])
     return section("Pages left out, by reason", chart) if rows else None
+
+
+def _unknown_templates_section(report: BuildReport) -> Node | None:
+    title = f"Articles with unknown templates, by name ({report.language or 'unknown language'})"
+    chart = bar_chart([(name, n, f"{n:,}") for name, n in report.unknown_templates.items()])
+    return section(title, chart) if report.unknown_templates else None
 
 
 def _stages_section(stages: Sequence[BuildStage]) -> Node | None:

@@ -1,0 +1,193 @@
+"""The templates of a wiki, as its dump has them: aliases, boxes without text, and small bodies.
+
+A job reads the pages of the template namespace once (`read_part`), and one table is made of the
+results (`merge`). A page then resolves the names that no renderer of this package knows:
+
+* a redirect leads to its target, and a template to which a known name redirects is that one:
+  `Template:Convert` -> `রূপান্তর`; so is a template that only calls a known Lua module
+* a body without Lua is expanded (`Templates`) if it is small and uses only parameters, `#if`,
+  `#ifeq`, `#switch` and the functions of `templates`
+* a table, a box, a notice, a note or a picture shows no text
+
+Other templates are not in the table and are judged by their parameters. A part's results, and the
+table, are bounded; what is over the bound is left out, the longest bodies first.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self
+
+from rag_model.corpus.language_names import get_names
+from rag_model.corpus.markup.blocks import strip_extensions
+from rag_model.corpus.markup.literal import GAP, remove_noncharacters
+from rag_model.corpus.markup.templates import is_dropped, is_known, normalize_name
+from rag_model.corpus.records import Page
+from rag_model.digest import canonical_json, digest_chunks
+
+VERSION = 1  # increase it when the same pages would give another table
+TEMPLATE, _MESSAGE = 10, 8  # namespaces that are read
+MAX_BODY = 2_000  # characters of a body that is expanded
+_MAX_PART_BYTES = MAX_TABLE_BYTES = 8 << 20  # some 150,000 templates
+_MAX_HOPS = 5  # redirects after one another; MediaWiki follows one
+
+Kind = Literal["alias", "body", "box", "disambiguation"]
+NAMESPACES = (TEMPLATE, _MESSAGE)
+
+
+class Entry(NamedTuple):
+    """What a template shows: `value` is the name that it stands for, or its body."""
+
+    kind: Kind
+    value: str = ""
+
+
+_NO_INCLUDE = re.compile(r"<noinclude\b[^<>]*>.*?(?:</noinclude\s*>|\Z)", re.IGNORECASE | re.DOTALL)
+_ONLY_INCLUDE = re.compile(r"<onlyinclude\b[^<>]*>(.*?)</onlyinclude\s*>", re.IGNORECASE | re.DOTALL)
+_INCLUDE_TAG = re.compile(r"</?(?:include|onlyinclude|noinclude)(?:only)?\b[^<>]*>", re.IGNORECASE)
+_DISAMBIGUATION = re.compile(r"__disambig__|\{\{\s*#invoke:\s*(?:disambiguation|dmbox)\b", re.IGNORECASE)
+_LUA = re.compile(r"\{\{\s*#invoke:\s*([^|{}\n/]+)", re.IGNORECASE)
+_UNSUPPORTED = re.compile(r"\{\{\s*(?:#(?!if:|ifeq:|switch:)|int:|safesubst:|subst:)", re.IGNORECASE)
+_BOX = re.compile(
+    r"\{\||<table\b|<ref\b|\{\{\s*#tag:\s*ref|display\s*:\s*none|float\s*:|__notoc__|id\s*=\s*[\"']?(?:stub|toc)\b"
+    r"|class\s*=\s*[\"'][^\"'>]*(?:noprint|metadata|navbox|navframe|infobox|[atc]?mbox|hatnote|dablink|stub|notice"
+    r"|inline-template|toccolours|boilerplate|error)"
+    r"|\A\s*(?:<[^<>]*>\s*)*<sup\b",
+    re.IGNORECASE,
+)
+_FIRST_CALL = re.compile(r"\s*(?:<[^<>]*>\s*)*\{\{\s*([^|{}\[\]<>\n#:]+)")
+_LINK = re.compile(r"\[\[\s*:?([^\[\]|{}\n]{1,300})")
+
+
+def read_part(pages: Iterable[Page], language: str, namespaces: Mapping[str, int]) -> dict[str, list[str]]:
+    """Return the templates among the pages of a part, by name, as JSON values.
+
+    A value is a kind, or `redirect`, and its name or body. Of a page with several revisions, the
+    last one given counts.
+    """
+    redirect = re.compile(
+        rf"\s*(?:{'|'.join(map(re.escape, ['#REDIRECT', *get_names(language).redirects]))})\s*:?\s*\[\[\s*([^\[\]|#]+)",
+        re.IGNORECASE,
+    )
+    templates: dict[str, list[str]] = {}
+    room = _MAX_PART_BYTES
+    for page in pages:
+        text = remove_noncharacters(page.text)
+        if page.namespace == _MESSAGE:
+            if page.title.partition(":")[2].lower() == "disambiguationspage":
+                for link in _LINK.finditer(text):
+                    name = _get_template_name(link[1], namespaces)
+                    if any(map(str.isalpha, name)):
+                        templates.setdefault(name, ["disambiguation", ""])
+            continue
+        name = normalize_name(page.title.partition(":")[2])
+        target = redirect.match(text)
+        target_name = _get_template_name(target[1], namespaces) if target else ""
+        entry = ["redirect", target_name] if target_name else _classify(text)
+        size = len(name) + len(entry[1]) if entry else 0
+        if entry and name and (room := room - size) >= 0:
+            templates[name] = list(entry)
+    return templates
+
+
+def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:
+    """Return the normalised name of a template's title, or "" for a page of another namespace."""
+    prefix, colon, name = title.partition(":")
+    is_template = colon and namespaces.get(" ".join(prefix.replace("_", " ").split()).lower()) == TEMPLATE
+    return normalize_name(name) if is_template else ""
+
+
+def _classify(text: str) -> Entry | list[str] | None:
+    """Return what a template's wikitext shows, or None if only its parameters can tell."""
+    text = text[: 8 * MAX_BODY]
+    if _DISAMBIGUATION.search(text):
+        return Entry("disambiguation")
+    parts = _ONLY_INCLUDE.findall(text)
+    body = _INCLUDE_TAG.sub("", "".join(parts) if parts else _NO_INCLUDE.sub("", text))
+    if _BOX.search(body):
+        return Entry("box")
+    body = strip_extensions(body).strip()
+    if lua := _LUA.search(body):
+        module = normalize_name(lua[1])
+        return Entry("alias", module) if is_known(module) else None
+    if not body.strip(GAP):
+        return Entry("box")
+    if (call := _FIRST_CALL.match(body)) and is_dropped(call[1]):
+        return Entry("box")
+    return None if len(body) > MAX_BODY or _UNSUPPORTED.search(body) else Entry("body", body)
+
+
+def merge(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable":
+    """Return the table of a wiki from the templates of its parts."""
+    entries: dict[str, Entry] = {}
+    redirects: dict[str, str] = {}
+    for part in parts:
+        for name, (kind, value) in part.items():
+            if kind == "redirect":
+                redirects[name] = value
+            elif kind == "disambiguation" or name not in entries:
+                entries[name] = Entry(kind, value)  # type: ignore[arg-type]
+    for name, target in sorted(redirects.items()):  # a known name that was moved to a local one
+        if is_known(name) and not is_known(target):
+            for hop in _follow(target, redirects):
+                if hop not in redirects and hop not in entries and not is_known(hop):
+                    entries[hop] = Entry("alias", name)
+    for name, target in redirects.items():
+        *_, last = _follow(target, redirects)
+        if not is_known(name) and (is_known(last) or last in entries):
+            final = entries.get(last, Entry("alias", last))
+            entries[name] = final if final.kind in {"alias", "disambiguation", "box"} else Entry("alias", last)
+    room, kept_entries = MAX_TABLE_BYTES, dict[str, Entry]()
+    for name, entry in sorted(entries.items(), key=lambda item: (len(item[1].value), item)):
+        room -= len(name.encode()) + len(entry.value.encode())
+        if room < 0:
+            break
+        kept_entries[name] = entry
+    return TemplateTable(kept_entries)
+
+
+def _follow(name: str, redirects: Mapping[str, str]) -> list[str]:
+    hops = [name]
+    while hops[-1] in redirects and redirects[hops[-1]] not in hops and len(hops) < _MAX_HOPS:
+        hops.append(redirects[hops[-1]])
+    return hops
+
+
+@dataclass(frozen=True)
+class TemplateTable:
+    """The templates of a wiki by their normalised names."""
+
+    entries: Mapping[str, Entry]
+
+    def __bool__(self) -> bool:
+        """Return whether there are templates."""
+        return bool(self.entries)
+
+    @cached_property
+    def disambiguation(self) -> re.Pattern[str] | None:
+        """A pattern of the calls of disambiguation templates, or None without such templates."""
+        names = sorted(name for name, entry in self.entries.items() if entry.kind == "disambiguation")
+        if not names:
+            return None
+        pattern = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in names)
+        return re.compile(rf"\{{\{{[\s_]*(?i:{pattern})[\s_]*(?:\||\}}\}}|<!--)")
+
+    def compute_digest(self, names: Iterable[str]) -> bytes:
+        """Return a digest of the entries of these names; empty if none has an entry."""
+        used_entries = [(name, *self.entries[name]) for name in sorted(names) if name in self.entries]
+        return digest_chunks([canonical_json(used_entries)])[-32:].encode() if used_entries else b""
+
+    def to_bytes(self) -> bytes:
+        """Return the table as JSON; equal tables give equal bytes."""
+        return canonical_json({name: list(entry) for name, entry in sorted(self.entries.items())})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read back what `to_bytes` wrote."""
+        values: dict[str, list[Any]] = json.loads(data)
+        return cls({name: Entry(kind, value) for name, (kind, value) in values.items()})
+
+
+NO_TEMPLATES = TemplateTable({})

@@ -1,0 +1,150 @@
+"""The templates that a dump itself defines: aliases, bodies, boxes, disambiguation pages; and refreshes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pytest
+
+from rag_model.corpus.article_log import ReusableArticles
+from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
+from rag_model.corpus.dump_formats.mediawiki import FORMAT
+from rag_model.corpus.markup.template_table import Entry, TemplateTable, merge, read_part
+from rag_model.corpus.markup.templates import use_templates
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Page, Siteinfo
+from rag_model.corpus.wikitext import clean_wikitext
+
+SITE = Siteinfo("ltgwiki", "ltg", "", {"taiss": 10, "template": 10, "file": 6, "category": 14})
+TEMPLATES = {
+    # Of the Wikipedia of Latgalian, whose words for languages no table of this package has.
+    "Taiss:Ll": "#redirect [[Template:Language link]]",
+    "Taiss:Language link": "[[{{{1}}} volūda|{{{1}}}]]",
+    "Taiss:LangWithName": "{{ll|{{{2}}}}}: {{lang|{{{1}}}|{{{3}}}}}",
+    "Taiss:Vol-en": "{{langWithName|en|anglīšu|''{{{1}}}''}}<noinclude>\n[[Kategoreja:Volūdu taisi]]</noinclude>",
+    "Taiss:Plural": "{{{1}}} {{#if:{{{2|}}}|{{{2}}}|{{#switch:{{{1}}}|1=gods|2|3=godi|#default=godu}}}}",
+    "Taiss:Upper": "{{uc:{{{1|{{PAGENAME}}}}}}}{{#ifeq:{{{1}}}|a|!|}}",
+    "Taiss:Note": "<ref>{{{1}}}</ref>",
+    "Taiss:Doubt": "<sup class='noprint'>[{{{1|doubt}}}]</sup>",
+    "Taiss:Stub": '<div class="notice" id="stub">This page is short.</div>',
+    "Taiss:Navbar": "{{Navbox|name=Navbar|list1=[[A]] [[B]]}}",
+    "Taiss:Nūruodis": "{{#invoke:Footnotes|main|{{{1}}}}}",
+    "Template:Convert": "#REDIRECT [[Taiss:Puorveiduot]]",
+    "Taiss:Puorveiduot": "{{#invoke:Local|main}}",
+    "Taiss:Day": "{{{1}}} ir {{{2}}} gods dīna.",
+    "Taiss:Count": "{{#invoke:Count|main}}",
+    "Taiss:Loop": "{{Loop|{{{1}}}}}",
+    "Taiss:Dab": "<p>Many things</p>__DISAMBIG__",
+    "Taiss:Dab2": "#REDIRECT [[Template:Dab]]",
+}
+
+
+def make_table(templates: Mapping[str, str]) -> TemplateTable:
+    pages = [Page(i, 1, None, 10, title, False, "wikitext", text) for i, (title, text) in enumerate(templates.items())]
+    return TemplateTable.from_bytes(merge([read_part(pages, SITE.language, SITE.namespaces)]).to_bytes())
+
+
+TABLE = make_table(TEMPLATES)
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        ("Augi ({{vol-en|plants}}) aug", "Augi (anglīšu: plants) aug"),
+        ("Augi ({{Taiss:Vol-en|plants}}) aug", "Augi (anglīšu: plants) aug"),
+        ("a {{plural|1}}, {{plural|3}}, {{plural|7}}, {{plural|2|x}}", "a 1 gods, 3 godi, 7 godu, 2 x"),
+        ("a {{upper|a}} {{upper}}", "a A! TITLE"),
+        ("a{{note|b}} c{{doubt|d}} {{navbar|e}}.", "a c."),
+        ("x {{puorveiduot|5|mi|km}} y", "x 5 mi (8.0 km) y"),
+        ("x {{count|words}} y", "x words y"),
+        ("x {{loop|words}} y", "x words y"),
+        ("{{stub}}\nText.", "Text."),
+        ("{{day|1 May|121}}\nText.", "1 May ir 121 gods dīna.\nText."),
+        ("{{vol-en|plants}}\nText.", "Text."),
+    ],
+)
+def test_templates_of_the_dump_show_what_their_wikitext_says(wikitext: str, expected: str) -> None:
+    with use_templates(TABLE):
+        (lead,) = clean_wikitext(wikitext, SITE, "Title")
+    assert lead.text == expected
+
+
+def test_a_page_without_templates_of_the_dump_is_as_before() -> None:
+    page = "A {{lang|fr|b}} {{convert|5|mi|km}} {{unknown|c}}.\n{{quote|d}}"
+    with use_templates(TABLE) as use:
+        assert clean_wikitext(page, SITE) == clean_wikitext(page, SITE)
+    assert use.names == {"unknown"}
+
+
+def make_chain(n: int, body: str) -> dict[str, str]:
+    return {f"n{i}": body.format(f"{{{{n{i + 1}|{{{{{{1}}}}}}}}}}") for i in range(n)}
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        {"a": "x {{a|{{{1}}}}} {{a}}"},
+        {"a": "{{b|{{{1}}}}}", "b": "{{a|{{{1}}}}}"},
+        {"a": "{{n0|{{{1}}}}}", **make_chain(30, "{0}" * 20)},
+        {"a": "{{{1}}}" * 500},
+        {"a": "{{n0|{{{1}}}}}", **make_chain(5_000, "{0}")},
+        {"a": "{{a" * 600},
+        {"a": "{{#if:{{{1}}}|" * 300},
+    ],
+)
+def test_hostile_templates_are_bounded(bodies: Mapping[str, str]) -> None:
+    table = TemplateTable({name: Entry("body", body) for name, body in bodies.items()})
+    page = "w {{a|" + "q" * 5_000 + "}}" + " {{a|zz}}" * 500
+    with use_templates(table):
+        assert sum(len(section.text) for section in clean_wikitext(page, SITE)) < 2_500_000
+
+
+def write_dump(path: Path, articles: Mapping[int, str], templates: Mapping[str, str]) -> Path:
+    pages = [(i, 0, f"Rakstīņs {i}", text) for i, text in articles.items()]
+    pages += [(1_000 + i, 10, title, text) for i, (title, text) in enumerate(templates.items())]
+    names = "".join(f'<namespace key="{key}">{name}</namespace>' for key, name in {0: "", 10: "Taiss"}.items())
+    xml = "".join(
+        f"<page><title>{title}</title><ns>{key}</ns><id>{i}</id><revision><id>1</id>"
+        f"<model>wikitext</model><text>{escape(text)}</text></revision></page>"
+        for i, key, title, text in pages
+    )
+    info = f"<siteinfo><dbname>ltgwiki</dbname><namespaces>{names}</namespaces></siteinfo>"
+    path.write_text(f'<mediawiki xml:lang="ltg">{info}{xml}</mediawiki>', encoding="utf-8")
+    return path
+
+
+class Build:
+    """One part, chunked with the templates of its dump."""
+
+    def __init__(self, folder: Path, templates: Mapping[str, str], parent: "Build | None" = None) -> None:
+        articles = {1: "Augi ({{vol-en|plants}}) aug.", 2: "Cyts {{count|teksts}}.", 3: "{{dab2}}\n* [[A]]\n* [[B]]"}
+        folder.mkdir()
+        plan = plan_dump(str(write_dump(folder / "x.xml", articles, templates)), workdir=folder, stage=str)
+        (part,), info = plan.parts, plan.siteinfo
+        table = merge([read_part(FORMAT.read_templates(part), info.language, info.namespaces)])
+        self.files = folder / "passages.parquet", folder / "articles.parquet"
+        with ReusableArticles([parent.files] if parent else [], table) as reusable:
+            self.stats: ChunkStats = chunk_part(part, info, ChunkRecipe(), *self.files, reusable, table=table)
+        with PassageFile(self.files[0]) as file:
+            self.texts = [passage.text for passage in file.iter_passages()]
+
+
+def test_a_refresh_chunks_the_articles_of_changed_templates_again(tmp_path: Path) -> None:
+    first = Build(tmp_path / "first", TEMPLATES)
+    assert first.texts == ["Augi (anglīšu: plants) aug.", "Cyts teksts."]
+    assert first.stats.dropped == {"disambiguation": 1, "namespace": len(TEMPLATES)}
+    assert first.stats.unknown_templates == {"count": 1}
+    same = Build(tmp_path / "same", TEMPLATES, first)
+    assert (same.stats.inherited, same.texts) == (2, first.texts)
+    # A template that another one includes has changed: only the article that uses it is chunked again.
+    changed = {**TEMPLATES, "Taiss:LangWithName": "{{{3}}} [{{{2}}}]"}
+    refresh = Build(tmp_path / "refresh", changed, same)
+    assert (refresh.stats.inherited, refresh.texts) == (1, ["Augi (plants [anglīšu]) aug.", "Cyts teksts."])
+    assert refresh.files[0].read_bytes() == Build(tmp_path / "full", changed).files[0].read_bytes()
+    # An unknown template gets a body; then the dump has no templates any more.
+    defined = Build(tmp_path / "defined", {**changed, "Taiss:Count": "<b>{{{1}}}!</b>"}, refresh)
+    assert (defined.stats.inherited, defined.texts[1]) == (1, "Cyts teksts!.")
+    without = Build(tmp_path / "without", {}, defined)
+    assert without.texts == ["Augi (plants) aug.", "Cyts teksts.", "A B"]
+    assert without.stats.unknown_templates == {"count": 1, "dab2": 1, "vol-en": 1}
