@@ -335,7 +335,9 @@ def get_language(code: str) -> Language:
     """Return the words of a language (`de`, `pt-BR`, …) together with the English ones."""
     language = LANGUAGES.get(get_base_language(code), Language())
     field_names = [field.name for field in fields(Language)]
-    return Language(**{name: getattr(language, name) + getattr(ENGLISH, name) for name in field_names})
+    words = {name: getattr(language, name) + getattr(ENGLISH, name) for name in field_names}
+    words["disambiguation_templates"] += get_names(code).disambiguation
+    return Language(**words)
 
 
 DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambiguation", "list"]

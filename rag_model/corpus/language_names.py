@@ -3,8 +3,9 @@
 `.ci/language-names` generates `language_names.tsv` from the message files of MediaWiki 1.39
 (`languages/messages`, `languages/i18n`), by its authors and the translators of translatewiki.net;
 these files are under the GPL, version 2 or later. The table has only these names: the language, the
-language that it falls back to, and six lists. English names, which every wiki accepts, are in the
-row of English.
+language that it falls back to, and seven lists. English names, which every wiki accepts, are in the
+row of English. The names of disambiguation templates are those of wtf_wikipedia 10.4 (npm, MIT
+licence, by Spencer Kelly and contributors).
 """
 
 from functools import cache
@@ -27,6 +28,7 @@ class LanguageNames(NamedTuple):
     switches: tuple[str, ...] = ()  # without their underscores: `notoc`
     months: tuple[str, ...] = ()  # as in a date, from January
     date: tuple[str, ...] = ()  # the format of a date, of `day`, `month`, `number` and `year`
+    disambiguation: tuple[str, ...] = ()  # names of templates of disambiguation pages; lower case
 
 
 @cache

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable
 from rag_model.corpus.markup.blocks import (
     RawSection,
     is_apparatus,
+    is_link_list,
     may_have_prose,
     split_sections,
     strip_extensions,
@@ -84,6 +85,8 @@ def clean_sections(
             apparatus_level = level if is_apparatus(heading_text, language) else _NO_LEVEL
             if apparatus_level == level and not may_have_prose(raw):
                 continue
+        if heading and is_link_list(raw):
+            continue
         clean = to_plain_text if apparatus_level == _NO_LEVEL else to_running_text
         expanded = expand(raw)
         if text := clean(remove_marks(expanded)):

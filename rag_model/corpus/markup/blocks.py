@@ -48,11 +48,19 @@ def _render_listing(attributes: str, body: str) -> str:
     return protect(html.unescape(body)) if "inline" in attributes or "none" in attributes else GAP
 
 
+def _render_tabs(attributes: str, body: str) -> str:
+    """Render `<tabber>Title=content|-|…</tabber>` as titles and contents, which is markup again."""
+    tabs = (tab.strip().partition("=") for tab in body.split("|-|") if tab.strip())
+    return "\n" + "\n".join(f"{title.strip()}\n{content.strip()}" for title, _, content in tabs) + "\n"
+
+
 _TAG_RENDERERS: dict[str, Callable[[str, str], str]] = {
     **dict.fromkeys(_DROPPED_TAGS.split(), _drop),
     "syntaxhighlight": _render_listing,
     "source": _render_listing,
     "nowiki": _render_literal,
+    "tabber": _render_tabs,
+    "langconvert": lambda _, body: body,
     "math": lambda _, body: protect(render_tex(body)),
     "chem": lambda _, body: protect(render_tex(body)),
     "ce": lambda _, body: protect(render_tex(body)),
@@ -244,6 +252,23 @@ def may_have_prose(body: str) -> bool:
     return True for other text, but not False for running text.
     """
     return _SENTENCE.search(body) is not None
+
+
+_EXTERNAL_ITEM = re.compile(r"^[ \t]*[*#:;]+[ '«]*\[?(?:https?:)?//", re.MULTILINE)
+_LINE = re.compile(r"^[ \t]*[^\s\ufdef]", re.MULTILINE)
+
+
+def is_link_list(body: str) -> bool:
+    """Return whether a section's wikitext has only list items with external links, whatever its
+    heading is and in whatever language.
+
+    >>> is_link_list("* [http://a.org Home] (in French)"), is_link_list("See [http://a.org A]")
+    (True, False)
+    """
+    if "//" not in body:
+        return False
+    n_items = sum(1 for _ in _EXTERNAL_ITEM.finditer(body))
+    return n_items > 0 and n_items == sum(1 for _ in _LINE.finditer(body))
 
 
 def _count_equals(text: str) -> int:

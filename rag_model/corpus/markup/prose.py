@@ -40,6 +40,7 @@ _TERM = re.compile(r"^[:*#]*;([^\n:]*): ", re.MULTILINE)
 _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
+_STRAY_ROWS = re.compile(r"^[ \t]*\|[-+}].*$", re.MULTILINE)  # without an unclosed table, cells are text
 _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[\[\]{}<]")  # text without these characters has no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
@@ -72,7 +73,8 @@ def to_plain_text(text: str) -> str:
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
     if "-{" in text:
         text = _VARIANT.sub(_render_variant, text)
-    text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", _CELLS.sub("", text))))
+    cells = _CELLS if "{|" in text else _STRAY_ROWS
+    text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", cells.sub("", text))))
     text = _close_gaps(text)
     if "__" in text:
         text = _SWITCH.sub(_render_switch, text)

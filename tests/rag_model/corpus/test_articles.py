@@ -76,6 +76,8 @@ def test_what_dpr_left_out_is_dropped_with_its_reason(page, reason: str) -> None
         ("eo", {"text": "x {{disambig}}"}, "disambiguation"),
         ("mr", {"text": "{{निःसंदिग्धीकरण}}\nच या नावाचे लेख:"}, "disambiguation"),
         ("el", {"text": "#ΑΝΑΚΑΤΕΥΘΥΝΣΗ [[X]]"}, "redirect"),
+        ("ka", {"text": "x {{მრავალმნიშვნელოვანი}}"}, "disambiguation"),
+        ("ltg", {"text": "x {{zeimeibu škiršona}}"}, "disambiguation"),
         ("tr", {"text": "#yönlendirme [[X]]"}, "redirect"),
         ("no", {"text": "#OMDIRIGERING [[X]]"}, "redirect"),
         ("zh-hant", {"text": "#重定向 [[X]]"}, "redirect"),

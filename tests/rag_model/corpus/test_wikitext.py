@@ -86,6 +86,9 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("It cost $191,000 ({{inflation|US|191000|1914}}). Next", "It cost $191,000. Next"),
         ("In Taverley ({{level|Cooking|10}}), there is ( {{cn}} ) one", "In Taverley (Cooking), there is one"),
         ("人口は{{自治体人口/滋賀県|date}}現在。散文{{NoteTag|注である。}}の分界。", "人口は現在。散文の分界。"),
+        ("<tabber>One=''a''\n* b|-|Two=[[c|d]]</tabber> e", "One\na\nb\nTwo\nd\ne"),
+        ("<langconvert from='zh' to='zh-hans'>[[a|b]]</langconvert> c", "b c"),
+        ("a\n | b\n|}\n|-\n| c", "a\n| b\n| c"),
         ("a {{small option|nolink}} b {{largeur|12}}", "a b 12"),
         ("«{{нп|Життя||en|Life}}» і {{не перекладено|Пансіон|Пансіоні|ru|X}}", "«Життя» і Пансіоні"),
         ("до −42&nbsp;{{градус Цельсія}}.", "до −42 °C."),
@@ -196,6 +199,15 @@ def test_references_links_and_list_items_are_dropped(line: str) -> None:
 )
 def test_lists_of_links_are_dropped_in_each_language(language: str, heading: str) -> None:
     assert clean_wikitext(f"== {heading} ==\n* [[A]]", Siteinfo("wiki", language, "")) == ()
+
+
+@pytest.mark.parametrize("language", ["lo", "ltg", "de", "xx"])
+def test_lists_of_external_links_are_dropped_under_any_heading(language: str) -> None:
+    site = Siteinfo("wiki", language, "")
+    page = "Lead.\n== ລິ້ງ ==\n* [http://a.org Home page]\n* [//b.org/map Map] (in Lao)\n"
+    assert clean_wikitext(page, site) == (Section("", "Lead."),)
+    assert len(clean_wikitext(page + "A sentence.", site)) == 2
+    assert len(clean_wikitext("== Works ==\n* ''A book'', [http://a.org 1990]", site)) == 1
 
 
 def test_sections_without_prose_go_with_what_lies_below_them() -> None:
