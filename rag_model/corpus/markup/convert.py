@@ -203,6 +203,21 @@ def render_convert(call: TemplateCall) -> str:
     return first + before + second + after
 
 
+def render_measure(call: TemplateCall) -> str:
+    """Render the measure of a template with the parameters of `{{convert}}`, without conversions;
+    return "" if it has another form or an unknown unit.
+
+    >>> render_measure(TemplateCall("রূপান্তর", {"1": "100", "2": "–", "3": "150", "4": "km2"}, "bn"))
+    '100–150 km²'
+    """
+    try:
+        request = _parse_request(call)
+    except (LookupError, ValueError):
+        return ""
+    request.abbr = "on"
+    return _render_original(request) if request.unit.kind else ""
+
+
 def _parse_request(call: TemplateCall) -> _Request:
     """Parse value, ranges, unit, targets, precision and words, in that order.
 

@@ -163,6 +163,9 @@ class Templates:
 
     def _render_unknown(self, name: str, arguments: list[str], *, inside: bool) -> str:
         call = parse_call(name, arguments, self._language)
+        if name in measures.COORDINATES:
+            is_shown = inside and call.get("display") != "title"
+            return measures.render_coordinates(call) if is_shown else ""
         if self._use is not None:
             self._use.names.add(name)
             entry = self._use.table.entries.get(name)
@@ -170,9 +173,6 @@ class Templates:
                 entry_words = self._render_entry(entry, call, arguments, inside=inside)
                 if entry_words is not None:
                     return entry_words
-        if name in measures.COORDINATES:
-            is_shown = inside and call.get("display") != "title"
-            return measures.render_coordinates(call) if is_shown else ""
         return choose_words(call) if inside else choose_prose(call)
 
     def _render_entry(self, entry: "Entry", call: TemplateCall, arguments: list[str], *, inside: bool) -> str | None:
@@ -247,6 +247,8 @@ def choose_words(call: TemplateCall) -> str:
     if coordinates := measures.render_coordinates(call):
         return coordinates
     if len(positional) > 1 and _NUMBER.fullmatch(positional[0]):
+        if measure := convert.render_measure(call):
+            return measure
         number, unit = positional[:2]
         is_unit = len(unit) <= _MAX_UNIT and not _NUMBER.fullmatch(unit) and not _NOT_SHOWABLE.search(unit)
         return f"{number} {unit}" if is_unit else ""

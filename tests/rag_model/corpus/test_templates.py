@@ -49,7 +49,8 @@ UNKNOWN_CASES = [
     ("bn", "({{birth date|df=yes|১৯২০|৩|১৭}})", "(17 মার্চ 1920)"),
     ("es", "En {{death date and age|2000|5|2|1920|1|1}}", "En 2 mayo 2000 (80)"),
     ("fr", "Environ {{unité|300|km}} et {{convert|5|mi|km}}", "Environ 300 km et 5 mi (8.0 km)"),
-    ("bn", "আয়তন {{রূপান্তর|306|km2|sqmi|lk=out}}।", "আয়তন 306 km2।"),
+    ("bn", "আয়তন {{রূপান্তর|306|km2|sqmi|lk=out}}।", "আয়তন 306 km²।"),
+    ("bn", "এটি {{রূপান্তর|100|–|150|m|abbr=on}} উঁচু", "এটি 100–150 m উঁচু"),
     ("ja", "位置は{{ウィキ座標度分秒|33|17|03|N|044|15|22|E}}に", "位置は33°17′03″N 044°15′22″Eに"),
     # No English words in foreign text.
     ("de", "Ein {{lang-fr|mot}}, {{zh|s=汉|p=hàn}} {{flag|FRA}} {{USA}}", "Ein mot, 汉; hàn FRA USA"),
