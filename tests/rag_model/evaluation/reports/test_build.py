@@ -37,6 +37,8 @@ def report() -> BuildReport:
         verdict=verdict,
         counts={"articles": 106, "passages": 12345, EVIL: 0},
         dropped={"redirect": 95, EVIL: 1},
+        unknown_templates={"仮リンク": 4321, EVIL: 1},
+        language="ja",
         quarantined=[(EVIL, EVIL, EVIL)],
         lengths={0: 3, 10: 0, 20: 400},
         curves={
@@ -66,6 +68,8 @@ def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
         "12.5 s, 2 reused",
         "efSearch=64",
         "redirect",
+        "unknown templates, by name (ja)",
+        "4,321",
         EVIL,
         "ab" * 32,
     ):
