@@ -100,7 +100,7 @@ def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:
 
 
 def _classify(text: str) -> Entry | list[str] | None:
-    """Return what a template's wikitext shows, or None if only its parameters can tell."""
+    """Return the entry of a template with this wikitext, or None if only its parameters can tell."""
     text = text[: 8 * MAX_BODY]
     if _DISAMBIGUATION.search(text):
         return Entry("disambiguation")
