@@ -62,6 +62,7 @@ from rag_model.errors import (
     GoneError,
     NotReadyError,
     PromptTooLongError,
+    ResourceError,
     StoreError,
     UsageError,
 )
@@ -220,6 +221,7 @@ _STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first 
     (DeadlineError, 504),
     (EndpointError, 502),
     (StoreError, 503),  # while a snapshot is read from its store
+    (ResourceError, 503),  # the disk of its ranges is full
 )
 _CLIENT_CLOSED_REQUEST = 499  # as in nginx; only the metrics show it
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds
