@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from rag_model.digest import digest_file
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.quality.results import RecallFloor
 from rag_model.index.recipe import IndexRecipe
-from rag_model.retrieve.indexes import derive_index_file
+from rag_model.retrieve.indexes import derive_index_file, open_index
 from rag_model.snapshots.encoding import RepresentRecipe
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.diff import diff_snapshots
@@ -24,7 +25,8 @@ from rag_model.store.pulling.folder import MANIFEST
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.upkeep.gc import collect_garbage
-from rag_model.store.versions.manifest import select_files
+from rag_model.store.versions.manifest import passages_path, select_files
+from rag_model.store.versions.moves import rollback
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.held_text import told
 from tests.fixtures.tiny_splade import save_mlm
@@ -148,3 +150,33 @@ def test_a_build_whose_deltas_cannot_be_made_is_published(
     made = reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"]
     assert opened.snapshots.resolve("latest") == made
     assert "deltas not written, so that clients pull whole files: " in capfd.readouterr().err
+
+
+def test_updates_on_updates_after_a_rollback_equal_full_builds(
+    store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe, page_xml: Any, export_xml: Any, tmp_path: Path
+) -> None:
+    """Half of the pages become duplicates, most pages go, and all rows are replaced, one after the other."""
+    opened = Store.open(str(store))
+    loose = replace(recipe, gate=replace(recipe.gate, max_passage_loss=1.0))
+    texts = {page: " ".join(f"v{page * number}" for number in range(40)) for page in range(1, PAGES + 1)}
+    first = opened.snapshots.resolve("latest")
+    reindex.fn(dumps[1], str(store), str(tiny), loose)
+    rollback(opened, "latest")
+    assert opened.snapshots.resolve("latest") == first
+    states = {
+        "duplicates": {page: texts[min(page, PAGES // 2)] for page in texts},
+        "emptied": {page: texts[page] for page in range(1, 20)},
+        "replaced": {page: f"other {text}" for page, text in texts.items()},
+    }
+    for name, pages in states.items():
+        dump = tmp_path / f"{name}.xml"
+        dump.write_bytes(export_xml(*(page_xml(page, text, rev_id=9) for page, text in pages.items())))
+        contents = []
+        for url in (store, tmp_path / f"fresh-{name}"):
+            told = reindex.fn(str(dump), str(url), str(tiny), loose).to_json()
+            contents.append(Store.open(str(url)).snapshots.get(told["snapshot"]).content)
+        updated, fresh = contents
+        same = [updated.index_file("words"), updated.index_file("bag"), *map(passages_path, ["part-00000"])]
+        assert [updated.files[path] for path in same] == [fresh.files[path] for path in same], name
+        with Snapshot.from_store(opened, opened.snapshots.resolve("latest")) as snapshot:
+            assert open_index(snapshot, "hnsw").n == snapshot.n == fresh.n
