@@ -120,7 +120,7 @@ def _split_vectors(
 ) -> tuple[list[BlobRef], Rows | None]:
     """Put the vectors into the store as parts, once."""
     inputs = {
-        "files": vector_input.file_identity(),
+        "files": [*vector_input.identify_files().values()],
         "invalid": invalid,
         "part_rows": vector_input.part_rows(),
         "code": CODE,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import groupby, pairwise
+from json.encoder import encode_basestring
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 
 from rag_model.atomic_write import atomic_write
 from rag_model.corpus.records import Passage, check_seconds
-from rag_model.digest import ALGORITHM, canonical_json
+from rag_model.digest import ALGORITHM
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
     FREE_BYTES,
@@ -102,13 +103,18 @@ class PassageWriter:
     def write_article(self, passages: Sequence[Passage]) -> bytes:
         """Append the passages of an article; return their digest, 16 bytes."""
         self._complete_run()
-        rows, hasher = list(map(self._values, passages)), hashlib.sha256()
-        for row in rows:
-            hasher.update(canonical_json(row) + b"\n")
-        digest = hasher.digest()[:ARTICLE_DIGEST_BYTES]
+        rows = list(map(self._values, passages))
+        digest = hashlib.sha256(b"".join(map(_encode_row, rows))).digest()[:ARTICLE_DIGEST_BYTES]
         self._new_rows += rows
         self._count_rows(len(rows), digest)
         return digest
+
+    def write_table(self, rows: pa.Table) -> None:
+        """Append rows that are columns already, with this file's schema; `digest` does not cover them."""
+        self._complete_new_rows()
+        self._complete_run()
+        self._tables.append(rows)
+        self._count_rows(rows.num_rows, b"")
 
     def copy_article(self, file: "PassageFile", first: int, count: int, digest: bytes) -> None:
         """Append rows of another file, which are an article with this digest.
@@ -482,6 +488,33 @@ def read_hashes(passages: Path) -> pa.Array:
     with PassageFile(passages, ["hash"]) as file:
         hash_columns = [batch.column(0) for batch in file.iter_batches(["hash"])]
     return pa.chunked_array(hash_columns, pa.string()).combine_chunks()
+
+
+def build_passage_table(
+    ids: Sequence[str], titles: Sequence[str], texts: Sequence[str], revised: Sequence[int | None]
+) -> pa.Table:
+    """Return ready-made passages as columns: the passages of a title are a page, others one each."""
+    n_rows = len(ids)
+    columns: dict[str, Sequence[Any]] = {
+        "id": ids,
+        "page_id": [title or passage_id for passage_id, title in zip(ids, titles, strict=True)],
+        "rev_id": [0] * n_rows,
+        "title": titles,
+        "section": [""] * n_rows,
+        "text": texts,
+        "start_word": [0] * n_rows,
+        "n_words": [len(text.split()) for text in texts],
+        "hash": list(map(Passage.hash_of, titles, texts)),
+        DATE: revised,
+    }
+    arrays = [_build_array(columns[field.name], field.type) for field in PASSAGE_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=PASSAGE_SCHEMA)
+
+
+def _encode_row(row: Sequence[str | int | None]) -> bytes:
+    """Return the row as a line of canonical JSON; the general encoder takes twice as long."""
+    values = ["null" if v is None else encode_basestring(v) if isinstance(v, str) else str(v) for v in row]
+    return f"[{','.join(values)}]\n".encode()
 
 
 def _build_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from json.encoder import encode_basestring
 from typing import Any, Literal, Self
 
 from rag_model.digest import digest_json
@@ -89,7 +90,9 @@ class Passage:
     @staticmethod
     def hash_of(title: str, text: str) -> str:
         """Return the 32-hex-digit digest of a passage's title and text."""
-        return digest_json([title, text]).partition(":")[2][:32]
+        # These are the bytes of canonical JSON; the encoder itself takes three times as long.
+        pair = f"[{encode_basestring(title)},{encode_basestring(text)}]"
+        return hashlib.sha256(pair.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

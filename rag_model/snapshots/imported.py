@@ -5,7 +5,7 @@ with the wrong encoder every search result would be wrong without any error.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
@@ -21,13 +21,19 @@ from rag_model.corpus.dump_formats.dump_format import describe_formats
 from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
 from rag_model.corpus.dump_formats.parquet import Parquet
 from rag_model.corpus.dump_formats.record_format import Record, find_record_format
-from rag_model.corpus.passages import PassageFile, PassageWriter
-from rag_model.corpus.records import MAX_PASSAGE, Part, Passage, Plan, Siteinfo
+from rag_model.corpus.passages import ROW_GROUP, PassageFile, PassageWriter, build_passage_table
+from rag_model.corpus.records import MAX_PASSAGE, Part, Plan, Siteinfo
 from rag_model.corpus.source import expand_pattern, get_size
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.extras import get_versions
-from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vectors, iter_finite_rows
+from rag_model.index.files.intake import (
+    PART_BYTES,
+    VectorInput,
+    digest_files,
+    inspect_vectors,
+    iter_finite_rows,
+)
 from rag_model.snapshots.content import BuiltIndex, assemble_content
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
@@ -119,13 +125,18 @@ def plan_import(
     if has_ranges and sum(counts) != vectors.n:
         raise _count_mismatch(passages, str(sum(counts)), vectors.n)
     removed_pages = tuple(sorted(store.takedowns.list_pages("")))
+    # A record of a part is found again wherever the files are, because it does not name them.
+    vector_identities = vectors.identify_files()
+    passage_identities = _identify_passages(urls, vector_identities)
     rows, tasks = vectors.part_rows(part_bytes), []
     for first in range(0, vectors.n, rows):
         end = min(first + rows, vectors.n)
         ranges = tuple(_split_range(urls, counts, first, end)) if has_ranges else ()
         part_vectors = list(vectors.split_rows(first, end))
-        files = {file.path: file for file, _, _ in part_vectors}
-        identities = [_identify(url) for url in ([url for url, _, _ in ranges] if has_ranges else urls)]
+        sources = [
+            [passage_identities[url] for url in ([url for url, _, _ in ranges] if has_ranges else urls)],
+            [vector_identities[path] for path in dict.fromkeys(file.path for file, _, _ in part_vectors)],
+        ]
         tasks.append(
             ImportTask(
                 first,
@@ -134,7 +145,7 @@ def plan_import(
                 column,
                 vectors.d,
                 vectors.dtype.name,
-                [identities, VectorInput(tuple(files.values())).file_identity()],
+                sources,
                 vectors.n,
                 removed_pages,
             )
@@ -142,7 +153,7 @@ def plan_import(
     return tasks
 
 
-def import_part(task: ImportTask, store: Store, passages: Iterator[Passage] | None = None) -> dict[str, Any]:
+def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | None = None) -> dict[str, Any]:
     """Store one part without pages that were taken down, unless it is recorded; return the results
     of its passages and vectors as JSON values. Holds a block of vectors in memory.
 
@@ -158,11 +169,10 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Passage] | No
         nonlocal is_read
         is_read = True
         vectors = inspect_vectors([Path(path) for path, _, _ in dict.fromkeys(task.vectors)], task.column)
-        part_passages = islice(passages, task.rows) if passages is not None else _read_ranges(task.passages)
-        checked_passages = _check_ids(part_passages, task, vectors)
+        records = islice(passages, task.rows) if passages is not None else _read_ranges(task.passages)
         is_kept = np.ones(task.rows, np.bool_)
         passages_path, vectors_path = workdir / "passages.parquet", workdir / "embeddings.npy"
-        stats = _write_passages(checked_passages, set(task.removed_pages), is_kept, passages_path)
+        stats = _write_passages(records, task, vectors, is_kept, passages_path)
         _write_vectors(task, vectors, is_kept, vectors_path)
         return StageResult({"passages": passages_path, "embeddings": vectors_path}, asdict(stats))
 
@@ -219,56 +229,53 @@ def _split_range(urls: Sequence[str], counts: Sequence[int], first: int, end: in
             yield url, max(first - start, 0), min(end, stop) - start
 
 
-def _identify(url: str) -> list[Any]:
+def _identify_passages(urls: Sequence[str], vector_identities: Mapping[Path, list[Any]]) -> dict[str, list[Any]]:
     """Return JSON values that change when a file of passages does."""
-    path = Path(url)
-    return (
-        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else [url, get_size(url)]
-    )
+    paths = {url: Path(url) for url in urls if Path(url).is_file()}
+    digests = {path: identity[0] for path, identity in vector_identities.items()}
+    digests |= digest_files([path for path in paths.values() if path not in digests])
+    return {url: [digests[paths[url]]] if url in paths else [url, get_size(url)] for url in urls}
 
 
-def _read_ranges(ranges: Sequence[FileRange]) -> Iterator[Passage]:
+def _read_ranges(ranges: Sequence[FileRange]) -> Iterator[Record]:
     for url, first, end in ranges:
-        yield from map(_to_passage, PARQUET.read_rows(url, first, end))
+        yield from PARQUET.read_rows(url, first, end)
 
 
-def _check_ids(passages: Iterator[Passage], task: ImportTask, vectors: VectorInput) -> Iterator[Passage]:
-    """Yield the passages; compare their ids with those of files of vectors that have ids.
-
-    Raises:
-        InputError: there are too few passages, or the ids of a row differ.
-    """
-    sources, count = {str(file.path): file for file in vectors.files}, 0
-    is_same_row = task.passages == task.vectors
+def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[FileRange, Iterator[str] | None]]:
+    """Yield the ranges of vectors, and the ids of their rows if these are not those of the passages."""
+    sources, is_same_row = {str(file.path): file for file in vectors.files}, task.passages == task.vectors
     for path, first, end in task.vectors:
-        ids = None if is_same_row else sources[path].iter_ids(first, end)
-        for row in range(first, end):
-            passage = next(passages, None)
-            if passage is None:
-                raise _count_mismatch("the input", str(task.first + count), task.total)
-            vector_id = None if ids is None else next(ids)
-            if vector_id is not None and vector_id != passage.id:
-                raise InputError(
-                    f"the vector in row {row:,} of {path} is of passage {vector_id!r:.60}, but the passage there is "
-                    f"{passage.id!r:.60}: give the passages in the order of the vectors"
-                )
-            count += 1
-            yield passage
+        yield (path, first, end), None if is_same_row else sources[path].iter_ids(first, end)
 
 
 def _write_passages(
-    passages: Iterator[Passage], removed_pages: Collection[str], is_kept: npt.NDArray[np.bool_], path: Path
+    records: Iterator[Record], task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path
 ) -> ChunkStats:
-    """Write the passages of pages that are not removed; set the others to False in `is_kept`."""
-    lengths, page_ids = Counter[int](), set[str]()
+    """Write the passages of pages that are not removed; set the others to False in `is_kept`.
+
+    Raises:
+        InputError: there are too few passages, one is too long, or the vector of a row has another id.
+    """
+    lengths, page_ids, removed_pages, row = Counter[int](), set[str](), set(task.removed_pages), 0
     with PassageWriter(path) as writer:
-        for row, passage in enumerate(passages):
-            if passage.page_id in removed_pages:
-                is_kept[row] = False
-                continue
-            lengths[passage.n_words // LENGTH_BIN * LENGTH_BIN] += 1
-            page_ids.add(passage.page_id)
-            writer.write(passage)
+        for (name, first, end), vector_ids in _iter_vector_ids(task, vectors):
+            for start in range(first, end, ROW_GROUP):
+                block = list(islice(records, min(ROW_GROUP, end - start)))
+                table = _build_table(block)
+                if vector_ids is not None:
+                    _compare_ids(table["id"].to_pylist(), vector_ids, name, start)
+                if len(block) < min(ROW_GROUP, end - start):
+                    raise _count_mismatch("the input", str(task.first + row + len(block)), task.total)
+                if removed_pages:
+                    kept_rows = is_kept[row : row + len(block)]
+                    kept_rows[:] = [page not in removed_pages for page in table["page_id"].to_pylist()]
+                    table = table.filter(pa.array(kept_rows))
+                page_ids.update(table["page_id"].to_pylist())
+                writer.write_table(table)
+                row += len(block)
+    for words, count in writer.lengths.items():
+        lengths[words // LENGTH_BIN * LENGTH_BIN] += count
     removed_count = int((~is_kept).sum())
     return ChunkStats(
         rows=writer.rows,
@@ -276,6 +283,26 @@ def _write_passages(
         dropped={"taken_down": removed_count} if removed_count else {},
         lengths={str(length): count for length, count in sorted(lengths.items())},
     )
+
+
+def _build_table(records: Sequence[Record]) -> pa.Table:
+    ids, titles, bodies, dates = zip(*records, strict=True) if records else ((), (), (), ())
+    texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
+    for passage_id, text in zip(ids, texts, strict=True):
+        if len(text) > MAX_PASSAGE:
+            raise InputError(
+                f"passage {passage_id} has {len(text):,} characters, and at most {MAX_PASSAGE:,} are possible: cut it"
+            )
+    return build_passage_table(ids, titles, texts, dates)
+
+
+def _compare_ids(ids: Sequence[str], vector_ids: Iterator[str], name: str, first: int) -> None:
+    for row, (passage_id, vector_id) in enumerate(zip(ids, vector_ids, strict=False), start=first):
+        if vector_id != passage_id:
+            raise InputError(
+                f"the vector in row {row:,} of {name} is of passage {vector_id!r:.60}, but the passage there is "
+                f"{passage_id!r:.60}: give the passages in the order of the vectors"
+            )
 
 
 def _write_vectors(task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path) -> None:
@@ -339,24 +366,12 @@ def build_imported_content(
     return replace(content, corpus={**content.corpus, "kind": KIND}, recipe=import_recipe)
 
 
-def iter_passages(source: str) -> Iterator[Passage]:
-    """Yield the passages of all files of a pattern, in order."""
+def iter_passages(source: str) -> Iterator[Record]:
+    """Yield the passages of all files of a pattern, in order, as records."""
     for url in list_sources(source):
         record_format = find_record_format(url)
         assert record_format is not None  # checked by `plan_import`
-        yield from map(_to_passage, record_format.iter_records(url))
-
-
-def _to_passage(record: Record) -> Passage:
-    passage_id, title, body, revised = record
-    text = body if isinstance(body, str) else " ".join(text for _, text in body)
-    if len(text) > MAX_PASSAGE:
-        raise InputError(
-            f"passage {passage_id} has {len(text):,} characters, and at most {MAX_PASSAGE:,} are possible: cut it"
-        )
-    return Passage(
-        passage_id, title or passage_id, 0, title, "", text, 0, len(text.split()), Passage.hash_of(title, text), revised
-    )
+        yield from record_format.iter_records(url)
 
 
 def _count_mismatch(source: str, count: str, vectors: int) -> InputError:

@@ -6,8 +6,10 @@ size.
 infinity.
 """
 
+import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rag_model.arrays import map_npy, read_npy_header
+from rag_model.digest import digest_file
 from rag_model.errors import InputError, UsageError, format_error
 from rag_model.index.files.engine import Metric, Rows
 from rag_model.index.files.layout import FLAT_KINDS, UnsupportedIndexError, check_layout
@@ -322,14 +325,35 @@ class VectorInput:
         max_rows = max(1, part_bytes // (4 * self.d))
         return -(-self.n // -(-self.n // max_rows))
 
-    def file_identity(self) -> list[Any]:
-        """Identify the files by paths, columns, sizes and modification times, as JSON values."""
-        stats = [file.path.stat() for file in self.files]
-        columns = [getattr(file, "column", None) for file in self.files]
-        return [
-            [str(file.path.resolve()), column, stat.st_size, stat.st_mtime_ns]
-            for file, column, stat in zip(self.files, columns, stats, strict=True)
-        ]
+    def identify_files(self) -> dict[Path, list[Any]]:
+        """Return JSON values that identify the content of each file; reads all files once."""
+        id_files = {
+            file.path: file.id_file
+            for file in self.files
+            if isinstance(file, FaissFlatSource) and file.id_file.exists()
+        }
+        digests = digest_files([*(file.path for file in self.files), *id_files.values()])
+        return {
+            file.path: [
+                digests[file.path],
+                getattr(file, "column", None),
+                digests[id_files[file.path]] if file.path in id_files else None,
+            ]
+            for file in self.files
+        }
+
+
+def digest_files(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the digests of files, which several threads read.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    try:
+        with ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1) or 1) as pool:
+            return dict(zip(paths, pool.map(digest_file, paths), strict=True))
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror or format_error(error)}") from error
 
 
 def inspect_vectors(paths: Sequence[Path], column: str | None = None) -> VectorInput:

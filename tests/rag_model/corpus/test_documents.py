@@ -169,6 +169,32 @@ def test_half_a_character_becomes_a_mark(tmp_path, plan) -> None:
     assert articles(plan(tmp_path / "x.jsonl"))[0].sections == (Section("", "a \N{REPLACEMENT CHARACTER} 😀"),)
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"title": ["a", None, "", "é" * 1_000]},
+        {"text": ["a \x1c b", None, "", '"quoted" \\']},
+        {"id": ["1", "", "3", "4"]},
+        {"id": [1, 2, 3, 4]},
+        {"id": ["1", None, "3", "4"]},
+        {"title": ["x" * 1_001, "", "", ""]},
+        {"id": ["i" * 1_001, "2", "3", "4"]},
+    ],
+)
+def test_columns_become_the_records_that_their_rows_do(tmp_path: Path, column: dict[str, list[object]]) -> None:
+    columns = {"id": ["1", "2", "3", "4"], "title": ["a"] * 4, "text": ["b"] * 4, **column}
+
+    def read(name: str, columns: dict[str, list[object]]) -> list[object] | str:
+        pq.write_table(pa.table(columns), tmp_path / name)
+        try:
+            return list(PARQUET.read_records(str(tmp_path / name)))
+        except InputError as error:
+            return str(error).replace(name, "x.parquet")
+
+    # A date makes the reader parse row by row.
+    assert read("x.parquet", columns) == read("dated.parquet", {**columns, "revised": [None] * 4})
+
+
 def test_sections_in_parquet_are_taken(tmp_path, plan) -> None:
     sections = [{"heading": "Life", "text": "Born."}]
     pq.write_table(pa.table({"id": ["1"], "sections": [sections]}), tmp_path / "x.parquet")

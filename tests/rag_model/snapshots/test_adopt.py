@@ -29,6 +29,11 @@ def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: 
     return collect_parts(store, passages, list(import_in_sequence(store, passages, tasks)), vectors.dtype.name)
 
 
+def import_parts_of_parquet(store: Store, passages: str) -> ImportedParts:
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_sources(passages)))), part_bytes=PART)
+    return collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32")
+
+
 def test_a_passage_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", np.ones((1, 4), np.float32))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "text": "x" * 100_001}))
@@ -107,6 +112,23 @@ def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: St
     np.testing.assert_array_equal(without[1], np.delete(vectors, [12, 13, 14], axis=0))
 
 
+def test_records_are_found_for_equal_files_in_another_folder(store: Store, tmp_path: Path) -> None:
+    vectors = vectors_of(ROWS)
+
+    def import_from(name: str) -> ImportedParts:
+        passages = save_wiki_dpr(tmp_path / name, vectors)
+        return import_parts_of_parquet(store, passages)
+
+    first, second = import_from("here"), import_from("there")
+    assert not any(part.is_new for part in second.passages)
+    assert [part.passages for part in second.passages] == [part.passages for part in first.passages]
+    records = "".join(path.read_text() for path in (tmp_path / "store" / "memo" / "import").iterdir())
+    assert str(tmp_path) not in records
+    vectors[49, 0] += 1  # of the same size and perhaps in the same moment
+    changed = import_from("elsewhere")
+    assert [part.is_new for part in changed.embeddings] == [False, False, True, True, True]  # those of its file
+
+
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
 def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_path: Path, metric: int) -> None:
     """As Pyserini's and Search-R1's artifacts are: `index`, `docid`, and JSONL with `contents`."""
@@ -125,7 +147,7 @@ def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_p
     assert not any(part.is_new for part in import_parts(store, source, inspect_vectors([folder]), PART).passages)
     (folder / "docid").write_text("".join(f"{(row + 1) % ROWS}\n" for row in range(ROWS)))
     with pytest.raises(InputError, match=r"row 0 of .*index is of passage '1', but the passage there is '0': give the"):
-        import_parts(Store.open(str(tmp_path / "other"), create=True), source, inspect_vectors([folder]), PART)
+        import_parts(store, source, inspect_vectors([folder]), PART)  # ids are part of what the record is of
     (folder / "docid").write_text("0\n1\n")
     with pytest.raises(InputError, match="docid has 2 ids for 50 vectors: take both from one index"):
         inspect_vectors([folder])
