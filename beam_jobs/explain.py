@@ -44,6 +44,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.build_history import forecast_build, read_history
 from rag_model.store.versions.manifest import EMBEDDINGS, TEXT
 
+_KIND = "plan.kind"  # of an index's inputs
+
 
 @dataclass(frozen=True, slots=True)
 class StageReuse:
@@ -131,6 +133,8 @@ class _RecordedInputs:
             ),
             key=len,
         )
+        if _KIND in fewest_changes:  # a record of another kind of index explains nothing
+            return ["no record"]
         return fewest_changes or ([self._varying_input] if self._varying_input else [])
 
 

@@ -37,6 +37,7 @@ from rag_model.evaluation.retrieval.comparison import (
 )
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.evaluation.retrieval.staged import (
+    DEFAULT_TIMING,
     QueryBatches,
     RetrieverMetrics,
     StageRankings,
@@ -79,6 +80,7 @@ def compare(
     encoder: Url | None = None,
     report: str | None = None,
     files: RunFiles | None = None,
+    timing_seconds: float = DEFAULT_TIMING.seconds,
 ) -> CompareOutcome:
     """Search every question with each retriever, and measure each of its stages.
 
@@ -97,6 +99,7 @@ def compare(
         encoder: question encoder in place of the snapshot's: a folder or a hub name.
         report: write the HTML report to this file.
         files: files for the results.
+        timing_seconds: time in which the stages of one retriever are timed.
 
     Raises:
         BookwheelError: a stage failed.
@@ -109,7 +112,7 @@ def compare(
         with clock(name) as on_progress:
             measure_retriever(run, name, retriever, run_files, on_progress)
     with clock("time"):
-        timed_metrics = time_questions(run)
+        timed_metrics = time_questions(run, timing_seconds)
     with clock("compare"):
         outcome = compare_and_report(run, timed_metrics, clock, report)
     with clock("record"):
@@ -208,9 +211,10 @@ def _make_slug(expression: str) -> str:
 
 
 @stage
-def time_questions(run: ComparisonRun) -> list[RetrieverMetrics]:
+def time_questions(run: ComparisonRun, seconds: float) -> list[RetrieverMetrics]:
     """Search a sample of the questions one by one, and time every stage."""
-    costs = time_stages(run.retrievers, run.batches.texts, run.k)
+    timing = replace(DEFAULT_TIMING, seconds=seconds)
+    costs = time_stages(run.retrievers, run.batches.texts, run.k, timing)
     return [combine_metrics(lists, costs_of_stages) for lists, costs_of_stages in zip(run.lists, costs, strict=True)]
 
 

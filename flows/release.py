@@ -31,6 +31,7 @@ from rag_model.evaluation.gate import Acceptance, GateVerdict, MetricMap, check_
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.records import compare_evaluations
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence_measures
+from rag_model.evaluation.retrieval.staged import DEFAULT_TIMING
 from rag_model.evaluation.subject import answers_subject, retrieval_subject
 from rag_model.reading.model import resolve_model_id
 from rag_model.snapshots.parent import Parent
@@ -64,7 +65,14 @@ class ReleaseEvaluation:
 class ReleaseEvaluator:
     """Evaluates snapshots with the same questions and settings, each once."""
 
-    def __init__(self, store: Store, questions: str, settings: EvaluationSettings, asks: str | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        questions: str,
+        settings: EvaluationSettings,
+        asks: str | None = None,
+        timing_seconds: float = DEFAULT_TIMING.seconds,
+    ) -> None:
         """Read the questions; `asks` as of `flows.evaluate`.
 
         Raises:
@@ -72,6 +80,7 @@ class ReleaseEvaluator:
             UsageError: the questions cannot be judged as the settings require.
         """
         self.store, self.questions, self.settings, self.asks = store, questions, settings, asks
+        self._timing_seconds = timing_seconds  # of a retriever
         self.question_set = read_questions(questions)
         self.judge = RetrievalJudge.for_questions(
             self.question_set, settings.judged_by, patterns=settings.kind == "patterns"
@@ -127,7 +136,10 @@ class ReleaseEvaluator:
         if model is None:
             expressions = [self.settings.expression] if self.settings.expression else []
             settings = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
-            return compare.fn(self.store.url, self.questions, expressions, snapshot, *settings)
+            timing_seconds = self._timing_seconds
+            return compare.fn(
+                self.store.url, self.questions, expressions, snapshot, *settings, timing_seconds=timing_seconds
+            )
         try:
             return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings, asks=self.asks)
         except CollapseRefusedError as error:

@@ -59,6 +59,7 @@ from rag_model.retrieve.factory import plan_retriever
 from rag_model.retrieve.models import resolve_encoders
 from rag_model.snapshots.planning import Inputs, collect_inputs
 from rag_model.snapshots.recipe import Recipe, draft_snapshot
+from rag_model.store.pulling.export import open_destination
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.manifest import EXACT
@@ -68,6 +69,7 @@ VERSION = 1  # increase it when the same values would give another table; tables
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
 _MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # in a sample
+_TIMING_SECONDS = 1.0  # of a row, whose table has no times
 SAMPLE_NOTE = "Measured on a sample of passages and questions: do not compare these values with the published ones."
 
 
@@ -88,11 +90,21 @@ class ReproductionPlan:
 
     def list_missing(self) -> dict[str, DataFile]:
         """Return the data sets that have to be downloaded."""
-        return {name: file for name, file in self.data.items() if not file.path and not self.local_path(file).exists()}
+        return {
+            name: file
+            for name, file in self.data.items()
+            if not any(path.exists() for path in (self.local_path(file), self.complete_path(file)))
+        }
+
+    def complete_path(self, file: DataFile) -> Path:
+        """Return the path of the complete local copy of a data set."""
+        return Path(file.path) if file.path else self.folder / file.local_name
 
     def local_path(self, file: DataFile) -> Path:
-        """Return the path of the local copy of a data set."""
-        return Path(file.path) if file.path else self.folder / file.local_name
+        """Return the path of the local copy; for a sample of files from the Hub, that of the first files."""
+        path = self.complete_path(file)
+        is_part = self.fraction is not None and file.url.startswith("hf://")
+        return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
     def describe(self) -> dict[str, Any]:
         """Return bytes, disk, hours on this machine, and licences as JSON values."""
@@ -134,6 +146,8 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
     """
     if fraction is not None and not 0 < fraction < 1:
         raise UsageError(f"the fraction is {fraction}: give one above 0 and below 1, such as 0.01")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise UsageError(f"--data {folder} is not a folder: give one for the local copies of the data")
     reproduction = read_reproduction(name)
     selected_rows = reproduction.select_rows(rows)
     names = [data for row in selected_rows for data in row.list_data()]
@@ -282,7 +296,7 @@ class ReproductionRun:
             labels=row.labels,
         )
         encoder = _find_model(self.plan.folder, row.passage_encoder) if row.passage_encoder else None
-        evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder)
+        evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder, _TIMING_SECONDS)
         measures = dict.fromkeys(row.list_measures(data), 0.0)
         evaluator.check(Acceptance(measures, None), answers=row.command == "answer")
         return evaluator
@@ -364,9 +378,20 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
                 f"data set {name} could not be downloaded ({error}): get {file.url} on another machine, put it into "
                 f"{plan.folder} as {file.local_name}, and run the same command again{also_missing}"
             ) from error
+    for file in plan.data.values():
+        if plan.fraction is not None and not plan.local_path(file).exists():
+            _link_first_files(plan.complete_path(file), plan.local_path(file), plan.fraction)
     for name, file in plan.data.items():
         _verify_data(name, file, plan.local_path(file))
     return {name: _describe_path(file, plan.local_path(file)) for name, file in plan.data.items()}
+
+
+def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
+    """Make a folder of links to the first files of another one, which appears complete or not at all."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    with open_destination(sample) as links:
+        for path in files[: ceil(fraction * len(files))]:
+            (links / path.name).symlink_to(path.absolute())
 
 
 def _split_checksum(file: DataFile) -> tuple[str, str] | None:
@@ -379,9 +404,10 @@ def _verify_data(name: str, file: DataFile, path: Path) -> None:
     if not path.exists() and not any(map(Path, expand_pattern(str(path)))):
         raise InputError(f"data set {name} is missing: put {file.local_name or file.path} into {path.parent}")
     if checksum is not None and (digits := hash_file(path, checksum[0])) != checksum[1]:
+        advice = "give the right file" if file.path else "delete it to download it again"
         raise InputError(
-            f"{path} is not the published {name}: its {checksum[0]} is {digits}, not {checksum[1]}; delete it to "
-            "download it again, or correct `checksum`"
+            f"{path} is not the published {name}: its {checksum[0]} is {digits}, not {checksum[1]}; {advice}, or "
+            "correct `checksum`"
         )
 
 

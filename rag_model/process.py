@@ -22,6 +22,7 @@ folders and removes them.
 
 import ctypes
 import fcntl
+import glob
 import json
 import os
 import platform
@@ -68,19 +69,34 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
     The first call of a process also removes the folders of processes that were killed.
     """
     _remove_abandoned_folders()
-    with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY_PREFIX}{purpose}-", ignore_cleanup_errors=True) as name:
-        descriptor = os.open(name, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            yield Path(name)
-        finally:
-            os.close(descriptor)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY_PREFIX}{purpose}-", ignore_cleanup_errors=True) as name,
+        lock_folder(Path(name)),
+    ):
+        yield Path(name)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Keep `remove_unlocked_folders` from removing a folder; the kernel ends the lock of a killed process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @cache
 def _remove_abandoned_folders() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY_PREFIX}*"):
+    remove_unlocked_folders(Path(tempfile.gettempdir()), _TEMPORARY_PREFIX)
+
+
+def remove_unlocked_folders(parent: Path, prefix: str) -> None:
+    """Remove the folders of this prefix that killed processes left; keep those of the last minute."""
+    for folder in parent.glob(f"{glob.escape(prefix)}*/"):
         with suppress(OSError):  # locked by its owner, of another user, or removed by another process
+            # A new folder has no lock for a moment.
             if time.time() - folder.stat().st_mtime < _ABANDONED_SECONDS:
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl, Yes, parse_age
 from rag_model.errors import RefusedError, format_count
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy
 from rag_model.store.upkeep.expire import expire_store as expire_old
@@ -104,13 +105,18 @@ def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Commo
     }
     if not problems:
         return Reply(document, f"{catalog.noun} {version_id[:12]} is whole, {document['signed']}", trust_problem)
-    lines = [f"{problem.path}: {problem.what}" for problem in problems]
+    lines = [f"{problem.path}{_locate(problem.blob)}: {problem.what}" for problem in problems]
     refusal = (
         f"{opened_store.url} is not as it was published; problems: {len(problems)}, the first "
         f"{lines[0]}: restore them from a copy of the store, or delete them and run reindex again, "
         "which makes what is missing"
     )
     return Reply(document, "\n".join(lines), refusal)
+
+
+def _locate(blob: str | None) -> str:
+    """Return where in the store the file of a blob is, for a reader who restores it."""
+    return "" if blob is None else f" ({BlobRef(blob, 0).path})"
 
 
 def _describe_trust_problem(catalog: Catalog[Any], name: str) -> str:

@@ -11,6 +11,7 @@ for old names apply, such as `LayerNorm.gamma`.
 """
 
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -90,7 +91,9 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
         InputError: the pickle holds anything but tensors, or is truncated or corrupt.
         ResourceError: the disk is full, or there is too little memory.
     """
-    hub_name, pickle_folders = find_hub_name(folder), [*_iter_pickle_folders(folder)]
+    hub_name = find_hub_name(folder)
+    _refuse_outside_links(folder)
+    pickle_folders = [*_iter_pickle_folders(folder)]
     sizes = [path.stat().st_size for parent in pickle_folders for path in parent.glob("*.bin")]
     # The new files may be published, so that they do not hold the path of a local folder.
     child = ChildWorker(__name__, hub_name or "", memory=_MEMORY + _COPIES * max(sizes, default=0))
@@ -116,6 +119,22 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
         sum(reply["bytes"] for reply in replies.values()),
         {name: first_name for reply in replies.values() for name, first_name in reply["shared"].items()},
     )
+
+
+def _refuse_outside_links(folder: Path) -> None:
+    """Refuse links to files elsewhere, whose bytes the copy would publish.
+
+    In the Hub's cache, the files of a model are links to the blobs of its repository.
+    """
+    roots = [folder.resolve()]
+    if folder.absolute().parent.name == "snapshots":
+        roots.append(folder.resolve().parents[1] / "blobs")
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not any(path.resolve().is_relative_to(root) for root in roots):
+            raise InputError(
+                f"{path} is a link to {path.resolve()}, outside of the folder: replace it with a copy of the file, "
+                "or remove it"
+            )
 
 
 def _iter_pickle_folders(folder: Path) -> Iterator[Path]:
@@ -200,10 +219,11 @@ def _open_converter(source: str) -> Callable[[Any], Any]:
         save_file = require("safetensors.torch", "model").save_file
         try:
             save_file(_copy_shared_memory(tensors), str(destination), metadata)
+            _apply_umask(destination)
         except Exception as error:  # SafetensorError has no error number
             if any(text in str(error) for text in _DISK_FULL):
                 raise ResourceError(
-                    f"{destination} cannot be written ({format_error(error)}): free some space"
+                    f"the disk of the new folder is full: {destination.name} cannot be written; free some space"
                 ) from error
             _raise_if_out_of_memory(error)
             raise
@@ -211,6 +231,13 @@ def _open_converter(source: str) -> Callable[[Any], Any]:
         return {"names": [*tensors], "bytes": n_bytes, "shared": shared}
 
     return convert
+
+
+def _apply_umask(path: Path) -> None:
+    """Give a file the mode of a new file; safetensors lets only its owner read it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

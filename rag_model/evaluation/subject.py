@@ -53,7 +53,7 @@ def retrieval_subject(
         "judged_by": judge.judged_by,
         "patterns": judge.patterns,
         "encoder": encoder,
-        "models": _resolve_models(store, snapshot, names, encoder),
+        "models": resolve_retriever_models(store, snapshot, names, encoder),
         "version": VERSION,
         **_installed_measures(),
     }
@@ -87,7 +87,7 @@ def answers_subject(
             question_set, settings.judged_by, patterns=settings.kind == "patterns"
         ).judged_by,
         "asks": asks,
-        "models": _resolve_models(store, snapshot, [retriever], asks),
+        "models": resolve_retriever_models(store, snapshot, [retriever], asks),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
         **_installed_measures(),
@@ -141,7 +141,9 @@ def _question_to_json(question: Question) -> dict[str, Any]:
     return fields
 
 
-def _resolve_models(store: Store, snapshot: Snapshot, retrievers: Sequence[str], encoder: str | None) -> dict[str, str]:
+def resolve_retriever_models(
+    store: Store, snapshot: Snapshot, retrievers: Sequence[str | None], encoder: str | None = None
+) -> dict[str, str]:
     """Return the models that expressions name: ids for the store's models, digests for folders,
     commits for those of the hub.
     """

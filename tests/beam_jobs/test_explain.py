@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from beam_jobs.explain import ReuseReport, StageReuse, explain
+from beam_jobs.index_tasks import index_inputs
 from rag_model.corpus.chunk import ChunkRecipe
-from rag_model.index.recipe import IndexRecipe
+from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.encoding import EncodeRecipe
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
@@ -31,7 +32,7 @@ def look(store: Store, dumps: Dumps, tiny: Path) -> Callable[..., dict[str, Stag
     return run
 
 
-def test_of_the_same_dump_all_is_there(look: Any, month: Built) -> None:
+def test_of_the_same_dump_all_is_there(look: Any, month: Built, store: Store) -> None:
     found = look()
     rows = month.counts["passages"]
     assert found["plan"] == StageReuse("plan", "parts", 3, 3, 3, 3, {})
@@ -39,6 +40,10 @@ def test_of_the_same_dump_all_is_there(look: Any, month: Built) -> None:
     assert found["embed"] == StageReuse("embed", "passages", rows, rows, 3, 3, {})
     assert found["train/hnsw"] == StageReuse("train/hnsw", "if it fits", 0, 1, 1, 0, {"no record": 1})
     assert found["index/hnsw"] == StageReuse("index/hnsw", "indexes", 0, 1, 1, 0, {"no record": 1})
+    # As after `gc`, which deletes the record of an index that no snapshot has.
+    other = {**index_inputs(resolve(IndexRecipe("BM25"), rows, 0)), "vectors": "none"}
+    store.memo.write_record("merge", store.memo.compute_key(other), {}, {}, other)
+    assert look()["index/hnsw"].changed == {"no record": 1}
 
 
 def test_of_a_new_dump_it_foretells_what_the_build_then_counts(

@@ -201,6 +201,7 @@ def test_verify_gives(library: Path, tmp_path: Path, bookwheel: Any) -> None:
     assert ran.code == 3
     assert not ran.json["ok"]
     assert {problem["blob"] for problem in ran.json["problems"]} == {f"sha256:{blob.name}"}
+    assert f"index/hnsw.faiss ({blob.relative_to(store)}): " in ran.err
     assert ran.err.startswith("bookwheel: ")
     assert ran.err.count("\n") == 1
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rag_model.encoders.weights import digest_weights, read_tensor_headers
+from rag_model.process import lock_folder
 from tests.fixtures.hub import Hub
 from tests.fixtures.tiny import save_bert
 
@@ -66,17 +67,39 @@ def test_a_full_disk_leaves_nothing(
     ]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
-    assert "model.safetensors cannot be written (" in ran.stderr
-    assert ran.stderr.endswith("No space left on device (os error 28)): free some space\n")
+    assert "the disk of the new folder is full: model.safetensors cannot be written; free some space" in ran.stderr
+    assert ".landing" not in ran.stderr
 
 
-def test_a_killed_conversion_leaves_no_folder(pickled: Path, executable: Path, tmp_path: Path) -> None:
+def test_a_killed_conversion_leaves_nothing_for_long(
+    pickled: Path, executable: Path, tmp_path: Path, bookwheel: Any
+) -> None:
     process = subprocess.Popen([executable, "convert-weights", pickled, tmp_path / "new"])
     while process.poll() is None and not list(tmp_path.glob(".landing-*")):
         pass
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "new").exists()
+    (left,) = tmp_path.glob(".landing-*")
+    os.utime(left, (0, 0))  # an older one, since a new folder of another process may not be locked yet
+    (tmp_path / ".landing-new-of-another").mkdir()
+    os.utime(tmp_path / ".landing-new-of-another", (0, 0))
+    with lock_folder(tmp_path / ".landing-new-of-another"):
+        assert bookwheel("convert-weights", pickled, tmp_path / "new").code == 0
+    assert [path.name for path in tmp_path.glob(".landing-*")] == [".landing-new-of-another"]
+
+
+def test_files_are_those_of_the_folder_and_as_readable_as_others(pickled: Path, bookwheel: Any, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (pickled / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    refused = bookwheel("convert-weights", pickled, tmp_path / "new")
+    assert refused.code == 1
+    assert f"notes.txt is a link to {tmp_path / 'secret.txt'}, outside of the folder: replace it" in refused.complaint
+    (pickled / "notes.txt").unlink()
+    (pickled / "inside.txt").symlink_to(pickled / "config.json")
+    assert bookwheel("convert-weights", pickled, tmp_path / "new").code == 0
+    modes = {path.stat().st_mode for path in (tmp_path / "new").iterdir()}
+    assert modes == {(tmp_path / "secret.txt").stat().st_mode}
 
 
 def test_a_pickled_model_of_the_hub_names_the_way(pickled: Path, hub: Hub, bookwheel: Any, tmp_path: Path) -> None:

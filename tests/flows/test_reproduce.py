@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,10 @@ def test_missing_data_is_downloaded_and_checked(folder: Path, tiny: Path, bookwh
     write_table(folder, tiny, dev % ("0" * 64))
     assert "does not match its sha256 and was deleted" in bookwheel(*arguments).err
     assert not (data / "questions.jsonl").exists()
+    write_table(folder, tiny, f'path = "questions.jsonl"\nchecksum = "sha256:{"0" * 64}"')  # a file of the user
+    assert "give the right file, or correct `checksum`" in bookwheel(*arguments).err
+    no_folder = bookwheel(*arguments, "--dry-run", "--data", "/dev/null")
+    assert (no_folder.code, "--data /dev/null is not a folder" in no_folder.complaint) == (2, True)
 
 
 def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
@@ -204,10 +209,15 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
     arguments = "reproduce", table, "--store", folder / "store", "--rows", "exact", "--json"
     sample = bookwheel(*arguments, "--data", folder / "some", "--fraction", ".3")
     assert sample.code == 0, sample.err
-    assert sorted(path.name for path in (folder / "some" / "me-pieces-main-data").glob("*.jsonl")) == ["part-0.jsonl"]
-    ran = bookwheel(*arguments, "--data", folder / "all")
+    first_files = "me-pieces-main-data-first-0.3"
+    assert [path.name for path in (folder / "some" / first_files).glob("*.jsonl")] == ["part-0.jsonl"]
+    ran = bookwheel(*arguments, "--data", folder / "some")  # the files of the sample are not all files
     assert ran.code == 0, ran.err
     assert any("has 60 passages" in note for note in ran.json["notes"])
+    shutil.rmtree(folder / "some" / first_files)
+    again = bookwheel(*arguments, "--data", folder / "some", "--fraction", ".3").json  # links to complete copies
+    assert again["snapshots"] == sample.json["snapshots"]
+    assert (folder / "some" / first_files / "part-0.jsonl").is_symlink()
 
 
 @pytest.mark.parametrize(

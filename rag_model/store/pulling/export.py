@@ -32,6 +32,7 @@ from rag_model.corpus.passages import DATE, PASSAGE_SCHEMA, to_seconds
 from rag_model.corpus.records import format_iso
 from rag_model.errors import StoreError, UsageError, format_count
 from rag_model.extras import require
+from rag_model.process import lock_folder, remove_unlocked_folders
 from rag_model.secrets import refuse_secret, refuse_url_as_path
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -100,15 +101,18 @@ def open_destination(out: Destination, kind: Literal["dataset", "model"] = "data
 def _open_local_folder(out: Path) -> Iterator[Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already: give a new folder")
-    staging = out.absolute().with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+    prefix = f"{TEMPORARY_PREFIX}{out.name}-"
+    remove_unlocked_folders(out.absolute().parent, prefix)
+    staging = out.absolute().with_name(f"{prefix}{secrets.token_hex(8)}")
     staging.mkdir(parents=True)
-    try:
-        yield staging
-        for path in staging.rglob("*"):
-            fsync(path)
-        staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with lock_folder(staging):
+        try:
+            yield staging
+            for path in staging.rglob("*"):
+                fsync(path)
+            staging.rename(out)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 Layout = Literal["dpr", "jsonl", "datasets", "store"]

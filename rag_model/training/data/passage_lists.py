@@ -11,6 +11,7 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
 from rag_model.encoders.model import list_inference_inputs
 from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.evaluation.subject import resolve_retriever_models
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.recorded_tasks import TaskRunner
 from rag_model.store.store import Store
@@ -94,6 +95,9 @@ class PassageLister:
             "code": VERSION,
             **list_inference_inputs(),  # of a cross-encoder in the expression
         }
+        # A name such as model:NAME can come to mean another model.
+        if models := resolve_retriever_models(store, self.memory.snapshot, [self.retriever]):
+            inputs["models"] = models
 
         def produce(workdir: Path) -> StageResult:
             np.save(rows_path := workdir / "lists.npy", self._retrieve_rows(examples, k), allow_pickle=False)

@@ -11,6 +11,7 @@ from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import ScoringExample
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.data.passage_lists import PassageLister, RetrievalExample
+from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ARTICLES = {f"City {x}": f"the king of city {x} was {x * 3}." for x in "abcdef"}
@@ -43,6 +44,19 @@ def test_a_text_is_not_found_for_itself(lister: PassageLister) -> None:
     assert lister.to_scoring_examples([found])[0].is_plain_text
     (few,) = lister.retrieve_lists([RetrievalExample("text", source.text[:12], source.text[12:], source)], 3)
     assert few.rows == found.rows[:3], "as many as wanted, although its own was found too"
+
+
+def test_another_model_behind_a_name_of_the_retriever_gives_other_lists(lister: PassageLister, tmp_path: Path) -> None:
+    judge, asked = save_cross_encoder(tmp_path / "judge"), [RetrievalExample("q", "who was king of city a?", "a")]
+    reranking = replace(lister, retriever=f"rerank(exact, {judge}, 3)")
+    reranking = replace(reranking, memory=PassageMemory(lister.memory.snapshot, lister.encoder, reranking.retriever))
+    found = reranking.retrieve_lists(asked, 2)
+    assert lister.store is not None
+    lister.store.memo = replace(lister.store.memo, can_produce=False)
+    assert reranking.retrieve_lists(asked, 2) == found
+    save_cross_encoder(judge, seed=4)
+    with pytest.raises(NotRecordedError):
+        reranking.retrieve_lists(asked, 2)
 
 
 def test_they_are_found_once(lister: PassageLister) -> None:
