@@ -41,7 +41,7 @@ def test_of_the_same_dump_all_is_there(look: Any, month: Built, store: Store) ->
     assert found["train/hnsw"] == StageReuse("train/hnsw", "if it fits", 0, 1, 1, 0, {"no record": 1})
     assert found["index/hnsw"] == StageReuse("index/hnsw", "indexes", 0, 1, 1, 0, {"no record": 1})
     # As after `gc`, which deletes the record of an index that no snapshot has.
-    other = {**index_inputs(resolve(IndexRecipe("BM25"), rows, 0)), "vectors": "none"}
+    other = {**index_inputs(resolve(IndexRecipe("IVF,Flat"), rows, 32)), "vectors": "none"}
     store.memo.write_record("merge", store.memo.compute_key(other), {}, {}, other)
     assert look()["index/hnsw"].changed == {"no record": 1}
 

@@ -193,7 +193,7 @@ def test_missing_data_is_downloaded_and_checked(folder: Path, tiny: Path, bookwh
     assert not (data / "questions.jsonl").exists()
     write_table(folder, tiny, f'path = "questions.jsonl"\nchecksum = "sha256:{"0" * 64}"')  # a file of the user
     assert "give the right file, or correct `checksum`" in bookwheel(*arguments).err
-    no_folder = bookwheel(*arguments, "--dry-run", "--data", "/dev/null")
+    no_folder = bookwheel(*arguments[:4], "--dry-run", "--data", "/dev/null")
     assert (no_folder.code, "--data /dev/null is not a folder" in no_folder.complaint) == (2, True)
 
 
