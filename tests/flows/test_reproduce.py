@@ -313,6 +313,34 @@ def test_a_built_in_table_can_be_planned_without_data(name: str, bookwheel: Any,
     assert read_reproduction(str(folder / "mine.toml")) == reproduction
 
 
+FIVE = ("nq", "trivia", "webq", "curatedtrec", "squad")
+PUBLISHED = {  # share of answered questions at 20 and 100 passages
+    ("DPR multi, exact", FIVE): "79.5 86.1 78.9 84.8 75.1 83.0 88.8 93.4 52.0 67.7",
+    ("DPR multi, exact, against the paper", FIVE): "79.4 86.0 78.8 84.7 75.0 82.9 89.1 93.9 51.6 67.6",
+    ("BM25", FIVE): "62.9 78.3 76.4 83.2 62.4 75.5 80.7 89.9 71.1 81.8",
+    ("hybrid, nq", FIVE[:1]): "82.6 88.6",
+    ("hybrid, trivia", FIVE[1:2]): "82.6 86.6",
+    ("hybrid, webq", FIVE[2:3]): "77.1 84.4",
+    ("hybrid, curatedtrec", FIVE[3:4]): "90.1 95.0",
+    ("hybrid, squad", FIVE[4:]): "75.1 84.4",
+    ("DPR single, exact", ("nq-topics",)): "80.58 86.68",
+    ("BM25, second topics", ("nq-topics",)): "63.99 79.20",
+    ("hybrid single, second topics", ("nq-topics",)): "83.43 89.03",
+    ("DPR single, exact, against the paper", ("nq",)): "78.4 85.4",
+    ("BM25, against the paper", ("nq",)): "59.1 73.7",
+    ("BM25, with tables and lists", ("nq-topics", "trivia")): "66.65 81.66 78.32 84.82",
+}
+
+
+@pytest.mark.parametrize(("row", "data"), PUBLISHED)
+def test_the_built_in_table_has_the_published_values(row: str, data: tuple[str, ...]) -> None:
+    (found,) = read_reproduction("dpr").select_rows([row])
+    values = [found.published[name][measure] for name in data for measure in ("Success@20", "Success@100")]
+    assert values == list(map(float, PUBLISHED[row, data].split()))
+    kind = "exact" if row.startswith("DPR") else row.split(",", maxsplit=1)[0].split(maxsplit=1)[0]
+    assert found.tolerance == {"exact": 0.2, "BM25": 0.7, "hybrid": 0.5}[kind]
+
+
 @pytest.mark.parametrize(
     ("value", "published", "half", "is_sample", "verdict"),
     [

@@ -60,7 +60,8 @@ Record = tuple[str, str, str, int | None] | tuple[str, str, list[tuple[str, str]
 _RECORD_FIELDS = 4
 _SURROGATE = re.compile("[\ud800-\udfff]")
 DATE_FIELD = "revised"
-DOCUMENT_FIELDS = ("id", "_id", "title", "text", "sections", "contents", DATE_FIELD)
+_ID_FIELDS = ("id", "_id", "docid")  # the last one is that of Mr. TyDi and of Pyserini's Wikipedia corpora
+DOCUMENT_FIELDS = (*_ID_FIELDS, "title", "text", "sections", "contents", DATE_FIELD)
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they are written to disk
 
 
@@ -289,7 +290,7 @@ def _bucket_path(folder: Path, i: int) -> Path:
 
 
 def parse_document(row: Mapping[str, Any], where: str) -> Record:
-    """Return the record of an object with `id` or `_id`, `title`, and `text` or `sections`.
+    """Return the record of an object with `id`, `_id` or `docid`, `title`, and `text` or `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
     the title, perhaps in quotes, a line break and the text. `revised` is optional.
@@ -297,7 +298,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
     Raises:
         InputError: It is not such an object; the message starts with `where`.
     """
-    document_id = next((row[name] for name in ("id", "_id") if row.get(name) is not None), None)
+    document_id = next((row[name] for name in _ID_FIELDS if row.get(name) is not None), None)
     if type(document_id) not in {str, int} or document_id == "":
         raise InputError(f"{where} has no `id` or `_id` that is text or a whole number: give every document one")
     title, sections = row.get("title"), row.get("sections") or row.get("text") or []

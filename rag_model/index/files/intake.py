@@ -231,9 +231,9 @@ class ParquetSource:
             raise InputError(sentence) from error
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
-        """Return the values of the column `id` or `_id`."""
+        """Return the values of the column `id`, `_id` or `docid`."""
         names = pq.read_schema(self.path).names
-        column = next((name for name in ("id", "_id") if name in names), None)
+        column = next((name for name in ("id", "_id", "docid") if name in names), None)
         return None if column is None else self._iter_column(column, first, end)
 
     def _iter_column(self, column: str, first: int, end: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rag_model.corpus.dump_formats import record_format
 from rag_model.corpus.dump_formats.jsonl import FORMAT as JSONL
 from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
+from rag_model.corpus.dump_formats.record_format import find_record_format
 from rag_model.corpus.plan import compute_source_digest, plan_dump
 from rag_model.corpus.records import ID_HASHES, Article, Passage, Plan, Section, hash_id
 from rag_model.corpus.source import MAX_LINE
@@ -167,6 +168,16 @@ def test_sections_and_numbers_as_ids_are_taken(tmp_path, plan) -> None:
 def test_half_a_character_becomes_a_mark(tmp_path, plan) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": "1", "text": "a \\ud800 \\ud83d\\ude00"}\n')
     assert articles(plan(tmp_path / "x.jsonl"))[0].sections == (Section("", "a \N{REPLACEMENT CHARACTER} 😀"),)
+
+
+def test_docid_is_an_id(tmp_path: Path) -> None:
+    """As in Mr. TyDi and in castorini/odqa-wiki-corpora."""
+    (tmp_path / "a.jsonl").write_text('{"docid": "12#0", "title": "a", "text": "b"}\n')
+    pq.write_table(pa.table({"docid": ["12#0"], "title": ["a"], "text": ["b"]}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        record_format = find_record_format(str(tmp_path / name))
+        assert record_format is not None
+        assert [record[0] for record in record_format.iter_records(str(tmp_path / name))] == ["12#0"]
 
 
 @pytest.mark.parametrize(
