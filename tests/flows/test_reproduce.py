@@ -20,7 +20,12 @@ import pytest
 
 from flows import cli
 from flows.reproduction import list_built_in, read_reproduction
-from rag_model.evaluation.reports.reproduction import TableLine, Verdict
+from rag_model.evaluation.reports.reproduction import (
+    ReproductionReport,
+    TableLine,
+    Verdict,
+    render_reproduction_page,
+)
 from rag_model.store.store import Store
 from tests.fixtures.hub import Hub
 from tests.fixtures.tiny_rag import save_tiny_rag
@@ -358,6 +363,11 @@ def test_a_verdict_follows_from_tolerance_and_interval(
 ) -> None:
     line = TableLine("r", "d", "m", published, 0.2, value, value - half, value + half, "", "", "", 9, is_sample)
     assert line.verdict == verdict
+    page = render_reproduction_page(ReproductionReport("t", "2026", [line], [], {}))
+    assert ('class="verdict"' in page, 'class="verdict no"' in page) == (
+        verdict == "reproduced",
+        verdict in {"higher", "lower"},
+    )
 
 
 def test_the_verb_has_help(bookwheel: Any) -> None:

@@ -70,7 +70,7 @@ class TableLine:
         published = "" if self.published is None else f"{self.published:.2f} ± {self.tolerance:g}"
         difference = "" if self.difference is None else f"{self.difference:+.2f}"
         names = self.row, self.data, self.measure, published, f"{self.value:.2f}"
-        return (*names, difference, interval, self.verdict, self.source)
+        return (*names, difference, interval, self.verdict, "" if self.published is None else self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,12 @@ def render_reproduction_page(report: ReproductionReport) -> str:
 def _sections(report: ReproductionReport) -> Iterator[Node]:
     questions = sum({line.data: line.questions for line in report.lines}.values())
     yield header(report.title, tag("p", f"{format_count(questions, 'question')}, {report.created_at}"))
-    has_difference = any(line.verdict in {"higher", "lower"} for line in report.lines)
-    yield section(to_sentence(summarize_verdicts(report.lines)), class_="verdict no" if has_difference else "verdict")
-    yield section("Table", table(_TITLES, [line.cells() for line in report.lines]), note(_MEANINGS))
+    verdicts = {line.verdict for line in report.lines}
+    colour = "verdict no" if verdicts & {"higher", "lower"} else "verdict" if "reproduced" in verdicts else None
+    yield section(to_sentence(summarize_verdicts(report.lines)), class_=colour)
+    # The path of a source has no spaces at which it could be broken.
+    rows = [(*cells, tag("span", source, class_="label")) for *cells, source in map(TableLine.cells, report.lines)]
+    yield section("Table", table(_TITLES, rows), note(_MEANINGS))
     yield section("Notes", *(tag("p", sentence) for sentence in report.notes))
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
     yield section("Commands", table(("row", "command"), [(name, tag("code", text)) for name, text in commands]))
