@@ -103,6 +103,10 @@ def test_a_branch_that_moved_does_not_change_the_encoder(
     assert f"commit    me/tiny: me/tiny@{commit}" in text
     moved = reindex(tmp_path / "store", encoder="me/tiny@main")
     assert (moved.code, "encoder space" in moved.err) == (3, True)
+    prefix = reindex(tmp_path / "store", encoder=f"me/tiny@{commit[:8]}")
+    assert (prefix.code, prefix.json["snapshot"]) == (0, first.json["snapshot"])
+    text = bookwheel("show", "latest", "--store", tmp_path / "store").out
+    assert f"me/tiny@{commit}\n" in text
     missing = reindex(tmp_path / "store", encoder="me/tiny@v9")
     assert (missing.code, "model me/tiny has no revision v9 on the hub" in missing.complaint) == (1, True)
 

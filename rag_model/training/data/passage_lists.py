@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ class PassageLister:
         ]
 
     def _retrieve_once(self, store: Store, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
-        inputs = {
+        inputs: dict[str, Any] = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,
             "retriever": self.retriever,
