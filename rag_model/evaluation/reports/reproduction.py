@@ -103,7 +103,8 @@ def _sections(report: ReproductionReport) -> Iterator[Node]:
     colour = "verdict no" if verdicts & {"higher", "lower"} else "verdict" if "reproduced" in verdicts else None
     yield section(to_sentence(summarize_verdicts(report.lines)), class_=colour)
     # The path of a source has no spaces at which it could be broken.
-    rows = [(*cells, tag("span", source, class_="label")) for *cells, source in map(TableLine.cells, report.lines)]
+    cells = [line.cells() for line in report.lines]
+    rows = [(*line_cells[:-1], tag("span", line_cells[-1], class_="label")) for line_cells in cells]
     yield section("Table", table(_TITLES, rows), note(_MEANINGS))
     yield section("Notes", *(tag("p", sentence) for sentence in report.notes))
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
