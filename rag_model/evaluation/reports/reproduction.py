@@ -6,6 +6,7 @@ from typing import Literal
 
 from rag_model.errors import format_count
 from rag_model.evaluation.reports.page import (
+    Child,
     Node,
     header,
     lineage_section,
@@ -104,7 +105,7 @@ def _sections(report: ReproductionReport) -> Iterator[Node]:
     yield section(to_sentence(summarize_verdicts(report.lines)), class_=colour)
     # The path of a source has no spaces at which it could be broken.
     cells = [line.cells() for line in report.lines]
-    rows = [(*line_cells[:-1], tag("span", line_cells[-1], class_="label")) for line_cells in cells]
+    rows: list[list[Child]] = [[*line_cells[:-1], tag("span", line_cells[-1], class_="label")] for line_cells in cells]
     yield section("Table", table(_TITLES, rows), note(_MEANINGS))
     yield section("Notes", *(tag("p", sentence) for sentence in report.notes))
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
