@@ -24,6 +24,36 @@ def test_every_module_says_what_it_is_for() -> None:
         assert ast.get_docstring(tree) or not tree.body, f"{path.relative_to(ROOT)} does not say what it is for"
 
 
+def test_benchmarks_import_names_that_exist() -> None:
+    """No test runs most of them, and the type checker leaves them out."""
+    missing = []
+    for path in sorted((ROOT / "tests" / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                folder = ROOT if (ROOT / node.module.partition(".")[0]).is_dir() else path.parent
+                module = folder.joinpath(*node.module.split("."))
+                file = module.with_suffix(".py") if module.with_suffix(".py").exists() else module / "__init__.py"
+                if module.parent.is_dir() and (folder == ROOT or file.exists()):
+                    known = _list_names(file) | {inner.stem for inner in module.glob("*")}
+                    missing += [
+                        f"{path.name}: {node.module}.{name.name}" for name in node.names if name.name not in known
+                    ]
+    assert missing == []
+
+
+def _list_names(file: Path) -> set[str]:
+    """Return all names that a module defines or imports; none if there is no such file."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if file.exists() else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return names
+
+
 def test_nothing_reads_pickles() -> None:
     for path in FILES:
         nodes = ast.walk(_tree(path))

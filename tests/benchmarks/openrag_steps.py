@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from bench_openrag import Proposals, by_bags
-from bench_sidr import rectangle
 from taken import Loss
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForConditionalGeneration
@@ -25,6 +24,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, BartCo
 from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
 from rag_model.encoders.bag import compute_term_mask
+from rag_model.encoders.sparse_encoder import pad_rows
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.generate.load import load_generator
@@ -115,7 +115,7 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
     judge = plain_judge(given.reader) if given.proposed else None
 
     def weigh(place: int, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        ids, real = (torch.from_numpy(part) for part in rectangle(tokenize(tokenizers[place], texts), 0, 1))
+        ids, real = (torch.from_numpy(part) for part in pad_rows(tokenize(tokenizers[place], texts), 0, 1))
         hidden = norms[place](bodies[place](input_ids=ids, attention_mask=real.long())[0])
         products = nn.functional.elu(hidden @ bodies[place].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
         weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms
