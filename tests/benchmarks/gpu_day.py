@@ -253,13 +253,18 @@ def write_tables(steps: Sequence[DayStep], results: dict[str, Report | None], ou
     head = ["| measurement | bookwheel | peer | ratio | command | machine |", "| --- | --- | --- | --- | --- | --- |"]
     (out / "rows.md").write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
     environment = [f"* {name}: {value}" for name, value in describe_environment().items()]
-    told = [f"| {step.name} | {_describe_result(step, results.get(step.name))} | `{step.command}` |" for step in steps]
+    told = [
+        f"| {step.name} | {_describe_result(out, step, results.get(step.name))} | `{step.command}` |" for step in steps
+    ]
     parts = ["# A day on the GPU", *environment, "", "| step | result | command |", "| --- | --- | --- |", *told]
     (out / "report.md").write_text("\n".join([*parts, "", *head, *rows]) + "\n", encoding="utf-8")
 
 
-def _describe_result(step: DayStep, result: Report | None) -> str:
-    return f"failed, see {step.name}.error.txt" if result is None else f"{result['seconds']:,} s"
+def _describe_result(out: Path, step: DayStep, result: Report | None) -> str:
+    if result is not None:
+        return f"{result['seconds']:,} s"
+    error_file = f"{step.name}.error.txt"
+    return f"failed, see {error_file}" if (out / error_file).exists() else "not run yet"
 
 
 def main() -> None:
