@@ -29,7 +29,6 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from hnsw_builds import compare_curves, interpolate_recall
 from made_static import made_static
 from passages import cut, drawn, embedded
 from recall_curves import compare_curves, interpolate_recall

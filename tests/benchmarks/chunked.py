@@ -19,7 +19,6 @@ from rag_model.corpus.records import Article, Section
 from rag_model.encoders.encoder import Encoder
 
 Vectors = npt.NDArray[np.float32]
-Span = tuple[int, int]  # characters of all corpora: start, and end (exclusive)
 HEADING = re.compile(r"^ ?=+ .* =+ ?$", re.MULTILINE)
 _TITLE = re.compile(r"^ ?= [^=]+ = ?$", re.MULTILINE)
 _SEPARATORS = ["\n\n", "\n", ".", "?", "!", " ", ""]  # of Chroma's report
