@@ -19,7 +19,7 @@ from flows.outcome import BuildOutcome
 from flows.parameter_checks import Url
 from flows.reindex import prepare_encoder
 from flows.stage import StageClock, deployment_flow, stage
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 from rag_model.index.files.intake import inspect_vectors
 from rag_model.index.files.vectors import open_vectors
 from rag_model.index.ready import ReadyIndex
@@ -168,7 +168,11 @@ def take_index_files(store: Store, draft: Content, recipe: Recipe, files: Sequen
     with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
         vectors = open_vectors(list_row_files(snapshot, EMBEDDINGS))
         for file in files:
-            file.check_size(vectors.n, vectors.dim)
+            if file.n != vectors.n:  # the file has all passages of the input, as was checked before
+                raise InputError(
+                    f"{file.path} has the vectors of passages that were taken down in {store.url}: leave it out, and "
+                    "name the index in a recipe, which builds it without them"
+                )
             file.check_vectors(vectors)
     return [
         BuiltIndex(file.name, file.plan(recipe.index[file.name]), store.blobs.put_file(file.path)) for file in files

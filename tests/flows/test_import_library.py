@@ -161,7 +161,14 @@ def test_published_index_files_become_indexes_with_faiss_hits(
             else:
                 assert np.array_equal(found[1], plain.search(vectors[::10], 20)[1]), name
         assert snapshot.manifest.content.recipe["index"]["graph"]["factory"] == "HNSW16"
-    assert bookwheel("search", QUESTION, "--store", tmp_path / "store").code == 0
+    (hit,) = bookwheel("search", QUESTION, "--store", tmp_path / "store", "-k", 1, "--json").json["results"][0]["hits"]
+    taken = bookwheel("takedown", hit["page_id"], "--store", tmp_path / "store", "--yes")
+    assert taken.code == 0, taken.err
+    with Snapshot.open(str(tmp_path / "store")) as snapshot:  # its indexes are built without the page
+        assert set(snapshot.manifest.content.indexes) == {*theirs}
+        assert snapshot.n < len(vectors)
+    again = bookwheel("import", *given, "--recipe", recipe, *files)
+    assert (again.code, "has the vectors of passages that were taken down in" in again.complaint) == (1, True)
 
 
 @pytest.mark.parametrize(
