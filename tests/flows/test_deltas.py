@@ -115,7 +115,9 @@ def test_a_takedown_ends_the_deltas_with_the_page(
     assert all((store / "blobs" / blob[:2] / blob).exists() for blob in made)
 
     assert {*told(store, SECRET)} & made, "or there is nothing to take down"
+    derived = len([*opened.memo.iter_inputs("derive")])
     takedown.fn(str(store), [str(EDITED)])
+    assert len([*opened.memo.iter_inputs("derive")]) == derived + 2, "words and terms are not built again"
     collect_garbage(opened, 0.0)
     assert told(store, SECRET) == []
     assert deltas(opened) == {}
