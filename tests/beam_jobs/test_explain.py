@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beam_jobs.index_tasks import index_inputs
 
 from beam_jobs.explain import ReuseReport, StageReuse, explain
+from beam_jobs.index_work import index_inputs
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.encoding import EncodeRecipe
