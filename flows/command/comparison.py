@@ -26,6 +26,8 @@ def _iter_comparison_lines(outcome: CompareOutcome) -> Iterator[str]:
         f"{outcome.judged_by}, retriever {outcome.first_retriever}"
     )
     yield from iter_metric_lines({**first["metrics"], **first["ranks"]}, first["intervals"])
+    if kinds := first.get("kinds"):
+        yield "answered by  " + ", ".join(f"{kind} {share:.3f}" for kind, share in kinds.items())
     if len(outcome.standings) > 1:
         yield ""
         yield from _align_columns(_iter_retriever_rows(outcome))

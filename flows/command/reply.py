@@ -26,8 +26,8 @@ IndexName = Annotated[
 RetrieverName = Annotated[
     str | None,
     Parameter(
-        help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); A:100 "
-        "retrieves 100 from A. By default the snapshot's own."
+        help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50), "
+        "where(A, kind=table); A:100 retrieves 100 from A. By default the snapshot's own."
     ),
 ]
 AnyName = Annotated[  # for verbs that take snapshots and models

@@ -88,7 +88,7 @@ def _format_answer(answer: Answer) -> str:
         )
     for supporting in sorted(answer.support, key=_posterior, reverse=True):
         passage = supporting.hit.passage
-        title = format_title(passage.title, passage.section, format_day(passage.revised))
+        title = format_title(passage.title, passage.section, format_day(passage.revised), passage.kind)
         has_share = supporting.weight is not None and supporting.posterior is not None
         share = (
             f"{supporting.posterior:5.0%} of it from {title} (retrieved {supporting.weight:.0%})"
@@ -104,7 +104,8 @@ def _format_question(question: str) -> str:
 
 
 def _format_entry(entry: ContextEntry, answer: Answer) -> list[str]:
-    title = format_title(entry.title, entry.section, (entry.revised or "").partition("T")[0])
+    day = (entry.revised or "").partition("T")[0]
+    title = format_title(entry.title, entry.section, day, answer.support[entry.places[0]].hit.kind)
     return [
         f"  [{entry.number}] {title}{', cut' if entry.cut else ''}",
         f"      {answer.support[entry.places[0]].hit.licence}",

@@ -27,7 +27,7 @@ from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.stage import run_flow
 from rag_model.corpus.dump_formats.dump_format import DUMP_HELP
-from rag_model.corpus.records import is_wiki_site
+from rag_model.corpus.records import StructureName, is_wiki_site
 from rag_model.errors import GateRefusedError, UnreachableError, UsageError, format_count
 from rag_model.secrets import mask_secrets
 from rag_model.snapshots.recipe import Recipe, read_recipe
@@ -58,6 +58,14 @@ def reindex(
         Literal["wikitext", "html"] | None,
         Parameter(help="Of a wiki's address: read the wikitext, which is the default, or HTML as the site renders it."),
     ] = None,
+    structures: Annotated[
+        tuple[StructureName, ...],
+        Parameter(
+            negative="",
+            help="Also make passages of a wiki's tables, infoboxes or long lists, instead of the recipe's choice; "
+            "repeat it for more.",
+        ),
+    ] = (),
     every: Annotated[
         str | None,
         Parameter(help="Follow a wiki until interrupted: look for changes after each interval, such as 1m."),
@@ -87,7 +95,8 @@ def reindex(
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
     settings = read_recipe(recipe)
     site = replace(settings.site, text=text or settings.site.text)
-    settings = replace(settings, licence=licence or settings.licence, site=site)
+    chunk = replace(settings.chunk, structures=structures or settings.chunk.structures)
+    settings = replace(settings, licence=licence or settings.licence, site=site, chunk=chunk)
     if every is not None:
         if not is_wiki_site(dump) or explain or dry_run:
             raise UsageError(f"--every follows a wiki, and {dump} is none: give mediawiki+https:// and its address")

@@ -7,9 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.reply import Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
-from rag_model.corpus.records import format_day
+from rag_model.corpus.records import PROSE, format_day
 from rag_model.errors import UsageError
-from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.expression import add_condition, choose_expression
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
@@ -26,6 +26,9 @@ def search(
     ] = None,
     retriever: RetrieverName = None,
     index: IndexName = None,
+    where: Annotated[
+        str | None, Parameter(help="Only passages of a kind: kind=table, or kind=table,infobox for several.")
+    ] = None,
     questions_file: Annotated[
         str | None,
         Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
@@ -40,7 +43,8 @@ def search(
     question
         One or more questions, each one argument.
     """
-    questions, expression = collect_questions(question, questions_file), choose_expression(index, retriever)
+    questions = collect_questions(question, questions_file)
+    expression = add_condition(choose_expression(index, retriever), where)
     # many questions read so much of the files that a copy is faster
     snapshot = Snapshot.open(store, ref, by_ranges=len(questions) <= _MAX_RANGED_QUESTIONS)
     opened_retriever = open_retriever(snapshot, expression, encoder=encoder)
@@ -69,19 +73,23 @@ def collect_questions(arguments: Sequence[str], file: str | None) -> list[str]:
     return questions
 
 
-def format_title(title: str, section: str, day: str) -> str:
-    """Format a passage's title with its section and the day of its revision, if it has them."""
-    return title + (f" § {section}" if section else "") + (f", {day}" if day else "")
+def format_title(title: str, section: str, day: str, kind: str = PROSE) -> str:
+    """Format a passage's title with its section, its kind unless it is prose, and the day of its
+    revision.
+    """
+    details = [kind] * (kind != PROSE) + [day] * bool(day)
+    return ", ".join([title + (f" § {section}" if section else ""), *details])
 
 
 def _format_hits(question: str, hits: Sequence[Hit]) -> str:
     lines = [question] if hits else [question, "     nothing found"]
     for hit in hits:
-        title = format_title(hit.passage.title, hit.passage.section, format_day(hit.passage.revised))
+        passage = hit.passage
+        title = format_title(passage.title, passage.section, format_day(passage.revised), passage.kind)
         legs = ", ".join(f"{leg.leg} {leg.rank}" for leg in hit.visible_legs)
         lines += [
             f"{hit.rank:3}. {hit.score:.3f}  {title}" + (f"  ({legs})" if legs else ""),
-            f"     {hit.passage.text}",
+            *(f"     {line}" for line in passage.text.split("\n")),
             f"     {hit.licence}",
         ]
     return "\n".join(line for line in lines if line.strip())

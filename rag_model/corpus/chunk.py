@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rag_model.corpus.article_log import (
     ArticleLog,
@@ -24,6 +24,8 @@ from rag_model.corpus.article_log import (
     compute_key_basis,
 )
 from rag_model.corpus.chunkers.chunker import Chunker, ChunkFunction, build_chunker, settings_to_json
+from rag_model.corpus.chunkers.structures import DEFAULT_WORDS, build_structure_passages
+from rag_model.corpus.chunkers.structures import VERSION as STRUCTURES_VERSION
 from rag_model.corpus.dump_formats.dump_format import (
     explain_format_errors,
     get_format_identity,
@@ -35,7 +37,16 @@ from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
 from rag_model.corpus.markup.templates import use_templates
 from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo, UnparsablePageError, format_iso
+from rag_model.corpus.records import (
+    Article,
+    Page,
+    Part,
+    Passage,
+    Siteinfo,
+    StructureName,
+    UnparsablePageError,
+    format_iso,
+)
 from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
 from rag_model.errors import InputError, UsageError, format_count
@@ -55,11 +66,18 @@ class ChunkRecipe:
     # Of the chunker; omitted ones have their defaults.
     settings: Mapping[str, Any] = field(default_factory=dict)
     spans: bool = False  # also store spans of links and dates, for the masks of `finetune realm`
+    # Structures of a wiki's pages that become passages of their own; see `markup.structures`.
+    structures: tuple[StructureName, ...] = ()
     quarantine_share: float = 0.01  # maximum share of unparsable articles in a part
     quarantine_floor: int = 20  # number of unparsable articles that is allowed in any part
 
     def __post_init__(self) -> None:
         self.create_chunker()  # rejects an unknown chunker or setting before any work
+        if unknown := sorted({*self.structures} - {*get_args(StructureName)}):
+            raise UsageError(
+                f"structures has {unknown[0]!r} in the recipe: choose from {', '.join(get_args(StructureName))}"
+            )
+        object.__setattr__(self, "structures", tuple(sorted({*self.structures})))
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")
 
@@ -86,6 +104,8 @@ class ChunkRecipe:
         optional: dict[str, Any] = {"settings": settings} if settings else {}
         if self.spans:
             optional["spans"] = True  # omitted if false, as in recipes of earlier versions
+        if self.structures:
+            optional["structures"] = list(self.structures)
         quarantine = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
         return {"chunker": self.chunker, **words, **optional, **quarantine}
 
@@ -93,7 +113,8 @@ class ChunkRecipe:
         """Return all values that decide passages, including the version of the chunker."""
         version = self.create_chunker().version
         identity = {**self.to_json(), **({"version": version} if version else {})}
-        return identity | ({"spans": SPANS_VERSION} if self.spans else {})
+        structures_version = {"structures_version": STRUCTURES_VERSION} if self.structures else {}
+        return identity | ({"spans": SPANS_VERSION} if self.spans else {}) | structures_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +178,7 @@ def chunk_part(
         InputError: The source cannot be read, or too many of its pages are unparsable.
     """
     tally, article_log, span_writer = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
-    with PassageWriter(out) as writer:
+    with PassageWriter(out, with_kinds=bool(recipe.structures)) as writer:
         context = _ChunkContext(recipe, siteinfo, files, table)
         for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
             result, stored = article.result, article.result.stored
@@ -345,16 +366,25 @@ def _chunk_page(
     page: Page, page_format: PageFormat, context: _ChunkContext, chunk_article: ChunkFunction
 ) -> ArticleResult:
     """Return the passages of a page, or the reason to quarantine it."""
-    spans = context.recipe.spans
+    spans, structures = context.recipe.spans, context.recipe.structures
+    # Formats of packages from before there were structures do not know this parameter.
+    options = {"structures": structures} if structures and page_format.extracts_structures else {}
     try:
         with use_templates(context.table) as use:
-            sections = page_format.clean(page, context.siteinfo, anchors=spans)
+            sections = page_format.clean(page, context.siteinfo, anchors=spans, **options)
     except UnparsablePageError as error:
         return ArticleResult((), error.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # A bug of the cleaner that affects one page in millions must not fail the whole part.
         return ArticleResult((), f"the cleaner failed: {type(error).__name__}: {error}")
-    article = Article(str(page.page_id), page.rev_id, page.title, sections, page.revised)
+    prose = tuple(section for section in sections if section.text) if options else sections
+    article = Article(str(page.page_id), page.rev_id, page.title, prose, page.revised)
     passages = list(chunk_article(article))
-    article_spans = find_article_spans(article, passages) if spans else ()
-    return ArticleResult(passages, spans=article_spans, templates=tuple(sorted(use.names)))
+    passage_spans = find_article_spans(article, passages) if spans else []
+    if options:
+        used_ids = {passage.id for passage in passages}
+        words = getattr(context.recipe.create_chunker(), "words", DEFAULT_WORDS)
+        structured = list(build_structure_passages(article, sections, words, used_ids))
+        passages += structured
+        passage_spans += [find_spans(passage.text) for passage in structured if spans]
+    return ArticleResult(passages, spans=passage_spans, templates=tuple(sorted(use.names)))

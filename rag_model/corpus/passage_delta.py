@@ -52,7 +52,7 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
     with PassageFile(base) as base_file, PassageFile(target) as target_file:
         schema, rows = target_file.schema, _read_rows(target_file, _select_fields(target_file, with_texts=False))
         base_row_of, text_row_of = np.full((2, target_file.n_rows), _NEW_ROW, np.int64)
-        if base_file.dated == target_file.dated and base_file.n_rows:
+        if base_file.schema == target_file.schema and base_file.n_rows:
             base_row_of, text_row_of = _match_rows(_read_rows(base_file, rows.schema), rows)
         new_rows = np.flatnonzero(base_row_of < 0)
         texts = pa.Table.from_batches(

@@ -3,7 +3,7 @@
 The *logical digest* of a file depends only on the values of its rows, article by article, so
 another Parquet version or compression level does not change memo keys. Files are written
 atomically: a file that exists is complete. Files that were written before passages had dates lack
-that column.
+that column, and files with prose only lack that of kinds.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rag_model.atomic_write import atomic_write
-from rag_model.corpus.records import Passage, check_seconds
+from rag_model.corpus.records import PROSE, Passage, check_seconds
 from rag_model.digest import ALGORITHM
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
@@ -66,12 +66,15 @@ UNDATED_SCHEMA = pa.schema(  # schema of files from before passages had dates
         }.items()
     ]
 )
-DATE = "revised"
+DATE, KIND = "revised", "kind"
 _SECONDS = pa.timestamp("s", tz="UTC")
 # Parquet has no unit of seconds.
 PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))
-_NAMES, _REQUIRED = PASSAGE_SCHEMA.names, UNDATED_SCHEMA.names
-_TEXTS = [field.name for field in PASSAGE_SCHEMA if pa.types.is_string(field.type)]
+# With the kind of each passage; only snapshots with structures have it.
+KIND_SCHEMA = PASSAGE_SCHEMA.append(pa.field(KIND, pa.string(), nullable=False))
+PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, UNDATED_SCHEMA)
+_REQUIRED = UNDATED_SCHEMA.names
+_TEXTS = [field.name for field in KIND_SCHEMA if pa.types.is_string(field.type)]
 
 
 class PassageWriter:
@@ -81,9 +84,9 @@ class PassageWriter:
     created.
     """
 
-    def __init__(self, path: Path, *, dated: bool = True) -> None:
+    def __init__(self, path: Path, *, dated: bool = True, with_kinds: bool = False) -> None:
         """Write to `path`; with `dated=False` without dates, as in files of earlier versions."""
-        self._schema = PASSAGE_SCHEMA if dated else UNDATED_SCHEMA
+        self._schema = KIND_SCHEMA if with_kinds else PASSAGE_SCHEMA if dated else UNDATED_SCHEMA
         # Ten times as fast as `astuple`, which copies.
         self._values = attrgetter(*self._schema.names)
         self.rows = 0
@@ -204,7 +207,7 @@ class PassageFile:
         missing_columns = [column for column in required_columns if column not in columns]
         if missing_columns:
             raise InputError(f"{name} lacks the columns {', '.join(missing_columns)} of a passage file: build it again")
-        self.dated = DATE in columns
+        self.dated, self.has_kinds = DATE in columns, DATE in columns and KIND in columns
         self._last_group: tuple[int, pa.Table] | None = None
         metadata = self._file.metadata
         self.n_rows: int = metadata.num_rows
@@ -232,8 +235,8 @@ class PassageFile:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a passage file with dates, or without."""
-        return PASSAGE_SCHEMA if self.dated else UNDATED_SCHEMA
+        """The columns of a passage file, without those that it lacks."""
+        return KIND_SCHEMA if self.has_kinds else PASSAGE_SCHEMA if self.dated else UNDATED_SCHEMA
 
     @property
     def created_by(self) -> str:
@@ -248,12 +251,13 @@ class PassageFile:
     def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `rows` at a time, with all or the given columns.
 
-        Dates are null if the file has none.
+        Dates are null if the file has none; requested kinds are `prose`.
 
         Raises:
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        columns_or_all, decoded = _NAMES if columns is None else list(columns), 0
+        all_columns = (KIND_SCHEMA if self.has_kinds else PASSAGE_SCHEMA).names
+        columns_or_all, decoded = all_columns if columns is None else list(columns), 0
         stored_columns = self._select_stored_columns(columns_or_all)
         leaves = list_leaves(self._file.metadata, stored_columns)
         max_row_bytes = self._check_pages(range(self._file.num_row_groups), leaves)
@@ -264,7 +268,7 @@ class PassageFile:
             for batch in file.iter_batches(batch_size=rows, columns=stored_columns, use_threads=False):
                 decoded += _decoded_size(batch)
                 self._check_decoded(decoded)
-                yield _add_missing_dates(_decode_dictionaries(batch), columns_or_all)
+                yield _add_missing_columns(_decode_dictionaries(batch), columns_or_all)
 
     def iter_selected(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the given ascending rows with these columns; reads only their row groups.
@@ -282,7 +286,7 @@ class PassageFile:
                     table.take(_build_row_array(group_rows, self._starts[group])).combine_chunks().to_batches()
                 ):
                     self._check_decoded(sum(map(compute_decoded_size, batch.columns)))
-                    yield _add_missing_dates(_decode_dictionaries(batch), columns)
+                    yield _add_missing_columns(_decode_dictionaries(batch), columns)
 
     def iter_tables(self, first: int, end: int) -> Iterator[pa.Table]:
         """Yield the stored columns of the rows from `first` to before `end`, by row group.
@@ -302,7 +306,7 @@ class PassageFile:
             first += table.num_rows
 
     def _read_group(self, group: int) -> pa.Table:
-        names = self._select_stored_columns(_NAMES)
+        names = self.schema.names
         leaves = list_leaves(self._file.metadata, names)
         max_row_bytes = self._check_pages([group], leaves)
         file = self._select_file(self._starts[group + 1] - self._starts[group], max_row_bytes, leaves)
@@ -327,7 +331,7 @@ class PassageFile:
             IndexError: A row is outside the file.
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        groups, stored_columns = [self._find_group(row) for row in rows], self._select_stored_columns(_NAMES)
+        groups, stored_columns = [self._find_group(row) for row in rows], self.schema.names
         leaves = list_leaves(self._file.metadata, stored_columns)
         passages: dict[int, Passage] = {}
         for group in sorted(set(groups)):
@@ -357,8 +361,9 @@ class PassageFile:
         )
 
     def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns that the file contains; older files lack the dates."""
-        return [name for name in columns if self.dated or name != DATE]
+        """Return the columns that the file contains; it may lack dates and kinds."""
+        missing = {DATE: not self.dated, KIND: not self.has_kinds}
+        return [name for name in columns if not missing.get(name)] or ["n_words"]  # to count the rows
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
         """Check the decoded size of columns before Arrow decodes them, each column chunk once.
@@ -426,7 +431,7 @@ class PassageFile:
 
     def _locate_group(self, group: int) -> tuple[int, int]:
         metadata = self._file.metadata.row_group(group)
-        chunks = [metadata.column(leaf) for leaf in list_leaves(self._file.metadata, _NAMES)]
+        chunks = [metadata.column(leaf) for leaf in list_leaves(self._file.metadata, self.schema.names)]
         starts = list(map(find_column_start, chunks))
         ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
         return min(starts), max(ends) + _PAGE_HEADER_BYTES
@@ -533,13 +538,14 @@ def _to_passages(table: pa.Table) -> list[Passage]:
     return [Passage(**row) for row in table.to_pylist()]
 
 
-def _add_missing_dates(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Add a null column of dates if it was requested and the file has none."""
-    if DATE not in columns or DATE in batch.schema.names:
-        return batch
-    field = PASSAGE_SCHEMA.field(DATE)
-    arrays = [*batch.columns, pa.nulls(batch.num_rows, field.type)]
-    return pa.record_batch(arrays, schema=batch.schema.append(field))
+def _add_missing_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Add requested columns that the file lacks: null dates, and the kind of prose."""
+    for name in (DATE, KIND):
+        if name in columns and name not in batch.schema.names:
+            field = KIND_SCHEMA.field(name)
+            values = pa.nulls(batch.num_rows, field.type) if name == DATE else pa.repeat(PROSE, batch.num_rows)
+            batch = pa.record_batch([*batch.columns, values], schema=batch.schema.append(field))
+    return batch if batch.schema.names == list(columns) else batch.select(columns)
 
 
 def _build_row_array(rows: Iterable[int], start: int) -> pa.Array:

@@ -14,13 +14,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 
 SourceKind = Literal["wiki", "documents", "passages"]
 Compression = Literal["bz2", "gzip", "xz", "zstd", "none"]
+PassageKind = Literal["prose", "table", "infobox", "list"]
+PROSE: PassageKind = "prose"
+PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
+StructureName = Literal["tables", "infobox", "lists"]  # what a recipe may ask for
 
 # Bounds of values that every passage of a document, and every hit in a reply, repeats.
 MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
@@ -48,13 +52,25 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Structure:
+    """A table, an infobox or a long list: rows of text below its head lines."""
+
+    kind: PassageKind
+    rows: tuple[str, ...]  # rows of a table, `field: value` lines, or items
+    # Lines that each of its passages repeats: the caption and the column headers, or the
+    # introduction of a list.
+    head: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """The text a reader sees under one heading; the lead's heading is the empty string."""
 
     heading: str
-    text: str
+    text: str  # empty in a section that has only structures
     # Spans of the words of its links in characters, ascending, if requested.
     links: tuple[tuple[int, int], ...] = ()
+    structures: tuple[Structure, ...] = ()  # in the order of the page, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,7 @@ class Passage:
     hash: str  # digest of title and text only; equal passages share a vector
     # Time of its article's revision in seconds since 1970, UTC; None if unknown.
     revised: int | None = None
+    kind: str = PROSE  # a `PassageKind`
 
     @staticmethod
     def hash_of(title: str, text: str) -> str:

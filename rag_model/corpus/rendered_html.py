@@ -1,22 +1,24 @@
 """Convert the HTML that MediaWiki renders to plain text by section, as a reader sees it.
 
 The counterpart of `wikitext`: templates and Lua modules are rendered already. The same is dropped:
-tables, infoboxes, boxes of navigation, pictures with captions, references, notices that point
-elsewhere, blocks of code, and what is no sentence in sections of references and links. Both parsers
-are known, the old one of `action=parse` and Parsoid, whose `typeof` says what an element was
-(https://www.mediawiki.org/wiki/Specs/HTML).
+tables and infoboxes unless they are requested, boxes of navigation, pictures with captions,
+references, notices that point elsewhere, blocks of code, and what is no sentence in sections of
+references and links. Both parsers are known, the old one of `action=parse` and Parsoid, whose
+`typeof` says what an element was (https://www.mediawiki.org/wiki/Specs/HTML).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from lxml import etree
 
 from rag_model.corpus.markup.blocks import RawSection
 from rag_model.corpus.markup.literal import GAP, LINK_END, LINK_START, protect, remove_noncharacters
+from rag_model.corpus.markup.prose import to_plain_text
+from rag_model.corpus.markup.structures import Grid, GridBuilder, is_requested
 from rag_model.corpus.markup.tex import render_tex
-from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
+from rag_model.corpus.records import Section, Siteinfo, Structure, StructureName, UnparsablePageError
 from rag_model.corpus.wikitext import clean_sections
 
 MAX_CHARS = 32 << 20  # characters of a page: attributes of Parsoid repeat the wikitext of templates
@@ -42,8 +44,10 @@ _BLOCKS, _ITEMS = frozenset(_BLOCK.split()), frozenset({"li", "dd", "dt"})
 _HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 
 
-def clean_html(text: str, siteinfo: Siteinfo, *, anchors: bool = False) -> tuple[Section, ...]:
-    """Return the sections of a rendered page that contain text, as `wikitext.clean_wikitext` does.
+def clean_html(
+    text: str, siteinfo: Siteinfo, *, anchors: bool = False, structures: Collection[StructureName] = ()
+) -> tuple[Section, ...]:
+    """Return the sections of a rendered page, as `wikitext.clean_wikitext` does; lists stay text.
 
     Raises:
         UnparsablePageError: The page exceeds `MAX_CHARS`.
@@ -51,17 +55,33 @@ def clean_html(text: str, siteinfo: Siteinfo, *, anchors: bool = False) -> tuple
     if len(text) > MAX_CHARS:
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters of HTML")
     marks = (LINK_START, LINK_END) if anchors else ("", "")
-    return clean_sections(_split_sections(text, marks), lambda raw: raw, siteinfo.language, anchors=anchors)
+    grids: list[Grid] | None = [] if structures else None  # of the section that was yielded last
+
+    def extract(section: RawSection) -> tuple[str, list[Structure]]:
+        requested = (grid for grid in grids or () if is_requested(grid, structures))
+        found = (grid.to_structure(to_plain_text) for grid in requested)
+        return section.body, [structure for structure in found if structure is not None]
+
+    raw_sections = _split_sections(text, marks, grids)
+    language = siteinfo.language
+    return clean_sections(
+        raw_sections, lambda raw: raw, language, anchors=anchors, extract=extract if structures else None
+    )
 
 
-def _split_sections(text: str, marks: tuple[str, str]) -> Iterator[RawSection]:
-    """Yield the sections, whose text is protected and whose markup is blanks, line ends and gaps."""
+def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None) -> Iterator[RawSection]:
+    """Yield the sections, whose text is protected and whose markup is blanks, line ends and gaps.
+
+    After each section, `grids` has the tables of that section, unless it is None.
+    """
     level, heading, pieces = 0, "", list[str]()
-    for kind, value in _walk(text):
+    for kind, value in _walk(text, grids):
         if kind == "text":
-            pieces.append(protect(remove_noncharacters(value)).replace("\n", " "))
+            pieces.append(_protect_text(value))
         elif kind == "heading":
             yield RawSection(level, heading, "".join(pieces))
+            if grids is not None:
+                grids.clear()
             level, heading, pieces = int(value[1]), "", []
         elif kind == "/heading":
             heading, pieces = "".join(pieces), []
@@ -74,8 +94,14 @@ def _split_sections(text: str, marks: tuple[str, str]) -> Iterator[RawSection]:
     yield RawSection(level, heading, "".join(pieces))
 
 
-def _walk(text: str) -> Iterator[tuple[str, str]]:
-    """Yield text, headings, links and literal pieces in the order of the page."""
+def _protect_text(text: str) -> str:
+    return protect(remove_noncharacters(text)).replace("\n", " ")
+
+
+def _walk(text: str, tables: list[Grid] | None) -> Iterator[tuple[str, str]]:
+    """Yield text, headings, links and literal pieces in the order of the page, and append the
+    tables, which are left out, to `tables`.
+    """
     parser = etree.HTMLPullParser(
         events=("start", "end"), remove_comments=True, remove_pis=True, no_network=True, huge_tree=True
     )
@@ -100,8 +126,47 @@ def _walk(text: str) -> Iterator[tuple[str, str]]:
                 yield _mark(element, "/")
             elif skipped is element:
                 skipped = None
+                if tables is not None and element.tag == "table":
+                    tables.append(_read_table(element))
             if skipped is None:
                 yield "text", element.tail or ""
+
+
+def _read_table(table: Any) -> Grid:
+    """Return the cells of a table; those of a table in a cell are lines of the cell."""
+    grid = Grid(table.get("class", "") + (" noprint" if table.get("role") in _ROLES else ""))
+    builder = GridBuilder(grid)
+    skipped: Any = None
+    depth = 0  # nested tables
+    for event, element in etree.iterwalk(table, events=("start", "end")):
+        name, is_start = element.tag, event == "start"
+        if skipped is not None:
+            if element is skipped and not is_start:
+                skipped = None
+                builder.add_text(_protect_text(element.tail or ""))
+            continue
+        if is_start and element is not table and (replacement := _replace(element, in_table=True)):
+            builder.add_text(replacement)
+            skipped = element
+            continue
+        depth += (name == "table") * (1 if is_start else -1)
+        if depth == 1 and name in {"tr", "td", "th", "caption"}:
+            attributes = " ".join(f'{key}="{value}"' for key, value in element.attrib.items())
+            if not is_start:
+                builder.end_cell()
+            elif name == "tr":
+                builder.start_row(attributes)
+            elif name == "caption":
+                builder.start_caption("")
+            else:
+                builder.start_cell(attributes, "", is_header=name == "th")
+        elif element is not table:
+            mark = _mark(element, "" if is_start else "/")
+            builder.add_text(mark[1] if mark[0] == "piece" else "")
+        if is_start or element is not table:
+            builder.add_text(_protect_text((element.text if is_start else element.tail) or ""))
+    builder.end_cell()
+    return grid
 
 
 def _check_attributes(text: str) -> None:
@@ -113,7 +178,7 @@ def _check_attributes(text: str) -> None:
 
 
 def _mark(element: Any, end: str = "") -> tuple[str, str]:
-    """Return what the start of an element is in the text, or its end if `end` is a slash."""
+    """Return the mark of an element's start in the text, or of its end if `end` is a slash."""
     name = element.tag
     if name in _HEADINGS:
         return f"{end}heading", name
@@ -126,13 +191,13 @@ def _mark(element: Any, end: str = "") -> tuple[str, str]:
     return "piece", ""
 
 
-def _replace(element: Any) -> str:
+def _replace(element: Any, *, in_table: bool = False) -> str:
     """Return the text in place of a dropped element or a formula; empty if the element is kept."""
     if element.tag == "math" or (element.tag == "img" and "mwe-math" in element.get("class", "")):
         tex = element.get("alttext") or element.get("alt") or ""
         return protect(remove_noncharacters(render_tex(tex))) or GAP
     if (
-        element.tag in _DROPPED_TAGS
+        (element.tag in _DROPPED_TAGS and not (in_table and element.tag == "table"))
         or not _DROPPED_CLASSES.isdisjoint(element.get("class", "").split())
         or element.get("role") in _ROLES
         or any(kind.startswith(_DROPPED_TYPES) for kind in element.get("typeof", "").split())

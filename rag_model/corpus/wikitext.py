@@ -18,29 +18,30 @@ and headings (`blocks`), then for each section templates and links (`scanner`, `
 and the remaining markup (`prose`).
 
 **Kept and dropped content.** Words, numbers, quotations, lists (one line per item),
-pronunciations and short formulas are kept, because sentences need them. Tables, infoboxes, pictures
-with their captions, references, notices that point elsewhere ("Main article: …"), blocks of code,
-and what is no sentence in sections of references and links (`blocks.APPARATUS_HEADINGS`) are
-dropped, as in DPR.
+pronunciations and short formulas are kept, because sentences need them. Tables and infoboxes,
+unless they are requested (`structures`), pictures with their captions, references, notices that
+point elsewhere ("Main article: …"), blocks of code, and what is no sentence in sections of
+references and links (`blocks.APPARATUS_HEADINGS`) are dropped, as in DPR.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rag_model.corpus.markup.blocks import (
     RawSection,
+    cut_tables,
     is_apparatus,
     is_link_list,
     may_have_prose,
     split_sections,
     strip_extensions,
-    strip_tables,
 )
 from rag_model.corpus.markup.links import Links, find_link_spans
 from rag_model.corpus.markup.literal import LINK_END, LINK_START, remove_marks, remove_noncharacters
 from rag_model.corpus.markup.prose import to_plain_text, to_running_text
 from rag_model.corpus.markup.scanner import Scanner
+from rag_model.corpus.markup.structures import StructureParser
 from rag_model.corpus.markup.templates import Templates, is_dropped
-from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
+from rag_model.corpus.records import Section, Siteinfo, Structure, StructureName, UnparsablePageError
 
 __all__ = ["MAX_CHARS", "UnparsablePageError", "clean_wikitext"]
 
@@ -49,13 +50,26 @@ _TEMPLATE = 10  # the namespace of templates
 _NO_LEVEL = 7  # deeper than any heading
 
 
-def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: bool = False) -> tuple[Section, ...]:
+# Returns the markup of a section without its structures, and the structures.
+ExtractStructures = Callable[[RawSection], tuple[str, Sequence[Structure]]]
+
+
+def clean_wikitext(
+    text: str,
+    siteinfo: Siteinfo,
+    title: str = "",
+    *,
+    anchors: bool = False,
+    structures: Collection[StructureName] = (),
+) -> tuple[Section, ...]:
     """Return the sections of a page that contain text, in order; the lead is first (heading `""`).
 
     In sections of references and links (`blocks.APPARATUS_HEADINGS`) and in their subsections, only
     sentences are kept, not list items, links and references. With `anchors` each
-    section also has the spans of its links (`find_link_spans`); its text is the same. Time and
-    memory are linear in the length of the page.
+    section also has the spans of its links (`find_link_spans`); its text is the same. With
+    `structures` it also has its tables, infoboxes or long lists, and the text is without the long
+    lists; a section that has only structures has no text. Time and memory are linear in the length
+    of the page.
 
     Raises:
         UnparsablePageError: The page exceeds `MAX_CHARS`.
@@ -67,17 +81,28 @@ def clean_wikitext(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: b
     prefixes = {name for name, key in siteinfo.namespaces.items() if key == _TEMPLATE}
     templates = Templates(title, siteinfo.language, links, prefixes)
     scanner = Scanner(templates.render, links, is_dropped, marks=marks)
-    body = strip_tables(strip_extensions(remove_noncharacters(text)))
-    return clean_sections(split_sections(body), scanner.expand, siteinfo.language, anchors=anchors)
+    body = cut_tables(strip_extensions(remove_noncharacters(text)))
+    extract = StructureParser(templates.render, links, body, structures).extract if structures else None
+    return clean_sections(
+        split_sections(body.text), scanner.expand, siteinfo.language, anchors=anchors, extract=extract
+    )
 
 
 def clean_sections(
-    raw_sections: Iterable[RawSection], expand: Callable[[str], str], language: str, *, anchors: bool
+    raw_sections: Iterable[RawSection],
+    expand: Callable[[str], str],
+    language: str,
+    *,
+    anchors: bool,
+    extract: ExtractStructures | None = None,
 ) -> tuple[Section, ...]:
-    """Return the sections with text; `expand` resolves the templates and links of a raw section."""
+    """Return the sections with text or structures; `expand` resolves the templates and links of a
+    raw section.
+    """
     sections: list[Section] = []
     apparatus_level = _NO_LEVEL  # of the section of references or links that contains this one
-    for level, heading, raw in raw_sections:
+    for section in raw_sections:
+        level, heading, raw, _ = section
         if level > apparatus_level and not may_have_prose(raw):
             continue
         heading_text = _clean_heading(expand(f" {heading}")) if heading else ""
@@ -88,10 +113,14 @@ def clean_sections(
         if heading and is_link_list(raw):
             continue
         clean = to_plain_text if apparatus_level == _NO_LEVEL else to_running_text
+        structures: Sequence[Structure] = ()
+        if extract is not None and apparatus_level == _NO_LEVEL:
+            raw, structures = extract(section)
         expanded = expand(raw)
-        if text := clean(remove_marks(expanded)):
+        text = clean(remove_marks(expanded))
+        if text or structures:
             links = find_link_spans(text, expanded, clean) if anchors else ()
-            sections.append(Section(heading_text, text, links))
+            sections.append(Section(heading_text, text, links, tuple(structures)))
     return tuple(sections)
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rag_model.corpus.chunkers.article_words import UNSPACED, split_words
-from rag_model.corpus.records import Passage, format_day, format_iso
+from rag_model.corpus.records import PROSE, Passage, format_day, format_iso
 from rag_model.errors import UsageError
 from rag_model.reading.answer import ContextEntry
 from rag_model.reading.prompts import Order
@@ -70,7 +70,7 @@ def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
     """Return one run per distinct text, with the positions of all hits with that text."""
     positions: dict[str, list[int]] = {}
     for position, hit in enumerate(hits):
-        if text := " ".join(hit.passage.text.split()):
+        if text := _write_on_line(hit.passage):
             positions.setdefault(text, []).append(position)
     first = {text: hits[hit_positions[0]] for text, hit_positions in positions.items()}
     return [
@@ -79,16 +79,23 @@ def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
     ]
 
 
-def _text_order(run: PassageRun) -> tuple[str, int, int, int, int]:
+def _write_on_line(passage: Passage) -> str:
+    """Return the text of a passage on one line; rows of a table remain apart."""
+    lines = [passage.text] if passage.kind == PROSE else passage.text.split("\n")
+    return "; ".join(" ".join(line.split()) for line in lines)
+
+
+def _text_order(run: PassageRun) -> tuple[str, int, str, int, int, int]:
     passage = run.first.passage
-    return passage.page_id, passage.rev_id, passage.start_word, -passage.n_words, run.positions[0]
+    return passage.page_id, passage.rev_id, passage.kind, passage.start_word, -passage.n_words, run.positions[0]
 
 
 def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
     """Return `run` extended by the new words of `next_run`; None if they are not adjacent."""
     passage, next_passage = run.first.passage, next_run.first.passage
     is_same_page = (passage.page_id, passage.rev_id) == (next_passage.page_id, next_passage.rev_id)
-    if not is_same_page or next_passage.start_word > run.end:
+    is_prose = passage.kind == next_passage.kind == PROSE  # others repeat their head lines
+    if not is_same_page or not is_prose or next_passage.start_word > run.end:
         return None
     addition = (
         _text_after_overlap(run, next_run) if next_passage.start_word < run.end else _adjacent_text(run, next_run)
@@ -286,7 +293,10 @@ def _number_entries(entries: Sequence[_Entry]) -> PromptContext:
 def _render_line(entry: _Entry, number: int = 1, *, titled: bool = True) -> str:
     day = f" ({entry.day})" if entry.day else ""
     title = f"\nTitle: {entry.title}{day}\n" if titled else ""
-    section = f"{entry.section}: " if entry.section else ""
+    kind = entry.run.first.passage.kind
+    # The text of other kinds starts with the section.
+    label = entry.section if kind == PROSE else kind.capitalize()
+    section = f"{label}: " if label else ""
     return f"{title}[{number}] {section}{entry.text}\n"
 
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rag_model.corpus.records import PASSAGE_KINDS
 from rag_model.errors import UsageError
 
 MAX_CHARACTERS = 1_000
@@ -237,6 +238,27 @@ def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tup
             "out, on the command line or in the settings"
         )
     return choices[0] if choices else ()
+
+
+def add_condition(expression: str | None, condition: str | None) -> str | None:
+    """Return the expression that a condition such as `kind=table` restricts.
+
+    >>> add_condition("bm25", "kind=table,infobox"), add_condition(None, "kind=list")
+    ('where(bm25, kind=[table, infobox])', 'where(kind=list)')
+
+    Raises:
+        UsageError: the condition has another form.
+    """
+    if condition is None:
+        return expression
+    field, equals, values = (part.strip() for part in condition.partition("="))
+    kinds = [value.strip() for value in values.split(",")]
+    if field != "kind" or not equals or not set(kinds) <= set(PASSAGE_KINDS):
+        raise UsageError(
+            f"the condition {condition!r:.60} is none: give kind= and one or more of {', '.join(PASSAGE_KINDS)}"
+        )
+    value = kinds[0] if len(kinds) == 1 else f"[{', '.join(kinds)}]"
+    return f"where({f'{expression}, ' if expression else ''}kind={value})"
 
 
 class _Parser:

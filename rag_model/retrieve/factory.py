@@ -8,6 +8,7 @@
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
 | `interpolate(A, B, alpha)` | by the scores of A plus alpha times those of B, as Pyserini's hybrid search (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 hits of A (`rerank`) |
+| `where(A, kind=table)` | by A, of passages of a kind (`where`) |
 | `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: hits of A, and their neighbours (`maxsim`) |
 
 A new kind of retriever is a file with a function `build(call, factory)`, and a line in `CALLS`.
@@ -51,6 +52,7 @@ CALLS: Registry[RetrieverBuilder] = Registry(
         "maxsim": "rag_model.retrieve.maxsim:build",
         "rerank": "rag_model.retrieve.rerank:build",
         "rrf": "rag_model.retrieve.fusion:build",
+        "where": "rag_model.retrieve.where:build",
     },
 )
 MAX_LEGS = 16  # indexes that one expression searches
@@ -246,6 +248,11 @@ class RetrieverFactory:
     def needs(self) -> RetrieverNeeds:
         """All resources that builders have requested so far."""
         return RetrieverNeeds.merge(self._recorded)
+
+    @property
+    def default_expression(self) -> str:
+        """The default retriever of the snapshot."""
+        return self._context.snapshot.manifest.content.default_retriever
 
     def retriever(self, tree: Word | Call) -> SnapshotRetriever:
         """Return the retriever of a whole expression.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
-from rag_model.corpus.records import Passage, format_iso, parse_seconds
+from rag_model.corpus.records import PROSE, Passage, format_iso, parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Hit:
             0,
             "",
             None if revised is None else parse_seconds(revised),
+            fields.get("kind") or PROSE,
         )
         return cls(
             rank=fields["rank"],
@@ -105,6 +106,11 @@ class Hit:
         return format_iso(self.passage.revised)
 
     @property
+    def kind(self) -> str:
+        """What the passage is part of: `prose`, `table`, `infobox` or `list`."""
+        return self.passage.kind
+
+    @property
     def visible_legs(self) -> tuple[LegHit, ...]:
         """The legs; none if they only repeat rank and score, as for a single index."""
         return self.legs if any((leg.rank, leg.score) != (self.rank, self.score) for leg in self.legs) else ()
@@ -126,6 +132,7 @@ class Hit:
             "url": self.url,
             "revised": self.revised,
             "licence": self.licence,
+            "kind": self.kind,
         }
         if legs := self.visible_legs:
             document["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
@@ -146,9 +153,10 @@ HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
         "licence": str,
         "legs": tuple[LegHit, ...],
         "revised": str | None,
+        "kind": str,
     }
 )
-OPTIONAL_HIT_JSON_FIELDS = frozenset({"legs", "revised"})
+OPTIONAL_HIT_JSON_FIELDS = frozenset({"kind", "legs", "revised"})
 
 
 class Retriever(Protocol):

@@ -114,7 +114,9 @@ def explain_failure(error: Exception) -> str:
 
 
 async def _search(service: Service, arguments: SearchArguments) -> dict[str, Any]:
-    request = SearchRequest(questions=[arguments.question], k=arguments.k, index=None, retriever=arguments.retriever)
+    request = SearchRequest(
+        questions=[arguments.question], k=arguments.k, index=None, retriever=arguments.retriever, where=None
+    )
     check_request(request, service.settings)
     result = await service.search(request.questions, request.k, request.expression)
     return {"snapshot": result.snapshot, "hits": [hit.to_json() for hit in result.hits[0]]}
@@ -137,7 +139,7 @@ def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
         )
         return {
             "snapshot": loaded.id,
-            **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "text")},
+            **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "kind", "text")},
             "url": attribution.url(passage),
             "revised": format_iso(passage.revised),
             "licence": attribution.credit_line(passage),

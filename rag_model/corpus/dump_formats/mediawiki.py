@@ -28,7 +28,17 @@ from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.page_format import IdentifyPage, PageFormat, get_recency
 from rag_model.corpus.markup.template_table import NAMESPACES as TEMPLATE_NAMESPACES
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
-from rag_model.corpus.records import MAX_TITLE, Compression, Page, Part, Section, Siteinfo, Slice, parse_seconds
+from rag_model.corpus.records import (
+    MAX_TITLE,
+    Compression,
+    Page,
+    Part,
+    Section,
+    Siteinfo,
+    Slice,
+    StructureName,
+    parse_seconds,
+)
 from rag_model.corpus.source import (
     COMPRESSED_ENDING,
     basename,
@@ -550,6 +560,7 @@ class MediaWiki(PageFormat):
     """MediaWiki exports: multistream dumps with an index, or XML, also compressed."""
 
     has_templates = True
+    extracts_structures = True
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a file ends in .xml, .bz2 or .gz, or is XML without an ending."""
@@ -595,9 +606,11 @@ class MediaWiki(PageFormat):
             pages = parse_namespace_pages(chunks, where, TEMPLATE_NAMESPACES)
             yield from (page for page in pages if part.first_page <= page.page_id <= part.last_page)
 
-    def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
-        """Convert the wikitext of a page to plain text by section."""
-        return clean_wikitext(page.text, siteinfo, page.title, anchors=anchors)
+    def clean(
+        self, page: Page, siteinfo: Siteinfo, *, anchors: bool, structures: Collection[StructureName] = ()
+    ) -> tuple[Section, ...]:
+        """Convert the wikitext of a page to plain text and structures by section."""
+        return clean_wikitext(page.text, siteinfo, page.title, anchors=anchors, structures=structures)
 
 
 FORMAT = MediaWiki()

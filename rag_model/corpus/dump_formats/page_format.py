@@ -31,6 +31,8 @@ class PageFormat:
     kind: ClassVar[SourceKind] = "wiki"
     version: ClassVar[str] = ""
     has_templates: ClassVar[bool] = False  # whether parts can have pages that define templates
+    # Whether `clean` takes `structures`, the names of the structures that sections shall have.
+    extracts_structures: ClassVar[bool] = False
 
     @abstractmethod
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:

@@ -40,6 +40,7 @@ from rag_model.corpus.records import (
     Siteinfo,
     SiteSettings,
     Slice,
+    StructureName,
     format_iso,
     parse_seconds,
 )
@@ -529,13 +530,15 @@ class WikiSite(MediaWiki):
         verdict = classify_page(replace(page, namespace=0, text=text, model=model), siteinfo)
         return verdict if isinstance(verdict, str) else page
 
-    def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
+    def clean(
+        self, page: Page, siteinfo: Siteinfo, *, anchors: bool, structures: Collection[StructureName] = ()
+    ) -> tuple[Section, ...]:
         """Return the text of a page by section, from wikitext or from rendered HTML."""
         if page.model != HTML:
-            return super().clean(page, siteinfo, anchors=anchors)
+            return super().clean(page, siteinfo, anchors=anchors, structures=structures)
         from rag_model.corpus.rendered_html import clean_html  # noqa: PLC0415 - imports lxml
 
-        return clean_html(page.text, siteinfo, anchors=anchors)
+        return clean_html(page.text, siteinfo, anchors=anchors, structures=structures)
 
 
 FORMAT = WikiSite()

@@ -19,7 +19,10 @@ missing heading adds a few useless passages, but a wrong one loses answers, so "
 
 import html
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 from rag_model.corpus.articles import get_base_language
@@ -110,15 +113,38 @@ _WIKI_MARK = re.compile(r"^[ \t:*#]*(?:(\{\|)|\|\}(?!\}))", re.MULTILINE)
 _HTML_MARK = re.compile(r"<(?:(table)\b|/table)[^<>]*>", re.IGNORECASE)
 
 
-def strip_tables(text: str) -> str:
+class CutText(NamedTuple):
+    """Text without its tables, and where in it they were, in ascending order."""
+
+    text: str
+    offsets: Sequence[int]
+    tables: Sequence[str]
+
+    def select(self, start: int, end: int) -> Sequence[str]:
+        """Return the tables that were in a range of the text, both ends included."""
+        return self.tables[bisect_left(self.offsets, start) : bisect_right(self.offsets, end)]
+
+
+def cut_tables(text: str) -> CutText:
     """Remove closed tables with their contents; `prose` removes the rows of unclosed tables.
 
     Linear: one pass pairs openings and closings, and only the outermost pairs are removed.
     """
+    tables: list[tuple[int, str]] = []
     for marks in (_WIKI_MARK, _HTML_MARK):
-        if marks.search(text):
-            text = _remove_spans(text, _find_outermost_spans(marks, text))
-    return text
+        if not marks.search(text):
+            continue
+        spans = _find_outermost_spans(marks, text)
+        starts = [start for start, _ in spans]
+        removed = [0, *accumulate(end - start for start, end in spans)]  # before each span
+        for number, (offset, table) in enumerate(tables):  # where it was in the shorter text
+            n_before = bisect_left(starts, offset)
+            overlap = max(0, spans[n_before - 1][1] - offset) if n_before else 0
+            tables[number] = offset - removed[n_before] + overlap, table
+        tables += [(start - removed[number], text[start:end]) for number, (start, end) in enumerate(spans)]
+        text = _remove_spans(text, spans)
+    tables.sort(key=itemgetter(0))
+    return CutText(text, [offset for offset, _ in tables], [table for _, table in tables])
 
 
 def _find_outermost_spans(marks: re.Pattern[str], text: str) -> list[tuple[int, int]]:
@@ -217,6 +243,7 @@ class RawSection(NamedTuple):
     level: int  # 1 to 6; the lead has 0
     heading: str
     body: str
+    start: int = 0  # of the body in the text of the page
 
 
 def split_sections(text: str) -> Iterator[RawSection]:
@@ -226,9 +253,9 @@ def split_sections(text: str) -> Iterator[RawSection]:
         heading_line = line[0].rstrip()
         depth = min(_count_equals(heading_line), _count_equals(heading_line[::-1]), (len(heading_line) - 1) // 2, 6)
         if depth:
-            yield RawSection(level, heading, text[start : line.start()])
+            yield RawSection(level, heading, text[start : line.start()], start)
             level, heading, start = depth, heading_line[depth:-depth].strip(), line.end()
-    yield RawSection(level, heading, text[start:])
+    yield RawSection(level, heading, text[start:], start)
 
 
 def is_apparatus(heading: str, language: str) -> bool:

@@ -127,7 +127,7 @@ class Scanner:
 
     def _open_frame(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
         if token == "{{" and self._may_skip and (name := _NAME.match(text, end)) and self._is_dropped(name[1]):
-            skip_end = _find_template_end(text, end)
+            skip_end = find_template_end(text, end)
             if skip_end:
                 frames[-1].pieces.append(GAP)
                 return skip_end
@@ -184,7 +184,7 @@ def _is_inside(text: str, start: int) -> bool:
     return start > 0 and text[start - 1] not in "\n}"
 
 
-def _find_template_end(text: str, start: int) -> int:
+def find_template_end(text: str, start: int) -> int:
     """Return the end of the template that opened before `start`, or 0 if it is not closed."""
     depth = 1
     for brace in _BRACES.finditer(text, start):

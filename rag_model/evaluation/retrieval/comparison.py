@@ -218,6 +218,8 @@ class RetrieverComparison:
     ranks: Mapping[str, float]  # RR@k of answers, and KILT's page measures
     stages: Sequence[Mapping[str, Estimate]]  # of each stage of `measured`
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
+    # Share of the questions that passages of each kind answer; empty if all passages are prose.
+    kinds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def expression(self) -> str:
@@ -247,6 +249,7 @@ class RetrieverComparison:
             "encoder": {"milliseconds": self.measured.encoder_milliseconds, "bytes": self.measured.encoder_bytes},
             "stages": stages,
             "groups": {name: group.to_json() for name, group in self.groups.items()},
+            **({"kinds": dict(self.kinds)} if self.kinds else {}),
         }
 
 
@@ -295,6 +298,7 @@ def compare_retrievers(
                     name: _estimate_group(values, baseline, group_positions, resampling)
                     for name, group_positions in groups.positions.items()
                 },
+                judge.shares_by_kind(staged.outcomes, k),
             )
         )
     return comparisons

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import Self
 
+from rag_model.corpus.records import PASSAGE_KINDS, PROSE
 from rag_model.errors import UsageError
 from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Estimate, Resampling, estimate_means
 from rag_model.evaluation.matching import AnswerMatcher, pattern_search
@@ -222,6 +223,28 @@ class RetrievalJudge:
             return Ranking(tuple(grades), grades)
         rank = rank_pages if self.judged_by == "pages" else _rank_passages
         return _to_ranking(rank(outcome.hits), self.qrels[outcome.question.id])
+
+    def shares_by_kind(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+        """Return for each kind of passages the share of questions that it answers within `k`.
+
+        The best relevant passage of a question counts, so the shares add up to Success@k. Empty if
+        all hits are prose.
+        """
+        kinds: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
+        if not kinds.keys() - {PROSE}:
+            return {}
+        for outcome in outcomes:
+            hits = zip(outcome.hits[:k], outcome.has_answer, strict=False)
+            best = next((hit.kind for hit, has_answer in hits if self._is_relevant(outcome, hit, has_answer)), None)
+            if best is not None:
+                kinds[best] += 1
+        return {kind: kinds[kind] / len(outcomes) for kind in PASSAGE_KINDS if kind in kinds}
+
+    def _is_relevant(self, outcome: RetrievalResult, hit: Hit, has_answer: bool) -> bool:
+        if self.judged_by == "answers":
+            return has_answer
+        name = hit.page_id if self.judged_by == "pages" else hit.id
+        return self.qrels[outcome.question.id].get(name, 0) > 0
 
     def mean_values(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the mean of each of `measures(k)`, in [0, 1]."""

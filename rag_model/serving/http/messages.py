@@ -21,7 +21,7 @@ from rag_model.client import replies
 from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.reading.answer import answer_json
-from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.expression import add_condition, choose_expression
 from rag_model.retrieve.hits import Hit, LegHit
 from rag_model.retrieve.retriever import check_queries
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
@@ -80,11 +80,16 @@ class SearchRequest(Request):
         None, description="Passages a question; by default 5, or all passages of a smaller snapshot."
     )
     index: str | None = Field(None, description="One of the service's indexes: the short form of `retriever`.")
+    where: str | None = Field(
+        None,
+        description="Only passages of a kind, as kind=table or kind=table,infobox. Without `retriever`, by the "
+        "snapshot's default retriever.",
+    )
 
     @property
     def expression(self) -> str | None:
         """The canonical retriever expression; None: the service's default."""
-        return choose_expression(self.index, self.retriever)
+        return add_condition(choose_expression(self.index, self.retriever), self.where)
 
 
 class AnswerRequest(Request):
@@ -154,6 +159,7 @@ _HIT_DESCRIPTIONS = {
     "url": "Address of the article's revision.",
     "revised": "Time of the revision, ISO 8601 in UTC; null: unknown.",
     "licence": "The line of credit to show with the text.",
+    "kind": "What the passage is part of: prose, table, infobox or list.",
     "legs": "The legs that retrieved it, if the retriever has several.",
 }
 _DESCRIPTIONS: dict[type, dict[str, str]] = {

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from rag_model.atomic_write import atomic_write
-from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageFile
+from rag_model.corpus.passages import KIND_SCHEMA, PASSAGE_SCHEMA, PASSAGE_SCHEMAS, PassageFile
 from rag_model.corpus.records import Passage, check_seconds
 from rag_model.errors import InputError
 
@@ -31,14 +31,11 @@ def write_mapped_copy(passages: Path, copy: Path) -> None:
         InputError: the file is not a passage file.
         OSError: `copy` cannot be written.
     """
-    with (
-        PassageFile(passages) as file,
-        atomic_write(copy) as temporary,
-        pa.OSFile(str(temporary), "wb") as sink,
-        pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer,
-    ):
-        for batch in file.iter_batches():
-            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=PASSAGE_SCHEMA))
+    with PassageFile(passages) as file, atomic_write(copy) as temporary, pa.OSFile(str(temporary), "wb") as sink:
+        schema = KIND_SCHEMA if file.has_kinds else PASSAGE_SCHEMA
+        with pa.ipc.new_file(sink, schema) as writer:
+            for batch in file.iter_batches():
+                writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
 
 
 class MappedPassages:
@@ -56,7 +53,7 @@ class MappedPassages:
             self._file = pa.ipc.open_file(self._source)
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{path} is not a readable copy of passages ({error}): pull it again") from error
-        if self._file.schema not in (PASSAGE_SCHEMA, UNDATED_SCHEMA):
+        if self._file.schema not in PASSAGE_SCHEMAS:
             raise InputError(f"{path} does not have the columns of passages: pull it again")
         # Value readers of each column, by batch.
         self._batches: dict[int, list[Callable[[int], Any]]] = {}

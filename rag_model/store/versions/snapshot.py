@@ -18,11 +18,12 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rag_model.arrays import Partition, map_npy
-from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
-from rag_model.corpus.records import Passage
+from rag_model.corpus.passages import KIND, KIND_SCHEMA, PassageFile
+from rag_model.corpus.records import PASSAGE_KINDS, Passage
 from rag_model.errors import InputError, StoreError, UsageError, format_error
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.pulling.folder import (
@@ -87,6 +88,7 @@ class Snapshot:
         self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
         self._lock = threading.Lock()
+        self._kinds: NDArray[np.uint8] | None = None
         self._release: Callable[[], Any] = lambda: None  # releases the lock on a pulled folder
 
     @classmethod
@@ -341,13 +343,30 @@ class Snapshot:
             yield from file.iter_batches(names)
 
     def columns(self, part: str, names: Sequence[str]) -> pa.Table:
-        """Read the columns `names` (in `PASSAGE_SCHEMA`'s order) of all passages of a part.
+        """Read the columns `names` (in `KIND_SCHEMA`'s order) of all passages of a part.
 
         Raises:
             StoreError: the passage file is missing or damaged.
         """
-        schema = pa.schema([PASSAGE_SCHEMA.field(name) for name in names])
+        schema = pa.schema([KIND_SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(self.batches(part, names), schema)
+
+    def kinds(self) -> NDArray[np.uint8]:
+        """Return the kind of each row by its position in `PASSAGE_KINDS`: (n,), read once.
+
+        Raises:
+            StoreError: a passage file is missing or damaged.
+        """
+        if self._kinds is None:
+            numbers = np.empty(self.n, np.uint8)
+            first = 0
+            for part in self.parts:
+                kinds = self.columns(part.name, [KIND])[KIND]
+                codes = pc.index_in(kinds, pa.array(PASSAGE_KINDS)).fill_null(len(PASSAGE_KINDS))
+                numbers[first : first + part.rows] = codes.to_numpy()
+                first += part.rows
+            self._kinds = numbers
+        return self._kinds
 
     def close(self) -> None:
         """Close the files that were opened."""

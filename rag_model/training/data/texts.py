@@ -143,7 +143,7 @@ def passages_overlap(first: Passage, second: Passage) -> bool:
         return True
     ends = first.start_word + first.n_words, second.start_word + second.n_words
     shares_words = first.start_word < ends[1] and second.start_word < ends[0]
-    return first.page_id == second.page_id and shares_words
+    return (first.page_id, first.kind) == (second.page_id, second.kind) and shares_words
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("rrf(hnsw, bm52)", r"character 11: snapshot \w+ has no index 'bm52': choose one of hnsw, ivfpq, exact"),
         (
             "fuse(hnsw, ivfpq)",
-            "character 1: there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, or",
+            "character 1: there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, where, or",
         ),
         ("hnsw(ivfpq)", "hnsw is an index: it takes only search parameters"),
         ("rrf(hnsw(efSearch=0), ivfpq)", "character 5: efSearch must be at least 1, not 0"),
@@ -239,7 +239,7 @@ def test_a_package_can_offer_a_call(
     assert ranks["exact"] + ranks["reversed(exact)"] == 13
     with pytest.raises(InputError, match=r"retriever 'lost' \(others_gone:build.*\) cannot be imported"):
         open_retriever(snapshot, "lost(hnsw)")
-    with pytest.raises(UsageError, match="choose one of interpolate, maxsim, rerank, rrf, lost, worst"):
+    with pytest.raises(UsageError, match="choose one of interpolate, maxsim, rerank, rrf, where, lost, worst"):
         open_retriever(snapshot, "found(hnsw)")
 
 

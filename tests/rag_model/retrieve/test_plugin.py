@@ -201,5 +201,6 @@ def test_an_error_of_ours_is_passed_on(install_broken: Callable[..., None], snap
 
 
 def test_without_the_package_the_call_is_named(snapshot: Snapshot) -> None:
-    with pytest.raises(UsageError, match=r"no call 'interleave': choose one of interpolate, maxsim, rerank, rrf, or"):
+    calls = "interpolate, maxsim, rerank, rrf, where"
+    with pytest.raises(UsageError, match=rf"no call 'interleave': choose one of {calls}, or"):
         open_retriever(snapshot, "interleave(hnsw, exact)")

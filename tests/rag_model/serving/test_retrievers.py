@@ -96,7 +96,7 @@ def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
         ("", "the retriever is empty"),
         ("bm25", "index 'bm25' is not served here: choose one of hnsw, exact"),
         ("rrf(hnsw, ivfpq)", "at character 11: index 'ivfpq' is not served here"),
-        ("fuse(hnsw, exact)", "there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf"),
+        ("fuse(hnsw, exact)", "there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, where"),
         ("rerank(hnsw, /etc, 5)", "a request may not name a model"),
         ("rrf(hnsw, exact", "at character 4: the bracket '(' is not closed: add ')'"),
         ("hnsw)", "should end here"),

@@ -1,0 +1,100 @@
+"""Passages of tables, infoboxes and long lists: groups of rows that repeat their head lines.
+
+A passage starts with the heading of the section and the head lines of its structure, one a line, so
+that a row in the middle of a long table is found by the names of its columns. A row is split only
+if it alone is longer than the limit.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rag_model.corpus.chunkers.article_words import split_words
+from rag_model.corpus.chunkers.chunker import MAX_HEADING, create_anchor
+from rag_model.corpus.records import Article, Passage, Section, Structure
+
+VERSION = 1  # increase it when the same structures would give other passages
+DEFAULT_WORDS = 100  # of a passage, if the chunker has no limit in words
+_HEAD_SHARE = 0.5  # of the limit, so that at least half of a passage is rows
+_BAR = " |"  # separates cells, and is no word
+
+
+def build_structure_passages(
+    article: Article, sections: Sequence[Section], words: int, used_ids: set[str]
+) -> Iterator[Passage]:
+    """Yield the passages of the structures of all sections, with at most `words` words each.
+
+    Ids are `<page>:<heading>.<kind><number>.<passage>`; an id of the set is not used again.
+    """
+    used_names: dict[str, int] = {}
+    for section in sections:
+        anchor = create_anchor(section.heading, used_names)
+        counts: dict[str, int] = {}
+        for structure in section.structures:
+            number = counts[structure.kind] = counts.get(structure.kind, -1) + 1
+            position = f"{anchor}.{structure.kind}{number}".lstrip(".")
+            for piece, (start, text, n_words) in enumerate(_iter_texts(section.heading, structure, words)):
+                passage_id = f"{article.page_id}:{position}.{piece}"
+                while passage_id in used_ids:  # of a section that is called by such a name
+                    passage_id += "_"
+                used_ids.add(passage_id)
+                yield Passage(
+                    passage_id,
+                    article.page_id,
+                    article.rev_id,
+                    article.title,
+                    section.heading[:MAX_HEADING],
+                    text,
+                    start,
+                    n_words,
+                    Passage.hash_of(article.title, text),
+                    article.revised,
+                    structure.kind,
+                )
+
+
+def _iter_texts(heading: str, structure: Structure, max_words: int) -> Iterator[tuple[int, str, int]]:
+    """Yield the words of the rows before each passage, its text, and its number of words."""
+    head = _fit_head([heading, *structure.head], max_words)
+    head_words = sum(map(_count_words, head))
+    lines, size, start = list[str](), 0, 0
+    for row in structure.rows:
+        for line in _split_row(row, max_words - head_words):
+            n_words = _count_words(line)
+            if lines and head_words + size + n_words > max_words:
+                yield start, "\n".join([*head, *lines]), head_words + size
+                lines, start, size = [], start + size, 0
+            lines.append(line)
+            size += n_words
+    if lines:
+        yield start, "\n".join([*head, *lines]), head_words + size
+
+
+def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
+    """Return the head lines that fit into their share of a passage; the first too long one is cut."""
+    room, head = int(max_words * _HEAD_SHARE), list[str]()
+    for line in filter(None, lines):
+        words = _split_row(line, room)[0] if room > 0 else ""
+        if words:
+            head.append(words)
+        room -= _count_words(words)
+    return head
+
+
+def _split_row(row: str, max_words: int) -> list[str]:
+    """Split a row into lines of at most `max_words` words; nearly all rows are one line."""
+    words = split_words(row)
+    if len(words) <= max_words:
+        return [row]
+    lines: list[str] = []
+    line, size = list[str](), 0
+    for word in words:
+        is_word = word != _BAR
+        if size + is_word > max_words:
+            lines.append("".join(line).strip())
+            line, size = [], 0
+        line.append(word)
+        size += is_word
+    return [*lines, "".join(line).strip()]
+
+
+def _count_words(line: str) -> int:
+    return sum(word != _BAR for word in split_words(line))

@@ -1,0 +1,563 @@
+"""Tables, infoboxes and long lists of wikitext and of HTML, as rows of text.
+
+A grid is built from cells with their attributes, whatever markup they come from: a spanned value is
+repeated in each row, a hidden cell is dropped, and rows of header cells at the top name the columns.
+Nested tables and lists become part of their cell. Each pass is linear in the length of the text:
+unclosed markup is looked for once, and a budget bounds what spans may repeat.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rag_model.corpus.markup.blocks import CutText, RawSection
+from rag_model.corpus.markup.literal import GAP, LINK_END, LINK_START, protect
+from rag_model.corpus.markup.prose import to_plain_text
+from rag_model.corpus.markup.scanner import LinkRenderer, Scanner, TemplateRenderer, find_template_end, parse_call
+from rag_model.corpus.markup.templates import ALL_RENDERERS, is_dropped, normalize_name
+from rag_model.corpus.records import PassageKind, Structure, StructureName
+
+# Marks of links are not needed here: the first separates texts that are cleaned together, the second
+# a field from its value. No text may contain them.
+_TEXT_MARK, _FIELD_MARK = LINK_START, LINK_END
+
+CELL_SEPARATOR = " | "
+_LINE_SEPARATOR = "; "  # between the lines of one cell
+_MAX_COLSPAN, _MAX_ROWSPAN = 1_000, 65_534  # as in HTML
+_MIN_LETTERS = 3  # letters and digits of a structure that says something
+_ATTRIBUTE = re.compile(r"\b(rowspan|colspan)\s*+=\s*+[\"']?+\s*+(\d{1,6})", re.IGNORECASE)
+_LIST_MARKS = frozenset("*#:;")
+_HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_BOX_CLASS = re.compile(r"\binfobox\b", re.IGNORECASE)
+# Tables that hold no content of the article.
+_SKIPPED_CLASS = re.compile(
+    r"\b(?:[hv]?navbox|vertical-navbox|ambox|[a-z]*mbox|metadata|toc|noprint|reference)\b", re.I
+)
+
+
+@dataclass(slots=True)
+class Cell:
+    """A cell with its markup, which becomes text."""
+
+    text: str
+    is_header: bool = False
+    rowspan: int = 1
+    colspan: int = 1
+
+
+@dataclass(slots=True)
+class Grid:
+    """The cells of a table by row, in the order of the page."""
+
+    attributes: str = ""
+    caption: str = ""
+    rows: list[list[Cell]] = field(default_factory=list)
+
+    @property
+    def kind(self) -> PassageKind | None:
+        """Whether it is a table or an infobox; None: neither belongs to the text."""
+        if _SKIPPED_CLASS.search(self.attributes):
+            return None
+        return "infobox" if _BOX_CLASS.search(self.attributes) else "table"
+
+    def to_structure(self, clean: Callable[[str], str]) -> Structure | None:
+        """Return the rows and column headers as text; None if nothing is visible.
+
+        `clean` turns the joined markup of all cells into text.
+        """
+        kind = self.kind
+        if kind is None or not any(self.rows):
+            return None
+        rows = [row for row in self.rows if row]
+        cells = [cell for row in rows for cell in row]
+        caption, *texts = clean_texts([self.caption, *(cell.text for cell in cells)], clean)
+        for cell, text in zip(cells, texts, strict=True):
+            cell.text = text
+        head = [caption] if caption else []
+        if kind == "infobox":
+            return create_structure(kind, map(_format_field_row, _repeat_spans(rows, 0)), head)
+        n_headers = _count_header_rows(rows)
+        lines = _repeat_spans(rows, n_headers)
+        head += [row[0].text for row in rows[:n_headers] if len(row) == 1 and row[0].text]
+        if columns := _join_headers([lines[n] for n in range(n_headers) if len(rows[n]) > 1]):
+            head.append(columns)
+        return create_structure(kind, map(_format_row, lines[n_headers:]), head)
+
+
+def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
+    """Return whether a recipe asks for tables like this one."""
+    return ("infobox" if grid.kind == "infobox" else "tables") in structures
+
+
+def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str] = ()) -> Structure | None:
+    """Return a structure of the rows with text; None if there is hardly any."""
+    kept_rows = tuple(row for row in rows if any(map(str.isalnum, row)))
+    if not kept_rows or sum(map(str.isalnum, "".join([*head, *kept_rows[:_MIN_LETTERS]]))) < _MIN_LETTERS:
+        return None
+    return Structure(kind, kept_rows, tuple(head))
+
+
+def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
+    """Clean several texts in one call, which saves most of the time; one line each."""
+    cleaned = clean("".join(f"{_TEXT_MARK}\n{text}\n" for text in texts)).split(_TEXT_MARK)[1:]
+    if len(cleaned) != len(texts):  # a tag or a hidden span reaches from one text into another
+        cleaned = [clean(text) for text in texts]
+    return [_LINE_SEPARATOR.join(filter(None, map(str.strip, text.split("\n")))) for text in cleaned]
+
+
+def _count_header_rows(rows: Sequence[Sequence[Cell]]) -> int:
+    """Return how many rows at the top have only header cells; 0 if all rows do."""
+    count = next((n for n, row in enumerate(rows) if not all(cell.is_header for cell in row)), len(rows))
+    return count if count < len(rows) else 0
+
+
+def _join_headers(lines: Sequence[Sequence[str]]) -> str:
+    """Join the header rows column by column: a group's header precedes those below it."""
+    width = max(map(len, lines), default=0)
+    columns = [
+        " ".join(dict.fromkeys(filter(None, (line[column] for line in lines if column < len(line)))))
+        for column in range(width)
+    ]
+    return _format_row([column.replace(_LINE_SEPARATOR, " ") for column in columns])
+
+
+def _format_row(line: Sequence[str]) -> str:
+    return CELL_SEPARATOR.join(line).rstrip(" |").lstrip()
+
+
+def _format_field_row(line: Sequence[str]) -> str:
+    name, *values = (text for text in line if text) if any(line) else ("",)
+    return f"{name.rstrip(' :')}: {', '.join(values)}" if values else name
+
+
+def _repeat_spans(rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[str]]:
+    """Return the texts of each row with a cell's text in every row and column that it spans.
+
+    A text is repeated over columns only in the header rows, since a wide cell is read once. The
+    budget bounds the repetitions of a hostile table.
+    """
+    budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in rows for cell in row)
+    pending: dict[int, tuple[int, str]] = {}  # by column: remaining rows, text
+    lines: list[list[str]] = []
+    for number, row in enumerate(rows):
+        line: list[str] = []
+        for cell in row:
+            budget -= _fill_pending(line, pending, budget)
+            start = len(line)
+            width = min(cell.colspan, _MAX_COLSPAN, max(budget, 1))
+            repeated = cell.text if number < n_headers else ""
+            line += [cell.text, *[repeated] * (width - 1)]
+            budget -= (width - 1) * (len(repeated) + 1)
+            if cell.rowspan > 1 and budget > 0:
+                pending |= {start + offset: (cell.rowspan - 1, line[start + offset]) for offset in range(width)}
+        budget -= _fill_pending(line, pending, budget)
+        lines.append(line)
+    return lines
+
+
+def _fill_pending(line: list[str], pending: dict[int, tuple[int, str]], budget: int) -> int:
+    """Append the texts of cells that reach down into the next columns; return their cost."""
+    cost = 0
+    while (column := len(line)) in pending:
+        remaining, text = pending.pop(column)
+        cost += len(text) + 1
+        if cost > budget:
+            pending.clear()
+            break
+        line.append(text)
+        if remaining > 1:
+            pending[column] = remaining - 1, text
+    return cost
+
+
+# Tables of wikitext.
+
+
+_TABLE_LINE = re.compile(r"[ \t:*#]*(\{\||\|\}(?!\})|\|\+|\|-|[|!])")
+_HTML_TAG = re.compile(r"<(/?)(table|caption|tr|td|th)\b([^<>]*)>", re.IGNORECASE)
+
+
+def parse_wiki_table(text: str) -> Grid:
+    """Return the cells of a table in wikitext whose templates and links are expanded already.
+
+    The cells of a nested table become lines of the cell around it.
+    """
+    grid, depth = Grid(), 0
+    builder = GridBuilder(grid)
+    for line in text.split("\n"):
+        mark = _TABLE_LINE.match(line)
+        token, rest = (mark[1], line[mark.end() :]) if mark else ("", line)
+        if token == "{|":
+            depth += 1
+            if depth == 1:
+                grid.attributes = rest
+        elif token == "|}":
+            depth -= 1
+            if depth < 1:
+                break
+        elif depth > 1 and token:
+            if token != "|-":
+                cells = (_strip_attributes(cell)[1].strip() for cell in _split_cells(rest, is_header=token == "!"))
+                builder.add_text("\n" + _LINE_SEPARATOR.join(cells))
+        elif token == "|-":
+            builder.start_row(rest.lstrip("-"))
+        elif token == "|+":
+            builder.start_caption(_protect_start(_strip_attributes(rest)[1]))
+        elif token:
+            for cell in _split_cells(rest, is_header=token == "!"):
+                attributes, content = _strip_attributes(cell)
+                builder.start_cell(attributes, _protect_start(content), is_header=token == "!")
+        else:
+            builder.add_text("\n" + line)
+    builder.end_cell()
+    return grid
+
+
+def parse_html_table(text: str) -> Grid:
+    """Return the cells of a `<table>` in wikitext whose templates and links are expanded already."""
+    grid, depth, offset = Grid(), 0, 0
+    builder = GridBuilder(grid)
+    for tag in _HTML_TAG.finditer(text):
+        builder.add_text(text[offset : tag.start()])
+        offset = tag.end()
+        is_end, name, attributes = bool(tag[1]), tag[2].lower(), tag[3]
+        if name == "table":
+            depth += -1 if is_end else 1
+            if depth == 1 and not is_end:
+                grid.attributes = attributes
+        elif depth > 1:
+            builder.add_text("\n")
+        elif is_end:
+            builder.end_cell()
+        elif name == "tr":
+            builder.start_row(attributes)
+        elif name == "caption":
+            builder.start_caption("")
+        else:
+            builder.start_cell(attributes, "", is_header=name == "th")
+    builder.end_cell()
+    return grid
+
+
+class GridBuilder:
+    """Collects cells; hidden rows and cells are dropped."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._pieces: list[str] | None = None  # of the open cell or caption; None: dropped
+        self._cell: Cell | None = None  # None: a caption
+        self._row_is_hidden = False
+
+    def add_text(self, text: str) -> None:
+        """Continue the open cell."""
+        if self._pieces is not None:
+            self._pieces.append(text)
+
+    def end_cell(self) -> None:
+        """Add the open cell to its row."""
+        if self._pieces is None:
+            return
+        text, self._pieces = "".join(self._pieces), None
+        if self._cell is None:
+            self._grid.caption = text
+        else:
+            self._cell.text = text
+            self._grid.rows[-1].append(self._cell)
+
+    def start_row(self, attributes: str) -> None:
+        """End the row, and start another one."""
+        self.end_cell()
+        self._row_is_hidden = _is_hidden(attributes)
+        self._grid.rows.append([])
+
+    def start_caption(self, text: str) -> None:
+        """Start the caption."""
+        self.end_cell()
+        self._cell, self._pieces = None, [text]
+
+    def start_cell(self, attributes: str, text: str, *, is_header: bool) -> None:
+        """Start a cell of the current row."""
+        self.end_cell()
+        if not self._grid.rows:
+            self._grid.rows.append([])
+        if self._row_is_hidden or _is_hidden(attributes):
+            return
+        self._cell, self._pieces = Cell("", is_header), [text]
+        for name, number in _ATTRIBUTE.findall(attributes) if attributes else ():
+            if name[0] in "rR":
+                self._cell.rowspan = min(int(number) or _MAX_ROWSPAN, _MAX_ROWSPAN)
+            else:
+                self._cell.colspan = max(int(number), 1)
+
+
+def _is_hidden(attributes: str) -> bool:
+    return "none" in attributes and _HIDDEN.search(attributes) is not None
+
+
+def _split_cells(text: str, *, is_header: bool = False) -> list[str]:
+    return text.replace("!!", "||").split("||") if is_header else text.split("||")
+
+
+def _protect_start(text: str) -> str:
+    """Protect a mark at the start of a cell's first line, where it begins no list."""
+    stripped = text.lstrip()
+    return protect(stripped[0]) + stripped[1:] if stripped[:1] in _LIST_MARKS else text
+
+
+def _strip_attributes(cell: str) -> tuple[str, str]:
+    """Split a cell into attributes and text, which a bar separates."""
+    attributes, bar, text = cell.partition("|")
+    return (attributes, text) if bar else ("", cell)
+
+
+# Infoboxes of wikitext.
+
+_BOX_NAME = re.compile(
+    r"(?:infobo|taxobox|automatic taxobox|speciesbox|subspeciesbox|geobox|chembox|drugbox|info/|"
+    r"ficha de |infotaula|infocaset|infookvir|infokutija|infopolje|infokast|informkesto|faktamall|"
+    r"faktaruta|kotak info|карточка|картка|инфокутия|տեղեկաքարտ|基礎情報|정보|صندوق معلومات|"
+    r"جعبه اطلاعات|hộp thông tin|thông tin |กล่องข้อมูล|তথ্যছক|ज्ञानसन्दूक|माहितीचौकट|"
+    r"πληροφορίες )|.*(?: infobox| bilgi kutusu)$"
+)
+_MAX_KEY = 100  # characters; longer ones name no field
+_MIN_FIELDS = 4  # of a template that is not called an infobox
+_CALL = re.compile(r"(?:^|\}\})[ \t:]*\{\{([^|{}\[\]<>\n]*)", re.MULTILINE)
+_NAMED = re.compile(r"\|\s*[^\W\d_][\w .-]*=")
+# Parameters that choose a picture or a format, and values that are no text.
+_HIDDEN_FIELD = re.compile(
+    r"(?!.*caption)(?:(?:image|img|photo|picture|imagen|imagem|immagine|logo|pushpin|mapframe|bild)|"
+    r"(?:map|flag|coat|seal|blank emblem|emblem|locator|signature|sound|audio|video|alt|colou?r|background|"
+    r"bodystyle|width|refs?|footnotes?|italic|zoom|name list|list[ \d]*style|country[ _]code|label[ _]position|"
+    r"изображение|фото|герб|флаг|карта|画像|图片|그림)(?:\b|[\d_]|size|width)(?!of\b)|"
+    r".*[ _](?:alt|bg|colou?r|image|img|logo|upright|link|photo|refs?|footnotes?|iso|prefix|flag|zoom)\d*$)",
+    re.IGNORECASE,
+)
+_HIDDEN_VALUE = re.compile(
+    r"\S[^\n]*\.(?:jpe?g|png|svg|gif|og[agv]|webm|tiff?|pdf|webp)|#[0-9a-f]{3,8}|\d+ ?px|"
+    r"(?:yes|no|y|n|on|off|true|false|auto|none)|[a-z-]+: ?[^;:]+;.*",
+    re.IGNORECASE,
+)
+_TRAILING_NUMBER = re.compile(r"[ _]*\d+$")
+_ANGLE = re.compile(r"(lat|long?)_?(d|m|s|deg|min|sec|degrees|minutes|seconds|ns|ew|direction)$", re.IGNORECASE)
+_ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # by the first letter of a part's name
+_DIRECTION = re.compile(r"[NSEW]", re.IGNORECASE)
+_DEGREES = re.compile(r"[-+−]?\d{1,3}(?:\.\d{1,12})?")
+
+
+def find_boxes(text: str) -> Iterator[str]:
+    """Yield the infoboxes of a section, each with its braces; one in another belongs to it."""
+    if "{{" not in text:
+        return
+    offset = 0
+    while call := _CALL.search(text, offset):
+        offset = call.end()
+        name = normalize_name(call[1])
+        is_named_box = _BOX_NAME.match(name) is not None
+        if not is_named_box and (not name or name in ALL_RENDERERS or is_dropped(name)):
+            continue
+        end = find_template_end(text, call.start(1))
+        if not end:
+            return  # an unclosed template: nothing after it is certain
+        box = text[call.start(1) - 2 : end]
+        if is_named_box or len(_NAMED.findall(box)) >= _MIN_FIELDS:
+            yield box
+        offset = end - 2  # the braces may precede the next call
+
+
+class BoxRenderer:
+    """Renders the templates of infoboxes and tables: those of running text, and boxes as fields."""
+
+    def __init__(self, render: TemplateRenderer) -> None:
+        """Use `render` for all templates but boxes, coordinates and cells."""
+        self._render = render
+        self.box_name = ""  # of the outermost box, if it is not called an infobox
+
+    def __call__(self, arguments: list[str], *, inside: bool) -> str:
+        """Return the visible words of a template, or the marked fields of a box."""
+        name, parameters = normalize_name(arguments[0]), arguments[1:]
+        if name == self.box_name or _BOX_NAME.match(name):
+            return "".join(_render_fields(parameters))
+        if renderer := _CELL_RENDERERS.get(name):
+            return renderer(parameters) or GAP
+        if name in _CELL_WORDS and parameters:
+            return parse_call(name, parameters).get("1") or GAP
+        return self._render(arguments, inside=inside)
+
+
+# Templates of cells whose first parameter replaces their word.
+_CELL_WORDS = frozenset(
+    [
+        "yes",
+        "no",
+        "partial",
+        "yes2",
+        "no2",
+        "won",
+        "nom",
+        "n/a",
+        "na",
+        "dunno",
+        "unknown",
+        "tba",
+        "rh",
+        "draw",
+        "good",
+        "bad",
+        "okay",
+        "sho",
+        "pending",
+        "maybe",
+        "any",
+        "free",
+        "nonfree",
+        "proprietary",
+        "active",
+        "cancelled",
+        "included",
+        "depends",
+        "site",
+        "active",
+        "beta",
+        "operational",
+    ]
+)
+
+
+def render_coordinates(arguments: Sequence[str]) -> str:
+    """Render `{{coord|57|18|22|N|4|27|32|W|display=title}}`, also with decimal degrees.
+
+    >>> render_coordinates(["57", "18", "22", "N", "4", "27", "32", "W", "display=title"])
+    '57°18′22″N 4°27′32″W'
+    """
+    angles: list[str] = []
+    numbers: list[str] = []
+    for argument in map(str.strip, arguments[:9]):
+        if _DIRECTION.fullmatch(argument):
+            angles.append("".join(map("".join, zip(numbers, "°′″", strict=False))) + argument.upper())
+            numbers = []
+        elif _DEGREES.fullmatch(argument):
+            numbers.append(argument)
+        else:
+            break
+    return " ".join(angles) or (f"{numbers[0]}, {numbers[1]}" if len(numbers) == 2 else "")
+
+
+# Templates that only boxes and tables show, or show otherwise; sort keys are hidden.
+_CELL_RENDERERS: dict[str, Callable[[Sequence[str]], str]] = {
+    **dict.fromkeys(("coord", "coordinates", "coor dms", "coor dm", "coor d"), render_coordinates),
+    "won": lambda parameters: parameters[0].strip() if parameters else "Won",
+    "nom": lambda parameters: parameters[0].strip() if parameters else "Nominated",
+    "longitem": lambda parameters: parameters[-1].strip() if parameters else "",
+    "sort": lambda parameters: parameters[1].strip() if len(parameters) > 1 else "",
+    **dict.fromkeys(("hs", "hid", "sortkey", "sort key", "ntsh", "dtsh", "hidden sort key"), lambda _: ""),
+    **dict.fromkeys(
+        ("sortname", "sort name"),
+        lambda parameters: " ".join(part.strip() for part in parameters[:2] if "=" not in part),
+    ),
+}
+
+
+def is_dropped_in_box(name: str) -> bool:
+    """Return whether a template shows nothing in a box or a table; coordinates and boxes do."""
+    normalized = normalize_name(name)
+    return normalized not in _CELL_RENDERERS and not _BOX_NAME.match(normalized) and is_dropped(name)
+
+
+def parse_box(expand: Callable[[str], str], renderer: BoxRenderer, box: str) -> Structure | None:
+    """Return the fields of an infobox as lines `field: value`; nested lists are flattened."""
+    name = normalize_name(box[2:].partition("|")[0].partition("\n")[0])
+    renderer.box_name = "" if _BOX_NAME.match(name) else name
+    texts = clean_texts(expand(box).split(_TEXT_MARK), to_plain_text)
+    renderer.box_name = ""
+    lines: list[str] = []
+    for text in texts:
+        label, mark, value = text.partition(_FIELD_MARK)
+        value = value.strip(" ;")
+        if mark and value and not _HIDDEN_VALUE.fullmatch(value):
+            lines.append(f"{label.strip(' ;')}: {value}")
+    return create_structure("infobox", lines)
+
+
+def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the visible fields of a box, marked so that they can be cleaned together."""
+    angles: dict[str, dict[str, str]] = {}
+    for key, value in parse_call("", arguments).params.items():
+        if angle := _ANGLE.match(key):
+            angles.setdefault(angle[1].lower()[:3], {})[angle[2].lower()[0]] = value
+        elif value and len(key) <= _MAX_KEY and not _HIDDEN_FIELD.match(key) and not key.isdecimal():
+            label = _TRAILING_NUMBER.sub("", key).replace("_", " ").strip() or key
+            yield f"{_TEXT_MARK}\n{protect(label[:1].upper() + label[1:])}{_FIELD_MARK}\n{value}\n"
+    if coordinates := " ".join(filter(None, map(_format_angle, angles.values()))):
+        yield f"{_TEXT_MARK}\nCoordinates{_FIELD_MARK}\n{coordinates}\n"
+
+
+def _format_angle(parts: dict[str, str]) -> str:
+    numbers = "".join(
+        parts[part] + sign for part, sign in _ANGLE_SIGNS.items() if _DEGREES.fullmatch(parts.get(part, ""))
+    )
+    direction = next((value.upper() for part in "new" if _DIRECTION.fullmatch(value := parts.get(part, ""))), "")
+    return numbers + direction if numbers else ""
+
+
+# Long lists of wikitext.
+
+_MIN_ITEMS, _MIN_LIST_WORDS = 6, 100
+_LIST = re.compile(rf"(?:^[*#;][^\n]*(?:\n|\Z)|^:[*#:;]*[^\n]*(?:\n|\Z)){{{_MIN_ITEMS},}}+", re.MULTILINE)
+_ITEM = re.compile(r"^(?=[*#;](?![*#:;]))", re.MULTILINE)
+_MAX_INTRODUCTION = 300  # characters
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+class RawList(NamedTuple):
+    """A list in wikitext with the line before it."""
+
+    introduction: str
+    items: Sequence[str]
+
+
+def cut_lists(text: str) -> tuple[str, list[RawList]]:
+    """Return a section without its long lists, and the lists."""
+    pieces: list[str] = []
+    lists: list[RawList] = []
+    offset = 0
+    for match in _LIST.finditer(text):
+        if not match[0].startswith(("*", "#", ";")) or len(match[0].split()) < _MIN_LIST_WORDS:
+            continue
+        pieces.append(text[offset : match.start()])
+        offset = match.end()
+        introduction = _BLANK_LINES.split(pieces[-1].strip()[-2 * _MAX_INTRODUCTION :])[-1].rpartition("\n")[2]
+        lists.append(RawList(introduction, [item for item in _ITEM.split(match[0]) if item.strip()]))
+    return ("".join([*pieces, text[offset:]]), lists) if lists else (text, lists)
+
+
+class StructureParser:
+    """Finds the structures of the sections of one page."""
+
+    def __init__(
+        self, templates: TemplateRenderer, links: LinkRenderer, body: CutText, structures: Collection[StructureName]
+    ) -> None:
+        """Parse these structures of a page; its tables have been cut from its text."""
+        self._renderer = BoxRenderer(templates)
+        self._expand = Scanner(self._renderer, links, is_dropped_in_box).expand
+        self._body, self._structures = body, frozenset(structures)
+
+    def extract(self, section: RawSection) -> tuple[str, list[Structure]]:
+        """Return a section's markup without its long lists, and its structures."""
+        raw, structures = section.body, list[Structure | None]()
+        if "infobox" in self._structures:
+            structures += [parse_box(self._expand, self._renderer, box) for box in find_boxes(raw)]
+        for table in self._body.select(section.start, section.start + len(raw)):
+            parse = parse_wiki_table if table.lstrip(" \t:*#").startswith("{|") else parse_html_table
+            grid = parse(self._expand(table))
+            if is_requested(grid, self._structures):
+                structures.append(grid.to_structure(to_plain_text))
+        if "lists" in self._structures:
+            raw, lists = cut_lists(raw)
+            structures += [self._clean_list(raw_list) for raw_list in lists]
+        return raw, [structure for structure in structures if structure is not None]
+
+    def _clean_list(self, raw_list: RawList) -> Structure | None:
+        texts = [self._expand(text) for text in (raw_list.introduction, *raw_list.items)]
+        introduction, *items = clean_texts(texts, to_plain_text)
+        return create_structure("list", items, [introduction] if introduction else [])

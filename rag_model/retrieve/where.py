@@ -1,0 +1,90 @@
+"""Hits of some passages only: `where(A, kind=table)`, or `where(kind=table)` of the default retriever.
+
+The inner retriever is searched deeper until `k` of its hits are of these passages, so any retriever
+can be filtered, and one that is not filtered costs nothing. The kinds of all passages are read when
+the first query is filtered, a byte a passage. `where(A, kind=[table, infobox])` allows several.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.corpus.records import PASSAGE_KINDS
+from rag_model.retrieve.expression import Call, Node, WordList, parse
+from rag_model.retrieve.factory import RetrieverFactory
+from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
+
+_GROWTH = 4  # of the depth, if too few hits are of the passages
+_MAX_REQUEST_DEPTH = 10_000  # passages that a search for a request reads
+
+
+class FilteredRetriever(SnapshotRetriever):
+    """A `Retriever` that returns the hits of another one whose passages are of some kinds."""
+
+    def __init__(self, name: str, leg: Leg, kinds: tuple[str, ...], max_depth: int | None) -> None:
+        """Filter the hits of `leg`.
+
+        Args:
+            name: its spelling in an expression.
+            leg: is searched to its own depth, or else as deep as necessary.
+            kinds: of the passages that are returned.
+            max_depth: largest depth of the leg; None: any.
+        """
+        super().__init__(leg.retriever.snapshot, name)
+        self.exact_products = leg.retriever.exact_products
+        self._leg, self._kinds, self._max_depth = leg, kinds, max_depth
+
+    @property
+    def most(self) -> int:
+        """The leg's, because all of its hits may be of the kinds."""
+        return self._leg.most
+
+    def find(self, queries: Queries, k: int) -> RankedRows:
+        """Search the leg until each query has `k` passages of the kinds, or there are no more."""
+        is_allowed = np.isin(self.snapshot.kinds(), [PASSAGE_KINDS.index(kind) for kind in self._kinds])
+        n_allowed = max(int(is_allowed.sum()), 1)
+        most = min(self.most, max(k, self._max_depth or self.most))
+        depth = min(most, k * -(-len(is_allowed) // n_allowed))
+        while True:
+            ranked = self._leg.find(queries, depth)
+            keep = (ranked.rows >= 0) & is_allowed[ranked.rows]
+            is_exhausted = ranked.rows.shape[1] < depth or bool((ranked.rows[:, -1] < 0).all())
+            if depth >= most or is_exhausted or int(keep.sum(axis=1).min()) >= min(k, n_allowed):
+                return self._select(ranked, keep, k)
+            depth = min(most, depth * _GROWTH)
+
+    def _select(self, ranked: RankedRows, keep: npt.NDArray[Any], k: int) -> RankedRows:
+        """Return the kept rows of each query, first ones first."""
+        order = np.argsort(~keep, axis=1, kind="stable")
+        rows = np.take_along_axis(np.where(keep, ranked.rows, -1), order, axis=1)
+        scores = np.take_along_axis(ranked.scores, order, axis=1)
+        products = None if ranked.products is None else np.take_along_axis(ranked.products, order, axis=1)
+        legs = ranked.legs or (ranked,)
+        return RankedRows(self.name, rows, scores, products, legs, ranked.passages).truncate(k)
+
+
+def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
+    """Build the retriever of `where(A, kind=KIND)`.
+
+    Raises:
+        UsageError: there is no kind or an unknown one, or more than one retriever.
+    """
+    call.check_options("kind")
+    if len(call.arguments) > 1:
+        raise call.arguments[1].error("where filters one retriever: name an index or a call, then kind=table")
+    if "kind" not in call.options:
+        raise call.error(f"where has no condition: add kind= and one of {', '.join(PASSAGE_KINDS)}")
+    kinds = _parse_kinds(call.options["kind"])
+    leg = factory.leg(call.arguments[0] if call.arguments else parse(factory.default_expression))
+    return FilteredRetriever(
+        str(replace(call, depth=None)), leg, kinds, None if factory.max_depth is None else _MAX_REQUEST_DEPTH
+    )
+
+
+def _parse_kinds(node: Node) -> tuple[str, ...]:
+    kinds = tuple(str(item) for item in node.items) if isinstance(node, WordList) else (str(node),)
+    if unknown := [kind for kind in kinds if kind not in PASSAGE_KINDS]:
+        raise node.error(f"there is no kind {unknown[0]!r} of passages: choose from {', '.join(PASSAGE_KINDS)}")
+    return kinds

@@ -1,0 +1,207 @@
+"""Passages of tables, infoboxes and lists beside prose alone: what BM25 finds, passages, and speed.
+
+The questions are made of the demo dump by a parser that is not ours, mwparserfromhell: "What is the
+FIELD of TITLE?" of a field of an infobox (none of pictures), "In SECTION of TITLE, what is the COLUMN of FIRST CELL?"
+of a cell of a table. An answer has 1 to 8 plain words with 3 letters or more, and is nowhere in the
+article's prose. At most 12 of one article are drawn, by the hash of the question, until there are
+300. A question is answered if one of the first 20 passages has the answer (DPR's token match).
+
+With `--data FOLDER` (`passages.jsonl.xz`, `qa_paragraphs.jsonl.xz`, `qa_questions.jsonl.xz`) these
+passages are in the corpus too, and its questions measure what the further passages cost: their own
+paragraph is among the first 20. Differences have paired bootstrap intervals. One JSON line a
+selection of structures. `python tests/benchmarks/bench_structures.py [--data FOLDER]`, a minute.
+"""
+
+import argparse
+import hashlib
+import json
+import lzma
+import re
+import resource
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mwparserfromhell
+import numpy as np
+from words import searching_words
+
+from flows.demo import demo_dump
+from rag_model.corpus.articles import classify_page
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Page, Passage
+from rag_model.corpus.wikitext import clean_wikitext
+from rag_model.evaluation.bootstrap import estimate_difference
+from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.training.data.examples import build_passage
+
+SELECTIONS: dict[str, tuple[Any, ...]] = {
+    "prose": (),
+    "tables": ("tables",),
+    "infobox": ("infobox",),
+    "lists": ("lists",),
+    "tables, infobox": ("tables", "infobox"),
+    "all": ("tables", "infobox", "lists"),
+}
+_PLAIN = re.compile(r"[^{}\[\]<>|=\n]{1,80}")
+_OPTION = re.compile(r"\.(?:jpe?g|png|svg|gif|ogg)|\d+ ?px|^(?:yes|no|left|right|center)$|https?:", re.IGNORECASE)
+K, MOST, MOST_OF_ARTICLE = 20, 300, 12
+Question = tuple[str, str, str]  # page id, question, answer
+
+
+def make_questions(pages: Sequence[Page], prose: dict[str, str]) -> list[Question]:
+    """Return the drawn questions, whose answers are not in the prose of their article."""
+    questions: list[Question] = []
+    for page in pages:
+        text = prose.get(str(page.page_id), "")
+        candidates = {
+            question: answer
+            for question, answer in _iter_candidates(page)
+            if not AnswerMatcher([answer]).match(text) and answer.casefold() not in question.casefold()
+        }
+        chosen = sorted(candidates, key=lambda question: hashlib.sha256(question.encode()).digest())
+        questions += [(str(page.page_id), one, candidates[one]) for one in chosen[:MOST_OF_ARTICLE]]
+    return sorted(questions, key=lambda each: hashlib.sha256(each[1].encode()).digest())[:MOST]
+
+
+def _iter_candidates(page: Page) -> Iterator[tuple[str, str]]:
+    heading = ""
+    for section in mwparserfromhell.parse(page.text).get_sections(flat=True, include_lead=True):
+        heading = next((str(one.title).strip() for one in section.ifilter_headings()), heading)
+        for template in section.ifilter_templates(recursive=False):
+            if "infobox" in str(template.name).lower() or "taxobox" in str(template.name).lower():
+                for field in template.params:
+                    name = re.sub(r"[\d_ ]+", " ", str(field.name)).strip()
+                    is_option = re.search(r"alt|size|image|map|style|width|link", name, re.IGNORECASE)
+                    if name and not is_option and (answer := _show(field.value)):
+                        yield f"What is the {name} of {page.title}?", answer
+        for table in section.ifilter_tags(matches=lambda node: node.tag == "table", recursive=False):
+            columns: list[str] = []
+            for row in table.contents.ifilter_tags(matches=lambda node: node.tag == "tr", recursive=False):
+                cells = row.contents.filter_tags(matches=lambda node: node.tag in ("td", "th"), recursive=False)
+                texts = [_show(cell.contents) for cell in cells]
+                if any(cell.has("colspan") or cell.has("rowspan") for cell in cells):
+                    continue
+                if not columns and all(cell.tag == "th" for cell in cells):
+                    columns = texts
+                elif len(texts) == len(columns) and texts[0]:
+                    for column, answer in list(zip(columns, texts, strict=True))[1:]:
+                        if column and answer:
+                            yield (
+                                f"In {heading or 'a table'} of {page.title}, what is the {column} of {texts[0]}?",
+                                answer,
+                            )
+
+
+def _show(code: Any) -> str:
+    """Return the words of a value; empty if they are markup, an option, or too long for an answer."""
+    if any(str(node.name).strip().lower() not in {"nowrap", "small"} for node in code.ifilter_templates()):
+        return ""
+    if any(str(node.tag) not in {"i", "b"} for node in code.ifilter_tags()):
+        return ""  # a reference, a line break or a list, whose words the parser joins
+    text = " ".join(code.strip_code(keep_template_params=True).replace("&nbsp;", " ").split()).strip(" '")
+    letters = sum(map(str.isalnum, text))
+    is_answer = _PLAIN.fullmatch(text) and not _OPTION.search(text) and letters >= 3 and len(text.split()) <= 8
+    return text if is_answer else ""
+
+
+def chunk_dump(structures: tuple[Any, ...], folder: Path) -> list[Passage]:
+    """Return the passages of the demo dump."""
+    plan = plan_dump(str(demo_dump()), workdir=folder, stage=str)
+    passages: list[Passage] = []
+    for part in plan.parts:
+        chunk_part(part, plan.siteinfo, ChunkRecipe(structures=structures), folder / "part.parquet")
+        passages += PassageFile(folder / "part.parquet").iter_passages()
+    return passages
+
+
+def measure_speed(pages: Sequence[Page], rounds: int) -> dict[str, float]:
+    """Return megabytes of wikitext a CPU second by selection, the best of the rounds in turn."""
+    siteinfo, best = MEDIAWIKI.read_siteinfo(str(demo_dump())), dict.fromkeys(SELECTIONS, 0.0)
+    size = sum(len(page.text.encode()) for page in pages) / 1e6
+    for _ in range(rounds):
+        for name, structures in SELECTIONS.items():
+            start = time.process_time()
+            for page in pages:
+                clean_wikitext(page.text, siteinfo, page.title, structures=structures)
+            best[name] = max(best[name], size / (time.process_time() - start))
+    return best
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines, xz."""
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def main() -> None:
+    """Measure each selection, and print a line of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    siteinfo = MEDIAWIKI.read_siteinfo(str(demo_dump()))
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_dump(str(demo_dump()), workdir=Path(folder), stage=str)
+        pages = [page for part in plan.parts for page in MEDIAWIKI.read(part) if classify_page(page, siteinfo) is page]
+    speeds = measure_speed(pages, options.rounds)
+    others: list[Passage] = []
+    asked: list[tuple[str, str]] = []
+    if options.data:
+        for name in ("passages", "qa_paragraphs"):
+            for line in read_lines(options.data / f"{name}.jsonl.xz"):
+                others.append(build_passage(line["title"], line["text"], f"{name}:{line['id']}"))
+        asked = [
+            (q["question"], f"qa_paragraphs:{q['paragraph']}")
+            for q in read_lines(options.data / "qa_questions.jsonl.xz")
+        ]
+    with tempfile.TemporaryDirectory() as folder:
+        chunks = {name: chunk_dump(structures, Path(folder)) for name, structures in SELECTIONS.items()}
+        prose: dict[str, str] = {}
+        for passage in chunks["prose"]:
+            prose[passage.page_id] = f"{prose.get(passage.page_id, '')} {passage.text}"
+        questions = make_questions(pages, prose)
+        matchers = [AnswerMatcher([answer]) for _, _, answer in questions]
+        results: dict[str, tuple[Any, Any]] = {}
+        for name, passages in chunks.items():
+            search = searching_words([*passages, *others], Path(folder) / name)
+            hits = search([question for _, question, _ in questions], K)
+            found = np.array([any(m.match(h.text) for h in own) for m, own in zip(matchers, hits, strict=True)], float)
+            own_hits = search([question for question, _ in asked], K) if asked else []
+            kept = np.array(
+                [any(h.id == gold for h in own) for (_, gold), own in zip(asked, own_hits, strict=True)], float
+            )
+            results[name] = found, kept
+            line = {
+                "benchmark": "structures",
+                "structures": name,
+                "questions": len(questions),
+                "tables": sum(question.startswith("In ") for _, question, _ in questions),
+                f"success@{K}": round(float(found.mean()), 4),
+                "difference": _compare(found, results["prose"][0]),
+                "passages": len(passages),
+                "ratio_of_passages": round(len(passages) / len(chunks["prose"]), 3),
+                "mb_per_s": round(speeds[name], 2),
+                "ratio_of_speed": round(speeds[name] / speeds["prose"], 3),
+                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+            }
+            if asked:
+                line |= {
+                    "all_questions": len(asked),
+                    f"all_success@{K}": round(float(kept.mean()), 4),
+                    "all_difference": _compare(kept, results["prose"][1]),
+                }
+            print(json.dumps(line), flush=True)
+
+
+def _compare(values: Any, base: Any) -> Any:
+    return str(estimate_difference(values, base))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A condition filters any retriever by the kind of the passages, and evaluation reports by kind."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import UsageError
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits
+from rag_model.retrieve.expression import add_condition
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.hits import Hit
+from rag_model.serving.http.messages import SearchRequest
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
+
+FIRST = 5  # row of the second part, the only one whose file has kinds
+TABLES, INFOBOX = {6, 11}, {8}
+
+
+@pytest.fixture
+def mixed(content: tuple[Store, Content], passages: list[Passage], tmp_path: Path) -> Snapshot:
+    """The snapshot with tables and an infobox in its second part."""
+    store, what = content
+    kinds = {**dict.fromkeys(TABLES, "table"), **dict.fromkeys(INFOBOX, "infobox")}
+    with PassageWriter(tmp_path / "part.parquet", with_kinds=True) as writer:
+        for row, passage in enumerate(passages[FIRST:], FIRST):
+            writer.write(replace(passage, kind=kinds.get(row, "prose")))
+    blob = store.blobs.put_file(tmp_path / "part.parquet")
+    files = {**what.files, "passages/part-00001.parquet": blob}
+    return Snapshot.from_store(store, store.snapshots.publish(Manifest(replace(what, files=files))))
+
+
+@pytest.mark.parametrize("inner", ["exact", "hnsw", "rrf(hnsw, ivfpq)"])
+def test_a_condition_returns_the_best_passages_of_the_kind(mixed: Snapshot, encoder: Encoder, inner: str) -> None:
+    questions = ["what relieves pain?", "who wrote animal farm?"]
+    everything = open_retriever(mixed, inner, encoder=encoder).search(questions, mixed.n)
+    for condition, rows in (
+        ("kind=table", TABLES),
+        ("kind=table,infobox", TABLES | INFOBOX),
+        ("kind=list", set[int]()),
+        ("kind=prose", {*range(12)} - TABLES - INFOBOX),
+    ):
+        retriever = open_retriever(mixed, add_condition(inner, condition), encoder=encoder)
+        for k in (1, 2, mixed.n):
+            expected = [[hit for hit in hits if hit.row in rows][:k] for hits in everything]
+            hits = retriever.search(questions, k)
+            assert [[hit.row for hit in own] for own in hits] == [[hit.row for hit in own] for own in expected]
+            assert [[hit.rank for hit in own] for own in hits] == [[*range(1, len(own) + 1)] for own in expected]
+
+
+def test_a_snapshot_without_kinds_is_prose(snapshot: Snapshot, encoder: Encoder) -> None:
+    assert snapshot.kinds().tolist() == [0] * snapshot.n
+    assert open_retriever(snapshot, "where(exact, kind=table)", encoder=encoder).search(["pain"], 3) == [[]]
+    assert len(open_retriever(snapshot, "where(kind=prose)", encoder=encoder).search(["pain"], 3)[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("where(exact)", "has no condition: add kind= and one of prose, table, infobox, list"),
+        ("where(exact, kind=box)", "no kind 'box' of passages: choose from prose, table"),
+        ("where(exact, hnsw, kind=table)", "where filters one retriever"),
+        ("where(exact, language=de)", "where has no option 'language'"),
+    ],
+)
+def test_a_wrong_condition_is_refused(snapshot: Snapshot, expression: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_retriever(snapshot, expression)
+
+
+def test_a_request_has_a_condition() -> None:
+    request = SearchRequest(questions=["q"], k=None, index=None, retriever="rrf(bm25,hnsw)", where="kind=table")
+    assert request.expression == "where(rrf(bm25, hnsw), kind=table)"
+    assert SearchRequest(questions=["q"], k=1, index=None, where=None).expression is None
+    with pytest.raises(UsageError, match="the condition 'size=3' is none: give kind="):
+        add_condition("bm25", "size=3")
+
+
+def test_the_kind_of_the_best_relevant_passage_answers_a_question(passages: list[Passage]) -> None:
+    def hit(rank: int, row: int, kind: str) -> Hit:
+        return Hit(rank, 1 / rank, row, replace(passages[row], kind=kind), "", "")
+
+    hits = [hit(1, 0, "prose"), hit(2, 10, "table"), hit(3, 3, "infobox")]
+    questions = [Question("1", "pain?", ("pain",)), Question("2", "who?", ("Orwell",)), Question("3", "?", ("none",))]
+    outcomes = [match_hits(question, hits) for question in questions]
+    judge = RetrievalJudge("answers")
+    assert judge.shares_by_kind(outcomes, 3) == {"prose": 1 / 3, "table": 1 / 3, "infobox": 0.0}
+    assert judge.shares_by_kind(outcomes, 1) == {"prose": 1 / 3, "table": 0.0, "infobox": 0.0}
+    assert judge.shares_by_kind([match_hits(questions[0], hits[:1])], 3) == {}
+    named = RetrievalJudge("passages", {"1": {passages[3].id: 1}, "2": {passages[0].id: 0}, "3": {}})
+    assert named.shares_by_kind(outcomes, 3) == {"prose": 0.0, "table": 0.0, "infobox": 1 / 3}
