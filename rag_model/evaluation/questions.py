@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ import fsspec
 
 from rag_model.corpus.records import Passage
 from rag_model.corpus.source import add_client_errors
+from rag_model.digest import digest_json
 from rag_model.errors import InputError, format_error
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import limit_blank_lines, parse_json
@@ -330,3 +331,15 @@ def _choose_sentence(passage: Passage, seed: int) -> str:
     if not long_sentences:
         return passage.text.strip() or passage.title
     return random.Random(f"{seed} {passage.hash}").choice(long_sentences)
+
+
+def digest_questions(question_set: QuestionSet) -> str:
+    """Return the digest of the parsed questions, which does not depend on the file format."""
+    return digest_json([[_question_to_json(question) for question in question_set.questions], question_set.qrels])
+
+
+def _question_to_json(question: Question) -> dict[str, Any]:
+    fields = {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
+    if not question.own_document:  # evaluations that were recorded without this field keep their identity
+        del fields["own_document"]
+    return fields

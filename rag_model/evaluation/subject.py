@@ -11,7 +11,7 @@ from rag_model.digest import digest_file, digest_json
 from rag_model.encoders.files import ENDPOINT_PREFIX, pin_name
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.measures.measure import installed_versions
-from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.questions import QuestionSet, digest_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.store.store import MODEL_PREFIX, Store
@@ -123,22 +123,10 @@ def _endpoint_settings(model: str) -> dict[str, Any]:
     return endpoint_settings
 
 
-def digest_questions(question_set: QuestionSet) -> str:
-    """Return the digest of the parsed questions, which does not depend on the file format."""
-    return digest_json([[_question_to_json(question) for question in question_set.questions], question_set.qrels])
-
-
 def digest_folder(folder: Path) -> dict[str, str]:
     """Return the digest of each file below a folder, by its relative path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
-
-
-def _question_to_json(question: Question) -> dict[str, Any]:
-    fields = {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
-    if not question.own_document:  # evaluations that were recorded without this field keep their identity
-        del fields["own_document"]
-    return fields
 
 
 def resolve_retriever_models(

@@ -30,8 +30,7 @@ from rag_model.corpus.source import expand_pattern, get_size, get_stamp, read_by
 from rag_model.digest import digest_chunks
 from rag_model.encoders import embed
 from rag_model.errors import InputError, StoreError, UsageError
-from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.subject import digest_questions
+from rag_model.evaluation.questions import digest_questions, read_questions
 from rag_model.extras import get_versions
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.plan import IndexPlan

@@ -9,9 +9,9 @@ import pytest
 
 from rag_model.errors import StoreError
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.questions import QuestionSet, read_questions
+from rag_model.evaluation.questions import QuestionSet, digest_questions, read_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
-from rag_model.evaluation.subject import answers_subject, digest_questions, retrieval_subject
+from rag_model.evaluation.subject import answers_subject, retrieval_subject
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.hub import Hub
