@@ -30,7 +30,7 @@ from tests.fixtures.tiny import save_bert, save_cross_encoder
 
 MANY = ", ".join(f"rrf({', '.join(some)})" for n in (2, 3) for some in permutations(("hnsw", "ivfpq", "exact"), n))
 ASKED = ["who wrote animal farm?", "which unit measures electric current"]
-KEYS = ["rank", "score", "id", "page_id", "title", "section", "text", "url", "revised", "licence"]
+KEYS = ["rank", "score", "id", "page_id", "title", "section", "text", "url", "revised", "licence", "kind"]
 
 
 class Counted:
