@@ -35,7 +35,7 @@ from rag_model.store.store import Store
 _LAUNCHER_READS_BYTES = 64 << 20
 # compressed bytes per second of one core: all articles parsed, or nearly all reused
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = 1e6, 7e6
-_READ_BYTES_PER_SECOND = 5e6  # compressed bytes of which only templates are parsed
+_READ_BYTES_PER_SECOND = 5e6  # compressed bytes, if only templates are parsed
 _ENCODED_BYTES_PER_SECOND = (
     # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9
     # (`embed`)

@@ -33,7 +33,7 @@ from rag_model.store.store import Store
 _READ_BYTES_PER_SECOND = 2e7
 # passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
 _ENCODED_PER_SECOND = 8e9
-# Those whose versions determine the vectors; a model behind an endpoint depends on none.
+# Libraries whose versions determine the vectors. A model behind an endpoint uses neither group.
 _LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
 
 
@@ -161,7 +161,7 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
 
 
 def describe_requests(encoder: StoredEncoder, cuts: Sequence[ChunkResult], new_passages: int) -> str:
-    """Describe what embedding new passages asks of the encoder's endpoint; "" without an endpoint."""
+    """Describe how much the encoder's endpoint must embed; return "" without an endpoint."""
     if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not new_passages:
         return ""
     from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - imports HTTP

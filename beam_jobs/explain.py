@@ -44,7 +44,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.build_history import forecast_build, read_history
 from rag_model.store.versions.manifest import EMBEDDINGS, TEXT
 
-_KIND = "plan.kind"  # of an index's inputs
+_KIND = "plan.kind"  # path of the kind in an index's inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ReuseReport:
     parent: str | None  # id of the parent snapshot
     stages: tuple[StageReuse, ...]
     forecast: Mapping[str, Any] = field(default_factory=dict)  # of the cost, fitted to past builds
-    requests: tuple[str, ...] = ()  # sentences on what is asked of encoders behind endpoints
+    requests: tuple[str, ...] = ()  # sentences on the passages that endpoints must embed
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""

@@ -255,9 +255,10 @@ def build_shards(
 
 
 def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard | None]:
-    """Return for each shard the parent's, if it is in the store.
+    """Return the parent's version of each shard, or None if it is not in the store.
 
-    One that had another number is without slices, so that it is written again with the new number.
+    A shard that had another number is returned without slices, so that it is written again with
+    the new number.
     """
     count = len(_read_cells(store, build))
     if build.parent_shards is None or not isinstance(get_kind(build.plan.kind), ShardUpdatingKind):

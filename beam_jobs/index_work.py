@@ -6,8 +6,8 @@ vectors give equal bytes. Only a shard of a kind that is `threaded`, as a graph 
 cores that no other shard wants. The jobs pass on blobs of the store, which are read by range: only
 the merging worker reads whole files.
 
-The first classes are what the index jobs hand on: an index while it is built, and the tasks of its
-stages.
+The first classes are passed between the index jobs: an index while it is built, and the tasks of
+its stages.
 """
 
 import json
@@ -83,7 +83,7 @@ class IndexInProgress:
     parent_rows: BlobRef | None = None
     # With a reused trained file: the parent's `BuiltShard`s (`ReusedTraining.shards`).
     parent_shards: BlobRef | None = None
-    # The parent's number of each shard, if it is another; () if all shards keep their numbers.
+    # The number of each shard in the parent; () if all shards keep their numbers.
     parent_shard_numbers: tuple[int, ...] = ()
     training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
     pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order

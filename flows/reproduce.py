@@ -69,7 +69,7 @@ VERSION = 1  # increase it when the same values would give another table; tables
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
 _MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # in a sample
-_TIMING_SECONDS = 1.0  # of a row, whose table has no times
+_TIMING_SECONDS = 1.0  # per row; the table shows no times
 SAMPLE_NOTE = "Measured on a sample of passages and questions: do not compare these values with the published ones."
 
 

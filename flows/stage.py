@@ -2,8 +2,8 @@
 
 Prefect's engine reports to a server. If none is configured it would start one for this run, which
 takes longer than the rebuild of a small library, so the command line calls the function directly.
-Importing Prefect alone takes most of a second: it is imported if a server may be configured, and is
-there already in the processes that Prefect starts.
+Importing Prefect takes most of a second. So it is imported only if a server may be configured;
+processes that Prefect starts have already imported it.
 
 A `StageClock` shows the progress of stages on standard error and as an artifact in the Prefect UI.
 
@@ -147,9 +147,7 @@ def deployment_flow(
 
 
 class CommandFlow(Generic[Parameters, FlowResult]):
-    """Stands for Prefect's flow in a process that has not imported Prefect, and makes it if it is
-    needed.
-    """
+    """A flow in a process that has not imported Prefect; creates Prefect's flow when it is needed."""
 
     def __init__(self, function: Callable[Parameters, FlowResult], name: str) -> None:
         """Hold the function, which checks its parameters, and the name of the flow."""
@@ -158,7 +156,7 @@ class CommandFlow(Generic[Parameters, FlowResult]):
         self.get_prefect_flow = cache(self._make_prefect_flow)
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-        """Run in Prefect's engine."""
+        """Run the flow in Prefect's engine."""
         return self.get_prefect_flow()(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

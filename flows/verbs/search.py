@@ -14,7 +14,7 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
 
-_MAX_RANGED_QUESTIONS = 64  # that are answered from a remote store by ranges of its files
+_MAX_RANGED_QUESTIONS = 64  # more questions are faster with a copy of the files
 
 
 def search(

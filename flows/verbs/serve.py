@@ -189,10 +189,10 @@ def serve(
     if override_every is not None and model is None:
         raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
     if not from_store and (no_pull or cache_bytes is not None):
-        raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} belongs to --from-store: add it")
+        raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} only applies with --from-store: add it")
     if from_store and (folder is not None or (no_pull and model is not None)):
         other = "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
-        raise UsageError(f"--from-store does not go with {other}: leave one of them out")
+        raise UsageError(f"--from-store cannot be combined with {other}: leave one of them out")
     from rag_model.serving import run as serving  # noqa: PLC0415 - imports torch, which reads the variables above
 
     settings = serving.ServiceSettings(

@@ -80,6 +80,6 @@ def load_question_encoder(name: str) -> AnyEncoder:
     """
     if name.startswith(ENDPOINT_PREFIX):
         raise UsageError(
-            f"{name} is the encoder of the snapshots that were built with it, which need no other one: leave it out"
+            f"{name} cannot be given here: snapshots that were built with it record it; leave it out"
         )
     return load_any_encoder(resolve_folder(name), name=name)

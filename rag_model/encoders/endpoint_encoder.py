@@ -71,15 +71,15 @@ _PROBE_TEXTS = (
     "Moors and marshes, one after another, stretch to the sea. " * 4,
 )
 PROBES_VERSION = 1  # increase it with a change of the texts
-# Of the difference to a stored probe vector, relative to its length; .045 is a cosine of .999.
-# Another precision of the same weights stays within it; another model does not.
+# The largest accepted difference to a stored probe vector, relative to its length: .045 is a cosine
+# of .999. Another precision of the same weights differs by less; another model differs by more.
 _MAX_PROBE_DISTANCE = 0.045
 _RECHECK_SECONDS = 600.0  # between two checks of the probes by one process
 _REPLY_BYTES_PER_VALUE = 32  # of a vector, written as a decimal number
 _MAX_DIM = 1 << 16
 _MAX_ERROR_BYTES = 1 << 16
 _INVALID_REQUEST = frozenset((400, 422))
-_QUESTION_SECONDS = 30.0  # a user waits for a question's vector, unlike for those of a corpus
+_QUESTION_SECONDS = 30.0  # shorter than for a corpus, because a user waits
 _UNKNOWN_LENGTH = 1_000_000  # tokens; the endpoint truncates or refuses longer texts
 
 
@@ -492,7 +492,7 @@ def _parse_vector(embedding: Any) -> Vectors:
 
 
 def describe_endpoint_use(name: str, passages: int, words: float, price: float | None = None) -> str:
-    """Describe what embedding passages of `words` words on average asks of an endpoint.
+    """Describe the tokens and cost of embedding passages of `words` words on average.
 
     A token is taken for three quarters of a word. The `price` of a million tokens is by default
     that of the environment.

@@ -177,7 +177,7 @@ class StaticModel:
 
         Vectors never depend on the other inputs; `batch_invariant` has no effect. The first tokens
         of all inputs are added up at once, then the second ones, and so on: the inputs are sorted
-        by length, longest first, so that those that have another token stand in front.
+        by length, longest first, so that the inputs with a token at a given position come first.
         """
         lengths = np.array([len(ids) for ids in tokens], np.int64)  # (n,)
         order = np.argsort(-lengths, kind="stable")

@@ -64,7 +64,7 @@ class IndexFiles:
     # returns the row files in row order, perhaps `RemoteRowFiles`; called only if needed
     rows: Callable[[], Sequence[Path]]
     n: int  # number of passages in the snapshot
-    # if only ranges of `index` are on this disk: loads them; only for a `RangedKind`
+    # loads ranges of `index` if the whole file is not on this disk; only for a `RangedKind`
     ranges: RangedFile | None = None
     outline: Any = None  # with `ranges`: what the kind's `outline` returned; None for a small file
 

@@ -82,7 +82,7 @@ def retrieve_hits(retriever: Retriever | None, questions: Sequence[str], k: int)
 
 
 class RetrievingReader(ABC):
-    """Base of readers: answers from the best passages are answers from given hits."""
+    """Base class of readers that retrieve the best passages and answer from these hits."""
 
     retriever: Retriever | None
     k: int

@@ -22,7 +22,7 @@ from rag_model.store.pulling.delta_files import read_new_terms
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
-_RANGED_KINDS = ("bm25", "impact", "ivf")  # of which a small file is searched by ranges too
+_RANGED_KINDS = ("bm25", "impact", "ivf")  # also searched by ranges if the file is small
 
 
 def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:

@@ -46,7 +46,7 @@ def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderName
     return EncoderNames(question or str(question_folder), str(passage) if passage.is_dir() else None)
 
 
-_WITHOUT_PART = {  # what a model of the store lacks, and a model that has it
+_WITHOUT_PART = {  # message if a model has no such part, and the kind of model that has it
     GENERATOR: (f"has no generator in a folder {GENERATOR}/", "model that answers questions"),
     COLBERT: ("is not a ColBERT", "model that `finetune colbert` trained"),
     MASKED_LM: ("has no masked language model", "model that `finetune realm` trained"),

@@ -28,8 +28,8 @@ class ServiceSettings:
     in_memory: bool = False
     # answer from the store by ranges until the snapshot is pulled
     from_store: bool = False
-    pull: bool = True  # False, with `from_store`: pull nothing, and answer by ranges for good
-    # of ranges on the disk; None: as the cache of blobs
+    pull: bool = True  # False, with `from_store`: pull nothing, and always answer by ranges
+    # maximum size of the ranges on disk; None: that of the cache of blobs
     cache_bytes: int | None = None
     run_trials: bool = True  # try the indexes and models of a new version in a child process first
     # requests

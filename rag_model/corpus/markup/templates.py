@@ -102,7 +102,7 @@ class TemplateUse:
     names: set[str] = field(default_factory=set)
 
 
-# A variable because the `clean` of formats of other packages does not pass it on.
+# A context variable, because the `clean` methods of other packages' formats have no such parameter.
 _CURRENT_USE: ContextVar[TemplateUse | None] = ContextVar("template_use", default=None)
 
 

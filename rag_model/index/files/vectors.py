@@ -286,7 +286,7 @@ class RemoteVectorFiles:
             self._unchecked.discard(number)
         row_bytes, vectors = dim * dtype.itemsize, list[Vectors]()
         starts = offset + local * row_bytes
-        max_gap = 0 if self._files.are_verified else _MAX_GAP_BYTES  # what was prefetched has gaps
+        max_gap = 0 if self._files.are_verified else _MAX_GAP_BYTES  # gaps were not prefetched
         is_far = (np.diff(starts) > row_bytes + max_gap) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
         for rows in np.split(local, np.flatnonzero(is_far) + 1):
             size = int(rows[-1] + 1 - rows[0]) * row_bytes

@@ -106,9 +106,9 @@ class GraphKind(VectorKind):
     def steady(self, recipe: IndexRecipe, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> VectorPlan:
         """Keep the parent's number of cells if the recipe leaves it open and it is close enough.
 
-        A corpus grows a little every month, and each new cell takes vectors from others. One that
-        shrinks keeps its cells for longer, since small cells cost little. Below half of its size it
-        loses only as many cells as are too many, so that few vectors change their cell.
+        A corpus grows a little every month, and each new cell takes vectors from others. A
+        corpus that shrinks keeps its cells longer, since small cells cost little. Below half of its
+        size, only the excess cells are merged, so that few vectors change their cell.
         """
         parent_cells = parent_inputs.get("cells", 0)
         cells = min(parent_cells, MAX_CELL_RATIO * plan.cells)
@@ -138,8 +138,8 @@ class GraphKind(VectorKind):
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
         """Merge the smallest cells if there are too many, split those beyond the limit, then the largest.
 
-        The other cells keep their numbers, but for those that take the place of a merged one. The
-        statistics have the number that each cell had before (`previous_shards`).
+        The other cells keep their numbers, except those that get the number of a merged cell. The
+        statistics contain the number that each cell had before (`previous_shards`).
 
         Raises:
             InputError: the trained file is damaged, the vectors do not match the plan, or the

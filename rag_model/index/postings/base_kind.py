@@ -24,7 +24,7 @@ MERGE_BYTES_PER_PASSAGE = (
     13
 )
 
-CARRY_BYTES = 30  # of memory per passage while postings are carried over
+CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 EXHAUSTIVE_QUERIES = 64  # of the gate: a search without skipping reads every posting of its terms
 
 

@@ -36,8 +36,7 @@ from rag_model.index.postings.lists import MAX_POSTING_BYTES
 from rag_model.index.postings.part import PartPostings
 
 _MIN_REUSED_SHARE = (
-    # Share of the passages that must be there already, for less it is quicker to build or fetch
-    # all.
+    # Smallest share of passages to reuse. Below it, building or fetching the whole index is faster.
     0.5
 )
 _BATCH_TERMS = 1 << 14

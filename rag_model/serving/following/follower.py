@@ -141,7 +141,7 @@ class RefFollower:
         self._on_fatal = on_fatal
         self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
-        # on the snapshot that is served from the store
+        # keeps the snapshot that is served from the store
         self._lease: ExitStack | SnapshotLease = ExitStack()
         self._taken_down: frozenset[str] = frozenset()  # ids, as of the last poll
         self._stop_event = threading.Event()

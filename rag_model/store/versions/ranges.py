@@ -129,7 +129,7 @@ def _digest_of(ref: BlobRef) -> bytes:
 
 
 def _parse_table(data: bytes, files: Mapping[str, BlobRef], snapshot: str) -> dict[str, Any]:
-    """Parse and check a table: every number fits the files that it is about."""
+    """Parse a table, and check that its numbers fit the files of the snapshot."""
     try:
         table: dict[str, Any] = parse_json(data)
         if table["version"] != VERSION:

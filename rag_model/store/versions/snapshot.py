@@ -49,7 +49,7 @@ from rag_model.store.versions.ranges import SnapshotRanges
 from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
 _MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot meanwhile
-_FOOTER_BYTES = 64 << 10  # that Arrow reads at the end of a passage file; its footer takes about 1.2 a row
+_FOOTER_BYTES = 64 << 10  # Arrow reads this much at the end; a footer takes about 1.2 per row
 _OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
 
 
