@@ -28,7 +28,7 @@ from rag_model.secrets import mask_secrets, refuse_secret
 from rag_model.untrusted_text import escape_controls, parse_json
 
 USER_AGENT = "bookwheel"
-LLM_PREFIX = "BOOKWHEEL_LLM_"  # of the environment variables of a generator's endpoint
+LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
 _MAX_SHOWN = 300  # characters of an endpoint's message
 _TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _PROMPT_TOO_LONG = re.compile(
@@ -79,9 +79,9 @@ class Endpoint:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ, prefix: str = LLM_PREFIX) -> Self:
         """Read the base URL from BOOKWHEEL_LLM_BASE_URL, else from OPENAI_BASE_URL; the default is
-        OpenAI's API. `prefix` names other variables than those of BOOKWHEEL_LLM_.
+        OpenAI's API. `prefix` replaces BOOKWHEEL_LLM_ in the names of the variables.
 
-        Each address only gets the key of its own pair: BOOKWHEEL_LLM_API_KEY or OPENAI_API_KEY.
+        BOOKWHEEL_LLM_API_KEY is used for BOOKWHEEL_LLM_BASE_URL, and OPENAI_API_KEY for the others.
 
         Raises:
             UsageError: the URL or the key cannot be used.

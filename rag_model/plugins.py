@@ -144,7 +144,7 @@ def _list_entry_points(group: str) -> Sequence[EntryPoint]:
     return _read_entry_points(search_path).get(group, ())
 
 
-@lru_cache(maxsize=1)  # hundreds of files are read, and a build asks for names of several groups
+@lru_cache(maxsize=1)  # reads hundreds of files, and a build needs several groups
 def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[EntryPoint]]:
     found = entry_points()
     return {name: tuple(found.select(group=name)) for name in found.groups if name.startswith("bookwheel.")}

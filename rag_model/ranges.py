@@ -6,8 +6,8 @@ missing blocks of a search in one round of parallel requests, verifies them and 
 sparse file. Code that maps a whole file maps the sparse file in the same way.
 
 `RangeCache` limits the bytes on the disk: it removes the blocks that were used least recently, but
-never those of a search that runs. A process that finds a sparse file of an earlier one verifies its
-blocks again before it uses them, so neither a crash nor another program can make a search wrong.
+never those of a running search. A process that finds the sparse file of an earlier process verifies
+its blocks again, so neither a crash nor another program can make the results of a search wrong.
 """
 
 import ctypes
@@ -30,12 +30,12 @@ import numpy.typing as npt
 
 from rag_model.errors import ResourceError, StoreError
 
-DIGEST_BYTES = 16  # of a block's SHA-256
+DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
-_MAX_RUN_BYTES = 1 << 20  # of one request; longer ranges are read by several requests at once
+_MAX_RUN_BYTES = 1 << 20  # maximum of one request; longer ranges are read by parallel requests
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
-_MAX_MEMORY_BYTES = 256 << 20  # of such blocks
-_HEADROOM_SHARES = 8  # an eviction frees an eighth of the maximum in addition
+_MAX_MEMORY_BYTES = 256 << 20  # maximum of the blocks in memory
+_HEADROOM_SHARES = 8  # an eviction frees an additional eighth of the maximum
 _SUFFIX = ".ranges"
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
 Numbers = npt.NDArray[np.int64]
@@ -91,13 +91,13 @@ class RangeCache:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Keep the sparse files in `folder`, which is created when it is needed."""
         self.folder, self.max_bytes = folder, max_bytes
-        # Since the start; the requests of a round are sent together.
+        # Counts since the start. The requests of a round are sent together.
         self.rounds = self.requests = self.fetched_bytes = 0
         self._lock = threading.Lock()
         self._files: list[RangedFile] = []
         self._used_bytes = 0
         self._clock = 1
-        self._running: dict[int, int] = {}  # number of running searches by the clock at their start
+        self._running: dict[int, int] = {}  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
 
     def open(
@@ -112,11 +112,11 @@ class RangeCache:
         """Open a remote file; nothing is fetched yet.
 
         Args:
-            name: in messages.
-            identity: of the bytes, as a file name.
-            size: in bytes.
-            block_bytes: of each block but the last.
-            digests: of all blocks, or where they are stored.
+            name: name of the file in messages.
+            identity: file name that identifies the bytes.
+            size: size of the file in bytes.
+            block_bytes: size of each block but the last.
+            digests: digests of all blocks, or their location.
             read: returns the bytes [start, end) of the remote file, unverified.
 
         Raises:
@@ -126,7 +126,7 @@ class RangeCache:
         try:
             os.ftruncate(descriptor, size)
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise _build_write_error(self.folder, error) from error
         ranged = RangedFile(self, name, descriptor, size, block_bytes, digests, read)
         with self._lock:
             self._files.append(ranged)
@@ -135,7 +135,7 @@ class RangeCache:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep all blocks that are loaded inside the block until it ends."""
+        """Keep all blocks of files that are loaded in this context until it ends."""
         with self._lock:
             self._clock += 1
             start = self._clock
@@ -154,7 +154,7 @@ class RangeCache:
         Raises:
             ResourceError: the disk of the cache is full.
             StoreError: a block cannot be read, or does not match its digest, even when it is read
-                again; the message names it.
+                again. The message names the bytes and the file.
         """
         missing = self._find_missing(ranges)
         if not missing:
@@ -162,9 +162,9 @@ class RangeCache:
         with self._lock:
             self.rounds += 1
         pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
-        fetches = [self._start_fetch(file, file._drop_stored(blocks)) for file, blocks in [*pages, *missing]]
-        for fetch in fetches:  # pages of digests come first, since blocks are verified by them
-            fetch.file._complete([(run, future.result()) for run, future in fetch.runs])
+        fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*pages, *missing]]
+        for fetch in fetches:  # pages of digests come first, because other blocks are verified with them
+            fetch.file._store_runs([(run, future.result()) for run, future in fetch.runs])
 
     def _find_missing(
         self, ranges: Sequence[tuple["RangedFile", Numbers, Numbers] | None]
@@ -173,7 +173,7 @@ class RangeCache:
         blocks: dict[RangedFile, list[Numbers]] = {}
         with self._lock:
             for item in ranges:
-                if item is not None and len(unverified := item[0]._mark(*item[1:], self._clock)):
+                if item is not None and len(unverified := item[0]._mark_used(*item[1:], self._clock)):
                     blocks.setdefault(item[0], []).append(unverified)
         return [(file, np.unique(np.concatenate(arrays))) for file, arrays in blocks.items()]
 
@@ -210,9 +210,9 @@ class RangeCache:
     def _free_disk(self) -> bool:
         """Evict all blocks that no search uses; return whether there were any."""
         with self._lock:
-            before = self._used_bytes
+            bytes_before = self._used_bytes
             self._evict(0)
-            return self._used_bytes < before
+            return self._used_bytes < bytes_before
 
     def _evict(self, target_bytes: int) -> None:
         """Remove the least recently used blocks until at most `target_bytes` are left."""
@@ -225,8 +225,8 @@ class RangeCache:
             if self._used_bytes <= target_bytes:
                 return
             file = self._files[owners[i]]
-            if not file._punch(int(blocks[i])):
-                return  # this file system frees no part of a file
+            if not file._free_block(int(blocks[i])):
+                return  # this file system cannot free a part of a file
             self._used_bytes -= file.block_bytes
 
     def _create_file(self, identity: str) -> int:
@@ -246,7 +246,7 @@ class RangeCache:
         except OSError as error:
             with suppress(OSError):
                 return self._create_in_memory(identity)
-            raise _write_error(self.folder, error) from error
+            raise _build_write_error(self.folder, error) from error
         return descriptor
 
     def _create_in_memory(self, identity: str) -> int:
@@ -270,7 +270,7 @@ class RangeCache:
 
 @dataclass(frozen=True, slots=True)
 class StoredDigests:
-    """The place of a file's digests in another file."""
+    """The location of a file's digests in another file."""
 
     file: "RangedFile"
     first: int  # number of the first block's digest
@@ -278,14 +278,14 @@ class StoredDigests:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """Requests of a file that are running, each for a run of adjacent blocks."""
+    """Running requests for blocks of a file; each reads a run of adjacent blocks."""
 
     file: "RangedFile"
     runs: list[tuple[Numbers, "Future[bytes]"]]
 
 
 class RangedFile:
-    """A remote file, of which verified blocks are in a sparse local file at `path`."""
+    """A remote file whose verified blocks are cached in a sparse local file at `path`."""
 
     def __init__(
         self,
@@ -299,10 +299,10 @@ class RangedFile:
     ) -> None:
         """Use an open sparse file; call `RangeCache.open` instead."""
         self.cache, self.name, self.size, self.block_bytes = cache, name, size, block_bytes
-        self.path = Path(f"/proc/self/fd/{descriptor}")  # also if the file in the cache was deleted
+        self.path = Path(f"/proc/self/fd/{descriptor}")  # stays valid if the file in the cache is deleted
         self._descriptor, self._digests, self._read = descriptor, digests, read
         count = -(-size // block_bytes)
-        self._is_verified = np.zeros(count, bool)  # in this process, and not removed since
+        self._is_verified = np.zeros(count, bool)  # verified by this process, and still on the disk
         self._is_stored = np.zeros(count, bool)  # on the disk, perhaps by an earlier process
         self._last_used = np.zeros(count, np.int64)  # by the clock of the cache
         for start, end in _iter_extents(descriptor, size):
@@ -338,9 +338,9 @@ class RangedFile:
 
     def open(self) -> BinaryIO:
         """Open the file for reads at any offset; blocks are loaded when they are read."""
-        return cast(BinaryIO, RangeFile(self.name, self.size, self.read))  # a buffer would read further blocks
+        return cast(BinaryIO, RangeFile(self.name, self.size, self.read))  # unbuffered, because a buffer reads ahead
 
-    def _mark(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
+    def _mark_used(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
         """Record that a search uses ranges; return the blocks that are not verified."""
         blocks = _list_blocks(starts, np.minimum(ends, self.size), self.block_bytes)
         self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)
@@ -354,14 +354,14 @@ class RangedFile:
         return self._digests.file, starts, starts + DIGEST_BYTES
 
     def _read_digest(self, block: int) -> bytes:
-        """Return the digest of a block; a page of digests must be loaded."""
+        """Return the digest of a block, whose page of digests is already loaded."""
         if isinstance(self._digests, bytes):
             return self._digests[DIGEST_BYTES * block : DIGEST_BYTES * (block + 1)]
         descriptor = self._digests.file._descriptor
         return os.pread(descriptor, DIGEST_BYTES, DIGEST_BYTES * (self._digests.first + block))
 
-    def _drop_stored(self, blocks: Numbers) -> Numbers:
-        """Verify blocks that an earlier process has stored; return the others."""
+    def _verify_stored(self, blocks: Numbers) -> Numbers:
+        """Verify stored blocks of an earlier process; return the blocks that must be fetched."""
         stored = blocks[self._is_stored[blocks]]
         if not len(stored):
             return blocks
@@ -381,7 +381,7 @@ class RangedFile:
     def _read_remote(self, first: int, end: int) -> bytes:
         return self._read(first * self.block_bytes, min(end * self.block_bytes, self.size))
 
-    def _complete(self, runs: Sequence[tuple[Numbers, bytes]]) -> None:
+    def _store_runs(self, runs: Sequence[tuple[Numbers, bytes]]) -> None:
         """Verify and store fetched runs of blocks."""
         for run, data in runs:
             self._write(self._verify(run, data), int(run[0]) * self.block_bytes)
@@ -391,9 +391,9 @@ class RangedFile:
         """Return the bytes of a run; a block that does not match its digest is read once more.
 
         Raises:
-            StoreError: it does not match then either.
+            StoreError: it does not match its digest after the second read either.
         """
-        verified = []
+        sound_blocks = []
         for i, block in enumerate(run.tolist()):
             block_data = data[i * self.block_bytes : (i + 1) * self.block_bytes]
             if not self._matches(block, block_data):
@@ -404,33 +404,33 @@ class RangedFile:
                         f"bytes {start:,} to {min(start + self.block_bytes, self.size):,} of {self.name} do not match "
                         "their digest, although they were read twice: run `verify`, and restore the file from a copy"
                     )
-            verified.append(block_data)
-        return b"".join(verified)
+            sound_blocks.append(block_data)
+        return b"".join(sound_blocks)
 
     def _write(self, data: bytes, start: int) -> None:
         try:
             self._write_all(data, start)
         except OSError as error:
             if not self.cache._free_disk():
-                raise _write_error(self.cache.folder, error) from error
+                raise _build_write_error(self.cache.folder, error) from error
             try:
                 self._write_all(data, start)
             except OSError as second_error:
-                raise _write_error(self.cache.folder, second_error) from second_error
+                raise _build_write_error(self.cache.folder, second_error) from second_error
 
     def _write_all(self, data: bytes, start: int) -> None:
         view = memoryview(data)
-        while view:  # on a full disk only a part may be written
+        while view:  # a full disk may accept only a part
             size = os.pwrite(self._descriptor, view, start)
             view, start = view[size:], start + size
 
     def _list_evictable(self, limit: int) -> tuple[Numbers, Numbers]:
-        """Return the stored blocks that no search from the clock `limit` on has used, and their times."""
+        """Return the stored blocks that were last used before the clock `limit`, and these times."""
         blocks = np.flatnonzero(self._is_stored & (self._last_used < limit))
         return blocks, self._last_used[blocks]
 
-    def _punch(self, block: int) -> bool:
-        """Free the space of a block; return whether the file system can."""
+    def _free_block(self, block: int) -> bool:
+        """Free the space of a block; return False if the file system cannot."""
         self._is_verified[block] = False
         if not _punch_hole(self._descriptor, block * self.block_bytes, self.block_bytes):
             return False
@@ -446,7 +446,7 @@ def _list_blocks(starts: Numbers, ends: Numbers, block_bytes: int) -> Numbers:
     return np.unique(np.concatenate([np.empty(0, np.int64), *spans]))
 
 
-def _write_error(folder: Path, error: OSError) -> ResourceError:
+def _build_write_error(folder: Path, error: OSError) -> ResourceError:
     return ResourceError(
         f"cannot write the cache of ranges in {folder} ({error.strerror or error}): free some space, or set "
         "BOOKWHEEL_CACHE to a folder of another disk"
@@ -466,7 +466,7 @@ def _iter_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _punch_hole(descriptor: int, start: int, size: int) -> bool:
-    """Free a range of a file, which then reads as zeros; return whether the file system can."""
+    """Free a range of a file, which then reads as zeros; return False if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate"):
         return False

@@ -76,10 +76,8 @@ def load_question_encoder(name: str) -> AnyEncoder:
     Raises:
         InputError: it is not found, or a file is missing or corrupt.
         MissingExtraError: the model extra is not installed.
-        UsageError: it names a model behind an endpoint, which belongs to its snapshots.
+        UsageError: `name` is a model behind an endpoint, which snapshots record themselves.
     """
     if name.startswith(ENDPOINT_PREFIX):
-        raise UsageError(
-            f"{name} cannot be given here: snapshots that were built with it record it; leave it out"
-        )
+        raise UsageError(f"{name} cannot be given here: snapshots that were built with it record it; leave it out")
     return load_any_encoder(resolve_folder(name), name=name)

@@ -57,7 +57,7 @@ from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_b
 from rag_model.untrusted_text import parse_json
 
 Vectors = npt.NDArray[np.float32]
-EMBED_PREFIX = "BOOKWHEEL_EMBED_"  # of the environment variables of an encoder's endpoint
+EMBED_PREFIX = "BOOKWHEEL_EMBED_"  # prefix of the environment variables of an encoder's endpoint
 # Texts of several scripts, lengths and kinds, so that another model, tokenizer, pooling or prompt
 # changes at least one vector.
 _PROBE_TEXTS = (
@@ -164,7 +164,7 @@ class RemoteModel:
     """Where and in which precision the vectors are computed, for reports."""
 
     device: str  # "endpoint"
-    dtype: str = "float32"  # as sent; the endpoint's own precision is unknown
+    dtype: str = "float32"  # type of the received vectors; the endpoint's own precision is unknown
 
 
 @dataclass(slots=True)
@@ -389,7 +389,7 @@ class EmbeddingClient:
         tasks = [asyncio.ensure_future(self._embed_batch(batch, settings)) for batch in batches]
         try:
             return list(await asyncio.gather(*tasks))
-        finally:  # the first failure cancels the others
+        finally:  # a failed request cancels the others
             for task in tasks:
                 task.cancel()
 
@@ -405,7 +405,7 @@ class EmbeddingClient:
         try:
             status, body, wait_seconds = await self._post(batch)
             if status in _INVALID_REQUEST and self._encoding_format and b"encoding_format" in body:
-                self._encoding_format = ""  # the endpoint knows no such field
+                self._encoding_format = ""  # the endpoint does not support this field
                 status, body, wait_seconds = await self._post(batch)
         except ReplyTooLargeError as error:
             raise self._errors.reply_too_large(self._compute_reply_limit(batch)) from error
@@ -470,7 +470,7 @@ def _parse_reply(body: bytes, count: int) -> tuple[Vectors, int]:
         raise ValueError("an index of a vector is missing or repeated")
     vectors = np.stack([rows[row] for row in range(count)])
     if vectors.ndim != 2 or not 0 < vectors.shape[1] <= _MAX_DIM:
-        raise ValueError(f"vectors of the shape {vectors.shape}")
+        raise ValueError(f"the vectors have the shape {vectors.shape}")
     if not np.isfinite(vectors).all():
         raise ValueError("a vector is not finite")
     if not vectors.any(axis=1).all():
@@ -484,7 +484,7 @@ def _parse_vector(embedding: Any) -> Vectors:
         try:
             return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
         except binascii.Error as error:
-            raise ValueError(f"a vector is no base64 ({error})") from error
+            raise ValueError(f"a vector is not valid Base64 ({error})") from error
     if not isinstance(embedding, list) or not all(type(number) in {int, float} for number in embedding):
         raise TypeError("a vector is no list of numbers")
     with np.errstate(over="ignore"):  # the caller refuses an infinite number

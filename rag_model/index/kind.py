@@ -76,9 +76,9 @@ class IndexFiles:
             StoreError: a range cannot be read, or is damaged.
         """
         if self.ranges is not None:
-            whole = [[0, self.ranges.size]]
-            pinned = whole if self.outline is None else self.outline["pinned"]
-            self.ranges.pin(*((int(start), int(end)) for start, end in pinned))
+            whole_file = [[0, self.ranges.size]]
+            pinned_ranges = whole_file if self.outline is None else self.outline["pinned"]
+            self.ranges.pin(*((int(start), int(end)) for start, end in pinned_ranges))
 
 
 @dataclass(frozen=True, slots=True)

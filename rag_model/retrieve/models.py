@@ -58,7 +58,7 @@ def resolve_part(store: Store | None, name: str, part: str) -> str:
     """Return the folder or the hub name of a generator, ColBERT, masked language model or
     cross-encoder.
 
-    `model:NAME` is the folder `part` of a model of the store; other names stay.
+    `model:NAME` gives the folder `part` of the store's model; other names are returned unchanged.
 
     Raises:
         StoreError: the store has no such model, or one of its files is damaged.
@@ -70,13 +70,13 @@ def resolve_part(store: Store | None, name: str, part: str) -> str:
         raise UsageError(f"{name} is a model of a store, but no store is given: give the model's folder")
     folder = store.get_model_folder(name.removeprefix(MODEL_PREFIX)) / part
     if not folder.is_dir():
-        lack, advice = _WITHOUT_PART[part]
+        problem, advice = _WITHOUT_PART[part]
         raise UsageError(f"{name} {lack}: name a {advice}")
     return str(folder)
 
 
 def resolve_part_folder(store: Store | None, name: str, part: str) -> Path:
-    """Return the folder of such a model; a model of the hub is downloaded.
+    """Return the folder of the model of `resolve_part`; a model of the hub is downloaded.
 
     Raises:
         InputError: there is no such folder, and the hub has no such model or cannot be reached.

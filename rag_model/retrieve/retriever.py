@@ -58,7 +58,7 @@ class Queries:
         self.texts = texts
         self.timer = timer
         self.encoding_seconds = 0.0  # total of all encoders
-        self.reading_seconds = 0.0  # of the passages of hits, those of subsets included
+        self.reading_seconds = 0.0  # time to read the passages of hits, including those of subsets
         self.used_encoders: list[QuestionEncoder] = []  # one entry for each request for vectors
         self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's identity
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []

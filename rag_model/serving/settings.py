@@ -95,7 +95,7 @@ class ServiceSettings:
         for expression in self.retrievers:
             parse(expression)
         if self.in_memory and self.from_store and not self.pull:
-            raise UsageError("in_memory loads indexes, which are not pulled: leave it out, or pull them")
+            raise UsageError("in_memory needs pulled indexes: leave it out, or set pull to true")
         if self.cache_bytes is not None and self.cache_bytes < _MIN_CACHE_BYTES:
             raise UsageError(f"cache_bytes is {self.cache_bytes:,}: give at least {_MIN_CACHE_BYTES:,}")
         for host in self.allowed_hosts:

@@ -125,7 +125,7 @@ def plan_import(
     if has_ranges and sum(counts) != vectors.n:
         raise _count_mismatch(passages, str(sum(counts)), vectors.n)
     removed_pages = tuple(sorted(store.takedowns.list_pages("")))
-    # A record of a part is found again wherever the files are, because it does not name them.
+    # Records do not contain paths, so they are found again after the files are moved.
     vector_identities = vectors.identify_files()
     passage_identities = _identify_passages(urls, vector_identities)
     rows, tasks = vectors.part_rows(part_bytes), []

@@ -1,4 +1,4 @@
-"""Write the digests of ranges of a snapshot's large files, with which they are read by range.
+"""Write the digests of ranges of a snapshot's large files, which verify reads by range.
 
 A task for each file reads it once and is recorded, so a rebuild reads only new files. See
 `store.versions.ranges` for the format.
@@ -22,8 +22,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, RANGE_DIGESTS, RANGE_TABLE, Content, file_kind
 from rag_model.store.versions.ranges import DIGEST_PAGE_BYTES, VERSION, WHOLE_BYTES
 
-_ROW_BLOCK = 8 << 10  # bytes; single vectors are read
-_PASSAGE_BLOCK = 32 << 10  # bytes; row groups are read
+_ROW_BLOCK = 8 << 10  # bytes; small, because single vectors are read
+_PASSAGE_BLOCK = 32 << 10  # bytes; larger, because whole row groups are read
 _DIGESTED_BYTES_PER_SECOND = 5e8
 _CHUNK = 1 << 20
 _PASSAGES = '{"kind":"passages"}'

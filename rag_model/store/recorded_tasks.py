@@ -52,7 +52,7 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """A file with which the result is kept; None: a result is kept as long as it is new."""
+        """`gc` keeps the result as long as this file; None: it keeps only recent results."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""The templates of a wiki, as its dump has them: aliases, boxes without text, and small bodies.
+"""The templates that a dump defines: aliases, boxes without text, and small bodies.
 
 A job reads the pages of the template namespace once (`read_part`), and one table is made of the
 results (`merge`). A page then resolves the names that no renderer of this package knows:
@@ -10,7 +10,7 @@ results (`merge`). A page then resolves the names that no renderer of this packa
 * a table, a box, a notice, a note or a picture shows no text
 
 Other templates are not in the table and are judged by their parameters. A part's results, and the
-table, are bounded; what is over the bound is left out, the longest bodies first.
+table, are bounded in size; above the bound, templates are left out, the longest bodies first.
 """
 
 import json
@@ -31,7 +31,7 @@ VERSION = 1  # increase it when the same pages would give another table
 TEMPLATE, _MESSAGE = 10, 8  # namespaces that are read
 MAX_BODY = 2_000  # characters of a body that is expanded
 _MAX_PART_BYTES = MAX_TABLE_BYTES = 8 << 20  # some 150,000 templates
-_MAX_HOPS = 5  # redirects after one another; MediaWiki follows one
+_MAX_HOPS = 5  # maximum length of a chain of redirects; MediaWiki follows one
 
 Kind = Literal["alias", "body", "box", "disambiguation"]
 NAMESPACES = (TEMPLATE, _MESSAGE)
@@ -129,7 +129,7 @@ def merge(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable":
                 redirects[name] = value
             elif kind == "disambiguation" or name not in entries:
                 entries[name] = Entry(kind, value)  # type: ignore[arg-type]
-    for name, target in sorted(redirects.items()):  # a known name that was moved to a local one
+    for name, target in sorted(redirects.items()):  # a known name that redirects to a local name
         if is_known(name) and not is_known(target):
             for hop in _follow(target, redirects):
                 if hop not in redirects and hop not in entries and not is_known(hop):

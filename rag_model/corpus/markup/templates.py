@@ -117,7 +117,7 @@ def use_templates(table: "TemplateTable") -> Iterator[TemplateUse]:
         _CURRENT_USE.reset(token)
 
 
-_MAX_EXPANDED = 1 << 20  # characters of bodies and of their results in one page
+_MAX_EXPANDED = 1 << 20  # maximum characters of expanded bodies and results in a page
 _MAX_NESTED = 20  # templates within the bodies of others; MediaWiki allows 40
 
 
@@ -176,7 +176,7 @@ class Templates:
         return choose_words(call) if inside else choose_prose(call)
 
     def _render_entry(self, entry: "Entry", call: TemplateCall, arguments: list[str], *, inside: bool) -> str | None:
-        """Render a template of the wiki's table; None if its parameters have to tell."""
+        """Render a template of the wiki's table; return None if its parameters must decide."""
         if entry.kind == "alias":
             self._open_names.append(call.name)
             alias_words = self.render([entry.value, *arguments], inside=inside)
@@ -191,7 +191,7 @@ class Templates:
         return f"\n{words}\n" if is_prose and _QUOTATION.fullmatch(words) else None
 
     def _expand_body(self, body: str, call: TemplateCall) -> str | None:
-        """Return a body with the parameters of a call; None if the page has no room for it."""
+        """Expand a body with the parameters of a call; return None above the page's maximum."""
 
         def get_parameter(arguments: list[str]) -> str:
             value = call.params.get(arguments[0].strip())
@@ -204,7 +204,7 @@ class Templates:
             return None
         self._open_names.append(call.name)
         scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
-        words = scanner.expand(f" {body}").strip()  # the blank: its first template is within a line
+        words = scanner.expand(f" {body}").strip()  # the space puts a template at the start within a line
         self._open_names.pop()
         self._room -= len(words)
         return words
@@ -221,10 +221,10 @@ _OPTION = re.compile(
 _NUMBER = re.compile(r"[-+−]?\d[\d.,  ]*")
 _MAX_UNIT = 12  # characters of a unit after a number
 _MAX_WORDS = 400  # characters of a parameter that is shown within a sentence
-_NOTE_LENGTH = 40  # characters of a whole sentence, which within another one is a note
+_NOTE_LENGTH = 40  # a whole sentence of this length within another one is a note
 _REMARK_LENGTH = 60  # characters of an editor's remark in English
 _QUOTATION = re.compile(rf"(?s)\W*\w.*[{SENTENCE_ENDS}][\"'”»›」』)\]]{{0,4}}\s*")
-_MIN_QUOTATION = 40  # characters, of which each that is not ASCII counts twice
+_MIN_QUOTATION = 40  # characters; each one that is not ASCII counts twice
 _LIST_START = re.compile(r"\s*\n\s*[*#;:]|[*#;:]+ *[^\s*#;:].*\n\s*[*#;:]")
 
 

@@ -40,7 +40,7 @@ _MAX_OTHER_CELLS = (
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
 _MAX_IMBALANCE = 1.5  # largest accepted cell, as a multiple of the mean
 _MAX_SPLITS = 2  # per cell
-MAX_CELL_RATIO = 2  # of planned to earlier cells, or its inverse; beyond it cells are learnt again
+MAX_CELL_RATIO = 2  # ratio of planned and earlier cells above which cells are learnt again
 
 CellIds = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]  # 8 bytes of the digest of a vector's bytes
@@ -138,8 +138,8 @@ def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
 def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[Cells, list[int]]:
     """Merge the smallest cells into their neighbours until there are as many as planned.
 
-    Each vector of a merged cell goes to the nearest other cell, and the last cell takes the place.
-    Return the cells, and the number that each of them had before.
+    Each vector of a merged cell goes to the nearest other cell, and the last cell takes its number.
+    Return the cells, and the previous number of each cell.
 
     Raises:
         ResourceError: memory ran out.
@@ -148,10 +148,10 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be merged: use more"):
         cell = _assign_nearest(plan, centroids, sample)
         while len(centroids) > plan.cells:
-            place, last = int(np.bincount(cell, minlength=len(centroids)).argmin()), len(centroids) - 1
+            smallest, last = int(np.bincount(cell, minlength=len(centroids)).argmin()), len(centroids) - 1
             orphans = np.flatnonzero(cell == place)
-            centroids[place], numbers[place] = centroids[last], numbers[last]
-            cell[cell == last] = place
+            centroids[smallest], numbers[smallest] = centroids[last], numbers[last]
+            cell[cell == last] = smallest
             centroids, numbers = centroids[:last], numbers[:last]
             cell[orphans] = _assign_nearest(plan, centroids, sample[orphans])
     return Cells(np.ascontiguousarray(centroids), cells.border, cells.linked), numbers

@@ -118,10 +118,10 @@ class GraphKind(VectorKind):
         return replace(plan, cells=cells, border=recipe.border, linked=recipe.linked)
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
-        """Return whether the plan differs only by some more or fewer cells, by splits or merges."""
+        """Return whether the plan differs only in its number of cells, so that splits or merges suffice."""
         cells = parent_inputs.get("cells", 0)
-        fewer, more = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
-        is_close = 1 < fewer < more <= MAX_CELL_RATIO * fewer
+        lower_count, upper_count = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
+        is_close = 1 < lower_count < upper_count <= MAX_CELL_RATIO * lower_count
         return is_close and {**parent_inputs, "cells": plan.cells} == plan.piece_inputs()
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:

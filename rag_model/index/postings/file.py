@@ -146,7 +146,7 @@ class PostingsFile:
 
     @property
     def hold_ranges(self) -> Callable[[], AbstractContextManager[None]]:
-        """A context in which loaded ranges stay on the disk."""
+        """Return a context in which loaded ranges stay on the disk."""
         return nullcontext if self._ranges is None else self._ranges.cache.hold
 
     def find_terms(self, terms: list[bytes]) -> Ints:

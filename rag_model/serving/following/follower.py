@@ -347,22 +347,22 @@ class RefFollower:
     def _serve_from_store(
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
     ) -> LoadedSnapshot | None:
-        """Serve a snapshot from the store by ranges, and return the snapshot that is served then.
+        """Serve a snapshot from the store by ranges; return the loaded snapshot.
 
         Raises:
-            BookwheelError: it cannot be served so, and is not pulled either.
+            BookwheelError: the snapshot cannot be served by ranges, and is not pulled either.
         """
         start_time, served_ref = time.monotonic(), target.served_ref
         name = f"{served_ref.ref}@{served_ref.number}" if served_ref.number else served_ref.ref
         try:
             if target.model is not None:
-                raise UsageError("a model reads pulled passages: leave --from-store or --model out")
+                raise UsageError("a model needs pulled passages: leave out --from-store or --model")
             store.snapshots.resolve_trusted(name)
             loaded = self._open_ranged(store, served_ref, current)
         except BookwheelError as error:
             if not self._settings.pull:
                 raise
-            _LOG.warning("%s is served once it is pulled: %s", name, error)
+            _LOG.warning("%s cannot be served by ranges, and is served when it is pulled: %s", name, error)
             return current
         self._swap_in(loaded, time.monotonic() - start_time)
         lease = SnapshotLease(store)
@@ -378,7 +378,7 @@ class RefFollower:
         snapshot = Snapshot.from_manifest(store, manifest, by_ranges=True, cache_bytes=cache_bytes)
         if snapshot.ranges is None:
             snapshot.close()
-            raise UsageError(f"{store.url} is a local folder, whose files need no ranges: leave --from-store out")
+            raise UsageError(f"{store.url} is a local folder, which is not read by ranges: leave out --from-store")
         loaded = LoadedSnapshot.open_ranged(snapshot, served_ref, self._settings, current, self._scorers)
         self._warm_up(loaded)
         return loaded

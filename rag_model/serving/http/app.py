@@ -220,8 +220,8 @@ _STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first 
     (NotReadyError, 503),
     (DeadlineError, 504),
     (EndpointError, 502),
-    (StoreError, 503),  # while a snapshot is read from its store
-    (ResourceError, 503),  # the disk of its ranges is full
+    (StoreError, 503),  # a range of a snapshot cannot be read from its store
+    (ResourceError, 503),  # the disk of the cache of ranges is full
 )
 _CLIENT_CLOSED_REQUEST = 499  # as in nginx; only the metrics show it
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds

@@ -1,9 +1,9 @@
 """OpenTelemetry traces of requests: a server span for each, with its stages as children.
 
-The children are `queue` (waiting for a worker), and of the batch that the request was part of
-`encode`, `search`, `read` (of passages) and `answer`. Traces are sent by OTLP over HTTP if
-OpenTelemetry's own variables name an endpoint; without them nothing is imported and nothing costs
-time. A request's `traceparent` header makes its span a part of the caller's trace.
+The children are `queue` (waiting for a worker), and the stages of the request's batch: `encode`,
+`search`, `read` (of passages) and `answer`. Traces are sent by OTLP over HTTP if
+OpenTelemetry's own variables name an endpoint; without them, nothing is imported and requests
+are not slowed down. A request's `traceparent` header makes its span a part of the caller's trace.
 
 Conventions: https://opentelemetry.io/docs/specs/semconv/http/http-spans/
 """
@@ -116,7 +116,7 @@ def add_search_stages(
     """Add the stages of a searched batch to the traces of its requests.
 
     The batch began at `start`, in nanoseconds since the epoch, and ends now. Several legs may encode
-    and search in turn, so the stages are drawn one after the other, each with its total time.
+    and search in turn, so each stage is one span with its total time, after the span of the previous stage.
     """
     end = time.time_ns()
     encoded = start + round(encode_seconds * _NANOSECONDS)

@@ -305,13 +305,13 @@ def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
 
     Raises:
         InputError: the file is damaged, or belongs to another index.
-        OSError: there is no room beside the file to unpack it.
+        OSError: the disk has no room to unpack the file.
     """
     message = f"{path} has no new rows of an index of {size:,} bytes: fetch the whole file"
     with path.open("rb") as file:
         head = file.read(_TERMS_HEAD.size)
     runs, rows, terms = _TERMS_HEAD.unpack(head) if len(head) == _TERMS_HEAD.size else (size + 1, 0, 0)
-    if max(runs, rows) > size or terms > 8 * size:  # a passage takes two bytes, a posting a bit
+    if max(runs, rows) > size or terms > 8 * size:  # an index has two bytes or more per passage, and a bit per posting
         raise InputError(message)
     raw = path.with_name(f"{path.name}.raw")
     unpack_file(path, _WORD.itemsize * (2 * runs + rows + terms) + terms, raw, _TERMS_HEAD.size)

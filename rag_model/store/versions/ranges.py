@@ -30,14 +30,14 @@ from rag_model.untrusted_text import parse_json
 
 WHOLE_BYTES = 1 << 20
 DIGEST_PAGE_BYTES = 4 << 10  # block size of the file of digests
-VERSION = 1  # of the table
+VERSION = 1  # version of the table
 
 
 class SnapshotRanges:
     """The files of one snapshot that can be read by range. Thread-safe."""
 
     def __init__(self, store: Store, manifest: Manifest, table: Mapping[str, Any], cache: RangeCache) -> None:
-        """Read by a table that `open` has checked."""
+        """Use a table that `open` has checked."""
         self.cache = cache
         self._store, self._blobs, self._files = store, store.blobs, manifest.content.files
         self._entries: Mapping[str, Any] = table["files"]
@@ -50,9 +50,9 @@ class SnapshotRanges:
         """Read the table of a snapshot; a snapshot without large files has none.
 
         Args:
-            store: of the snapshot.
-            manifest: of the snapshot.
-            max_bytes: of the cache on this disk; None: the maximum of the cache of blobs.
+            store: store of the snapshot.
+            manifest: manifest of the snapshot.
+            max_bytes: maximum size of the cache of ranges; None: that of the cache of blobs.
 
         Raises:
             StoreError: the table is missing, damaged or of a newer version.
@@ -108,10 +108,10 @@ class SnapshotRanges:
 
     def _open_file(self, path: str) -> RangedFile:
         if not self.covers(path):
-            raise UsageError(f"{path} cannot be read by ranges, since the snapshot has no digests of them: pull it")
+            raise UsageError(f"{path} cannot be read by ranges, because the snapshot has no digests of its ranges: pull it")
         ref = self._files[path]
         if path not in self._entries:
-            return self._open_blob(path, ref, ref.size, _digest_of(ref))
+            return self._open_blob(path, ref, ref.size, _shorten_digest(ref))
         if RANGE_DIGESTS not in self._opened:
             digests = self._open_blob(RANGE_DIGESTS, self._files[RANGE_DIGESTS], DIGEST_PAGE_BYTES, self._pages)
             self._opened[RANGE_DIGESTS] = digests
@@ -124,7 +124,7 @@ class SnapshotRanges:
         return self.cache.open(name, identity, ref.size, block_bytes, digests, partial(self._blobs.read_range, ref))
 
 
-def _digest_of(ref: BlobRef) -> bytes:
+def _shorten_digest(ref: BlobRef) -> bytes:
     return bytes.fromhex(ref.id.partition(":")[2])[:DIGEST_BYTES]
 
 

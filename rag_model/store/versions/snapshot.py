@@ -118,12 +118,12 @@ class Snapshot:
         """Open the snapshot of a manifest, published or not, whose blobs are in `store`.
 
         Args:
-            store: of the files.
-            manifest: of the snapshot.
+            store: store of the files.
+            manifest: manifest of the snapshot.
             by_ranges: read passages, vectors and indexes of an object store by verified ranges,
                 as far as the snapshot has digests of them. That suits few queries; for many, it is
                 faster to copy the files first.
-            cache_bytes: size of the cache of ranges; None: that of the cache of blobs.
+            cache_bytes: maximum size of the cache of ranges; None: that of the cache of blobs.
 
         Raises:
             StoreError: the digests of ranges are missing or damaged.
@@ -388,7 +388,7 @@ class Snapshot:
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
         """Load the row groups of rows, and the footers of their files, in one round of requests.
 
-        If the groups are not in the outline of a file, they are known when its footer is there.
+        If the outline of a file does not have the groups, only its footer is loaded, which locates them.
         """
         parts = [
             (self.parts[number], local.tolist())
@@ -401,7 +401,7 @@ class Snapshot:
             size = self.manifest.content.files[path].size
             if part.name not in self._readers:
                 places.append((path, max(0, size - footer_bytes), size))
-            with suppress(LookupError, TypeError, ValueError, ArithmeticError):  # an outline that is no hint
+            with suppress(LookupError, TypeError, ValueError, ArithmeticError):  # the outline is damaged, and only a hint
                 group_rows, groups = ranges.outline(path)["rows"], ranges.outline(path)["ranges"]
                 places += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
         ranges.prefetch(places)
