@@ -9,8 +9,8 @@ results (`merge`). A page then resolves the names that no renderer of this packa
   `#ifeq`, `#switch` and the functions of `templates`
 * a table, a box, a notice, a note or a picture shows no text
 
-Other templates are not in the table and are judged by their parameters. A part's results, and the
-table, are bounded in size; above the bound, templates are left out, the longest bodies first.
+Other templates are not in the table and are judged by their parameters. The results of a part and
+the table are bounded in size: a part leaves out its last templates, the table the longest bodies.
 """
 
 import json

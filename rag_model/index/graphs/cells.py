@@ -149,7 +149,7 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
         cell = _assign_nearest(plan, centroids, sample)
         while len(centroids) > plan.cells:
             smallest, last = int(np.bincount(cell, minlength=len(centroids)).argmin()), len(centroids) - 1
-            orphans = np.flatnonzero(cell == place)
+            orphans = np.flatnonzero(cell == smallest)
             centroids[smallest], numbers[smallest] = centroids[last], numbers[last]
             cell[cell == last] = smallest
             centroids, numbers = centroids[:last], numbers[:last]

@@ -388,7 +388,7 @@ class Snapshot:
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
         """Load the row groups of rows, and the footers of their files, in one round of requests.
 
-        If the outline of a file does not have the groups, only its footer is loaded, which locates them.
+        If the outline of a file does not have the groups, the footer is loaded first, which locates them.
         """
         parts = [
             (self.parts[number], local.tolist())
