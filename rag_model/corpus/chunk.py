@@ -367,7 +367,7 @@ def _chunk_page(
 ) -> ArticleResult:
     """Return the passages of a page, or the reason to quarantine it."""
     spans, structures = context.recipe.spans, context.recipe.structures
-    # Formats of packages from before there were structures do not know this parameter.
+    # `clean` of other packages' formats may not have this parameter.
     options = {"structures": structures} if structures and page_format.extracts_structures else {}
     try:
         with use_templates(context.table) as use:

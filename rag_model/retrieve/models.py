@@ -71,7 +71,7 @@ def resolve_part(store: Store | None, name: str, part: str) -> str:
     folder = store.get_model_folder(name.removeprefix(MODEL_PREFIX)) / part
     if not folder.is_dir():
         problem, advice = _WITHOUT_PART[part]
-        raise UsageError(f"{name} {lack}: name a {advice}")
+        raise UsageError(f"{name} {problem}: name a {advice}")
     return str(folder)
 
 

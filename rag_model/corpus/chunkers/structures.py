@@ -12,9 +12,9 @@ from rag_model.corpus.chunkers.chunker import MAX_HEADING, create_anchor
 from rag_model.corpus.records import Article, Passage, Section, Structure
 
 VERSION = 1  # increase it when the same structures would give other passages
-DEFAULT_WORDS = 100  # of a passage, if the chunker has no limit in words
-_HEAD_SHARE = 0.5  # of the limit, so that at least half of a passage is rows
-_BAR = " |"  # separates cells, and is no word
+DEFAULT_WORDS = 100  # maximum words of a passage, if the chunker has no such limit
+_HEAD_SHARE = 0.5  # maximum share of head lines, so that at least half of a passage is rows
+_BAR = " |"  # separates cells, and does not count as a word
 
 
 def build_structure_passages(
@@ -33,7 +33,7 @@ def build_structure_passages(
             position = f"{anchor}.{structure.kind}{number}".lstrip(".")
             for piece, (start, text, n_words) in enumerate(_iter_texts(section.heading, structure, words)):
                 passage_id = f"{article.page_id}:{position}.{piece}"
-                while passage_id in used_ids:  # of a section that is called by such a name
+                while passage_id in used_ids:  # the heading of another section equals this position
                     passage_id += "_"
                 used_ids.add(passage_id)
                 yield Passage(

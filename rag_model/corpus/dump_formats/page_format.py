@@ -31,7 +31,7 @@ class PageFormat:
     kind: ClassVar[SourceKind] = "wiki"
     version: ClassVar[str] = ""
     has_templates: ClassVar[bool] = False  # whether parts can have pages that define templates
-    # Whether `clean` takes `structures`, the names of the structures that sections shall have.
+    # Whether `clean` takes `structures`, the names of the structures to extract.
     extracts_structures: ClassVar[bool] = False
 
     @abstractmethod

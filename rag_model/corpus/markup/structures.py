@@ -3,7 +3,7 @@
 A grid is built from cells with their attributes, whatever markup they come from: a spanned value is
 repeated in each row, a hidden cell is dropped, and rows of header cells at the top name the columns.
 Nested tables and lists become part of their cell. Each pass is linear in the length of the text:
-unclosed markup is looked for once, and a budget bounds what spans may repeat.
+unclosed markup is searched for once, and a budget bounds the text that spans repeat.
 """
 
 import re
@@ -25,7 +25,7 @@ _TEXT_MARK, _FIELD_MARK = LINK_START, LINK_END
 CELL_SEPARATOR = " | "
 _LINE_SEPARATOR = "; "  # between the lines of one cell
 _MAX_COLSPAN, _MAX_ROWSPAN = 1_000, 65_534  # as in HTML
-_MIN_LETTERS = 3  # letters and digits of a structure that says something
+_MIN_LETTERS = 3  # minimum letters and digits of a structure
 _ATTRIBUTE = re.compile(r"\b(rowspan|colspan)\s*+=\s*+[\"']?+\s*+(\d{1,6})", re.IGNORECASE)
 _LIST_MARKS = frozenset("*#:;")
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
@@ -56,7 +56,7 @@ class Grid:
 
     @property
     def kind(self) -> PassageKind | None:
-        """Whether it is a table or an infobox; None: neither belongs to the text."""
+        """Kind of the grid: table or infobox; None if it has no content of the article."""
         if _SKIPPED_CLASS.search(self.attributes):
             return None
         return "infobox" if _BOX_CLASS.search(self.attributes) else "table"
@@ -91,7 +91,7 @@ def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
 
 
 def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str] = ()) -> Structure | None:
-    """Return a structure of the rows with text; None if there is hardly any."""
+    """Return a structure of the rows with text; None if there are too few letters and digits."""
     kept_rows = tuple(row for row in rows if any(map(str.isalnum, row)))
     if not kept_rows or sum(map(str.isalnum, "".join([*head, *kept_rows[:_MIN_LETTERS]]))) < _MIN_LETTERS:
         return None
@@ -157,7 +157,7 @@ def _repeat_spans(rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[s
 
 
 def _fill_pending(line: list[str], pending: dict[int, tuple[int, str]], budget: int) -> int:
-    """Append the texts of cells that reach down into the next columns; return their cost."""
+    """Append the texts of cells above that span the next columns of this row; return their cost."""
     cost = 0
     while (column := len(line)) in pending:
         remaining, text = pending.pop(column)
@@ -245,8 +245,8 @@ class GridBuilder:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pieces: list[str] | None = None  # of the open cell or caption; None: dropped
-        self._cell: Cell | None = None  # None: a caption
+        self._pieces: list[str] | None = None  # text of the open cell or caption; None if it is dropped
+        self._cell: Cell | None = None  # None while a caption is open
         self._row_is_hidden = False
 
     def add_text(self, text: str) -> None:
@@ -300,7 +300,7 @@ def _split_cells(text: str, *, is_header: bool = False) -> list[str]:
 
 
 def _protect_start(text: str) -> str:
-    """Protect a mark at the start of a cell's first line, where it begins no list."""
+    """Protect a list mark at the start of a cell, where it is ordinary text."""
     stripped = text.lstrip()
     return protect(stripped[0]) + stripped[1:] if stripped[:1] in _LIST_MARKS else text
 
@@ -320,8 +320,8 @@ _BOX_NAME = re.compile(
     r"جعبه اطلاعات|hộp thông tin|thông tin |กล่องข้อมูล|তথ্যছক|ज्ञानसन्दूक|माहितीचौकट|"
     r"πληροφορίες )|.*(?: infobox| bilgi kutusu)$"
 )
-_MAX_KEY = 100  # characters; longer ones name no field
-_MIN_FIELDS = 4  # of a template that is not called an infobox
+_MAX_KEY = 100  # characters; a longer key is not a field name
+_MIN_FIELDS = 4  # minimum for a template whose name is not that of an infobox
 _CALL = re.compile(r"(?:^|\}\})[ \t:]*\{\{([^|{}\[\]<>\n]*)", re.MULTILINE)
 _NAMED = re.compile(r"\|\s*[^\W\d_][\w .-]*=")
 # Parameters that choose a picture or a format, and values that are no text.

@@ -80,7 +80,7 @@ def derive_index(
     new_postings = build_postings(new_rows)
     if len(new_postings.lengths) != len(new_rows):
         raise InputError(
-            f"there are {len(new_postings.lengths)} rows of {len(new_rows)} new passages: fetch or build the index again"
+            f"there are {len(new_postings.lengths)} rows of {len(new_rows)} new passages: pull or build the index again"
         )
     lengths, row_words = np.empty(len(previous_rows), "<u2"), np.full(n, REMOVED)
     new_words = np.empty(len(new_rows), np.int64)
