@@ -147,7 +147,7 @@ def deployment_flow(
 
 
 class CommandFlow(Generic[Parameters, FlowResult]):
-    """A flow in a process that has not imported Prefect; creates Prefect's flow when it is needed."""
+    """A flow that creates its Prefect flow on first use, because importing Prefect is slow."""
 
     def __init__(self, function: Callable[Parameters, FlowResult], name: str) -> None:
         """Hold the function, which checks its parameters, and the name of the flow."""

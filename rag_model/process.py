@@ -13,7 +13,7 @@ hole of their own size. Other allocators and other C libraries are left as they 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
 reads one JSON value and writes one, so a crash or an exceeded limit ends only the child.
 
-**Amounts.** `format_bytes`, `parse_bytes` and `check_disk` convert amounts of memory and disk to and from text.
+**Amounts.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
 **Temporary folders.** A process holds a lock on each of its temporary folders. The kernel releases
 the lock when the process ends, even if it is killed, so a later process recognises abandoned

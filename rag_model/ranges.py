@@ -163,7 +163,7 @@ class RangeCache:
             self.rounds += 1
         pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
         fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*pages, *missing]]
-        for fetch in fetches:  # pages of digests come first, because other blocks are verified with them
+        for fetch in fetches:  # pages of digests first: they verify the other blocks
             fetch.file._store_runs([(run, future.result()) for run, future in fetch.runs])
 
     def _find_missing(
@@ -299,7 +299,7 @@ class RangedFile:
     ) -> None:
         """Use an open sparse file; call `RangeCache.open` instead."""
         self.cache, self.name, self.size, self.block_bytes = cache, name, size, block_bytes
-        self.path = Path(f"/proc/self/fd/{descriptor}")  # stays valid if the file in the cache is deleted
+        self.path = Path(f"/proc/self/fd/{descriptor}")  # valid even if the file is deleted
         self._descriptor, self._digests, self._read = descriptor, digests, read
         count = -(-size // block_bytes)
         self._is_verified = np.zeros(count, bool)  # verified by this process, and still on the disk
@@ -338,7 +338,8 @@ class RangedFile:
 
     def open(self) -> BinaryIO:
         """Open the file for reads at any offset; blocks are loaded when they are read."""
-        return cast(BinaryIO, RangeFile(self.name, self.size, self.read))  # unbuffered, because a buffer reads ahead
+        # A buffer would read ahead.
+        return cast(BinaryIO, RangeFile(self.name, self.size, self.read))
 
     def _mark_used(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
         """Record that a search uses ranges; return the blocks that are not verified."""
@@ -425,7 +426,7 @@ class RangedFile:
             view, start = view[size:], start + size
 
     def _list_evictable(self, limit: int) -> tuple[Numbers, Numbers]:
-        """Return the stored blocks that were last used before the clock `limit`, and these times."""
+        """Return the stored blocks last used before the clock `limit`, and these times."""
         blocks = np.flatnonzero(self._is_stored & (self._last_used < limit))
         return blocks, self._last_used[blocks]
 

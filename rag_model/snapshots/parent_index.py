@@ -194,7 +194,7 @@ def _match_terms_of_part(store: Store, part: PartWithParents) -> Rows:
         if store.blobs.exists(parent_file):
             parent = SparseFile(store.blobs.get_local_path(parent_file))
             if (parent.scale, parent.n) != (file.scale, rows):
-                raise InputError(f"{parent.path} differs in its scale or number of rows: build the index again")
+                raise InputError(f"{parent.path} has another scale or row count: build the index again")
             old.extend(parent.iter_batches())
             numbers.append(np.arange(first, first + rows))
     positions = _find_equal_terms(

@@ -245,7 +245,7 @@ class GridBuilder:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pieces: list[str] | None = None  # text of the open cell or caption; None if it is dropped
+        self._pieces: list[str] | None = None  # of the open cell or caption; None if dropped
         self._cell: Cell | None = None  # None while a caption is open
         self._row_is_hidden = False
 

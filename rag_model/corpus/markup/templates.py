@@ -204,7 +204,7 @@ class Templates:
             return None
         self._open_names.append(call.name)
         scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
-        words = scanner.expand(f" {body}").strip()  # the space puts a template at the start within a line
+        words = scanner.expand(f" {body}").strip()  # the space: not at the start of a line
         self._open_names.pop()
         self._room -= len(words)
         return words

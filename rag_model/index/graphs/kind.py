@@ -118,7 +118,7 @@ class GraphKind(VectorKind):
         return replace(plan, cells=cells, border=recipe.border, linked=recipe.linked)
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
-        """Return whether the plan differs only in its number of cells, so that splits or merges suffice."""
+        """Return whether the plan differs only in its number of cells, within the limit."""
         cells = parent_inputs.get("cells", 0)
         lower_count, upper_count = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
         is_close = 1 < lower_count < upper_count <= MAX_CELL_RATIO * lower_count

@@ -160,12 +160,12 @@ class Shard:
 
 
 def cell_inputs(plan: VectorPlan) -> dict[str, Any]:
-    """Return the plan's values that decide a cell; their number does not, as others may be split."""
+    """Return the plan's values that decide a cell. The number of cells is not one of them."""
     return {name: value for name, value in plan.piece_inputs().items() if name != "cells"}
 
 
 def _stamp(plan: VectorPlan, number: int) -> str:
-    """Return a shard's stamp. It omits the trained file, because a split changes only a few cells."""
+    """Return a shard's stamp, which omits the trained file: a split changes only a few cells."""
     return digest_json([cell_inputs(plan), "shard", number])
 
 

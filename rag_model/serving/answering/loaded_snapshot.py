@@ -114,7 +114,7 @@ class AvailableRetrievers:
 
     @classmethod
     def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
-        """Plan the retrievers of `plan` that can be searched by ranges, or else all indexes that can.
+        """Plan the retrievers of `plan` that can be searched by ranges, or else such indexes.
 
         Raises:
             UsageError: there is none.

@@ -362,7 +362,7 @@ class RefFollower:
         except BookwheelError as error:
             if not self._settings.pull:
                 raise
-            _LOG.warning("%s cannot be served by ranges, and is served when it is pulled: %s", name, error)
+            _LOG.warning("%s is served when it is pulled, not by ranges: %s", name, error)
             return current
         self._swap_in(loaded, time.monotonic() - start_time)
         lease = SnapshotLease(store)

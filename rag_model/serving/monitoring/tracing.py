@@ -116,7 +116,7 @@ def add_search_stages(
     """Add the stages of a searched batch to the traces of its requests.
 
     The batch began at `start`, in nanoseconds since the epoch, and ends now. Several legs may encode
-    and search in turn, so each stage is one span with its total time, after the span of the previous stage.
+    and search in turn, so each stage is one span with its total time, in the order of the stages.
     """
     end = time.time_ns()
     encoded = start + round(encode_seconds * _NANOSECONDS)

@@ -311,7 +311,8 @@ def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
     with path.open("rb") as file:
         head = file.read(_TERMS_HEAD.size)
     runs, rows, terms = _TERMS_HEAD.unpack(head) if len(head) == _TERMS_HEAD.size else (size + 1, 0, 0)
-    if max(runs, rows) > size or terms > 8 * size:  # an index has two bytes or more per passage, and a bit per posting
+    # An index has at least two bytes per passage and a bit per posting.
+    if max(runs, rows) > size or terms > 8 * size:
         raise InputError(message)
     raw = path.with_name(f"{path.name}.raw")
     unpack_file(path, _WORD.itemsize * (2 * runs + rows + terms) + terms, raw, _TERMS_HEAD.size)

@@ -108,9 +108,7 @@ class SnapshotRanges:
 
     def _open_file(self, path: str) -> RangedFile:
         if not self.covers(path):
-            raise UsageError(
-                f"{path} cannot be read by ranges, because the snapshot has no digests of them: pull it"
-            )
+            raise UsageError(f"{path} cannot be read by ranges, because the snapshot has no digests of them: pull it")
         ref = self._files[path]
         if path not in self._entries:
             return self._open_blob(path, ref, ref.size, _shorten_digest(ref))

@@ -388,7 +388,7 @@ class Snapshot:
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
         """Load the row groups of rows, and the footers of their files, in one round of requests.
 
-        If the outline of a file does not have the groups, the footer is loaded first, which locates them.
+        If the outline of a file lacks the groups, its footer is loaded first and locates them.
         """
         parts = [
             (self.parts[number], local.tolist())
@@ -401,9 +401,7 @@ class Snapshot:
             size = self.manifest.content.files[path].size
             if part.name not in self._readers:
                 places.append((path, max(0, size - footer_bytes), size))
-            with suppress(
-                LookupError, TypeError, ValueError, ArithmeticError
-            ):  # the outline is only a hint
+            with suppress(LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
                 group_rows, groups = ranges.outline(path)["rows"], ranges.outline(path)["ranges"]
                 places += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
         ranges.prefetch(places)
