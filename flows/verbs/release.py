@@ -89,7 +89,7 @@ def release(
     prompt_options = prompt_options or PromptOptions()
     given_options = [name for name, value in model_options.items() if value is not None] + prompt_options.list_given()
     if given_options and not has_model:
-        raise UsageError(f"{given_options[0]} says how a model reads: give one with --model or --training")
+        raise UsageError(f"{given_options[0]} only applies to a model: add --model or --training")
     readers = () if reader is None else (reader,)
     concat = prompt_options.build_settings(readers, model or "")
     settings = EvaluationSettings(

@@ -70,7 +70,7 @@ DATE, KIND = "revised", "kind"
 _SECONDS = pa.timestamp("s", tz="UTC")
 # Parquet has no unit of seconds.
 PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))
-# With the kind of each passage; only snapshots with structures have it.
+# Also has the kind of each passage; used only for snapshots with structures.
 KIND_SCHEMA = PASSAGE_SCHEMA.append(pa.field(KIND, pa.string(), nullable=False))
 PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, UNDATED_SCHEMA)
 _REQUIRED = UNDATED_SCHEMA.names

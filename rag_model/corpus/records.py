@@ -24,7 +24,7 @@ Compression = Literal["bz2", "gzip", "xz", "zstd", "none"]
 PassageKind = Literal["prose", "table", "infobox", "list"]
 PROSE: PassageKind = "prose"
 PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
-StructureName = Literal["tables", "infobox", "lists"]  # what a recipe may ask for
+StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
 
 # Bounds of values that every passage of a document, and every hit in a reply, repeats.
 MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes

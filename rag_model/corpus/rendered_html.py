@@ -55,7 +55,7 @@ def clean_html(
     if len(text) > MAX_CHARS:
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters of HTML")
     marks = (LINK_START, LINK_END) if anchors else ("", "")
-    grids: list[Grid] | None = [] if structures else None  # of the section that was yielded last
+    grids: list[Grid] | None = [] if structures else None  # tables of the last yielded section
 
     def extract(section: RawSection) -> tuple[str, list[Structure]]:
         requested = (grid for grid in grids or () if is_requested(grid, structures))

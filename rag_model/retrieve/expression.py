@@ -241,7 +241,7 @@ def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tup
 
 
 def add_condition(expression: str | None, condition: str | None) -> str | None:
-    """Return the expression that a condition such as `kind=table` restricts.
+    """Restrict an expression by a condition such as `kind=table`.
 
     >>> add_condition("bm25", "kind=table,infobox"), add_condition(None, "kind=list")
     ('where(bm25, kind=[table, infobox])', 'where(kind=list)')
@@ -255,7 +255,7 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
     kinds = [value.strip() for value in values.split(",")]
     if field != "kind" or not equals or not set(kinds) <= set(PASSAGE_KINDS):
         raise UsageError(
-            f"the condition {condition!r:.60} is none: give kind= and one or more of {', '.join(PASSAGE_KINDS)}"
+            f"{condition!r:.60} is not a condition: give kind= and one or more of {', '.join(PASSAGE_KINDS)}"
         )
     value = kinds[0] if len(kinds) == 1 else f"[{', '.join(kinds)}]"
     return f"where({f'{expression}, ' if expression else ''}kind={value})"

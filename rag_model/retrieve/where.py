@@ -1,8 +1,9 @@
-"""Hits of some passages only: `where(A, kind=table)`, or `where(kind=table)` of the default retriever.
+"""Filter hits by the kind of their passage: `where(A, kind=table)`, or `where(kind=table)` for the
+default retriever.
 
-The inner retriever is searched deeper until `k` of its hits are of these passages, so any retriever
-can be filtered, and one that is not filtered costs nothing. The kinds of all passages are read when
-the first query is filtered, a byte a passage. `where(A, kind=[table, infobox])` allows several.
+The inner retriever is searched to a larger depth until `k` of its hits are of the kinds, so any
+retriever can be filtered, and other retrievers are not slower. The first filtered query reads the
+kinds of all passages, a byte each. `where(A, kind=[table, infobox])` allows several kinds.
 """
 
 from dataclasses import replace
@@ -16,21 +17,21 @@ from rag_model.retrieve.expression import Call, Node, WordList, parse
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 
-_GROWTH = 4  # of the depth, if too few hits are of the passages
-_MAX_REQUEST_DEPTH = 10_000  # passages that a search for a request reads
+_GROWTH = 4  # factor for the depth if too few hits are of the kinds
+_MAX_REQUEST_DEPTH = 10_000  # maximum depth of a search for a request
 
 
 class FilteredRetriever(SnapshotRetriever):
-    """A `Retriever` that returns the hits of another one whose passages are of some kinds."""
+    """Return those hits of another retriever whose passages are of given kinds."""
 
     def __init__(self, name: str, leg: Leg, kinds: tuple[str, ...], max_depth: int | None) -> None:
         """Filter the hits of `leg`.
 
         Args:
-            name: its spelling in an expression.
-            leg: is searched to its own depth, or else as deep as necessary.
-            kinds: of the passages that are returned.
-            max_depth: largest depth of the leg; None: any.
+            name: spelling of this retriever in an expression.
+            leg: searched to its own depth, or else to the necessary depth.
+            kinds: kinds of the returned passages.
+            max_depth: maximum depth of the leg; None: unlimited.
         """
         super().__init__(leg.retriever.snapshot, name)
         self.exact_products = leg.retriever.exact_products
@@ -38,11 +39,11 @@ class FilteredRetriever(SnapshotRetriever):
 
     @property
     def most(self) -> int:
-        """The leg's, because all of its hits may be of the kinds."""
+        """Maximum number of hits: that of the leg, because all of its hits may be of the kinds."""
         return self._leg.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the leg until each query has `k` passages of the kinds, or there are no more."""
+        """Search the leg until each query has `k` passages of the kinds, or the leg is exhausted."""
         is_allowed = np.isin(self.snapshot.kinds(), [PASSAGE_KINDS.index(kind) for kind in self._kinds])
         n_allowed = max(int(is_allowed.sum()), 1)
         most = min(self.most, max(k, self._max_depth or self.most))
@@ -56,7 +57,7 @@ class FilteredRetriever(SnapshotRetriever):
             depth = min(most, depth * _GROWTH)
 
     def _select(self, ranked: RankedRows, keep: npt.NDArray[Any], k: int) -> RankedRows:
-        """Return the kept rows of each query, first ones first."""
+        """Return the first `k` kept rows of each query, in their order."""
         order = np.argsort(~keep, axis=1, kind="stable")
         rows = np.take_along_axis(np.where(keep, ranked.rows, -1), order, axis=1)
         scores = np.take_along_axis(ranked.scores, order, axis=1)

@@ -1,4 +1,4 @@
-"""How long the chunk job is thought to take, which decides where it is done; and the templates before it."""
+"""The estimated time of the chunk job, which decides where it runs, and the template job before it."""
 
 from pathlib import Path
 

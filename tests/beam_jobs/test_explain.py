@@ -32,7 +32,7 @@ def look(store: Store, dumps: Dumps, tiny: Path) -> Callable[..., dict[str, Stag
     return run
 
 
-def test_of_the_same_dump_all_is_there(look: Any, month: Built, store: Store) -> None:
+def test_explanation_of_the_same_dump_finds_all_outputs(look: Any, month: Built, store: Store) -> None:
     found = look()
     rows = month.counts["passages"]
     assert found["plan"] == StageReuse("plan", "parts", 3, 3, 3, 3, {})

@@ -1,11 +1,11 @@
-"""Search of a remote store by verified ranges, beside a whole pull of the same snapshot in the same run.
+"""Compare search of a remote store by verified ranges with a whole pull of the same snapshot.
 
 The store answers each request after `--ms` milliseconds (`far_store.py`), with any bandwidth. Passages are made of real
 sentences, in parts of 50,000; vectors are random points near centres, so that lists are as uneven as real ones. The
-questions are real. For each cold question the snapshot is opened anew, with an empty cache.
+questions are real. For each cold question the snapshot is opened again, with an empty cache.
 
-One JSON line: for `bm25` and `ivfpq` the median and largest seconds to open and to answer a cold question, rounds of
-requests that wait for each other, and bytes; a warm question beside one on mapped files, and their ratio; whether all
+One JSON line: for `bm25` and `ivfpq` the median and largest seconds to open and to answer a cold question, sequential
+rounds of requests, and bytes; the seconds of a warm question, of one on mapped files, and their ratio; whether all
 hits and scores are those of the mapped files; seconds and bytes of the pull; peak memory; sizes.
 `python tests/benchmarks/bench_from_store.py [--passages 40000] [--ms 20] [--texts FILE] [--questions FILE]`, where
 files are JSON lines with `title` and `text`, or `question`; two minutes by default.
@@ -52,7 +52,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 def publish(store: Store, folder: Path, sources: Sequence[dict[str, Any]], count: int, dim: int) -> None:
-    """Publish a snapshot of made passages with BM25 and refined inverted lists."""
+    """Publish a snapshot of generated passages with BM25 and refined inverted lists."""
     rng, points = random.Random(1), np.random.default_rng(1)
     sentences = [sentence for row in sources for sentence in row["text"].split(". ") if sentence]
     centres = points.normal(size=(max(64, count // 500), dim)).astype(np.float32)
@@ -90,7 +90,7 @@ def publish(store: Store, folder: Path, sources: Sequence[dict[str, Any]], count
 
 
 def mount(store: Store) -> None:
-    """Put the files of a local store behind the far file system."""
+    """Copy the files of a local store to the simulated remote file system."""
     for file in store.files.iter_tree():
         with store.files.local_path(file.path).open("rb") as source:
             body: Any = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) if file.size else b""
@@ -100,31 +100,31 @@ def mount(store: Store) -> None:
 Ask = Callable[[int], Sequence[Hit]]  # answers the question with that number
 
 
-def open_search(snapshot: Snapshot, index: str, asked: "Asked") -> Ask:
+def open_search(snapshot: Snapshot, index: str, question_set: "QuestionSet") -> Ask:
     """Open an index of a snapshot."""
     if index == "bm25":
         retriever = open_retriever(snapshot, index)
-        return lambda number: retriever.search([asked.questions[number]], K)[0]
+        return lambda number: retriever.search([question_set.questions[number]], K)[0]
     dense = DenseRetriever(snapshot, None, index)
-    return lambda number: dense.search_vectors(asked.vectors[number : number + 1], K)[0]
+    return lambda number: dense.search_vectors(question_set.vectors[number : number + 1], K)[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionSet:
     """The same number of questions as texts, and as vectors near those of passages."""
 
     questions: Sequence[str]
     vectors: Vectors
 
 
-def facts(hits: Sequence[Hit]) -> list[tuple[Passage, float]]:
+def list_scores(hits: Sequence[Hit]) -> list[tuple[Passage, float]]:
     return [(hit.passage, hit.score) for hit in hits]
 
 
-def measure(index: str, local: Snapshot, asked: Asked, seconds: float) -> dict[str, Any]:
-    """Ask cold questions, then all of them again, and the same of the mapped files."""
-    mapped, count = open_search(local, index, asked), len(asked.questions)
-    expected = [facts(mapped(number)) for number in range(count)]
+def measure(index: str, local: Snapshot, question_set: QuestionSet, seconds: float) -> dict[str, Any]:
+    """Time questions with an empty cache, with a filled cache, and on mapped files."""
+    mapped, count = open_search(local, index, question_set), len(question_set.questions)
+    expected = [list_scores(mapped(number)) for number in range(count)]
     costs: dict[str, list[float]] = {
         name: [] for name in ("open_s", "cold_s", "open_bytes", "bytes", "rounds", "requests")
     }
@@ -134,7 +134,7 @@ def measure(index: str, local: Snapshot, asked: Asked, seconds: float) -> dict[s
             os.environ["BOOKWHEEL_CACHE"] = cache
             started = time.perf_counter()
             with Snapshot.open("far://bench", by_ranges=True) as snapshot:
-                ask = open_search(snapshot, index, asked)
+                ask = open_search(snapshot, index, question_set)
                 costs["open_s"].append(time.perf_counter() - started)
                 assert snapshot.ranges is not None
                 ranges = snapshot.ranges.cache
@@ -150,11 +150,11 @@ def measure(index: str, local: Snapshot, asked: Asked, seconds: float) -> dict[s
                     strict=True,
                 ):
                     costs[name].append(value - earlier)
-                equal &= facts(hits) == expected[number]
+                equal &= list_scores(hits) == expected[number]
                 if number == count - 1:
-                    warm = _warm_seconds(ask, count)
+                    warm = _measure_warm_seconds(ask, count)
     result = {name: [round(statistics.median(values), 4), round(max(values), 4)] for name, values in costs.items()}
-    mapped_seconds = _warm_seconds(mapped, count)
+    mapped_seconds = _measure_warm_seconds(mapped, count)
     return {
         **result,
         "warm_ms": round(1e3 * warm, 2),
@@ -164,7 +164,7 @@ def measure(index: str, local: Snapshot, asked: Asked, seconds: float) -> dict[s
     }
 
 
-def _warm_seconds(ask: Ask, count: int) -> float:
+def _measure_warm_seconds(ask: Ask, count: int) -> float:
     for number in range(count):
         ask(number)
     times = []
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--asked", type=int, default=15)
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
-    parser.add_argument("--store", type=Path, help="keep the store there, or measure the one that is there")
+    parser.add_argument("--store", type=Path, help="folder of the store, which is kept and used again")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = arguments.store or Path(folder) / "store"
@@ -199,9 +199,9 @@ def main() -> None:
         rows = np.random.default_rng(3).integers(local.n, size=arguments.asked)
         first = np.asarray(local.embeddings(local.parts[0].name), np.float32)
         noise = np.random.default_rng(4).normal(size=(arguments.asked, first.shape[1])) * 0.05
-        asked = Asked(questions, (first[rows % len(first)] + noise).astype(np.float32))
+        question_set = QuestionSet(questions, (first[rows % len(first)] + noise).astype(np.float32))
         mount(store)
-        results = {index: measure(index, local, asked, arguments.ms / 1e3) for index in ("bm25", "ivfpq")}
+        results = {index: measure(index, local, question_set, arguments.ms / 1e3) for index in ("bm25", "ivfpq")}
         with latency(arguments.ms / 1e3):
             started = time.perf_counter()
             far = Store.open("far://bench")

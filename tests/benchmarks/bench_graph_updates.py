@@ -12,7 +12,7 @@ distances. The vectors are MiniLM's and are kept in `--cache`. In earnest, after
 `--through reindex` takes the generations through `reindex` itself: each is a dump of JSON lines, from which the next
 snapshot is built, and the measured ones are built once more with `--rebuild-graphs`. The encoder is then a static one
 (`made_static.py`), and there is no peer. `cpu_s` are the seconds of this process for a generation, and of the last
-rebuild of all graphs; `cells` is what the snapshot's metrics say of its graph. About three minutes of an idle core:
+rebuild of all graphs; `cells` are the metrics of the graph in the snapshot. About three minutes of an idle core:
 
     python tests/benchmarks/bench_graph_updates.py --through reindex --passages passages.jsonl.xz --words 30
         --questions a.jsonl.xz --n 10000 --generations 24 --measure 1 12 24 --cells 4 --asked 2000
@@ -359,7 +359,7 @@ def run_reindex(folder: Path, options: argparse.Namespace) -> None:
     asked, store = Encoder.load(encoder).encode_questions(questions), str(folder / "store")
     (folder / "recipe.toml").write_text(RECIPE.format(factory=options.factory, cells=options.cells))
     recipe = read_recipe(folder / "recipe.toml")
-    numbers = np.arange(len(pool), dtype=np.float32)[:, None]  # stand for the vectors, which `reindex` makes
+    numbers = np.arange(len(pool), dtype=np.float32)[:, None]  # placeholders, because `reindex` computes the vectors
     n, seconds = min(options.n, len(pool) * 2 // 3), 0.0
     for generation, corpus in enumerate(iter_generations(numbers, n, options.churn, options.generations)):
         lines = ({"_id": str(row), "title": pool[row]["title"], "text": pool[row]["text"]} for row in corpus.rows)

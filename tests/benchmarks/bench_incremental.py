@@ -171,7 +171,7 @@ def _largest_mb(told: Told) -> float:
 
 
 def _lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list[float]]:
-    """Return each stage's line, and how far the measurement lies that is farthest from it."""
+    """Return the line of each stage, and the largest distance of a measurement from it."""
     found = {}
     for name in _cpu(rebuilds[-1]):
         spent = [_cpu(told).get(name, 0.0) for told in rebuilds]

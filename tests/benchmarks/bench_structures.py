@@ -1,6 +1,6 @@
-"""Passages of tables, infoboxes and lists beside prose alone: what BM25 finds, passages, and speed.
+"""Compare passages of tables, infoboxes and lists with prose alone: recall of BM25, size and speed.
 
-The questions are made of the demo dump by a parser that is not ours, mwparserfromhell: "What is the
+The questions are generated from the demo dump by another parser, mwparserfromhell: "What is the
 FIELD of TITLE?" of a field of an infobox (none of pictures), "In SECTION of TITLE, what is the COLUMN of FIRST CELL?"
 of a cell of a table. An answer has 1 to 8 plain words with 3 letters or more, and is nowhere in the
 article's prose. At most 12 of one article are drawn, by the hash of the question, until there are

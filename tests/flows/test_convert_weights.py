@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_nothing(
     assert ".landing" not in ran.stderr
 
 
-def test_a_killed_conversion_leaves_nothing_for_long(
+def test_files_of_a_killed_conversion_are_removed_later(
     pickled: Path, executable: Path, tmp_path: Path, bookwheel: Any
 ) -> None:
     process = subprocess.Popen([executable, "convert-weights", pickled, tmp_path / "new"])

@@ -287,7 +287,7 @@ def test_a_release_that_was_killed_goes_on(
         (["--ref", f"{'r' * 95}"], 2, "is not a ref name"),
         (["--judge", "pages"], 2, "names no pages"),
         (["--floor", "EM=0.5"], 2, "'EM' was not measured: choose from Success@1"),
-        (["--reader", "concat"], 2, "--reader says how a model reads: give one with --model or --training"),
+        (["--reader", "concat"], 2, "--reader only applies to a model: add --model or --training"),
         (["--order", "ends", "--model", "reader"], 2, "--order says how passages become one prompt: give --reader co"),
     ],
 )

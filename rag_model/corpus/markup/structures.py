@@ -324,7 +324,7 @@ _MAX_KEY = 100  # characters; a longer key is not a field name
 _MIN_FIELDS = 4  # minimum for a template whose name is not that of an infobox
 _CALL = re.compile(r"(?:^|\}\})[ \t:]*\{\{([^|{}\[\]<>\n]*)", re.MULTILINE)
 _NAMED = re.compile(r"\|\s*[^\W\d_][\w .-]*=")
-# Parameters that choose a picture or a format, and values that are no text.
+# Parameters that choose a picture or a format, and values that are not text.
 _HIDDEN_FIELD = re.compile(
     r"(?!.*caption)(?:(?:image|img|photo|picture|imagen|imagem|immagine|logo|pushpin|mapframe|bild)|"
     r"(?:map|flag|coat|seal|blank emblem|emblem|locator|signature|sound|audio|video|alt|colou?r|background|"
@@ -340,13 +340,13 @@ _HIDDEN_VALUE = re.compile(
 )
 _TRAILING_NUMBER = re.compile(r"[ _]*\d+$")
 _ANGLE = re.compile(r"(lat|long?)_?(d|m|s|deg|min|sec|degrees|minutes|seconds|ns|ew|direction)$", re.IGNORECASE)
-_ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # by the first letter of a part's name
+_ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # sign by the first letter of the name of a part
 _DIRECTION = re.compile(r"[NSEW]", re.IGNORECASE)
 _DEGREES = re.compile(r"[-+−]?\d{1,3}(?:\.\d{1,12})?")
 
 
 def find_boxes(text: str) -> Iterator[str]:
-    """Yield the infoboxes of a section, each with its braces; one in another belongs to it."""
+    """Yield the infoboxes of a section with their braces. A nested box is a part of the outer one."""
     if "{{" not in text:
         return
     offset = 0
@@ -358,20 +358,20 @@ def find_boxes(text: str) -> Iterator[str]:
             continue
         end = find_template_end(text, call.start(1))
         if not end:
-            return  # an unclosed template: nothing after it is certain
+            return  # an unclosed template, which may contain all that follows
         box = text[call.start(1) - 2 : end]
         if is_named_box or len(_NAMED.findall(box)) >= _MIN_FIELDS:
             yield box
-        offset = end - 2  # the braces may precede the next call
+        offset = end - 2  # its closing braces may start the match of the next call
 
 
 class BoxRenderer:
-    """Renders the templates of infoboxes and tables: those of running text, and boxes as fields."""
+    """Renders templates in infoboxes and tables; a box is rendered as its fields."""
 
     def __init__(self, render: TemplateRenderer) -> None:
-        """Use `render` for all templates but boxes, coordinates and cells."""
+        """Use `render` for all templates except boxes, coordinates and cells."""
         self._render = render
-        self.box_name = ""  # of the outermost box, if it is not called an infobox
+        self.box_name = ""  # name of the outermost box, unless it is that of an infobox
 
     def __call__(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template, or the marked fields of a box."""
@@ -385,7 +385,7 @@ class BoxRenderer:
         return self._render(arguments, inside=inside)
 
 
-# Templates of cells whose first parameter replaces their word.
+# Templates of cells that show a word, or their first parameter instead of it.
 _CELL_WORDS = frozenset(
     [
         "yes",
@@ -417,7 +417,6 @@ _CELL_WORDS = frozenset(
         "included",
         "depends",
         "site",
-        "active",
         "beta",
         "operational",
     ]
@@ -443,7 +442,7 @@ def render_coordinates(arguments: Sequence[str]) -> str:
     return " ".join(angles) or (f"{numbers[0]}, {numbers[1]}" if len(numbers) == 2 else "")
 
 
-# Templates that only boxes and tables show, or show otherwise; sort keys are hidden.
+# Templates that are shown only in boxes and tables, or differently there; sort keys are hidden.
 _CELL_RENDERERS: dict[str, Callable[[Sequence[str]], str]] = {
     **dict.fromkeys(("coord", "coordinates", "coor dms", "coor dm", "coor d"), render_coordinates),
     "won": lambda parameters: parameters[0].strip() if parameters else "Won",
@@ -459,7 +458,7 @@ _CELL_RENDERERS: dict[str, Callable[[Sequence[str]], str]] = {
 
 
 def is_dropped_in_box(name: str) -> bool:
-    """Return whether a template shows nothing in a box or a table; coordinates and boxes do."""
+    """Return whether a template gives no text in a box or a table; coordinates and boxes give text."""
     normalized = normalize_name(name)
     return normalized not in _CELL_RENDERERS and not _BOX_NAME.match(normalized) and is_dropped(name)
 
@@ -537,7 +536,7 @@ class StructureParser:
     def __init__(
         self, templates: TemplateRenderer, links: LinkRenderer, body: CutText, structures: Collection[StructureName]
     ) -> None:
-        """Parse these structures of a page; its tables have been cut from its text."""
+        """Parse the requested structures of a page whose tables are already cut from its text."""
         self._renderer = BoxRenderer(templates)
         self._expand = Scanner(self._renderer, links, is_dropped_in_box).expand
         self._body, self._structures = body, frozenset(structures)

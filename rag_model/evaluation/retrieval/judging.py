@@ -225,7 +225,7 @@ class RetrievalJudge:
         return _to_ranking(rank(outcome.hits), self.qrels[outcome.question.id])
 
     def shares_by_kind(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
-        """Return for each kind of passages the share of questions that it answers within `k`.
+        """Return the share of questions that each kind of passage answers within `k`.
 
         The best relevant passage of a question counts, so the shares add up to Success@k. Empty if
         all hits are prose.

@@ -54,7 +54,7 @@ def test_every_flow_is_deployed_and_what_has_a_schedule_waits(api: Api) -> None:
         assert found["parameter_openapi_schema"]["properties"]["store"]["description"]
 
 
-def test_a_run_that_a_person_starts_in_a_browser_completes_though_the_server_is_restarted_under_it(
+def test_a_run_started_in_a_browser_completes_after_a_restart_of_the_server(
     api: Api, running: Everything, mini_dump: Path, tiny: Path
 ) -> None:
     typed = {"dump": mini_dump, "encoder": tiny, "ref": "latest", "store": running.places.store}

@@ -192,7 +192,7 @@ def test_docid_is_an_id(tmp_path: Path) -> None:
         {"id": ["i" * 1_001, "2", "3", "4"]},
     ],
 )
-def test_columns_become_the_records_that_their_rows_do(tmp_path: Path, column: dict[str, list[object]]) -> None:
+def test_columns_and_rows_give_the_same_records(tmp_path: Path, column: dict[str, list[object]]) -> None:
     columns = {"id": ["1", "2", "3", "4"], "title": ["a"] * 4, "text": ["b"] * 4, **column}
 
     def read(name: str, columns: dict[str, list[object]]) -> list[object] | str:

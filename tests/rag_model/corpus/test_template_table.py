@@ -64,7 +64,7 @@ TABLE = make_table(TEMPLATES)
         ("{{vol-en|plants}}\nText.", "Text."),
     ],
 )
-def test_templates_of_the_dump_show_what_their_wikitext_says(wikitext: str, expected: str) -> None:
+def test_templates_of_the_dump_are_expanded(wikitext: str, expected: str) -> None:
     with use_templates(TABLE):
         (lead,) = clean_wikitext(wikitext, SITE, "Title")
     assert lead.text == expected

@@ -31,7 +31,7 @@ def test_embedding_is_measured_beside_sentence_transformers(minilm: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_reranking_gains_is_measured(tmp_path: Path) -> None:
+def test_reranking_benchmark_measures_the_gain(tmp_path: Path) -> None:
     rows = [{"id": str(n), "title": "River", "text": f"the king was born in the city {n}."} for n in range(6)]
     asked = [{"question": "who was born?", "answers": [str(n)], "paragraph": str(n)} for n in range(3)]
     files = []

@@ -78,7 +78,7 @@ def test_a_request_has_a_condition() -> None:
     request = SearchRequest(questions=["q"], k=None, index=None, retriever="rrf(bm25,hnsw)", where="kind=table")
     assert request.expression == "where(rrf(bm25, hnsw), kind=table)"
     assert SearchRequest(questions=["q"], k=1, index=None, where=None).expression is None
-    with pytest.raises(UsageError, match="the condition 'size=3' is none: give kind="):
+    with pytest.raises(UsageError, match="'size=3' is not a condition: give kind="):
         add_condition("bm25", "size=3")
 
 

@@ -180,7 +180,7 @@ def test_a_damaged_file_is_noticed_or_makes_another(before: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("factory", ["Impact", "Impact1"])
-def test_weighted_terms_are_derived_to_the_bytes_of_a_build(factory: str, tmp_path: Path) -> None:
+def test_derived_weighted_terms_equal_those_of_a_full_build(factory: str, tmp_path: Path) -> None:
     """Directly, and by the delta that a pull fetches: some rows go, some are new, some twice or empty."""
     dim, old = 300, impacts.zipfian(2_000, 300, 30)
     new, rng = impacts.zipfian(40, 300, 30, seed=7), np.random.default_rng(3)

@@ -66,7 +66,7 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
         assert (tmp_path / "pulled" / "current").exists()
 
 
-def test_without_a_pull_what_cannot_be_read_is_an_error_and_all_else_answers(
+def test_without_a_pull_unreadable_ranges_are_errors_and_cached_ranges_answer(
     far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as served:

@@ -1,4 +1,4 @@
-"""The lines of the last builds: what is kept of them, what they forecast, and when they leave their band."""
+"""The history of the last builds: its records, its forecasts, and the alarms for values outside the band."""
 
 import math
 from collections.abc import Sequence

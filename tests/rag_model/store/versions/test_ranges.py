@@ -1,4 +1,4 @@
-"""Search a snapshot in its store by verified ranges: equal to a copy of it, and what it survives."""
+"""Search of a snapshot in its store by verified ranges, with damage, failures and small caches."""
 
 import os
 import shutil
@@ -130,7 +130,7 @@ def test_small_cache_stays_within_its_limit_and_changes_no_answer(far: Store, lo
         assert stored <= cache_bytes + pinned
 
 
-def test_few_dependent_requests_a_query(far: Store) -> None:
+def test_a_query_needs_few_rounds_of_requests(far: Store) -> None:
     with Snapshot.open(far.url, by_ranges=True) as snapshot:
         words, vectors = open_retriever(snapshot, "bm25"), DenseRetriever(snapshot, None, "ivf")
         assert snapshot.ranges is not None
