@@ -72,7 +72,7 @@ def read_part(pages: Iterable[Page], language: str, namespaces: Mapping[str, int
         re.IGNORECASE,
     )
     templates: dict[str, list[str]] = {}
-    room = _MAX_PART_BYTES
+    bytes_left = _MAX_PART_BYTES
     for page in pages:
         text = remove_noncharacters(page.text)
         if page.namespace == _MESSAGE:
@@ -87,7 +87,7 @@ def read_part(pages: Iterable[Page], language: str, namespaces: Mapping[str, int
         target_name = _get_template_name(target[1], namespaces) if target else ""
         entry = ["redirect", target_name] if target_name else _classify(text)
         size = len(name) + len(entry[1]) if entry else 0
-        if entry and name and (room := room - size) >= 0:
+        if entry and name and (bytes_left := bytes_left - size) >= 0:
             templates[name] = list(entry)
     return templates
 
@@ -131,24 +131,24 @@ def merge(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable":
                 entries[name] = Entry(kind, value)  # type: ignore[arg-type]
     for name, target in sorted(redirects.items()):  # a known name that redirects to a local name
         if is_known(name) and not is_known(target):
-            for hop in _follow(target, redirects):
+            for hop in _follow_redirects(target, redirects):
                 if hop not in redirects and hop not in entries and not is_known(hop):
                     entries[hop] = Entry("alias", name)
     for name, target in redirects.items():
-        *_, last = _follow(target, redirects)
+        *_, last = _follow_redirects(target, redirects)
         if not is_known(name) and (is_known(last) or last in entries):
             final = entries.get(last, Entry("alias", last))
             entries[name] = final if final.kind in {"alias", "disambiguation", "box"} else Entry("alias", last)
-    room, kept_entries = MAX_TABLE_BYTES, dict[str, Entry]()
+    bytes_left, kept_entries = MAX_TABLE_BYTES, dict[str, Entry]()
     for name, entry in sorted(entries.items(), key=lambda item: (len(item[1].value), item)):
-        room -= len(name.encode()) + len(entry.value.encode())
-        if room < 0:
+        bytes_left -= len(name.encode()) + len(entry.value.encode())
+        if bytes_left < 0:
             break
         kept_entries[name] = entry
     return TemplateTable(kept_entries)
 
 
-def _follow(name: str, redirects: Mapping[str, str]) -> list[str]:
+def _follow_redirects(name: str, redirects: Mapping[str, str]) -> list[str]:
     hops = [name]
     while hops[-1] in redirects and redirects[hops[-1]] not in hops and len(hops) < _MAX_HOPS:
         hops.append(redirects[hops[-1]])

@@ -138,7 +138,7 @@ class Templates:
         self._link = link or (lambda arguments: arguments[-1])
         self._use = _CURRENT_USE.get()
         self._open_names: list[str] = []  # templates whose bodies are being expanded
-        self._room = _MAX_EXPANDED
+        self._characters_left = _MAX_EXPANDED
 
     def render(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template; its name is the first argument.
@@ -196,17 +196,17 @@ class Templates:
         def get_parameter(arguments: list[str]) -> str:
             value = call.params.get(arguments[0].strip())
             value = "|".join(arguments[1:]) if value is None else value
-            self._room -= len(value)
-            return value if self._room > 0 else ""
+            self._characters_left -= len(value)
+            return value if self._characters_left > 0 else ""
 
-        self._room -= len(body)
-        if self._room <= 0:
+        self._characters_left -= len(body)
+        if self._characters_left <= 0:
             return None
         self._open_names.append(call.name)
         scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
         words = scanner.expand(f" {body}").strip()  # the space: not at the start of a line
         self._open_names.pop()
-        self._room -= len(words)
+        self._characters_left -= len(words)
         return words
 
 

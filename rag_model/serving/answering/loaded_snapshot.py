@@ -334,9 +334,9 @@ class LoadedSnapshot:
         if self.is_ranged and not _can_read_by_ranges(self.snapshot, expression):
             choices = ", ".join(self.retrievers)
             if self._will_be_pulled:
-                raise NotReadyError(f"{expression} needs files that are not pulled yet: ask {choices} meanwhile")
+                raise NotReadyError(f"{expression} needs files that are not pulled yet: search {choices} meanwhile")
             raise UsageError(
-                f"{expression} cannot be searched by ranges, and this service pulls nothing: ask {choices}"
+                f"{expression} cannot be searched by ranges, and this service pulls nothing: search {choices}"
             )
 
     def _check_exists(self, error: StoreError) -> None:
@@ -349,7 +349,7 @@ class LoadedSnapshot:
             with suppress(StoreError):
                 store = self.snapshot.store
                 if store.files.get_size(store.snapshots.manifest_path(self.id)) is None:
-                    raise GoneError(f"snapshot {self.id[:12]} expired or was taken down: ask again") from error
+                    raise GoneError(f"snapshot {self.id[:12]} expired or was taken down: repeat the request") from error
 
     def answer(
         self,

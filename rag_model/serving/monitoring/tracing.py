@@ -43,7 +43,7 @@ class RequestTrace:
         self._span.end()
 
 
-# The trace of the request that this task handles.
+# The trace of the request that the current task handles.
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("CURRENT_TRACE", default=None)
 
 
@@ -55,7 +55,7 @@ class TracedRequest(Protocol):
 
 
 class RequestTracer:
-    """Begins the traces of requests, and sends them."""
+    """Starts the traces of requests, and sends them."""
 
     def __init__(self, provider: Any) -> None:
         """Use an OpenTelemetry `TracerProvider`."""
@@ -80,7 +80,7 @@ class RequestTracer:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         except ImportError as error:
             _LOG.warning(
-                "OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, and %s is not installed, so there are none: install "
+                "no traces are sent to OTEL_EXPORTER_OTLP_ENDPOINT, because %s is not installed: install "
                 "bookwheel[trace]",
                 error.name,
             )
@@ -91,7 +91,7 @@ class RequestTracer:
         return cls(provider)
 
     def start(self, verb: str, headers: Mapping[str, str]) -> RequestTrace:
-        """Begin the span of a request to the endpoint `verb`."""
+        """Start the span of a request to the endpoint `verb`."""
         route = f"/{verb}"
         span = self._tracer.start_span(
             f"POST {route}",

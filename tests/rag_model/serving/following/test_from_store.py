@@ -58,7 +58,7 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
         from_store = [ask_both(served, question) for question in list_questions()]
         early = served.client.post("/search", json={"questions": ["bada"], "retriever": "exact"})
         assert early.status_code == 503
-        assert "not pulled yet: ask bm25" in early.json()["detail"]
+        assert "not pulled yet: search bm25" in early.json()["detail"]
         may_pull.set()
         until(lambda: not is_ranged(served))
         assert [ask_both(served, question) for question in list_questions()] == from_store

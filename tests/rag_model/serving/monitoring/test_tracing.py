@@ -108,6 +108,6 @@ def test_a_missing_package_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplo
     with caplog.at_level(logging.WARNING):
         assert RequestTracer.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"}) is None
     assert [record.message for record in caplog.records] == [
-        "OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, and opentelemetry.sdk.trace is not installed, so there are none: "
+        "no traces are sent to OTEL_EXPORTER_OTLP_ENDPOINT, because opentelemetry.sdk.trace is not installed: "
         "install bookwheel[trace]"
     ]
