@@ -372,6 +372,11 @@ class EventLoopThread:
         finally:
             future.cancel()
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
+
     def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Cancel all work, run `finish`, and end the thread."""
         if self._loop.is_closed():

@@ -18,6 +18,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
@@ -328,6 +329,7 @@ class EmbeddingClient:
         self._loop: EventLoopThread | None = None
         self._client: httpx.AsyncClient | None = None
         self._slots: asyncio.Semaphore | None = None
+        self._finalizer: weakref.finalize[..., EmbeddingClient] | None = None
         self._start_lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], whole_seconds: float | None = None) -> tuple[Vectors, int]:
@@ -357,13 +359,9 @@ class EmbeddingClient:
         return np.concatenate([vectors for vectors, _ in replies]), sum(tokens for _, tokens in replies)
 
     def close(self) -> None:
-        """Close the connections."""
-        if self._loop is not None:
-            self._loop.close(self._close_client)
-
-    async def _close_client(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        """Close the connections; a client that is no longer used closes them itself."""
+        if self._finalizer is not None:
+            self._finalizer()
 
     def _shorten(self, whole_seconds: float) -> EmbedSettings:
         return replace(self.settings, whole_seconds=min(whole_seconds, self.settings.whole_seconds))
@@ -383,6 +381,7 @@ class EmbeddingClient:
                 )
                 self._slots = asyncio.Semaphore(self.settings.concurrency)
                 self._loop = EventLoopThread()
+                self._finalizer = weakref.finalize(self, _close_connections, self._loop, self._client)
             return self._loop
 
     async def _embed_all(self, batches: Sequence[list[str]], settings: EmbedSettings) -> list[tuple[Vectors, int]]:
@@ -450,6 +449,11 @@ class EmbeddingClient:
     @staticmethod
     def _compute_reply_limit(batch: Sequence[str]) -> int:
         return len(batch) * _MAX_DIM * _REPLY_BYTES_PER_VALUE
+
+
+def _close_connections(loop: EventLoopThread, client: httpx.AsyncClient) -> None:
+    if not loop.is_current_thread:  # the thread of the requests may collect garbage, and cannot wait for itself
+        loop.close(client.aclose)
 
 
 def _parse_reply(body: bytes, count: int) -> tuple[Vectors, int]:
