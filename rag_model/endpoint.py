@@ -92,6 +92,11 @@ class Endpoint:
         return cls(base_url.rstrip("/"), environment.get(key_variable, "").strip(), key_variable)
 
     @property
+    def is_default(self) -> bool:
+        """Whether it is OpenAI's API, as without a base URL in the environment."""
+        return self.url == _OPENAI_URL
+
+    @property
     def host(self) -> str:
         """Host and port, for messages."""
         return urlsplit(self.url).netloc

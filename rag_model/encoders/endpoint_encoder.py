@@ -75,6 +75,7 @@ PROBES_VERSION = 1  # increase it with a change of the texts
 # The largest accepted difference to a stored probe vector, relative to its length: .045 is a cosine
 # of .999. Another precision of the same weights differs by less; another model differs by more.
 _MAX_PROBE_DISTANCE = 0.045
+_FAILURE_SECONDS = 2.0  # for which a failed check is not repeated
 _RECHECK_SECONDS = 600.0  # between two checks of the probes by one process
 _REPLY_BYTES_PER_VALUE = 32  # of a vector, written as a decimal number
 _MAX_DIM = 1 << 16
@@ -179,7 +180,9 @@ class EndpointEncoder:
     probes: Vectors  # (p, full_dim)
     client: "EmbeddingClient"
     model: RemoteModel = field(default_factory=lambda: RemoteModel("endpoint"))
-    _checked_at: float = -math.inf
+    _checked_at: float = -math.inf  # when the probes were last as recorded, by the monotonic clock
+    _failure: str = ""  # why the last check failed, which holds until `_retry_at`
+    _retry_at: float = -math.inf
     _lock: Any = field(default_factory=threading.Lock)
 
     @classmethod
@@ -256,14 +259,16 @@ class EndpointEncoder:
             vectors, tokens = self._encode(window)
             yield vectors, TokenCounts(tokens, 0)
 
-    def check_probes(self) -> None:
+    def check_probes(self, whole_seconds: float | None = None) -> None:
         """Check that the endpoint's model still gives the probe texts their vectors.
+
+        `whole_seconds` bounds the request as in `EmbeddingClient.embed`.
 
         Raises:
             EndpointError: the endpoint failed, and retries did not help.
             RefusedError: a vector differs.
         """
-        vectors, _ = self.client.embed(_PROBE_TEXTS)
+        vectors, _ = self.client.embed(_PROBE_TEXTS, whole_seconds)
         host = self.client.endpoint.host
         advice = (
             f"serve the former model again, or name it {self.name.partition('#')[0]}#LABEL with a label of your choice "
@@ -283,18 +288,28 @@ class EndpointEncoder:
                 f"{advice}"
             )
 
+    def _check_probes_once(self, whole_seconds: float | None) -> None:
+        """Check the probes; callers that waited for a failed check get its error at once."""
+        if time.monotonic() < self._retry_at:
+            raise EndpointError(self._failure)
+        try:
+            self.check_probes(whole_seconds)
+        except EndpointError as error:
+            self._failure, self._retry_at = str(error), time.monotonic() + _FAILURE_SECONDS
+            raise
+        self._checked_at = time.monotonic()
+
     def _encode(self, texts: Sequence[TextInput], whole_seconds: float | None = None) -> tuple[Vectors, int]:
         with self._lock:
             if time.monotonic() - self._checked_at > _RECHECK_SECONDS:
-                self.check_probes()
-                self._checked_at = time.monotonic()
+                self._check_probes_once(whole_seconds)
         vectors, tokens = self.client.embed(
             [text if isinstance(text, str) else " ".join(text) for text in texts], whole_seconds
         )
         if not len(texts):
             vectors = np.empty((0, self.full_dim), np.float32)
         if vectors.shape[1] != self.full_dim:
-            self.check_probes()
+            self.check_probes(whole_seconds)
             raise EndpointError(
                 f"the endpoint at {self.client.endpoint.host} sent vectors of {vectors.shape[1]} dimensions, and "
                 f"{self.full_dim} to other requests: check the servers behind this address"
@@ -340,9 +355,16 @@ class EmbeddingClient:
 
         Raises:
             EndpointError: a request failed, and retries did not help; or a reply is invalid.
+            UsageError: the environment names neither an address nor a key.
         """
         if not len(texts):
             return np.empty((0, 0), np.float32), 0
+        if self.endpoint.is_default and not self.endpoint.key:
+            # Without an address, texts would go to OpenAI, which refuses them without a key.
+            raise UsageError(
+                f"no endpoint is named for the encoder {self.model}: set {EMBED_PREFIX}BASE_URL, or OPENAI_API_KEY "
+                "for OpenAI's API"
+            )
         settings = self.settings if whole_seconds is None else self._shorten(whole_seconds)
         starts = range(0, len(texts), settings.batch)
         batches = [list(texts[start : start + settings.batch]) for start in starts]

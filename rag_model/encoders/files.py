@@ -381,11 +381,15 @@ def resolve_folder(name: str | Path) -> Path:
     Raises:
         InputError: there is no such folder, and the hub has no such model or revision, or cannot
             be reached.
-        UsageError: the name is a URL that may contain a secret.
+        UsageError: the name is a URL that may contain a secret, or names a model behind an endpoint.
     """
     if Path(name).is_dir():
         return Path(name).resolve()
     refuse_secret(str(name))
+    if str(name).startswith(ENDPOINT_PREFIX):
+        raise UsageError(
+            f"{name} is a model behind an endpoint, which cannot be used here: give a folder or a hub name"
+        )
     hub_name = None if isinstance(name, Path) else HubName.parse(name)
     if hub_name is None:
         raise InputError(f"there is no model folder {name}: give a folder, or a hub name such as intfloat/e5-small-v2")

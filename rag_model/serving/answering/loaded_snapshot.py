@@ -4,13 +4,22 @@ A `LoadedSnapshot` is swapped and freed as a whole, so a reply never mixes two s
 its encoder and its model with the previous one if they are the same, as after a monthly rebuild.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from rag_model.errors import GoneError, NotReadyError, RefusedError, ResourceError, StoreError, UsageError
+from rag_model.errors import (
+    EndpointError,
+    GoneError,
+    NotReadyError,
+    RefusedError,
+    ResourceError,
+    StoreError,
+    UsageError,
+)
 from rag_model.process import format_bytes
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import (
@@ -41,6 +50,7 @@ from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.manifest import QUESTION_ENCODER, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
+_LOG = logging.getLogger(__name__)
 _CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's limits
 _READ_BYTES = 1 << 20
 
@@ -410,8 +420,13 @@ class LoadedSnapshot:
         rows = [self.snapshot.n * number // _WARM_UP_QUERIES for number in range(_WARM_UP_QUERIES)]
         queries = Queries([passage.title or passage.text[:100] or "?" for passage in self.snapshot.passages(rows)])
         for name, retriever in self._retrievers.items():
+            try:
+                hits = retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))
+            except EndpointError as error:  # an encoder's endpoint may be down while other retrievers answer
+                _LOG.warning("%s cannot answer yet: %s", name, error)
+                continue
             # Single queries may return nothing: BM25 has no terms for a title of punctuation.
-            if not any(retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))):
+            if not any(hits):
                 raise RefusedError(f"index {name} of snapshot {self.id[:12]} finds nothing: build it again")
         if self._readers and self.model is not None and self.model.is_local:
             self.answer(queries.texts[:1], None)

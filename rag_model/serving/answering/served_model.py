@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from rag_model.encoders.any_encoder import load_any_encoder
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
+from rag_model.encoders.spec import is_endpoint_encoder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.reading.concat import ConcatReader
@@ -40,6 +42,8 @@ class SharedQuestionEncoder:
     @classmethod
     def load(cls, folder: Path, threads: int) -> Self:
         """Load the question encoder in `folder`; `threads` sets torch's threads of the process."""
+        if is_endpoint_encoder(folder):
+            return cls(load_any_encoder(folder))
         return cls(Encoder.load(folder, "question", threads=threads))
 
     def space(self) -> Space:

@@ -28,6 +28,7 @@ import numpy as np
 from rag_model.atomic_write import atomic_write
 from rag_model.digest import digest_file, digest_json
 from rag_model.encoders.any_encoder import load_any_encoder
+from rag_model.encoders.spec import is_endpoint_encoder
 from rag_model.errors import BookwheelError, InputError, RefusedError
 from rag_model.extras import format_versions
 from rag_model.index.files.engine import Vectors
@@ -259,7 +260,9 @@ def _use_model(arguments: Any) -> None:
     kind, folder = arguments["kind"], Path(arguments["folder"])
     try:
         if kind == "encoder":
-            load_any_encoder(folder).encode_questions(_MODEL_QUESTIONS)
+            encoder = load_any_encoder(folder)
+            if not is_endpoint_encoder(folder):  # it runs elsewhere, where it may be down or take shorter questions
+                encoder.encode_questions(_MODEL_QUESTIONS)
         else:
             _answer_questions(folder, "marginal" if kind == _MODEL_KINDS["marginal"] else "concat")
     except (BookwheelError, MemoryError):

@@ -9,6 +9,7 @@ Conventions: https://opentelemetry.io/docs/specs/semconv/http/http-spans/
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from typing import Any, Protocol, Self
 _LOG = logging.getLogger(__name__)
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _SERVER_ERROR = 500
+_LOG_SECONDS = 300.0  # between two warnings about traces that cannot be sent
 _NANOSECONDS = 1_000_000_000
 
 
@@ -54,6 +56,26 @@ class TracedRequest(Protocol):
     queued_at: int  # nanoseconds since the epoch
 
 
+class _SpanExporter:
+    """An OpenTelemetry span exporter that logs at most one failure in five minutes."""
+
+    def __init__(self, exporter: Any) -> None:
+        self._exporter, self._logged_at = exporter, -math.inf
+
+    def export(self, spans: Any) -> Any:
+        result = self._exporter.export(spans)
+        if result.name != "SUCCESS" and time.monotonic() - self._logged_at > _LOG_SECONDS:
+            self._logged_at = time.monotonic()
+            _LOG.warning("traces cannot be sent, and are lost: check OTEL_EXPORTER_OTLP_ENDPOINT, and that it answers")
+        return result
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return bool(self._exporter.force_flush(timeout_millis))
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
 class RequestTracer:
     """Starts the traces of requests, and sends them."""
 
@@ -87,7 +109,9 @@ class RequestTracer:
             return None
         default_name = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "bookwheel"}
         provider = TracerProvider(resource=Resource.create(default_name))
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_SpanExporter` logs failures, less often
+        exporter: Any = _SpanExporter(OTLPSpanExporter())
+        provider.add_span_processor(BatchSpanProcessor(exporter))
         return cls(provider)
 
     def start(self, verb: str, headers: Mapping[str, str]) -> RequestTrace:
