@@ -93,7 +93,7 @@ class ReproductionPlan:
         return {
             name: file
             for name, file in self.data.items()
-            if not any(path.exists() for path in (self.local_path(file), self.complete_path(file)))
+            if not file.path and not any(path.exists() for path in (self.local_path(file), self.complete_path(file)))
         }
 
     def complete_path(self, file: DataFile) -> Path:
@@ -379,7 +379,8 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
                 f"{plan.folder} as {file.local_name}, and run the same command again{also_missing}"
             ) from error
     for file in plan.data.values():
-        if plan.fraction is not None and not plan.local_path(file).exists():
+        has_no_sample = plan.complete_path(file).is_dir() and not plan.local_path(file).exists()
+        if plan.fraction is not None and has_no_sample:
             _link_first_files(plan.complete_path(file), plan.local_path(file), plan.fraction)
     for name, file in plan.data.items():
         _verify_data(name, file, plan.local_path(file))

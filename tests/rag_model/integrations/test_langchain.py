@@ -37,7 +37,9 @@ def test_a_chain_answers_from_the_passages(place: dict[str, str], expected: list
     assert [one.page_content for one in told["context"]] == [hit.text for hit in expected]
     first = told["context"][0]
     assert (first.id, first.metadata["snapshot"]) == (expected[0].id, made_library.red)
-    assert set(first.metadata) == {*("id", "page_id", "title", "section", "url", "licence", "revised", "snapshot")}
+    assert set(first.metadata) == {
+        *("id", "page_id", "title", "section", "url", "licence", "revised", "snapshot", "kind")
+    }
     retriever.source.close()
 
 

@@ -34,6 +34,7 @@ BUILT_IN = {
     "maxsim": "maxsim(ivfpq:4, tokens, 8)",
     "rerank": "rerank(hnsw, {model}, 6)",
     "rrf": "rrf(hnsw, ivfpq, weights=[1, 2])",
+    "where": "where(hnsw, kind=prose)",
 }
 INDEXES = {name: name for name in ("hnsw", "ivfpq", "exact", "tokens")}
 PLUGINS = {"interleave": "interleave(hnsw, exact)", "diversify": "diversify(hnsw, 8)"}

@@ -84,7 +84,7 @@ def test_the_models_describe_what_is_sent(served: Serving) -> None:
     schema = served.client.get("/openapi.json").json()
     assert {"/search", "/answer", "/snapshot", "/healthz", "/readyz"} <= set(schema["paths"])
     body = schema["paths"]["/search"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(body["properties"]) == {"questions", "k", "index", "retriever"}
+    assert set(body["properties"]) == {"questions", "k", "index", "retriever", "where"}
 
 
 def test_the_state_is_told(served: Serving, made_library: Library) -> None:
