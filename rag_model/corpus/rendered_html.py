@@ -152,14 +152,7 @@ def _read_table(table: Any) -> Grid:
         depth += (name == "table") * (1 if is_start else -1)
         if depth == 1 and name in {"tr", "td", "th", "caption"}:
             attributes = " ".join(f'{key}="{value}"' for key, value in element.attrib.items())
-            if not is_start:
-                builder.end_cell()
-            elif name == "tr":
-                builder.start_row(attributes)
-            elif name == "caption":
-                builder.start_caption("")
-            else:
-                builder.start_cell(attributes, "", is_header=name == "th")
+            builder.handle_tag(name, attributes, is_end=not is_start)
         elif element is not table:
             mark = _mark(element, "" if is_start else "/")
             builder.add_text(mark[1] if mark[0] == "piece" else "")

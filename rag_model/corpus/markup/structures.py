@@ -228,14 +228,8 @@ def parse_html_table(text: str) -> Grid:
                 grid.attributes = attributes
         elif depth > 1:
             builder.add_text("\n")
-        elif is_end:
-            builder.end_cell()
-        elif name == "tr":
-            builder.start_row(attributes)
-        elif name == "caption":
-            builder.start_caption("")
         else:
-            builder.start_cell(attributes, "", is_header=name == "th")
+            builder.handle_tag(name, attributes, is_end=is_end)
     builder.end_cell()
     return grid
 
@@ -253,6 +247,17 @@ class GridBuilder:
         """Continue the open cell."""
         if self._pieces is not None:
             self._pieces.append(text)
+
+    def handle_tag(self, name: str, attributes: str, *, is_end: bool) -> None:
+        """Start or end the row, caption or cell of an HTML tag `tr`, `caption`, `td` or `th`."""
+        if is_end:
+            self.end_cell()
+        elif name == "tr":
+            self.start_row(attributes)
+        elif name == "caption":
+            self.start_caption("")
+        else:
+            self.start_cell(attributes, "", is_header=name == "th")
 
     def end_cell(self) -> None:
         """Add the open cell to its row."""
