@@ -79,7 +79,7 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         part_format, siteinfo = get_part_format(task.part), task.siteinfo
         pages = part_format.read_templates(task.part) if isinstance(part_format, PageFormat) else iter(())
-        templates = template_table.read_part(pages, siteinfo.language, siteinfo.namespaces)
+        templates = template_table.read_templates(pages, siteinfo.language, siteinfo.namespaces)
         path = workdir / "templates.json"
         path.write_text(json.dumps(templates), encoding="utf-8")
         return StageResult({"templates": path}, {"templates": len(templates)})
@@ -91,7 +91,7 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
 def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
     """Store the table of the templates of all parts; return None if there are no templates."""
     blobs = [BlobRef.from_json(report["blob"]) for report in reports if report["templates"]]
-    table = template_table.merge(json.loads(store.blobs.read(blob)) for blob in blobs)
+    table = template_table.merge_templates(json.loads(store.blobs.read(blob)) for blob in blobs)
     return store.blobs.put_bytes(table.to_bytes()) if table else None
 
 

@@ -1,7 +1,7 @@
 """Read ranges of remote files, verified and cached, before the files are there as a whole.
 
 A remote file is divided into blocks of equal size, and each block has a digest: the first 16 bytes
-of its SHA-256. A `RangedFile` is a sparse local file of the same size. `RangedFile.load` fetches the
+of its SHA-256. A `CachedFile` is a sparse local file of the same size. `CachedFile.load` fetches the
 missing blocks of a search in one round of parallel requests, verifies them and writes them to the
 sparse file. Code that maps a whole file maps the sparse file in the same way.
 
@@ -94,7 +94,7 @@ class RangeCache:
         # Counts since the start. The requests of a round are sent together.
         self.rounds = self.requests = self.fetched_bytes = 0
         self._lock = threading.Lock()
-        self._files: list[RangedFile] = []
+        self._files: list[CachedFile] = []
         self._used_bytes = 0
         self._clock = 1
         self._running: dict[int, int] = {}  # the clock at the start of each running search
@@ -108,7 +108,7 @@ class RangeCache:
         block_bytes: int,
         digests: "bytes | StoredDigests",
         read: Callable[[int, int], bytes],
-    ) -> "RangedFile":
+    ) -> "CachedFile":
         """Open a remote file; nothing is fetched yet.
 
         Args:
@@ -127,7 +127,7 @@ class RangeCache:
             os.ftruncate(descriptor, size)
         except OSError as error:
             raise _build_write_error(self.folder, error) from error
-        ranged = RangedFile(self, name, descriptor, size, block_bytes, digests, read)
+        ranged = CachedFile(self, name, descriptor, size, block_bytes, digests, read)
         with self._lock:
             self._files.append(ranged)
             self._used_bytes += ranged.count_stored() * block_bytes
@@ -148,7 +148,7 @@ class RangeCache:
                 if self._used_bytes > self.max_bytes:
                     self._evict(self.max_bytes - self.max_bytes // _HEADROOM_SHARES)
 
-    def load(self, ranges: Sequence[tuple["RangedFile", Numbers, Numbers]]) -> None:
+    def load(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]]) -> None:
         """Load ranges of several files, (m,) starts and ends in bytes each, in one round of requests.
 
         Raises:
@@ -167,10 +167,10 @@ class RangeCache:
             fetch.file._store_runs([(run, future.result()) for run, future in fetch.runs])
 
     def _find_missing(
-        self, ranges: Sequence[tuple["RangedFile", Numbers, Numbers] | None]
-    ) -> list[tuple["RangedFile", Numbers]]:
+        self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers] | None]
+    ) -> list[tuple["CachedFile", Numbers]]:
         """Record that ranges are used; return the blocks that are not verified, by file."""
-        blocks: dict[RangedFile, list[Numbers]] = {}
+        blocks: dict[CachedFile, list[Numbers]] = {}
         with self._lock:
             for item in ranges:
                 if item is not None and len(unverified := item[0]._mark_used(*item[1:], self._clock)):
@@ -185,21 +185,21 @@ class RangeCache:
         for file in files:
             os.close(file._descriptor)
 
-    def _start_fetch(self, file: "RangedFile", blocks: Numbers) -> "_Fetch":
+    def _start_fetch(self, file: "CachedFile", blocks: Numbers) -> "_Fetch":
         """Request runs of adjacent blocks."""
         max_blocks = max(1, _MAX_RUN_BYTES // file.block_bytes)
         adjacent_runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1)
         runs = [run[i : i + max_blocks] for run in adjacent_runs for i in range(0, len(run), max_blocks)]
         return _Fetch(file, [(run, self._pool.submit(self._fetch, file, run)) for run in runs])
 
-    def _fetch(self, file: "RangedFile", run: Numbers) -> bytes:
+    def _fetch(self, file: "CachedFile", run: Numbers) -> bytes:
         data = file._read_remote(int(run[0]), int(run[-1]) + 1)
         with self._lock:
             self.requests += 1
             self.fetched_bytes += len(data)
         return data
 
-    def _add_stored(self, file: "RangedFile", blocks: Numbers) -> None:
+    def _add_stored(self, file: "CachedFile", blocks: Numbers) -> None:
         """Record that blocks are on the disk and verified."""
         with self._lock:
             self._used_bytes += int((~file._is_stored[blocks]).sum()) * file.block_bytes
@@ -272,7 +272,7 @@ class RangeCache:
 class StoredDigests:
     """The location of a file's digests in another file."""
 
-    file: "RangedFile"
+    file: "CachedFile"
     first: int  # number of the first block's digest
 
 
@@ -280,11 +280,11 @@ class StoredDigests:
 class _Fetch:
     """Running requests for blocks of a file; each reads a run of adjacent blocks."""
 
-    file: "RangedFile"
+    file: "CachedFile"
     runs: list[tuple[Numbers, "Future[bytes]"]]
 
 
-class RangedFile:
+class CachedFile:
     """A remote file whose verified blocks are cached in a sparse local file at `path`."""
 
     def __init__(
@@ -347,7 +347,7 @@ class RangedFile:
         self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)
         return blocks[~self._is_verified[blocks]]
 
-    def _locate_digests(self, blocks: Numbers) -> "tuple[RangedFile, Numbers, Numbers] | None":
+    def _locate_digests(self, blocks: Numbers) -> "tuple[CachedFile, Numbers, Numbers] | None":
         """Return the file and the ranges of the digests of blocks; None if they are in memory."""
         if isinstance(self._digests, bytes):
             return None

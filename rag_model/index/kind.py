@@ -49,7 +49,7 @@ from rag_model.index.quality.results import (
     TuningResult,
 )
 from rag_model.plugins import Registry
-from rag_model.ranges import RangedFile
+from rag_model.ranges import CachedFile
 
 RepresentationType = Literal["vectors", "tokens", "sparse", "text"]
 IndexEntry = Mapping[str, Any]  # an index's entry in a manifest
@@ -65,7 +65,7 @@ class IndexFiles:
     rows: Callable[[], Sequence[Path]]
     n: int  # number of passages in the snapshot
     # loads ranges of `index` if the whole file is not on this disk; only for a `RangedKind`
-    ranges: RangedFile | None = None
+    ranges: CachedFile | None = None
     outline: Any = None  # with `ranges`: what the kind's `outline` returned; None for a small file
 
     def pin_ranges(self) -> None:

@@ -25,7 +25,7 @@ from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexOpener, RepresentationType, get_kind_of_entry
 from rag_model.index.lists.training import get_inverted_lists
 from rag_model.index.recipe import REFINE, check_search_parameters, search_parameters_of
-from rag_model.ranges import RangedFile
+from rag_model.ranges import CachedFile
 
 _LISTS = struct.Struct("<iqqq?iQ")  # d, n, 2 unused, trained, metric, lists; then nprobe
 
@@ -118,7 +118,7 @@ class FaissFileIndex:
         mmap: bool = True,
         defaults: Mapping[str, int] | None = None,
         vectors: Sequence[Path] = (),
-        ranges: RangedFile | None = None,
+        ranges: CachedFile | None = None,
     ) -> None:
         """Open `path`; see `open_index`."""
         self._path, self._index = path, engine.read_index(path, mmap=mmap or ranges is not None)
@@ -188,7 +188,7 @@ class FaissFileIndex:
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
-    def _search_ranges(self, ranges: RangedFile, vectors: Vectors, k: int, nprobe: int) -> tuple[Vectors, Rows]:
+    def _search_ranges(self, ranges: CachedFile, vectors: Vectors, k: int, nprobe: int) -> tuple[Vectors, Rows]:
         """Search inverted lists, of which the nearest ones are loaded first, in one round."""
         assert self._lists is not None
         if isinstance(self._index, faiss.IndexPreTransform):
@@ -258,7 +258,7 @@ def open_index(
     mmap: bool = True,
     defaults: Mapping[str, int] | None = None,
     vectors: Sequence[Path] = (),
-    ranges: RangedFile | None = None,
+    ranges: CachedFile | None = None,
 ) -> FaissFileIndex:
     """Open an index file for search.
 

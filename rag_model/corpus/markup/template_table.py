@@ -1,7 +1,7 @@
 """The templates that a dump defines: aliases, boxes without text, and small bodies.
 
-A job reads the pages of the template namespace once (`read_part`), and one table is made of the
-results (`merge`). A page then resolves the names that no renderer of this package knows:
+A job reads the pages of the template namespace once (`read_templates`), and one table is made of the
+results (`merge_templates`). A page then resolves the names that no renderer of this package knows:
 
 * a redirect leads to its target, and a template to which a known name redirects is that one:
   `Template:Convert` -> `রূপান্তর`; so is a template that only calls a known Lua module
@@ -37,7 +37,7 @@ Kind = Literal["alias", "body", "box", "disambiguation"]
 NAMESPACES = (TEMPLATE, _MESSAGE)
 
 
-class Entry(NamedTuple):
+class TemplateEntry(NamedTuple):
     """What a template shows: `value` is the name that it stands for, or its body."""
 
     kind: Kind
@@ -61,7 +61,7 @@ _FIRST_CALL = re.compile(r"\s*(?:<[^<>]*>\s*)*\{\{\s*([^|{}\[\]<>\n#:]+)")
 _LINK = re.compile(r"\[\[\s*:?([^\[\]|{}\n]{1,300})")
 
 
-def read_part(pages: Iterable[Page], language: str, namespaces: Mapping[str, int]) -> dict[str, list[str]]:
+def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str, int]) -> dict[str, list[str]]:
     """Return the templates among the pages of a part, by name, as JSON values.
 
     A value is a kind, or `redirect`, and its name or body. Of a page with several revisions, the
@@ -99,47 +99,47 @@ def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:
     return normalize_name(name) if is_template else ""
 
 
-def _classify(text: str) -> Entry | list[str] | None:
+def _classify(text: str) -> TemplateEntry | list[str] | None:
     """Return the entry of a template with this wikitext, or None if only its parameters can tell."""
     text = text[: 8 * MAX_BODY]
     if _DISAMBIGUATION.search(text):
-        return Entry("disambiguation")
+        return TemplateEntry("disambiguation")
     parts = _ONLY_INCLUDE.findall(text)
     body = _INCLUDE_TAG.sub("", "".join(parts) if parts else _NO_INCLUDE.sub("", text))
     if _BOX.search(body):
-        return Entry("box")
+        return TemplateEntry("box")
     body = strip_extensions(body).strip()
     if lua := _LUA.search(body):
         module = normalize_name(lua[1])
-        return Entry("alias", module) if is_known(module) else None
+        return TemplateEntry("alias", module) if is_known(module) else None
     if not body.strip(GAP):
-        return Entry("box")
+        return TemplateEntry("box")
     if (call := _FIRST_CALL.match(body)) and is_dropped(call[1]):
-        return Entry("box")
-    return None if len(body) > MAX_BODY or _UNSUPPORTED.search(body) else Entry("body", body)
+        return TemplateEntry("box")
+    return None if len(body) > MAX_BODY or _UNSUPPORTED.search(body) else TemplateEntry("body", body)
 
 
-def merge(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable":
+def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable":
     """Return the table of a wiki from the templates of its parts."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TemplateEntry] = {}
     redirects: dict[str, str] = {}
     for part in parts:
         for name, (kind, value) in part.items():
             if kind == "redirect":
                 redirects[name] = value
             elif kind == "disambiguation" or name not in entries:
-                entries[name] = Entry(kind, value)  # type: ignore[arg-type]
+                entries[name] = TemplateEntry(kind, value)  # type: ignore[arg-type]
     for name, target in sorted(redirects.items()):  # a known name that redirects to a local name
         if is_known(name) and not is_known(target):
             for hop in _follow_redirects(target, redirects):
                 if hop not in redirects and hop not in entries and not is_known(hop):
-                    entries[hop] = Entry("alias", name)
+                    entries[hop] = TemplateEntry("alias", name)
     for name, target in redirects.items():
         *_, last = _follow_redirects(target, redirects)
         if not is_known(name) and (is_known(last) or last in entries):
-            final = entries.get(last, Entry("alias", last))
-            entries[name] = final if final.kind in {"alias", "disambiguation", "box"} else Entry("alias", last)
-    bytes_left, kept_entries = MAX_TABLE_BYTES, dict[str, Entry]()
+            final = entries.get(last, TemplateEntry("alias", last))
+            entries[name] = final if final.kind in {"alias", "disambiguation", "box"} else TemplateEntry("alias", last)
+    bytes_left, kept_entries = MAX_TABLE_BYTES, dict[str, TemplateEntry]()
     for name, entry in sorted(entries.items(), key=lambda item: (len(item[1].value), item)):
         bytes_left -= len(name.encode()) + len(entry.value.encode())
         if bytes_left < 0:
@@ -159,7 +159,7 @@ def _follow_redirects(name: str, redirects: Mapping[str, str]) -> list[str]:
 class TemplateTable:
     """The templates of a wiki by their normalised names."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TemplateEntry]
 
     def __bool__(self) -> bool:
         """Return whether there are templates."""
@@ -187,7 +187,7 @@ class TemplateTable:
     def from_bytes(cls, data: bytes) -> Self:
         """Read back what `to_bytes` wrote."""
         values: dict[str, list[Any]] = json.loads(data)
-        return cls({name: Entry(kind, value) for name, (kind, value) in values.items()})
+        return cls({name: TemplateEntry(kind, value) for name, (kind, value) in values.items()})
 
 
 NO_TEMPLATES = TemplateTable({})

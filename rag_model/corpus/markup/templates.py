@@ -26,7 +26,7 @@ from rag_model.corpus.markup.prose import SENTENCE_ENDS
 from rag_model.corpus.markup.scanner import LinkRenderer, Renderer, Scanner, TemplateCall, parse_call
 
 if TYPE_CHECKING:
-    from rag_model.corpus.markup.template_table import Entry, TemplateTable
+    from rag_model.corpus.markup.template_table import TemplateEntry, TemplateTable
 
 ALL_RENDERERS: dict[str, Renderer] = (
     inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | convert.CONVERT_RENDERERS
@@ -175,7 +175,9 @@ class Templates:
                     return entry_words
         return choose_words(call) if inside else choose_prose(call)
 
-    def _render_entry(self, entry: "Entry", call: TemplateCall, arguments: list[str], *, inside: bool) -> str | None:
+    def _render_entry(
+        self, entry: "TemplateEntry", call: TemplateCall, arguments: list[str], *, inside: bool
+    ) -> str | None:
         """Render a template of the wiki's table; return None if its parameters must decide."""
         if entry.kind == "alias":
             self._open_names.append(call.name)

@@ -38,7 +38,7 @@ from rag_model.index.files.pieces import Array
 from rag_model.index.plan import IndexStats
 from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find_terms, first_term
 from rag_model.index.postings.packing import PADDING
-from rag_model.ranges import RangedFile
+from rag_model.ranges import CachedFile
 
 MAGIC = b"BWPOST1\n"
 _HEADER = struct.Struct("<8s8q")
@@ -116,7 +116,7 @@ class PostingsFile:
     """
 
     def __init__(
-        self, path: Path, *, mapped: bool = True, ranges: RangedFile | None = None, outline: Any = None
+        self, path: Path, *, mapped: bool = True, ranges: CachedFile | None = None, outline: Any = None
     ) -> None:
         """Open a file, of which only `ranges` may be on this disk; `outline` is that of the file.
 

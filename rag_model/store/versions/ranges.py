@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.ranges import DIGEST_BYTES, RangeCache, RangedFile, StoredDigests
+from rag_model.ranges import DIGEST_BYTES, CachedFile, RangeCache, StoredDigests
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import cache_folder, max_cache_bytes
 from rag_model.store.store import Store
@@ -42,7 +42,7 @@ class SnapshotRanges:
         self._store, self._blobs, self._files = store, store.blobs, manifest.content.files
         self._entries: Mapping[str, Any] = table["files"]
         self._pages = base64.b64decode(table["pages"])
-        self._opened: dict[str, RangedFile] = {}
+        self._opened: dict[str, CachedFile] = {}
         self._lock = Lock()
 
     @classmethod
@@ -74,7 +74,7 @@ class SnapshotRanges:
         """Return the outline of an index file; None: it has none."""
         return self._entries.get(path, {}).get("outline")
 
-    def file(self, path: str) -> RangedFile:
+    def file(self, path: str) -> CachedFile:
         """Open a file of the snapshot, once.
 
         Raises:
@@ -87,7 +87,7 @@ class SnapshotRanges:
             return self._opened[path]
 
     def open_file(self, path: str) -> BinaryIO:
-        """Open a file for reads at any offset; see `RangedFile.open`."""
+        """Open a file for reads at any offset; see `CachedFile.open`."""
         return self.file(path).open()
 
     def read(self, path: str, start: int, end: int) -> bytes:
@@ -106,7 +106,7 @@ class SnapshotRanges:
         """Close all files."""
         self.cache.close()
 
-    def _open_file(self, path: str) -> RangedFile:
+    def _open_file(self, path: str) -> CachedFile:
         if not self.covers(path):
             raise UsageError(f"{path} cannot be read by ranges, because the snapshot has no digests of them: pull it")
         ref = self._files[path]
@@ -119,7 +119,7 @@ class SnapshotRanges:
         stored = StoredDigests(self._opened[RANGE_DIGESTS], entry["first"])
         return self._open_blob(path, ref, entry["block"], stored)
 
-    def _open_blob(self, path: str, ref: BlobRef, block_bytes: int, digests: bytes | StoredDigests) -> RangedFile:
+    def _open_blob(self, path: str, ref: BlobRef, block_bytes: int, digests: bytes | StoredDigests) -> CachedFile:
         name, identity = f"{path} (blob {ref.id})", Path(ref.path).name
         return self.cache.open(name, identity, ref.size, block_bytes, digests, partial(self._blobs.read_range, ref))
 

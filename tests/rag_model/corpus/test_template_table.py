@@ -9,7 +9,7 @@ import pytest
 from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.dump_formats.mediawiki import FORMAT
-from rag_model.corpus.markup.template_table import Entry, TemplateTable, merge, read_part
+from rag_model.corpus.markup.template_table import TemplateEntry, TemplateTable, merge_templates, read_templates
 from rag_model.corpus.markup.templates import use_templates
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
@@ -42,7 +42,7 @@ TEMPLATES = {
 
 def make_table(templates: Mapping[str, str]) -> TemplateTable:
     pages = [Page(i, 1, None, 10, title, False, "wikitext", text) for i, (title, text) in enumerate(templates.items())]
-    return TemplateTable.from_bytes(merge([read_part(pages, SITE.language, SITE.namespaces)]).to_bytes())
+    return TemplateTable.from_bytes(merge_templates([read_templates(pages, SITE.language, SITE.namespaces)]).to_bytes())
 
 
 TABLE = make_table(TEMPLATES)
@@ -94,7 +94,7 @@ def make_chain(n: int, body: str) -> dict[str, str]:
     ],
 )
 def test_hostile_templates_are_bounded(bodies: Mapping[str, str]) -> None:
-    table = TemplateTable({name: Entry("body", body) for name, body in bodies.items()})
+    table = TemplateTable({name: TemplateEntry("body", body) for name, body in bodies.items()})
     page = "w {{a|" + "q" * 5_000 + "}}" + " {{a|zz}}" * 500
     with use_templates(table):
         assert sum(len(section.text) for section in clean_wikitext(page, SITE)) < 2_500_000
@@ -122,7 +122,7 @@ class Build:
         folder.mkdir()
         plan = plan_dump(str(write_dump(folder / "x.xml", articles, templates)), workdir=folder, stage=str)
         (part,), info = plan.parts, plan.siteinfo
-        table = merge([read_part(FORMAT.read_templates(part), info.language, info.namespaces)])
+        table = merge_templates([read_templates(FORMAT.read_templates(part), info.language, info.namespaces)])
         self.files = folder / "passages.parquet", folder / "articles.parquet"
         with ReusableArticles([parent.files] if parent else [], table) as reusable:
             self.stats: ChunkStats = chunk_part(part, info, ChunkRecipe(), *self.files, reusable, table=table)
