@@ -245,12 +245,12 @@ def record_step(step: DayStep, out: Path) -> Report | None:
 def write_tables(steps: Sequence[DayStep], results: dict[str, Report | None], out: Path) -> None:
     """Write the rows for docs/benchmarks.md, and the report."""
     rows = [
-        f"| {' | '.join(row)} | `{step.command}` | {describe_device()} |"
+        f"| {' | '.join(row)} | `{step.command}` ({describe_device()}) |"
         for step in steps
         if (result := results.get(step.name)) is not None
         for row in step.rows(result["reports"])
     ]
-    head = ["| measurement | bookwheel | peer | ratio | command | machine |", "| --- | --- | --- | --- | --- | --- |"]
+    head = ["| measurement | bookwheel | peer | ratio | command, machine |", "| --- | --- | --- | --- | --- |"]
     (out / "rows.md").write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
     environment = [f"* {name}: {value}" for name, value in describe_environment().items()]
     told = [

@@ -92,7 +92,7 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     assert uses.count("centroids on 0") == 3  # of k-means, the losses and the part: one task each, on one GPU of two
     assert len(uses) == 5  # and no upper levels, which the merge builds
     rows = [line.split(" | ") for line in done.stdout.splitlines()]
-    assert {len(row) for row in rows} == {6}  # the columns of docs/benchmarks.md
+    assert {len(row) for row in rows} == {5}  # the columns of docs/benchmarks.md
     assert len(rows) == 2 + 2 + (4 + 1) + (3 + 1) + 1 + 2
     assert [row[0] for row in rows if "recall@5" in row[0]] == ["| its recall@5"] * 2
     assert sum("precision bf16" in row[0] for row in rows) == 1
