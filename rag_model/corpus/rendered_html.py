@@ -42,6 +42,11 @@ _DROPPED_TYPES = tuple(f"mw:{name}" for name in _TYPES.split())
 _ROLES = frozenset({"navigation", "note"})
 _BLOCKS, _ITEMS = frozenset(_BLOCK.split()), frozenset({"li", "dd", "dt"})
 _HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+# Markup of joined text is a noncharacter until the text is protected, which is faster for long text.
+_LINE, _ITEM, _SUPERSCRIPT, _SUPERSCRIPT_END = "\ufde8", "\ufde9", "\ufdea", "\ufdeb"
+_MARKUP = {_LINE: "\n", _ITEM: "\n* ", _SUPERSCRIPT: "<sup>", _SUPERSCRIPT_END: "</sup>"}
+_START_MARKS = {name: _ITEM if name in _ITEMS else _LINE for name in _BLOCKS} | {"sup": _SUPERSCRIPT}
+_END_MARKS = dict.fromkeys(_BLOCKS, _LINE) | {"sup": _SUPERSCRIPT_END}
 
 
 def clean_html(
@@ -75,61 +80,83 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
     After each section, `grids` has the tables of that section, unless it is None.
     """
     level, heading, pieces = 0, "", list[str]()
-    for kind, value in _walk(text, grids):
-        if kind == "text":
-            pieces.append(_protect_text(value))
-        elif kind == "heading":
-            yield RawSection(level, heading, "".join(pieces))
-            if grids is not None:
-                grids.clear()
-            level, heading, pieces = int(value[1]), "", []
-        elif kind == "/heading":
-            heading, pieces = "".join(pieces), []
-        elif kind == "link":
-            pieces.append(marks[0])
-        elif kind == "/link":
+    skipped: Any = None  # the dropped element whose end is the next event
+    depth = 0
+    walker = _walk(text)
+    for event, element in walker:
+        name = element.tag
+        if event == "start":
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise _nesting_error()
+            if replacement := _replace(element):
+                pieces.append(replacement)
+                skipped = element
+                walker.skip_subtree()
+                continue
+            if name in _HEADINGS:
+                yield RawSection(level, heading, _protect_text("".join(pieces)))
+                if grids is not None:
+                    grids.clear()
+                level, heading, pieces = int(name[1]), "", []
+            elif name in _START_MARKS:
+                pieces.append(_START_MARKS[name])
+            elif name == "a" and marks[0] and _is_link(element):
+                pieces.append(marks[0])
+            if element.text:
+                pieces.append(_remove_codes(element.text))
+            continue
+        depth -= 1
+        if skipped is not None:
+            skipped = None
+            if grids is not None and name == "table":
+                grids.append(_read_table(element))
+        elif name in _HEADINGS:
+            heading, pieces = _protect_text("".join(pieces)), []
+        elif name in _END_MARKS:
+            pieces.append(_END_MARKS[name])
+        elif name == "a" and marks[0] and _is_link(element):
             pieces.append(marks[1])
-        else:
-            pieces.append(value)
-    yield RawSection(level, heading, "".join(pieces))
+        if element.tail:
+            pieces.append(_remove_codes(element.tail))
+    yield RawSection(level, heading, _protect_text("".join(pieces)))
+
+
+def _clean_text(text: str | None) -> str:
+    return _protect_text(_remove_codes(text)) if text else ""
+
+
+def _remove_codes(text: str) -> str:
+    """Remove noncharacters, which stand for markup, from the text of an element."""
+    return text if text.isascii() else remove_noncharacters(text)
 
 
 def _protect_text(text: str) -> str:
-    return protect(remove_noncharacters(text)).replace("\n", " ")
+    """Protect the joined text of elements, and replace the codes of line ends, items and superscripts."""
+    text = protect(text.replace("\n", " "))
+    for code, markup in _MARKUP.items():
+        text = text.replace(code, markup)
+    return text
 
 
-def _walk(text: str, tables: list[Grid] | None) -> Iterator[tuple[str, str]]:
-    """Yield text, headings, links and literal pieces in the order of the page, and append the
-    tables, which are left out, to `tables`.
-    """
-    parser = etree.HTMLPullParser(
-        events=("start", "end"), remove_comments=True, remove_pis=True, no_network=True, huge_tree=True
-    )
+def _walk(text: str) -> Any:
+    """Return an iterator over the starts and ends of the elements of a page."""
     _check_attributes(text)
-    parser.feed(text.replace("\x00", ""))  # the parser would stop there
-    parser.close()
-    skipped: Any = None  # the dropped element whose end is awaited
-    depth = 0
-    for event, element in parser.read_events():
-        depth += 1 if event == "start" else -1
-        if depth > _MAX_DEPTH:
-            raise UnparsablePageError(f"the page nests more than {_MAX_DEPTH} elements of HTML")
-        if event == "start" and skipped is None:
-            if replacement := _replace(element):
-                yield "piece", replacement
-                skipped = element
-            else:
-                yield _mark(element)
-                yield "text", element.text or ""
-        elif event == "end":
-            if skipped is None:
-                yield _mark(element, "/")
-            elif skipped is element:
-                skipped = None
-                if tables is not None and element.tag == "table":
-                    tables.append(_read_table(element))
-            if skipped is None:
-                yield "text", element.tail or ""
+    parser = etree.HTMLParser(
+        encoding="utf-8", remove_comments=True, remove_pis=True, no_network=True, huge_tree=True
+    )
+    text = text.replace("\x00", "")  # the parser would stop there
+    try:
+        root = etree.fromstring(text.encode("utf-8", "replace"), parser)
+    except etree.ParseError:  # of a text without any element or words
+        root = None
+    if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
+        raise _nesting_error()
+    return iter(()) if root is None else etree.iterwalk(root, events=("start", "end"))
+
+
+def _nesting_error() -> UnparsablePageError:
+    return UnparsablePageError(f"the page nests more than {_MAX_DEPTH} elements of HTML")
 
 
 def _read_table(table: Any) -> Grid:
@@ -138,26 +165,27 @@ def _read_table(table: Any) -> Grid:
     builder = GridBuilder(grid)
     skipped: Any = None
     depth = 0  # nested tables
-    for event, element in etree.iterwalk(table, events=("start", "end")):
+    walker = etree.iterwalk(table, events=("start", "end"))
+    for event, element in walker:
         name, is_start = element.tag, event == "start"
         if skipped is not None:
-            if element is skipped and not is_start:
-                skipped = None
-                builder.add_text(_protect_text(element.tail or ""))
+            skipped = None
+            builder.add_text(_clean_text(element.tail))
             continue
         if is_start and element is not table and (replacement := _replace(element, in_table=True)):
             builder.add_text(replacement)
             skipped = element
+            walker.skip_subtree()
             continue
         depth += (name == "table") * (1 if is_start else -1)
         if depth == 1 and name in {"tr", "td", "th", "caption"}:
             attributes = " ".join(f'{key}="{value}"' for key, value in element.attrib.items())
             builder.handle_tag(name, attributes, is_end=not is_start)
         elif element is not table:
-            mark = _mark(element, "" if is_start else "/")
-            builder.add_text(mark[1] if mark[0] == "piece" else "")
+            mark = (_START_MARKS if is_start else _END_MARKS).get(name)
+            builder.add_text(_MARKUP[mark] if mark else "")
         if is_start or element is not table:
-            builder.add_text(_protect_text((element.text if is_start else element.tail) or ""))
+            builder.add_text(_clean_text(element.text if is_start else element.tail))
     builder.end_cell()
     return grid
 
@@ -170,18 +198,8 @@ def _check_attributes(text: str) -> None:
             raise UnparsablePageError(f"a tag of the page has more than {_MAX_ATTRIBUTES} attributes")
 
 
-def _mark(element: Any, end: str = "") -> tuple[str, str]:
-    """Return the mark of an element's start in the text, or of its end if `end` is a slash."""
-    name = element.tag
-    if name in _HEADINGS:
-        return f"{end}heading", name
-    if name == "a" and "external" not in element.get("class", "") and "mw:ExtLink" not in element.get("rel", ""):
-        return f"{end}link", ""
-    if name == "sup":
-        return "piece", f"<{end}sup>"
-    if name in _BLOCKS:
-        return "piece", "\n* " if name in _ITEMS and not end else "\n"
-    return "piece", ""
+def _is_link(element: Any) -> bool:
+    return "external" not in element.get("class", "") and "mw:ExtLink" not in element.get("rel", "")
 
 
 def _replace(element: Any, *, in_table: bool = False) -> str:

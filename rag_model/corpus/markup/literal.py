@@ -11,6 +11,7 @@ _SPECIAL = "{}[]|=<>&'*#:;_-~!"
 _FIRST = 0xFDD0
 _PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
 _REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
+_LONG_TEXT = 100  # characters
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
 # Mark the words of a link, if the positions of links are needed.
@@ -29,7 +30,11 @@ def remove_marks(text: str) -> str:
 
 def protect(text: str) -> str:
     """Replace every character that can be markup by its substitute."""
-    return text.translate(_PROTECT)
+    if len(text) < _LONG_TEXT:
+        return text.translate(_PROTECT)
+    for character, substitute in _PROTECT.items():  # a third of the time for long texts
+        text = text.replace(chr(character), chr(substitute))
+    return text
 
 
 def protect_character(text: str, character: str) -> str:
