@@ -7,7 +7,7 @@ these rules apply in each language.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal
@@ -367,6 +367,21 @@ def _page_patterns(code: str) -> _PagePatterns:
     redirect_words = "|".join(map(re.escape, ["#REDIRECT", *get_names(code).redirects]))
     redirect = rf"\s*+(?:{redirect_words})\s*+:?\s*+\[\["
     return _PagePatterns(language, re.compile(redirect, re.IGNORECASE), re.compile(templates))
+
+
+def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
+    """Return whether one of the templates of a page marks disambiguation pages.
+
+    >>> has_disambiguation_template(["Modèle:Homonymie de personnes"], "fr")
+    True
+    """
+    marks = _list_disambiguation_templates(language)
+    return any(name.rpartition(":")[2].replace("_", " ").strip().lower() in marks for name in names)
+
+
+@cache
+def _list_disambiguation_templates(language: str) -> frozenset[str]:
+    return frozenset(map(str.lower, get_language(language).disambiguation_templates))
 
 
 def _is_disambiguation(page: Page, patterns: _PagePatterns) -> bool:

@@ -26,6 +26,10 @@ PROSE: PassageKind = "prose"
 PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
 
+# Content models of pages that are not wikitext: rendered HTML, and plain text. No wiki has others of
+# these names.
+HTML_MODEL, PLAIN_MODEL = "html", "plain"
+
 # Bounds of values that every passage of a document, and every hit in a reply, repeats.
 MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
 MAX_ID = 1_000  # characters

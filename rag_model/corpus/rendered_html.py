@@ -99,12 +99,9 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
                 if grids is not None:
                     grids.clear()
                 level, heading, pieces = int(name[1]), "", []
-            elif name in _START_MARKS:
-                pieces.append(_START_MARKS[name])
-            elif name == "a" and marks[0] and _is_link(element):
-                pieces.append(marks[0])
-            if element.text:
-                pieces.append(_remove_codes(element.text))
+            elif mark := _START_MARKS.get(name) or (marks[0] if name == "a" and _is_link(element) else ""):
+                pieces.append(mark)
+            pieces.append(_remove_codes(element.text))
             continue
         depth -= 1
         if skipped is not None:
@@ -113,22 +110,15 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
                 grids.append(_read_table(element))
         elif name in _HEADINGS:
             heading, pieces = _protect_text("".join(pieces)), []
-        elif name in _END_MARKS:
-            pieces.append(_END_MARKS[name])
-        elif name == "a" and marks[0] and _is_link(element):
-            pieces.append(marks[1])
-        if element.tail:
-            pieces.append(_remove_codes(element.tail))
+        elif mark := _END_MARKS.get(name) or (marks[1] if name == "a" and _is_link(element) else ""):
+            pieces.append(mark)
+        pieces.append(_remove_codes(element.tail))
     yield RawSection(level, heading, _protect_text("".join(pieces)))
 
 
-def _clean_text(text: str | None) -> str:
-    return _protect_text(_remove_codes(text)) if text else ""
-
-
-def _remove_codes(text: str) -> str:
-    """Remove noncharacters, which stand for markup, from the text of an element."""
-    return text if text.isascii() else remove_noncharacters(text)
+def _remove_codes(text: str | None) -> str:
+    """Return the text of an element without noncharacters, which stand for markup."""
+    return text if text and text.isascii() else remove_noncharacters(text or "")
 
 
 def _protect_text(text: str) -> str:
@@ -142,9 +132,7 @@ def _protect_text(text: str) -> str:
 def _walk(text: str) -> Any:
     """Return an iterator over the starts and ends of the elements of a page."""
     _check_attributes(text)
-    parser = etree.HTMLParser(
-        encoding="utf-8", remove_comments=True, remove_pis=True, no_network=True, huge_tree=True
-    )
+    parser = etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, no_network=True, huge_tree=True)
     text = text.replace("\x00", "")  # the parser would stop there
     try:
         root = etree.fromstring(text.encode("utf-8", "replace"), parser)
@@ -170,7 +158,7 @@ def _read_table(table: Any) -> Grid:
         name, is_start = element.tag, event == "start"
         if skipped is not None:
             skipped = None
-            builder.add_text(_clean_text(element.tail))
+            builder.add_text(_protect_text(_remove_codes(element.tail)))
             continue
         if is_start and element is not table and (replacement := _replace(element, in_table=True)):
             builder.add_text(replacement)
@@ -185,7 +173,7 @@ def _read_table(table: Any) -> Grid:
             mark = (_START_MARKS if is_start else _END_MARKS).get(name)
             builder.add_text(_MARKUP[mark] if mark else "")
         if is_start or element is not table:
-            builder.add_text(_clean_text(element.text if is_start else element.tail))
+            builder.add_text(_protect_text(_remove_codes(element.text if is_start else element.tail)))
     builder.end_cell()
     return grid
 

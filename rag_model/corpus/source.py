@@ -10,12 +10,14 @@ import errno
 import lzma
 import re
 import sys
+import tarfile
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Callable, Iterable, Iterator
-from io import RawIOBase
+from functools import partial
+from io import BufferedReader, RawIOBase
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -232,13 +234,66 @@ def describe_slice(byte_slice: Slice) -> str:
 def read_lines(url: str) -> Iterator[bytes]:
     """Yield the decoded lines of a file without line ends.
 
+    The lines of a tar archive are those of all its files, which are decompressed as their own
+    endings say.
+
     Raises:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
     """
+    if is_tar(url):
+        return chain.from_iterable(split_lines(chunks, basename(url)) for chunks in read_archived_files(url))
     chunks = read_decoded(url)
     head = next(filter(None, chunks), b"")
     refuse_utf16(head, basename(url))
     return split_lines(chain([head], chunks), basename(url))
+
+
+def is_tar(url: str) -> bool:
+    """Return whether a file is a tar archive, also compressed, by its ending."""
+    return _TAR_ENDING.search(url) is not None
+
+
+def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
+    """Yield the decoded bytes of each regular file of a tar archive, in its order.
+
+    The archive is read as a stream and nothing is extracted, so the names of its files are no paths.
+    Links, folders and devices are skipped.
+
+    Raises:
+        InputError: It is not a tar archive, is truncated or corrupt, or has a sparse file.
+    """
+    name = basename(url)
+    try:
+        file = BufferedReader(_ChunkFile(read_decoded(url)), CHUNK_BYTES)
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_TarHeader) as archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+                if not member.isreg():
+                    continue
+                content = archive.extractfile(member)
+                if member.issparse() or content is None:
+                    raise InputError(f"{name} has a sparse file, {member.name[:80]!r}: pack it without --sparse")
+                yield decode(iter(partial(content.read, CHUNK_BYTES), b""), _get_codec(member.name), name)
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        problem = "is truncated or not a tar archive"
+        raise InputError(f"{name} {problem} ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
+
+
+class _TarHeader(tarfile.TarInfo):
+    """A header of a tar archive; unlike in the base class, a damaged one is never taken for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
+        """Return the header of a block."""
+        try:
+            header = super().frombuf(buf, encoding, errors)  # type: ignore[arg-type]
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+        if not (header.isreg() or 0 <= header.size <= _MAX_TAR_HEADER):  # it is read into memory
+            raise tarfile.ReadError(f"a header of {header.size} bytes")
+        return header
 
 
 def refuse_utf16(head: bytes, source_name: str) -> None:
@@ -387,8 +442,10 @@ def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
             return
 
 
-_CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd"}
+_CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd", "tgz": "gzip"}
 COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # optional ending of file names, as a pattern
+_TAR_ENDING = re.compile(rf"\.tar{COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
+_MAX_TAR_HEADER = 1 << 20  # bytes of an extended header
 # How to decode a stream, its first bytes, and what may stand between streams.
 _CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]], bytes, bytes]] = {
     "bz2": (bz2.BZ2Decompressor, _drain_bz2, b"BZh", b""),

@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
-from xml.sax.saxutils import escape
 
-from rag_model.corpus.dump_formats.mediawiki import PageParser
+from rag_model.corpus.dump_formats.mediawiki import PageParser, format_page
 from rag_model.corpus.parts import StageFile, stage_file
-from rag_model.corpus.records import Page, Siteinfo, Slice, format_iso
+from rag_model.corpus.records import Page, Siteinfo, Slice
 from rag_model.corpus.source import basename, read_slice
 from rag_model.errors import InputError
 
@@ -218,17 +217,6 @@ def remove_pages(mirror: Mirror, state: MirrorState, pages: Collection[int]) -> 
 def to_slice(block: Block, url: str) -> Slice:
     """Return the slice of a part that reads a whole block."""
     return Slice(url, 0, block.size, "gzip", block.first_page, block.last_page)
-
-
-def format_page(page: Page) -> bytes:
-    """Return a page as the `<page>` element of an export; equal pages give equal bytes."""
-    time = f"<timestamp>{format_iso(page.revised)}</timestamp>" if page.revised is not None else ""
-    text = escape(page.text, {"\r": "&#13;"})
-    return (
-        f"<page><title>{escape(page.title)}</title><ns>{page.namespace}</ns><id>{page.page_id}</id>"
-        f"{'<redirect/>' if page.redirect else ''}<revision><id>{page.rev_id}</id>{time}"
-        f"<model>{escape(page.model)}</model><text>{text}</text></revision></page>\n"
-    ).encode()
 
 
 def _find_block(blocks: Sequence[Block], page_id: int) -> Block | None:

@@ -58,8 +58,9 @@ class DumpFormat(Protocol):
 
         Args:
             name: file name without folder.
-            read_head: returns the first `HEAD_BYTES` decoded bytes; reads the file, so call it only
-                if the name does not decide.
+            read_head: returns the first `HEAD_BYTES` decoded bytes, of a tar archive those of its
+                first file; of a Parquet file they are followed by the start of its footer, which
+                names its columns. Reads the file, so call it only if the name does not decide.
 
         Raises:
             InputError: `read_head` cannot read the file.
@@ -102,16 +103,28 @@ class BuiltInFormat(NamedTuple):
     target: str  # `module:object`
     kind: SourceKind  # as `DumpFormat.kind`
     summary: str  # for help texts, error messages and the documentation
+    # Whether workers read its parts with it, instead of the standard format of its kind.
+    has_own_parts: bool = False
 
 
 _PACKAGE = "rag_model.corpus.dump_formats"
+_PAGE_LINES = f"{_PACKAGE}.page_lines"
 BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "jsonl": BuiltInFormat(f"{_PACKAGE}.jsonl:FORMAT", "documents", "documents as JSONL (.jsonl, .ndjson)"),
-    "kilt": BuiltInFormat(f"{_PACKAGE}.kilt:FORMAT", "documents", "pages of KILT (.jsonl)"),
     "parquet": BuiltInFormat(f"{_PACKAGE}.parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
     "tsv": BuiltInFormat(f"{_PACKAGE}.tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
     "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml)"),
-    "wiki_site": BuiltInFormat(f"{_PACKAGE}.wiki_site:FORMAT", "wiki", "the address of a wiki (mediawiki+https://)"),
+    "wiki_site": BuiltInFormat(
+        f"{_PACKAGE}.wiki_site:FORMAT", "wiki", "the address of a wiki (mediawiki+https://)", has_own_parts=True
+    ),
+    "enterprise": BuiltInFormat(
+        f"{_PAGE_LINES}:ENTERPRISE", "wiki", "HTML of Wikimedia Enterprise (.tar.gz, .ndjson)", has_own_parts=True
+    ),
+    "cirrus": BuiltInFormat(f"{_PAGE_LINES}:CIRRUS", "wiki", "CirrusSearch dumps (.json.gz)", has_own_parts=True),
+    "kilt": BuiltInFormat(f"{_PACKAGE}.kilt:KILT", "documents", "pages of KILT (.json, .jsonl)"),
+    "hotpot": BuiltInFormat(f"{_PACKAGE}.kilt:HOTPOT", "documents", "pages of HotpotQA (.tar.bz2, .jsonl)"),
+    "finewiki": BuiltInFormat(f"{_PACKAGE}.parquet:FINEWIKI", "documents", "pages of FineWiki (.parquet)"),
+    "wiki_dpr": BuiltInFormat(f"{_PACKAGE}.parquet:WIKI_DPR", "passages", "passages of wiki_dpr (.parquet)"),
 }
 FORMATS: Registry[DumpFormat] = Registry(
     "dump format", "bookwheel.dump_formats", {name: entry.target for name, entry in BUILT_IN_FORMATS.items()}
@@ -122,8 +135,8 @@ DUMP_HELP = (
     "files but Parquet also compressed (.bz2, .gz, .xz, .zst, .7z)."
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
-_ROOT_TAG = b"<mediawiki"
-_TRIED_FIRST = "kilt"  # because its files are also valid files of `jsonl`
+_ROOT_TAG, _PARQUET = b"<mediawiki", b"PAR1"
+_GENERAL = {"jsonl", "parquet"}  # asked after formats whose files are also valid files of these
 SITE = "wiki_site"  # recognized by the scheme of its URL
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
@@ -317,16 +330,14 @@ def is_standard(name: str) -> bool:
 
 def choose_part_format(name: str) -> str:
     """Return the `Part.format` of a format's parts: empty if it is the standard one of its kind."""
-    if name in BUILT_IN_FORMATS and (name != SITE):
-        return ""
-    return name
+    return "" if name in BUILT_IN_FORMATS and not BUILT_IN_FORMATS[name].has_own_parts else name
 
 
 def _find_name(url: str) -> str | None:
     if is_wiki_site(url):
         return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
-    names = sorted(FORMATS.list_names(), key=lambda name: (name == _FALLBACK, name != _TRIED_FIRST))
+    names = sorted(FORMATS.list_names(), key=_get_asking_order)
     problem: InputError | None = None  # error of the first broken plugin
     for name in names:
         if is_standard(name):
@@ -348,6 +359,10 @@ def _find_name(url: str) -> str | None:
     return None
 
 
+def _get_asking_order(name: str) -> tuple[bool, ...]:
+    return name == _FALLBACK, not is_standard(name), name in _GENERAL
+
+
 def _is_companion(file_name: str) -> bool:
     if any(get_format(name).is_companion(file_name) for name in BUILT_IN_FORMATS):
         return True
@@ -366,11 +381,25 @@ def _is_companion(file_name: str) -> bool:
 
 
 def _read_head(url: str) -> bytes:
-    from rag_model.corpus.source import read_decoded  # noqa: PLC0415 - imports fsspec
+    from rag_model.corpus import source  # noqa: PLC0415 - imports fsspec
 
     head = b""
-    for chunk in read_decoded(url):
+    chunks = next(source.read_archived_files(url), iter(())) if source.is_tar(url) else source.read_decoded(url)
+    for chunk in chunks:
         head += chunk
         if len(head) >= HEAD_BYTES:
             break
-    return head[:HEAD_BYTES]
+    head = head[:HEAD_BYTES]
+    return head + _read_parquet_schema(url) if head.startswith(_PARQUET) else head
+
+
+def _read_parquet_schema(url: str) -> bytes:
+    """Return the first bytes of a Parquet file's footer, or nothing if the footer is damaged."""
+    from rag_model.corpus.source import get_size, read_bytes  # noqa: PLC0415 - imports fsspec
+
+    size = get_size(url)
+    tail = b"".join(read_bytes(url, max(0, size - 8), min(8, size)))
+    length = int.from_bytes(tail[:4], "little")
+    if not (tail.endswith(_PARQUET) and length <= size - 12):
+        return b""
+    return b"".join(read_bytes(url, size - 8 - length, min(length, HEAD_BYTES)))

@@ -1,10 +1,10 @@
-"""The dump format of KILT's knowledge source: a JSON object per page, with a list of paragraphs."""
+"""The pages of two sets of questions, as JSON objects with lists of text: KILT's and HotpotQA's."""
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rag_model.corpus.dump_formats.jsonl import JsonLines, iter_objects
+from rag_model.corpus.dump_formats.jsonl import LINES_ENDING, JsonLines, iter_objects
 from rag_model.corpus.dump_formats.record_format import Record, parse_document
 from rag_model.corpus.source import basename
 from rag_model.errors import InputError
@@ -18,8 +18,8 @@ class KiltPages(JsonLines):
     """Files with one page per line, as in `kilt_knowledgesource.json`."""
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        """Return whether the file is JSONL whose first object has a `wikipedia_title`."""
-        return super().recognize(name, read_head) and _TITLE_KEY in read_head()
+        """Return whether a file of lines has a `wikipedia_title` at its start."""
+        return LINES_ENDING.search(name) is not None and _TITLE_KEY in read_head()
 
     def read_records(self, url: str) -> Iterator[Record]:
         """Yield a record per line: `wikipedia_id`, `wikipedia_title`, and `text`.
@@ -54,4 +54,39 @@ def _split_sections(title: Any, paragraphs: list[str]) -> list[dict[str, str]]:
     return [{"heading": heading, "text": "\n".join(texts)} for heading, texts in sections if texts]
 
 
-FORMAT = KiltPages()
+class HotpotPages(JsonLines):
+    """Files with one page per line, as in HotpotQA's `enwiki-20171001-*-withlinks-*.tar.bz2`."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a file of lines starts with a page whose text is a list of sentences."""
+        if not LINES_ENDING.search(name):
+            return False
+        head = read_head()
+        return _PAGE_ADDRESS.search(head) is not None and _SENTENCES.search(head) is not None
+
+    def read_records(self, url: str) -> Iterator[Record]:
+        """Yield a record per line: `id`, `title`, and `text`.
+
+        `text` has the sentences of the introduction, or a list of sentences per paragraph.
+
+        Raises:
+            InputError: A line is not such a JSON object.
+        """
+        for number, row in iter_objects(url):
+            where = f"line {number} of {basename(url)}"
+            text = row.get("text")
+            paragraphs = [text] if _is_text_list(text) else text
+            if not isinstance(paragraphs, list) or not all(map(_is_text_list, paragraphs)):
+                raise InputError(f"{where} has no list of sentences as its `text`: give HotpotQA's pages unchanged")
+            title = row.get("title")
+            texts = [text for sentences in paragraphs if (text := "".join(sentences).strip()) and text != title]
+            yield parse_document({"id": row.get("id"), "title": title, "text": "\n".join(texts)}, where)
+
+
+def _is_text_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_PAGE_ADDRESS = re.compile(rb'"url"\s*:\s*\[?\s*"https?://en\.wikipedia\.org/wiki\?curid=\d')
+_SENTENCES = re.compile(rb'"text"\s*:\s*\[')
+KILT, HOTPOT = KiltPages(), HotpotPages()

@@ -22,14 +22,17 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from xml.parsers import expat
+from xml.sax.saxutils import escape
 
-from rag_model.corpus.articles import get_namespace_aliases
+from rag_model.corpus.articles import DropReason, get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.page_format import IdentifyPage, PageFormat, get_recency
 from rag_model.corpus.markup.template_table import NAMESPACES as TEMPLATE_NAMESPACES
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
 from rag_model.corpus.records import (
+    HTML_MODEL,
     MAX_TITLE,
+    PLAIN_MODEL,
     Compression,
     Page,
     Part,
@@ -37,6 +40,7 @@ from rag_model.corpus.records import (
     Siteinfo,
     Slice,
     StructureName,
+    format_iso,
     parse_seconds,
 )
 from rag_model.corpus.source import (
@@ -342,6 +346,27 @@ class PageParser:
         return InputError(f"{self._where} {problem}: {advice}")
 
 
+def format_page(page: Page) -> bytes:
+    """Return a page as the `<page>` element of an export; equal pages give equal bytes.
+
+    Characters that XML cannot represent are replaced.
+    """
+    time = f"<timestamp>{format_iso(page.revised)}</timestamp>" if page.revised is not None else ""
+    text = escape(_replace_non_xml(page.text), {"\r": "&#13;"})
+    return (
+        f"<page><title>{escape(_replace_non_xml(page.title))}</title><ns>{page.namespace}</ns><id>{page.page_id}</id>"
+        f"{'<redirect/>' if page.redirect else ''}<revision><id>{page.rev_id}</id>{time}"
+        f"<model>{escape(_replace_non_xml(page.model))}</model><text>{text}</text></revision></page>\n"
+    ).encode()
+
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _replace_non_xml(text: str) -> str:
+    return _NO_XML.sub("\ufffd", text)
+
+
 _ROOT = b"<mediawiki>"
 _PAGE_END = b"</page>"
 _NO_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
@@ -489,12 +514,15 @@ MIN_FILE_BYTES = 8 << 20  # compressed bytes in a staged file, at least
 
 
 @dataclass(frozen=True, slots=True)
-class _XmlRun:
+class XmlRun:
+    """The XML of a run of pages."""
+
     data_offset: int  # byte of the decoded dump
     data: bytes
     page_ids: list[int]
 
     def to_page_run(self, url: str, offset: int, length: int, codec: Compression) -> PageRun:
+        """Return the run as `length` bytes of a file from `offset`."""
         ordered = all(first_id < second_id for first_id, second_id in pairwise(self.page_ids))
         byte_slice = Slice(url, offset, length, codec, min(self.page_ids), max(self.page_ids))
         return PageRun(byte_slice, max(1, len(self.data) // COMPRESSION_RATIO), ordered)
@@ -509,10 +537,11 @@ def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:
     runs = _iter_runs(url)
     if not is_compressed(url):
         return (run.to_page_run(url, run.data_offset, len(run.data), "none") for run in runs)
-    return _stage_runs(runs, workdir, stage)
+    return stage_runs(runs, workdir, stage)
 
 
-def _stage_runs(runs: Iterator[_XmlRun], workdir: Path, stage: StageFile) -> Iterator[PageRun]:
+def stage_runs(runs: Iterator[XmlRun], workdir: Path, stage: StageFile) -> Iterator[PageRun]:
+    """Write runs, as gzip members, to files of about `MIN_FILE_BYTES`, and yield them once staged."""
     while True:
         page_runs: list[PageRun] = []
         with (
@@ -532,7 +561,7 @@ def _stage_runs(runs: Iterator[_XmlRun], workdir: Path, stage: StageFile) -> Ite
             return
 
 
-def _iter_runs(url: str) -> Iterator[_XmlRun]:
+def _iter_runs(url: str) -> Iterator[XmlRun]:
     """Split a dump into runs of pages; the last run includes the end of the dump."""
     parser = PageParser(basename(url))
     buffer, buffer_offset, page_ids = bytearray(), 0, list[int]()
@@ -540,7 +569,7 @@ def _iter_runs(url: str) -> Iterator[_XmlRun]:
         buffer += chunk
         for start, page in parser.feed(chunk):
             if page_ids and start - buffer_offset >= MIN_RUN_BYTES:
-                yield _XmlRun(buffer_offset, bytes(buffer[: start - buffer_offset]), page_ids)
+                yield XmlRun(buffer_offset, bytes(buffer[: start - buffer_offset]), page_ids)
                 page_ids = []
             if not page_ids:
                 del buffer[: start - buffer_offset]
@@ -548,7 +577,7 @@ def _iter_runs(url: str) -> Iterator[_XmlRun]:
             page_ids.append(page.page_id)
     parser.close()
     if page_ids:
-        yield _XmlRun(buffer_offset, bytes(buffer), page_ids)
+        yield XmlRun(buffer_offset, bytes(buffer), page_ids)
 
 
 _ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst|7z)$", re.IGNORECASE)
@@ -611,6 +640,36 @@ class MediaWiki(PageFormat):
     ) -> tuple[Section, ...]:
         """Convert the wikitext of a page to plain text and structures by section."""
         return clean_wikitext(page.text, siteinfo, page.title, anchors=anchors, structures=structures)
+
+
+class RenderedPages(MediaWiki):
+    """Pages of a wiki whose text may be rendered already, as HTML or as plain text.
+
+    They are staged as the elements of an export; `Page.model` says what the text is.
+    """
+
+    has_templates = False
+
+    def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
+        """Return an article, otherwise the reason to drop it; rendered text has no wikitext."""
+        if page.model in {HTML_MODEL, PLAIN_MODEL}:
+            text = "rendered" if page.text.strip() else ""
+            verdict = super().classify(replace(page, text=text, model="wikitext"), siteinfo)
+        else:
+            verdict = super().classify(page, siteinfo)
+        return verdict if isinstance(verdict, str) else page
+
+    def clean(
+        self, page: Page, siteinfo: Siteinfo, *, anchors: bool, structures: Collection[StructureName] = ()
+    ) -> tuple[Section, ...]:
+        """Return the text of a page by section, from wikitext, from HTML or from plain text."""
+        if page.model == PLAIN_MODEL:
+            return (Section("", page.text.strip()),)
+        if page.model != HTML_MODEL:
+            return super().clean(page, siteinfo, anchors=anchors, structures=structures)
+        from rag_model.corpus.rendered_html import clean_html  # noqa: PLC0415 - imports lxml
+
+        return clean_html(page.text, siteinfo, anchors=anchors, structures=structures)
 
 
 FORMAT = MediaWiki()

@@ -1,8 +1,9 @@
-"""Documents as Parquet: one row per document."""
+"""Documents and passages as Parquet, one a row; also the layouts of FineWiki and of wiki_dpr."""
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ClassVar
 
 import fsspec
 import pyarrow as pa
@@ -16,19 +17,23 @@ from rag_model.corpus.dump_formats.record_format import (
     RecordFormat,
     parse_document,
 )
-from rag_model.corpus.records import MAX_ID, MAX_TITLE
+from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
 from rag_model.corpus.source import MAX_LINE, add_client_errors, basename
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import PagesError, check_groups, compute_decoded_size, iter_row_range, list_text_paths
 
 _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
 _MAGIC = b"PAR1"
+_HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$\n?", re.MULTILINE)
 _BATCH = 256  # rows per batch
 _TEXTS = ("id", "title", "text")
 
 
 class Parquet(RecordFormat):
     """Parquet files with one document per row."""
+
+    columns: ClassVar[Collection[str]] = DOCUMENT_FIELDS  # that are read, if a file has them
+    date_field: ClassVar[str] = DATE_FIELD
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a file ends in .parquet, or starts with PAR1 and has no ending."""
@@ -50,18 +55,19 @@ class Parquet(RecordFormat):
         try:
             with fsspec.open(url, "rb").open() as source:
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
-                columns = [name for name in metadata.schema.to_arrow_schema().names if name in DOCUMENT_FIELDS]
+                columns = [name for name in metadata.schema.to_arrow_schema().names if name in self.columns]
                 # Read as dictionaries: a text that many rows share is in memory once.
                 texts = list_text_paths(metadata, columns)
                 with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
                     check_groups(source, file, columns, size)
-                    batches_in_seconds = map(_dates_to_seconds, iter_row_range(file, _BATCH, columns, first, end))
+                    batches = iter_row_range(file, _BATCH, columns, first, end)
+                    batches_in_seconds = (_dates_to_seconds(batch, self.date_field) for batch in batches)
                     small_batches = (
                         small_batch for batch in batches_in_seconds for small_batch in _split_batch(batch, url)
                     )
                     number = first
                     for batch in small_batches:
-                        yield from _parse_batch(_decode(batch), number, basename(url))
+                        yield from self.parse_batch(_decode(batch), number, basename(url))
                         number += len(batch)
         except PagesError as error:
             raise InputError(f"{basename(url)} {error}: write it again") from error
@@ -70,16 +76,86 @@ class Parquet(RecordFormat):
                 f"{basename(url)} is not readable as Parquet ({format_error(error)}): write or fetch it again"
             ) from error
 
+    def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
+        """Yield the records of a batch of the file `name`, after `number` rows of the file.
 
-def _dates_to_seconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+        Raises:
+            InputError: A row is no record.
+        """
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if columns.keys() == {"id", "title", "text"} and _are_valid_texts(**columns):
+            # Columns become records in a fifth of the time that their rows take.
+            for document_id, title, text in zip(*(columns[key].to_pylist() for key in _TEXTS), strict=True):
+                yield document_id, title or "", [("", text)] if text else [], None
+        else:
+            for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
+                yield parse_document(row, f"row {row_number} of {name}")
+
+
+class FineWiki(Parquet):
+    """Pages of Wikipedia as Markdown, as in the data set `HuggingFaceFW/finewiki`."""
+
+    columns = ("id", "title", "text", "date_modified")
+    date_field = "date_modified"
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a Parquet file has the columns `wikiname` and `in_language`."""
+        return super().recognize(name, read_head) and all(key in read_head() for key in (b"wikiname", b"in_language"))
+
+    def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
+        """Yield a record per row; the headings of the Markdown text start its sections."""
+        for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
+            where = f"row {row_number} of {name}"
+            text, title = row.get("text") or "", row.get("title")
+            if not isinstance(text, str):
+                raise InputError(f"{where} has no readable `text`: give the files of FineWiki unchanged")
+            sections = _split_headings(text, title)
+            revised = row.get("date_modified")
+            yield parse_document(
+                {"id": row.get("id"), "title": title, "sections": sections, DATE_FIELD: revised}, where
+            )
+
+
+class WikiDpr(Parquet):
+    """Passages of 100 words, as in the data set `facebook/wiki_dpr`; their vectors are not read."""
+
+    kind = "passages"
+    columns = ("id", "title", "text")
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a Parquet file has the columns `title`, `text` and `embeddings`."""
+        keys = b"title", b"text", b"embeddings"
+        return super().recognize(name, read_head) and all(key in read_head() for key in keys)
+
+    def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
+        """Yield a record per row: the id, the title and the text of a passage."""
+        for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
+            where = f"row {row_number} of {name}"
+            if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
+                raise InputError(f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages")
+            passage_id, title, _, _ = parse_document({**row, "text": ""}, where)
+            yield passage_id, title, text, None
+
+
+def _split_headings(text: str, title: Any) -> list[dict[str, str]]:
+    """Return the sections of Markdown; a heading that repeats the title is left out."""
+    pieces = _HEADING.split(text)
+    headings = ["", *(heading.strip() for heading in pieces[1::2])]
+    sections = zip(headings, pieces[::2], strict=True)
+    return [
+        {"heading": heading if heading != title else "", "text": body} for heading, body in sections if body.strip()
+    ]
+
+
+def _dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.RecordBatch:
     """Convert Parquet dates to seconds, since Python's types do not cover all of them."""
-    column_index = batch.schema.get_field_index(DATE_FIELD)
+    column_index = batch.schema.get_field_index(date_field)
     kind = batch.schema.field(column_index).type if column_index >= 0 else pa.null()
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         return batch
     unit = pa.timestamp("s", kind.tz if pa.types.is_timestamp(kind) else None)
     return batch.set_column(
-        column_index, DATE_FIELD, batch.column(column_index).cast(unit, safe=False).cast(pa.int64())
+        column_index, date_field, batch.column(column_index).cast(unit, safe=False).cast(pa.int64())
     )
 
 
@@ -89,18 +165,6 @@ def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
         column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _parse_batch(batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
-    """Yield the records of a batch of the file `name`, after `number` rows of the file."""
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if columns.keys() == {"id", "title", "text"} and _are_valid_texts(**columns):
-        # Columns become records in a fifth of the time that their rows take.
-        for document_id, title, text in zip(*(columns[key].to_pylist() for key in _TEXTS), strict=True):
-            yield document_id, title or "", [("", text)] if text else [], None
-    else:
-        for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
-            yield parse_document(row, f"row {row_number} of {name}")
 
 
 def _are_valid_texts(id: pa.Array, title: pa.Array, text: pa.Array) -> bool:  # noqa: A002 - names of columns
@@ -123,4 +187,4 @@ def _split_batch(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:
         yield from _split_batch(batch.slice(len(batch) // 2), url)
 
 
-FORMAT = Parquet()
+FORMAT, FINEWIKI, WIKI_DPR = Parquet(), FineWiki(), WikiDpr()

@@ -28,19 +28,18 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
-from rag_model.corpus.articles import DropReason, classify_page, get_namespace_aliases
+from rag_model.corpus.articles import DropReason, get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
-from rag_model.corpus.dump_formats.mediawiki import CANONICAL_NAMESPACES, MediaWiki
+from rag_model.corpus.dump_formats.mediawiki import CANONICAL_NAMESPACES, RenderedPages
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, assemble_parts, choose_starts
 from rag_model.corpus.records import (
+    HTML_MODEL,
     MAX_TITLE,
     Page,
     Plan,
-    Section,
     Siteinfo,
     SiteSettings,
     Slice,
-    StructureName,
     format_iso,
     parse_seconds,
 )
@@ -59,7 +58,6 @@ from rag_model.corpus.wiki_mirror import (
 )
 from rag_model.errors import InputError
 
-HTML = "html"  # the content model of a page whose text is rendered HTML
 _OVERLAP_SECONDS = 600  # of the last changes, which are read again: some are written late
 _ANCHORS = 20  # last changes that are remembered, however old they are
 _LISTING_SECONDS = 24 * 3600  # age of a listing after which the pages are listed again
@@ -67,7 +65,6 @@ _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
 # Types of log entries that change, add or remove pages.
 _LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _CONTENT = {"prop": "info|revisions", "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
 _SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}
 _EVENTS = {
@@ -188,7 +185,7 @@ class SiteFollower:
     ) -> tuple[frozenset[int], frozenset[str], frozenset[str]]:
         """Return the ids and titles of pages that may have changed, and titles of templates."""
         pages, titles, templates = set[int](), set[str](), set[str]()
-        renders = self._settings.text == HTML
+        renders = self._settings.text == HTML_MODEL
         for change, row in changes:
             namespace = row.get("ns")
             if row.get("type") in {"edit", "new"} and namespace in self._namespaces:
@@ -234,7 +231,7 @@ class SiteFollower:
                 "namespaces, and that you may read them"
             )
         state = self._take_first_pages(state, events, removed)
-        rendered_until = state.cursor.site_time if state.cursor and self._settings.text == HTML else _MAX_ID
+        rendered_until = state.cursor.site_time if state.cursor and self._settings.text == HTML_MODEL else _MAX_ID
         known = {
             page.page_id: (page.rev_id, page.revised, page.title)
             for block in state.blocks
@@ -253,7 +250,7 @@ class SiteFollower:
 
     def _take_first_pages(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
         """Start an empty mirror with pages that are known already, such as those of a dump."""
-        if state.blocks or self._settings.text == HTML:
+        if state.blocks or self._settings.text == HTML_MODEL:
             return state
         pages = (
             (page.page_id, page)
@@ -316,14 +313,14 @@ class SiteFollower:
 
     def _render(self, page: Page, siteinfo: Siteinfo) -> Page | None:
         """Return the page with the site's own HTML, if that is asked for and it is an article."""
-        if self._settings.text != HTML or FORMAT.classify(page, siteinfo) is not page:
+        if self._settings.text != HTML_MODEL or FORMAT.classify(page, siteinfo) is not page:
             return page
         reply = self._client.request({"action": "parse", "oldid": page.rev_id, **_RENDER})
         parsed = check_object(reply.get("parse"), self._client.url)
         text = parsed.get("text")
         if not isinstance(text, str):
             raise InputError(f"{self._client.url} sends no HTML of page {page.page_id}: check the wiki")
-        return replace(page, model=HTML, text=text)
+        return replace(page, model=HTML_MODEL, text=text)
 
     def _find_uses(self, templates: Collection[str]) -> set[int]:
         """Return the ids of pages that use templates, after telling the site to render them again."""
@@ -352,8 +349,8 @@ class SiteFollower:
             self._read_number(row, "ns"),
             self._read_title(row),
             bool(row.get("redirect")),
-            _NO_XML.sub("\ufffd", model[:100]),
-            _NO_XML.sub("\ufffd", text),
+            model[:100],
+            text,
         )
 
     def _parse_change(self, row: Reply) -> tuple[SeenChange, Reply]:
@@ -388,7 +385,7 @@ class SiteFollower:
         title = row.get("title")
         if not isinstance(title, str) or not 0 < len(title) <= MAX_TITLE:
             raise InputError(f"{self._client.url} sends the title {title!r:.40}: check the wiki")
-        return _NO_XML.sub("\ufffd", title)
+        return title
 
     def _read_number(self, row: Reply, name: str, minimum: int = 0) -> int:
         value = row.get(name)
@@ -480,10 +477,8 @@ def rehearse_site(url: str, settings: SiteSettings, part_bytes: int | None = Non
     return Plan("wiki", siteinfo, parts), sum(run.slice.length for run in runs)
 
 
-class WikiSite(MediaWiki):
+class WikiSite(RenderedPages):
     """The pages of a MediaWiki site, by its address: `mediawiki+https://wiki.example.org/`."""
-
-    has_templates = False  # only pages of the chosen namespaces are followed
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return False: only a URL names a site (`dump_format.detect_format`)."""
@@ -526,19 +521,8 @@ class WikiSite(MediaWiki):
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
         """Return an article of any namespace that was asked for, otherwise the reason to drop it."""
-        text, model = ("rendered", "wikitext") if page.model == HTML and page.text else (page.text, page.model)
-        verdict = classify_page(replace(page, namespace=0, text=text, model=model), siteinfo)
+        verdict = super().classify(replace(page, namespace=0), siteinfo)
         return verdict if isinstance(verdict, str) else page
-
-    def clean(
-        self, page: Page, siteinfo: Siteinfo, *, anchors: bool, structures: Collection[StructureName] = ()
-    ) -> tuple[Section, ...]:
-        """Return the text of a page by section, from wikitext or from rendered HTML."""
-        if page.model != HTML:
-            return super().clean(page, siteinfo, anchors=anchors, structures=structures)
-        from rag_model.corpus.rendered_html import clean_html  # noqa: PLC0415 - imports lxml
-
-        return clean_html(page.text, siteinfo, anchors=anchors, structures=structures)
 
 
 FORMAT = WikiSite()

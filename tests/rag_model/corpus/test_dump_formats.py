@@ -2,12 +2,14 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
 import random
 import re
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,62 @@ KILT_PAGES = [
     }
     for i in range(60)
 ]
+HOTPOT_PAGES = [
+    {
+        "id": str(i),
+        "url": f"https://en.wikipedia.org/wiki?curid={i}",
+        "title": f"Title {i}",
+        "text": [[f"Title {i}"], [f"Text number {i}.", " It has words."]],
+        "charoffset": [],
+    }
+    for i in range(60)
+]
+ENTERPRISE_PAGES = [
+    {
+        "name": f"Page {i}",
+        "identifier": i * 37 % 101 + 1,
+        "date_modified": "2026-11-01T12:00:00Z",
+        "version": {"identifier": 100 + i, "comment": "a comment", "editor": {"identifier": 5}},
+        "url": f"https://en.wikipedia.org/wiki/Page_{i}",
+        "namespace": {"name": "Article", "identifier": 0},
+        "in_language": {"name": "English", "identifier": "en"},
+        "main_entity": {"identifier": f"Q{i}", "url": f"https://www.wikidata.org/entity/Q{i}"},
+        "categories": [{"name": "Category:Pages", "url": "https://en.wikipedia.org/wiki/Category:Pages"}],
+        "templates": [{"name": "Template:Short description"}],
+        "redirects": [{"name": f"P. {i}", "url": f"https://en.wikipedia.org/wiki/P._{i}"}],
+        "is_part_of": {"name": "Wikipedia", "identifier": "enwiki"},
+        "article_body": {
+            "html": f"<html><head><title>Page {i}</title></head><body><section><p>Text number {i}.</p></section></body>"
+        },
+        "license": [{"identifier": "CC-BY-SA-4.0", "url": "https://creativecommons.org/licenses/by-sa/4.0/"}],
+    }
+    for i in range(60)
+]
+CIRRUS_PAGES = [
+    {
+        "template": ["Template:Short description"],
+        "content_model": "wikitext",
+        "wiki": "enwiki",
+        "language": "en",
+        "title": f"Page {i}",
+        "timestamp": "2026-11-01T12:00:00Z",
+        "redirect": [{"namespace": 0, "title": f"P. {i}"}],
+        "version": 100 + i,
+        "namespace": 0,
+        "namespace_text": "",
+        "category": ["Pages"],
+        "wikibase_item": f"Q{i}",
+        "text": f"Text number {i}. It has words.",
+        "opening_text": f"Text number {i}.",
+        "auxiliary_text": ["a cell"],
+    }
+    for i in range(60)
+]
+CIRRUS_LINES = [
+    row
+    for i, page in enumerate(CIRRUS_PAGES)
+    for row in ({"index": {"_type": "_doc", "_id": str(i * 37 % 101 + 1)}}, page)
+]
 PAGE = (
     "<page><title>Page {id}</title><ns>0</ns><id>{id}</id><revision><id>1</id><model>wikitext</model>"
     "<text>Text number {id}. It has '''words'''.</text></revision></page>"
@@ -78,6 +136,45 @@ def write_7z(path: Path, files: dict[str, bytes], **options: Any) -> None:
             archive.writestr(data, name)
 
 
+def to_lines(rows: list[dict[str, Any]]) -> bytes:
+    return "\n".join(map(json.dumps, rows)).encode()
+
+
+def write_tar(path: Path, files: dict[str, bytes], mode: str = "w:gz", **options: Any) -> None:
+    with tarfile.open(path, mode, **options) as archive:  # type: ignore[call-overload]
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, data in files.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            archive.addfile(header, io.BytesIO(data))
+
+
+def write_finewiki(path: Path) -> None:
+    rows = [
+        {
+            "text": f"# Page {i}\nText number {i}.\n\n## History\n\nIt has words.",
+            "id": f"enwiki/{i}",
+            "wikiname": "enwiki",
+            "page_id": i,
+            "title": f"Page {i}",
+            "url": f"https://en.wikipedia.org/wiki/Page_{i}",
+            "date_modified": "2026-11-01T12:00:00Z",
+            "in_language": "en",
+            "wikidata_id": f"Q{i}",
+            "wikitext": "text " * 100,
+        }
+        for i in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def write_wiki_dpr(path: Path) -> None:
+    rows = [{"id": str(i), "text": f"Text {i}", "title": f"Title {i}", "embeddings": [0.0] * 8} for i in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
 # For each format its dumps: file name, and a function that writes the file.
 DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("jsonl", "a.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, DOCUMENTS)))),
@@ -89,6 +186,32 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("kilt", "kilt.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, KILT_PAGES)))),
     ("parquet", "a.parquet", write_parquet),
     ("parquet", "nameless-parquet", write_parquet),
+    ("kilt", "kilt_knowledgesource.json", lambda path: path.write_bytes(to_lines(KILT_PAGES))),
+    (
+        "hotpot",
+        "pages.tar.bz2",
+        lambda path: write_tar(
+            path,
+            {f"en/A{i}/wiki_00.bz2": bz2.compress(to_lines(HOTPOT_PAGES[i * 20 : i * 20 + 20])) for i in range(3)},
+            "w:bz2",
+        ),
+    ),
+    ("enterprise", "enwiki_namespace_0.ndjson", lambda path: path.write_bytes(to_lines(ENTERPRISE_PAGES))),
+    ("enterprise", "a.json.gz", lambda path: path.write_bytes(gzip.compress(to_lines(ENTERPRISE_PAGES)))),
+    (
+        "enterprise",
+        "enwiki-NS0-ENTERPRISE-HTML.json.tar.gz",
+        lambda path: write_tar(
+            path, {f"enwiki_{i}.ndjson": to_lines(ENTERPRISE_PAGES[i * 30 : i * 30 + 30]) for i in range(2)}
+        ),
+    ),
+    (
+        "cirrus",
+        "enwiki-20261101-cirrussearch-content.json.gz",
+        lambda path: path.write_bytes(gzip.compress(to_lines(CIRRUS_LINES))),
+    ),
+    ("finewiki", "000_00000.parquet", write_finewiki),
+    ("wiki_dpr", "train-00000.parquet", write_wiki_dpr),
     ("tsv", "a.tsv", lambda path: path.write_text(TABLE)),
     ("mediawiki", "a.xml", lambda path: path.write_text(XML)),
     ("mediawiki", "a.xml-p1p60.bz2", lambda path: path.write_bytes(bz2.compress(XML.encode()))),
@@ -210,7 +333,8 @@ def test_a_part_survives_json(dump: tuple[str, Path], tmp_path: Path) -> None:
     for part in plan_of(path, tmp_path / "work").parts:
         value = json.loads(json.dumps(part.to_json()))
         assert Part.from_json(value) == part
-        assert ("format" in value) == (format_name == "pages"), "plans of standard formats do not change"
+        has_own_parts = format_name in {"pages", "enterprise", "cirrus"}
+        assert ("format" in value) == has_own_parts, "plans of standard formats do not change"
 
 
 def test_every_format_is_chunked(dump: tuple[str, Path], tmp_path: Path) -> None:
@@ -238,7 +362,7 @@ def test_the_format_of_a_package_is_part_of_the_keys(tmp_path: Path) -> None:
 def test_a_format_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UsageError,
-        match="no dump format 'ogg': choose one of jsonl, kilt, parquet, tsv, mediawiki, wiki_site, mail, pages",
+        match=r"no dump format 'ogg': choose one of jsonl, parquet, tsv, mediawiki, .*, mail, pages",
     ):
         get_format("ogg")
 
@@ -416,6 +540,21 @@ def test_the_pages_of_kilt_have_titles_and_sections(tmp_path: Path) -> None:
     assert isinstance(article, Article)
     assert (article.page_id, article.title) == ("1", "Title 1")
     assert article.sections == (Section("", "Text number 1."), Section("Origin", "More words."))
+
+
+def test_a_page_of_finewiki_has_sections_and_a_date(tmp_path: Path) -> None:
+    write_finewiki(tmp_path / "a.parquet")
+    article = content_of(plan_of(tmp_path / "a.parquet", tmp_path / "work", limit=1))[0]
+    assert isinstance(article, Article)
+    assert (article.page_id, article.title, article.revised) == ("enwiki/0", "Page 0", 1_793_534_400)
+    assert article.sections == (Section("", "Text number 0.\n\n"), Section("History", "\nIt has words."))
+
+
+def test_passages_of_wiki_dpr_are_used_unchanged(tmp_path: Path) -> None:
+    write_wiki_dpr(tmp_path / "a.parquet")
+    passage = content_of(plan_of(tmp_path / "a.parquet", tmp_path / "work", limit=1))[0]
+    assert isinstance(passage, Passage)
+    assert (passage.id, passage.title, passage.text) == ("0", "Title 0", "Text 0")
 
 
 @pytest.mark.parametrize("text", ["words", None, [1], [["words"]]])

@@ -1,0 +1,364 @@
+"""Dumps with one page of a wiki a line, as JSON: those of Wikimedia Enterprise and of CirrusSearch.
+
+Their pages come in no order. Planning sorts them by page id on the disk, in bounded memory, and
+stages them as the elements of an export. So a part reads only its own pages, and later builds reuse
+unchanged ones.
+"""
+
+import gzip
+import heapq
+import json
+import re
+import tempfile
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeGuard
+
+from rag_model.corpus.articles import get_namespace_aliases, has_disambiguation_template
+from rag_model.corpus.dump_formats import mediawiki
+from rag_model.corpus.dump_formats.dump_format import PlanRequest
+from rag_model.corpus.dump_formats.jsonl import LINES_ENDING, iter_objects
+from rag_model.corpus.dump_formats.mediawiki import (
+    CANONICAL_NAMESPACES,
+    RenderedPages,
+    XmlRun,
+    format_page,
+    stage_runs,
+)
+from rag_model.corpus.dump_formats.page_format import get_recency
+from rag_model.corpus.parts import PageRun, translate_write_errors
+from rag_model.corpus.records import HTML_MODEL, MAX_TITLE, PLAIN_MODEL, Page, Siteinfo, parse_seconds
+from rag_model.corpus.source import basename
+from rag_model.errors import InputError
+
+MAX_SORTED_BYTES = 64 << 20  # bytes of pages that are sorted in memory
+MAX_MERGED_FILES = 64  # files that are merged at once; each needs a decoder and a page of memory
+_MAX_NUMBER = (1 << 63) - 1
+_DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's own mark; nothing else of such a page is needed
+Row = dict[str, Any]
+
+
+class PageLines(RenderedPages):
+    """Files with a JSON object a page; subclasses say what its fields are."""
+
+    description: ClassVar[str]  # of a dump, for messages
+
+    @abstractmethod
+    def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
+        """Return the wiki of the first page of a dump.
+
+        Raises:
+            InputError: The page does not name its wiki; the message starts with `where`.
+        """
+
+    @abstractmethod
+    def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
+        """Return the page of an object.
+
+        Raises:
+            InputError: A field is missing or has another type; the message starts with `where`.
+        """
+
+    def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
+        """Yield the object of each page, with its place in the file for messages."""
+        for number, row in iter_objects(url):
+            yield f"line {number} of {basename(url)}", row
+
+    def is_companion(self, name: str) -> bool:
+        """Return False: there are no companion files."""
+        return False
+
+    def can_plan_fast(self, url: str) -> bool:
+        """Return False: planning reads the whole file."""
+        return False
+
+    def read_siteinfo(self, url: str) -> Siteinfo:
+        """Return the wiki of a dump, from its first page.
+
+        Raises:
+            InputError: The file is unreadable or empty, or its first page does not name its wiki.
+        """
+        for where, row in self.iter_rows(url):
+            return self.build_siteinfo(row, where)
+        raise InputError(f"{basename(url)} contains no pages: check that it is the right dump")
+
+    def split(self, url: str, request: PlanRequest) -> Iterator[PageRun]:
+        """Yield the staged runs of the pages, in the order of their ids.
+
+        Raises:
+            InputError: The file is damaged, or a line is no page of this wiki.
+        """
+        siteinfo = self.read_siteinfo(url)
+        pages: Iterator[Page] = (self.build_page(row, siteinfo, where) for where, row in self.iter_rows(url))
+        if request.limit is not None:
+            pages = self._take_articles(pages, request.limit, siteinfo)
+        runs = _group_pages(sort_pages(pages, request.workdir))
+        yield from stage_runs(runs, request.workdir, request.stage)
+
+    def _take_articles(self, pages: Iterable[Page], limit: int, siteinfo: Siteinfo) -> Iterator[Page]:
+        """Yield the pages up to the last of the first `limit` articles, so that no more are read."""
+        article_ids: set[int] = set()
+        for page in pages:
+            if self.classify(page, siteinfo) is page:
+                article_ids.add(page.page_id)
+            yield page
+            if len(article_ids) == limit:
+                return
+
+
+class EnterprisePages(PageLines):
+    """Articles of Wikimedia Enterprise with Parsoid's HTML.
+
+    The fields are those of https://enterprise.wikimedia.com/docs/data-dictionary/.
+    """
+
+    description = "a dump of Wikimedia Enterprise"
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether the first line has fields that only such a dump has."""
+        if not LINES_ENDING.search(name):
+            return False
+        head = read_head()
+        return head.lstrip().startswith(b"{") and len({*_ENTERPRISE_FIELD.findall(head)}) >= _MIN_FIELDS
+
+    def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
+        """Return the wiki by `is_part_of`, `in_language` and the address of the page."""
+        address = _WIKI_ADDRESS.match(self._read_text(row, "url", where))
+        if address is None:
+            raise InputError(f"{where} has no `url` such as https://en.wikipedia.org/wiki/Ada: give {self.description}")
+        language = self._read_text(row, "in_language.identifier", where)
+        return _build_siteinfo(self._read_text(row, "is_part_of.identifier", where), language, address[0])
+
+    def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
+        """Return the page with its HTML."""
+        if (wiki := self._read_text(row, "is_part_of.identifier", where)) != siteinfo.dbname:
+            raise InputError(f"{where} is of {wiki[:80]!r}, the first of {siteinfo.dbname!r}: give one wiki at a time")
+        templates = [template.get("name") for template in _read_objects(row, "templates")]
+        is_article = not has_disambiguation_template([name for name in templates if _is_text(name)], siteinfo.language)
+        return Page(
+            page_id=_read_number(row, "identifier", where),
+            rev_id=_read_number(row, "version.identifier", where),
+            revised=_read_time(row, "date_modified", where),
+            namespace=_read_number(row, "namespace.identifier", where, default=0),
+            title=_read_title(row, "name", where),
+            redirect=False,
+            model=HTML_MODEL if is_article else "wikitext",
+            text=self._read_text(row, "article_body.html", where) if is_article else _DISAMBIGUATION,
+        )
+
+    def _read_text(self, row: Row, path: str, where: str) -> str:
+        value = _find(row, path)
+        if not _is_text(value):
+            raise InputError(f"{where} has no text `{path}`: give {self.description}")
+        return value
+
+
+class CirrusPages(PageLines):
+    """Pages of a search index of CirrusSearch, with plain text; every other line is an action."""
+
+    description = "a dump of CirrusSearch"
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether the first line is the action of an index."""
+        return LINES_ENDING.search(name) is not None and _CIRRUS_ACTION.match(read_head()) is not None
+
+    def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
+        """Yield the pages with the id of the action before them.
+
+        Raises:
+            InputError: A page has no action before it, or an action no page after it.
+        """
+        page_id: object = None
+        where = ""
+        for where, row in super().iter_rows(url):
+            if isinstance(row.get("index"), dict) and len(row) == 1:
+                page_id = row["index"].get("_id")
+                continue
+            if page_id is None:
+                raise InputError(f"{where} has no action `index` before it: give {self.description}")
+            yield where, {"page_id": int(page_id) if _is_digits(page_id) else page_id, **row}
+            page_id = None
+        if page_id is not None:
+            raise InputError(f"{basename(url)} ends after an action, without its page: download it again")
+
+    def read_siteinfo(self, url: str) -> Siteinfo:
+        """Return the wiki of a dump, by its first page or else by the name of the file."""
+        siteinfo = super().read_siteinfo(url)
+        if siteinfo.dbname:
+            return siteinfo
+        name = _CIRRUS_NAME.match(basename(url))
+        return _build_siteinfo(name[1] if name else "", siteinfo.language, siteinfo.base)
+
+    def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
+        """Return the wiki by `wiki` and `language`."""
+        language = row.get("language")
+        if not _is_text(language):
+            raise InputError(f"{where} has no text `language`: give {self.description}")
+        wiki = row.get("wiki")
+        return _build_siteinfo(wiki if _is_text(wiki) else "", language, "")
+
+    def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
+        """Return the page with its plain text."""
+        if not _is_text(text := row.get("text", "")):
+            raise InputError(f"{where} has no text `text`: give {self.description}")
+        model = row.get("content_model", "wikitext")
+        templates = row["template"] if isinstance(row.get("template"), list) else []
+        if has_disambiguation_template([name for name in templates if _is_text(name)], siteinfo.language):
+            text = _DISAMBIGUATION
+        elif model == "wikitext":
+            model = PLAIN_MODEL
+        return Page(
+            page_id=_read_number(row, "page_id", where),
+            rev_id=_read_number(row, "version", where, default=0),
+            revised=_read_time(row, "timestamp", where),
+            namespace=_read_number(row, "namespace", where, default=0),
+            title=_read_title(row, "title", where),
+            redirect=False,
+            model=str(model)[:100],
+            text=text,
+        )
+
+
+def _build_siteinfo(dbname: str, language: str, base: str) -> Siteinfo:
+    return Siteinfo(dbname, language, base, {**CANONICAL_NAMESPACES, **get_namespace_aliases(language)})
+
+
+def _find(row: Row, path: str) -> Any:
+    """Return the value at a path of keys, such as `version.identifier`, or None."""
+    value: Any = row
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _is_digits(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value.isdecimal() and len(value) < len(str(_MAX_NUMBER))
+
+
+def _read_objects(row: Row, name: str) -> list[Row]:
+    values = row.get(name)
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _read_number(row: Row, path: str, where: str, default: int | None = None) -> int:
+    value = _find(row, path)
+    value = default if value is None else value
+    if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
+        raise InputError(f"{where} has {value!r:.40} as its `{path}`: give a whole number from 0")
+    return value
+
+
+def _read_title(row: Row, name: str, where: str) -> str:
+    title = row.get(name)
+    if not isinstance(title, str) or not 0 < len(title) <= MAX_TITLE:
+        raise InputError(f"{where} has {title!r:.40} as its `{name}`: give a title of 1 to {MAX_TITLE:,} characters")
+    return title
+
+
+def _read_time(row: Row, name: str, where: str) -> int | None:
+    value = row.get(name)
+    if value is None or value == "":
+        return None
+    try:
+        return parse_seconds(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where} has {value!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z") from (
+            error
+        )
+
+
+# Fields of an article; a document of another source hardly has several of them.
+_ENTERPRISE_FIELD = re.compile(
+    rb'"(article_body|date_modified|in_language|is_part_of|main_entity|namespace|additional_entities|version)"\s*:'
+)
+_MIN_FIELDS = 3
+_WIKI_ADDRESS = re.compile(r"https?://[\w.:-]+/wiki/")
+_CIRRUS_ACTION = re.compile(rb'\s*\{\s*"index"\s*:\s*\{')
+_CIRRUS_NAME = re.compile(r"([a-z][a-z_]+)-\d{8}-cirrus")
+
+
+class _SortedPage(NamedTuple):
+    """A page as XML, in the order of ids; of pages with one id, the newest comes first."""
+
+    page_id: int
+    age: tuple[int, int]
+    xml: bytes
+
+
+def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the id and the `<page>` element of each page, in the order of ids, each id once.
+
+    Of several revisions of a page, the newest is used. Sorted files of at most `MAX_SORTED_BYTES`
+    are written to `workdir` and merged.
+
+    Raises:
+        ResourceError: `workdir` cannot be written to.
+    """
+    with tempfile.TemporaryDirectory(dir=workdir, prefix="sort-") as folder, translate_write_errors(workdir):
+        batches = (sorted(batch) for batch in _batch_pages(pages))
+        files = [_write_pages(batch, Path(folder)) for batch in batches]
+        while len(files) > MAX_MERGED_FILES:
+            files = [
+                _write_pages(_merge(files[start : start + MAX_MERGED_FILES]), Path(folder))
+                for start in range(0, len(files), MAX_MERGED_FILES)
+            ]
+        for page_id, revisions in groupby(_merge(files), key=lambda page: page.page_id):
+            yield page_id, next(revisions).xml
+
+
+def _batch_pages(pages: Iterable[Page]) -> Iterator[list[_SortedPage]]:
+    batch, size = list[_SortedPage](), 0
+    for page in pages:
+        seconds, rev_id = get_recency(page.revised, page.rev_id)
+        batch.append(_SortedPage(page.page_id, (-seconds, -rev_id), format_page(page)))
+        size += len(batch[-1].xml)
+        if size >= MAX_SORTED_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write_pages(pages: Iterable[_SortedPage], folder: Path) -> Path:
+    with (
+        tempfile.NamedTemporaryFile(dir=folder, suffix=".gz", delete=False) as file,
+        gzip.open(file, "wb", compresslevel=1) as out,
+    ):
+        for page in pages:
+            out.write(json.dumps([page.page_id, page.age, len(page.xml)]).encode() + b"\n" + page.xml)
+    return Path(file.name)
+
+
+def _merge(files: Sequence[Path]) -> Iterator[_SortedPage]:
+    yield from heapq.merge(*map(_read_pages, files))
+    for file in files:
+        file.unlink()
+
+
+def _read_pages(path: Path) -> Iterator[_SortedPage]:
+    with gzip.open(path, "rb") as file:
+        while line := file.readline():
+            page_id, (age, rev_id), size = json.loads(line)
+            yield _SortedPage(page_id, (age, rev_id), file.read(size))
+
+
+def _group_pages(pages: Iterable[tuple[int, bytes]]) -> Iterator[XmlRun]:
+    """Yield runs of pages of at least `mediawiki.MIN_RUN_BYTES`, but for the last one."""
+    data, page_ids = bytearray(), list[int]()
+    for page_id, xml in pages:
+        data += xml
+        page_ids.append(page_id)
+        if len(data) >= mediawiki.MIN_RUN_BYTES:
+            yield XmlRun(0, bytes(data), page_ids)
+            data, page_ids = bytearray(), []
+    if page_ids:
+        yield XmlRun(0, bytes(data), page_ids)
+
+
+ENTERPRISE, CIRRUS = EnterprisePages(), CirrusPages()

@@ -1,0 +1,256 @@
+"""Dumps with a page a line: what becomes of pages in no order, of other pages, and of hostile files."""
+
+import gzip
+import io
+import json
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.corpus import source
+from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
+from rag_model.corpus.dump_formats import page_lines
+from rag_model.corpus.dump_formats.dump_format import get_part_format
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import compute_source_digest, plan_dump
+from rag_model.corpus.records import Article, Page, Passage, Plan, Section
+from rag_model.errors import InputError
+
+HTML = (
+    '<html><body><section><p>Ada <b>Lovelace</b> wrote notes.<sup typeof="mw:Extension/ref">[1]</sup></p></section>'
+    "<section><h2>Life</h2><p>She was born in 1815.</p><table><tr><td>cell</td></tr></table></section></body></html>"
+)
+
+
+def article(page_id: int, name: str, html: str = HTML, **others: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "identifier": page_id,
+        "date_modified": "2026-11-01T12:00:00Z",
+        "version": {"identifier": page_id * 10},
+        "url": "https://en.wikipedia.org/wiki/Ada",
+        "namespace": {"identifier": 0},
+        "in_language": {"identifier": "en"},
+        "is_part_of": {"identifier": "enwiki"},
+        "article_body": {"html": html},
+        **others,
+    }
+
+
+ARTICLES = [
+    article(30, "Energy", "<p>Energy is conserved.</p>"),
+    article(20, "Mercury", templates=[{"name": "Template:Hndis"}]),
+    article(10, "Ada Lovelace"),
+    article(15, "Category:Energy", namespace={"identifier": 14}),
+]
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    data = "\n".join(map(json.dumps, rows)).encode()
+    if path.name.endswith(".tar.gz"):
+        pack(path, {"../../outside.ndjson": data[: data.find(b"\n")], "/tmp/absolute.ndjson": data[data.find(b"\n") :]})
+    else:
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def pack(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            archive.addfile(header, io.BytesIO(data))
+
+
+def plan_of(path: Path, **settings: Any) -> Plan:
+    workdir = path.parent / "work"
+    workdir.mkdir(exist_ok=True)
+    return plan_dump(str(path), workdir=workdir, stage=str, **settings)
+
+
+def content_of(plan: Plan) -> list[Page | Article | Passage]:
+    return [item for part in plan.parts for item in get_part_format(part).read(part)]
+
+
+def chunk(plan: Plan, out: Path) -> tuple[ChunkStats, list[Passage]]:
+    (part,) = plan.parts
+    stats = chunk_part(part, plan.siteinfo, ChunkRecipe(), out)
+    with PassageFile(out) as file:
+        return stats, list(file.iter_passages())
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.json", "a.json.gz", "a.tar.gz"])
+def test_articles_become_passages_and_other_pages_are_counted(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    plan = plan_of(write_lines(folder / name, ARTICLES))
+    assert (plan.siteinfo.dbname, plan.siteinfo.language) == ("enwiki", "en")
+    assert plan.siteinfo.base == "https://en.wikipedia.org/wiki/"
+    stats, passages = chunk(plan, tmp_path / "out.parquet")
+    assert stats.dropped == {"disambiguation": 1, "namespace": 1}
+    assert [(p.page_id, p.rev_id, p.title, p.section, p.text) for p in passages] == [
+        ("10", 100, "Ada Lovelace", "", "Ada Lovelace wrote notes. She was born in 1815."),
+        ("30", 300, "Energy", "", "Energy is conserved."),
+    ]
+    assert passages[0].revised == 1_793_534_400
+    assert {path.name for path in tmp_path.iterdir()} == {"dumps", "out.parquet"}, "nothing is extracted"
+
+
+def test_order_and_packing_change_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [article(i * 37 % 101, f"A {i}", f"<p>{'x' * 50} {i}</p>", version={"identifier": i}) for i in range(150)]
+    plan = plan_of(write_lines(tmp_path / "a.ndjson", rows))
+    monkeypatch.setattr(page_lines, "MAX_SORTED_BYTES", 1000)
+    monkeypatch.setattr(page_lines, "MAX_MERGED_FILES", 3)
+    random.Random(0).shuffle(rows)
+    other_plan = plan_of(write_lines(tmp_path / "b.tar.gz", rows))
+    assert list(map(compute_source_digest, plan.parts)) == list(map(compute_source_digest, other_plan.parts))
+    pages = [page for page in content_of(other_plan) if isinstance(page, Page)]
+    assert [page.page_id for page in pages] == list(range(101))
+    newest = {i * 37 % 101: i for i in range(150)}
+    assert {page.page_id: page.rev_id for page in pages} == newest
+    assert {path.name[:6] for path in (tmp_path / "work").iterdir()} == {"split-"}, "sorted files are deleted"
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_limit_takes_the_first_articles(limit: int, tmp_path: Path) -> None:
+    rows = [*ARTICLES, "no page"]  # which is not read
+    stats, _ = chunk(plan_of(write_lines(tmp_path / "a.ndjson", rows), limit=limit), tmp_path / "out.parquet")
+    assert stats.articles == limit
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"name": None}, "has None as its `name`: give a title"),
+        ({"name": "x" * 1001}, "give a title of 1 to 1,000 characters"),
+        ({"identifier": "1"}, "has '1' as its `identifier`: give a whole number"),
+        ({"identifier": 1 << 63}, "give a whole number"),
+        ({"version": []}, "has None as its `version.identifier`"),
+        ({"date_modified": "soon"}, "has 'soon' as its `date_modified`: give a time"),
+        ({"article_body": "<p>"}, "has no text `article_body.html`: give a dump of Wikimedia Enterprise"),
+        ({"is_part_of": {"identifier": "dewiki"}}, "is of 'dewiki', the first of 'enwiki'"),
+    ],
+)
+def test_a_line_that_is_no_article_is_named(others: dict[str, Any], message: str, tmp_path: Path) -> None:
+    dump = write_lines(tmp_path / "a.ndjson", [ARTICLES[0], article(1, "X") | others])
+    with pytest.raises(InputError, match=rf"^line 2 of a\.ndjson .*{message}"):
+        plan_of(dump)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def cut_tar(path: Path) -> None:
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:1000]))
+
+
+def damage_second_header(path: Path) -> None:
+    data = bytearray(gzip.decompress(path.read_bytes()))
+    start = data.find(b"/tmp/absolute") // 512 * 512
+    data[start + 148 : start + 156] = b"0000000\0"  # the checksum
+    path.write_bytes(gzip.compress(data))
+
+
+def add_long_header(path: Path) -> None:
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("x" * (2 << 20)))
+
+
+def add_sparse_file(path: Path) -> None:
+    header = tarfile.TarInfo("sparse")
+    header.type = tarfile.GNUTYPE_SPARSE
+    data = bytearray(header.tobuf(tarfile.GNU_FORMAT))
+    data[483:495] = b"77777777777\0"  # its size
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data)
+    path.write_bytes(gzip.compress(bytes(data) + bytes(1024)))
+
+
+def break_line(path: Path) -> None:
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], lines[2][:40], lines[3]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("a.json.gz", cut, "a.json.gz is truncated"),
+        ("a.ndjson", break_line, "line 3 of a.ndjson is not JSON"),
+        ("a.tar.gz", cut, "a.tar.gz is truncated"),
+        ("a.tar.gz", cut_tar, r"a\.tar\.gz is truncated or not a tar archive \(unexpected end of data\)"),
+        ("a.tar.gz", damage_second_header, r"a\.tar\.gz is truncated or not a tar archive \(bad checksum\)"),
+        ("a.tar.gz", add_long_header, r"not a tar archive \(a header of 2\d{6} bytes\)"),
+        ("a.tar.gz", add_sparse_file, "has a sparse file, 'sparse'"),
+    ],
+)
+def test_a_damaged_or_hostile_file_is_one_sentence(
+    name: str, damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    damage(path := write_lines(tmp_path / name, ARTICLES))
+    with pytest.raises(InputError, match=message):
+        plan_of(path)
+
+
+def test_a_very_long_line_is_refused_before_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_lines(tmp_path / "a.json.gz", [ARTICLES[0], article(1, "X", "x" * (5 << 20))])
+    monkeypatch.setattr(source, "MAX_LINE", 2 << 20)
+    with pytest.raises(InputError, match=r"a\.json\.gz has a line of more than 2 MiB: give one record a line"):
+        plan_of(path)
+
+
+def test_characters_that_xml_lacks_do_not_stop_a_dump(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.ndjson", [article(1, "A\ud800 & <B>", "<p>x\x0b\ufffe]]> and \udfff words</p>")])
+    _, (passage,) = chunk(plan_of(path), tmp_path / "out.parquet")
+    assert (passage.title, passage.text) == ("A\ufffd & <B>", "x\ufffd\ufffd]]> and \ufffd words")
+
+
+def page(page_id: int, **others: Any) -> list[dict[str, Any]]:
+    fields = {"title": f"Page {page_id}", "text": f"Text {page_id}.", "language": "en", "namespace": 0, "version": 7}
+    return [{"index": {"_type": "_doc", "_id": str(page_id)}}, fields | others]
+
+
+def test_pages_of_cirrussearch_are_plain_text(tmp_path: Path) -> None:
+    rows = [
+        *page(5, text=" The [[plain]] {{text}} of 1815. "),
+        *page(3, template=["Template:Disambiguation"]),
+        *page(4, namespace=14),
+        *page(2, content_model="json"),
+        *page(1, text=""),
+    ]
+    plan = plan_of(write_lines(tmp_path / "enwiki-20261101-cirrussearch-content.json.gz", rows))
+    assert (plan.siteinfo.dbname, plan.siteinfo.language) == ("enwiki", "en")
+    stats, passages = chunk(plan, tmp_path / "out.parquet")
+    assert stats.dropped == {"disambiguation": 1, "empty": 1, "namespace": 1, "not_wikitext": 1}
+    assert [(p.page_id, p.rev_id, p.text) for p in passages] == [("5", 7, "The [[plain]] {{text}} of 1815.")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (page(1)[:1], "ends after an action, without its page"),
+        ([*page(1), page(2)[1]], "line 3 of a.json has no action `index` before it"),
+        (page(1, language=None), "line 2 of a.json has no text `language`"),
+        ([page(1)[0], {"language": "en", "text": 3}], "line 2 of a.json has no text `text`"),
+        ([{"index": {}}, page(1)[1]], "line 2 of a.json has no action"),
+    ],
+)
+def test_a_broken_dump_of_cirrussearch_is_named(rows: list[Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_of(write_lines(tmp_path / "a.json", rows))
+
+
+def test_a_page_of_hotpot_has_a_paragraph_per_list_of_sentences(tmp_path: Path) -> None:
+    row = {"id": "12", "url": ["https://en.wikipedia.org/wiki?curid=12"], "title": "Ada"}
+    for text in (["Ada wrote notes.", " She was born in 1815."], [["Ada"], ["Ada wrote.", " It was 1843."], ["End."]]):
+        plan = plan_of(write_lines(tmp_path / "a.jsonl", [row | {"text": text}]))
+        (found,) = content_of(plan)
+        assert isinstance(found, Article)
+        expected = "".join(text) if isinstance(text[0], str) else "Ada wrote. It was 1843.\nEnd."
+        assert (found.page_id, found.title, found.sections) == ("12", "Ada", (Section("", expected),))
+    with pytest.raises(InputError, match=r"line 1 of a\.jsonl has no list of sentences as its `text`"):
+        plan_of(write_lines(tmp_path / "a.jsonl", [row | {"text": [["a"], 3]}]))
