@@ -26,8 +26,7 @@ PROSE: PassageKind = "prose"
 PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
 
-# Content models of pages that are not wikitext: rendered HTML, and plain text. No wiki has others of
-# these names.
+# Content models of pages that are rendered HTML or plain text; no wiki uses these names.
 HTML_MODEL, PLAIN_MODEL = "html", "plain"
 
 # Bounds of values that every passage of a document, and every hit in a reply, repeats.

@@ -42,7 +42,7 @@ _DROPPED_TYPES = tuple(f"mw:{name}" for name in _TYPES.split())
 _ROLES = frozenset({"navigation", "note"})
 _BLOCKS, _ITEMS = frozenset(_BLOCK.split()), frozenset({"li", "dd", "dt"})
 _HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
-# Markup of joined text is a noncharacter until the text is protected, which is faster for long text.
+# Noncharacters that stand for markup until the joined text of a section is protected.
 _LINE, _ITEM, _SUPERSCRIPT, _SUPERSCRIPT_END = "\ufde8", "\ufde9", "\ufdea", "\ufdeb"
 _MARKUP = {_LINE: "\n", _ITEM: "\n* ", _SUPERSCRIPT: "<sup>", _SUPERSCRIPT_END: "</sup>"}
 _START_MARKS = {name: _ITEM if name in _ITEMS else _LINE for name in _BLOCKS} | {"sup": _SUPERSCRIPT}
@@ -99,8 +99,8 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
                 if grids is not None:
                     grids.clear()
                 level, heading, pieces = int(name[1]), "", []
-            elif mark := _START_MARKS.get(name) or (marks[0] if name == "a" and _is_link(element) else ""):
-                pieces.append(mark)
+            is_link = name == "a" and _is_link(element)
+            pieces.append(marks[0] if is_link else _START_MARKS.get(name, ""))
             pieces.append(_remove_codes(element.text))
             continue
         depth -= 1
@@ -110,8 +110,9 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
                 grids.append(_read_table(element))
         elif name in _HEADINGS:
             heading, pieces = _protect_text("".join(pieces)), []
-        elif mark := _END_MARKS.get(name) or (marks[1] if name == "a" and _is_link(element) else ""):
-            pieces.append(mark)
+        else:
+            is_link = name == "a" and _is_link(element)
+            pieces.append(marks[1] if is_link else _END_MARKS.get(name, ""))
         pieces.append(_remove_codes(element.tail))
     yield RawSection(level, heading, _protect_text("".join(pieces)))
 
@@ -122,7 +123,7 @@ def _remove_codes(text: str | None) -> str:
 
 
 def _protect_text(text: str) -> str:
-    """Protect the joined text of elements, and replace the codes of line ends, items and superscripts."""
+    """Protect the joined text of elements, and replace the codes of `_MARKUP`."""
     text = protect(text.replace("\n", " "))
     for code, markup in _MARKUP.items():
         text = text.replace(code, markup)
@@ -132,7 +133,13 @@ def _protect_text(text: str) -> str:
 def _walk(text: str) -> Any:
     """Return an iterator over the starts and ends of the elements of a page."""
     _check_attributes(text)
-    parser = etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, no_network=True, huge_tree=True)
+    parser = etree.HTMLParser(
+        encoding="utf-8",
+        remove_comments=True,
+        remove_pis=True,
+        no_network=True,
+        huge_tree=True,
+    )
     text = text.replace("\x00", "")  # the parser would stop there
     try:
         root = etree.fromstring(text.encode("utf-8", "replace"), parser)
@@ -173,7 +180,8 @@ def _read_table(table: Any) -> Grid:
             mark = (_START_MARKS if is_start else _END_MARKS).get(name)
             builder.add_text(_MARKUP[mark] if mark else "")
         if is_start or element is not table:
-            builder.add_text(_protect_text(_remove_codes(element.text if is_start else element.tail)))
+            text = element.text if is_start else element.tail
+            builder.add_text(_protect_text(_remove_codes(text)))
     builder.end_cell()
     return grid
 
@@ -187,6 +195,7 @@ def _check_attributes(text: str) -> None:
 
 
 def _is_link(element: Any) -> bool:
+    """Return whether an element `a` leads to a page of the wiki."""
     return "external" not in element.get("class", "") and "mw:ExtLink" not in element.get("rel", "")
 
 

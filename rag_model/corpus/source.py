@@ -241,7 +241,8 @@ def read_lines(url: str) -> Iterator[bytes]:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
     """
     if is_tar(url):
-        return chain.from_iterable(split_lines(chunks, basename(url)) for chunks in read_archived_files(url))
+        files = read_archived_files(url)
+        return chain.from_iterable(split_lines(chunks, basename(url)) for chunks in files)
     chunks = read_decoded(url)
     head = next(filter(None, chunks), b"")
     refuse_utf16(head, basename(url))
@@ -256,7 +257,7 @@ def is_tar(url: str) -> bool:
 def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
     """Yield the decoded bytes of each regular file of a tar archive, in its order.
 
-    The archive is read as a stream and nothing is extracted, so the names of its files are no paths.
+    The archive is read as a stream and nothing is extracted: the names of its files are no paths.
     Links, folders and devices are skipped.
 
     Raises:
@@ -272,15 +273,18 @@ def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
                     continue
                 content = archive.extractfile(member)
                 if member.issparse() or content is None:
-                    raise InputError(f"{name} has a sparse file, {member.name[:80]!r}: pack it without --sparse")
-                yield decode(iter(partial(content.read, CHUNK_BYTES), b""), _get_codec(member.name), name)
+                    raise InputError(
+                        f"{name} has a sparse file, {member.name[:80]!r}: pack it without --sparse"
+                    )
+                chunks = iter(partial(content.read, CHUNK_BYTES), b"")
+                yield decode(chunks, _get_codec(member.name), name)
     except (tarfile.TarError, ValueError, OverflowError) as error:
         problem = "is truncated or not a tar archive"
         raise InputError(f"{name} {problem} ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
 
 
 class _TarHeader(tarfile.TarInfo):
-    """A header of a tar archive; unlike in the base class, a damaged one is never taken for the end."""
+    """A header of a tar archive; the base class takes a damaged one for the end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
@@ -442,7 +446,13 @@ def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
             return
 
 
-_CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd", "tgz": "gzip"}
+_CODEC_BY_ENDING: dict[str, Compression] = {
+    "bz2": "bz2",
+    "gz": "gzip",
+    "tgz": "gzip",
+    "xz": "xz",
+    "zst": "zstd",
+}
 COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # optional ending of file names, as a pattern
 _TAR_ENDING = re.compile(rf"\.tar{COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
 _MAX_TAR_HEADER = 1 << 20  # bytes of an extended header

@@ -8,8 +8,8 @@ eight times with one process and with two, in a plain pool, start-up excluded. `
 one part that holds the dump once, and eight times. `python tests/benchmarks/bench_chunking.py [--rounds 3]
 [--repeat 8]`, about a minute.
 
-With `--html DUMP`, a dump of Wikimedia Enterprise, one line instead, `html`: how fast its HTML is cleaned, without and with
-structures, beside lxml's parser alone, and how fast planning sorts the pages.
+With `--html DUMP`, a dump of Wikimedia Enterprise, it prints the line `html` instead: how fast the HTML is
+cleaned, without and with structures, beside lxml's parser alone, and how fast planning sorts the pages.
 """
 
 import argparse

@@ -115,12 +115,23 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "tsv": BuiltInFormat(f"{_PACKAGE}.tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
     "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml)"),
     "wiki_site": BuiltInFormat(
-        f"{_PACKAGE}.wiki_site:FORMAT", "wiki", "the address of a wiki (mediawiki+https://)", has_own_parts=True
+        f"{_PACKAGE}.wiki_site:FORMAT",
+        "wiki",
+        "the address of a wiki (mediawiki+https://)",
+        has_own_parts=True,
     ),
     "enterprise": BuiltInFormat(
-        f"{_PAGE_LINES}:ENTERPRISE", "wiki", "HTML of Wikimedia Enterprise (.tar.gz, .ndjson)", has_own_parts=True
+        f"{_PAGE_LINES}:ENTERPRISE",
+        "wiki",
+        "HTML of Wikimedia Enterprise (.tar.gz, .ndjson)",
+        has_own_parts=True,
     ),
-    "cirrus": BuiltInFormat(f"{_PAGE_LINES}:CIRRUS", "wiki", "CirrusSearch dumps (.json.gz)", has_own_parts=True),
+    "cirrus": BuiltInFormat(
+        f"{_PAGE_LINES}:CIRRUS",
+        "wiki",
+        "CirrusSearch dumps (.json.gz)",
+        has_own_parts=True,
+    ),
     "kilt": BuiltInFormat(f"{_PACKAGE}.kilt:KILT", "documents", "pages of KILT (.json, .jsonl)"),
     "hotpot": BuiltInFormat(f"{_PACKAGE}.kilt:HOTPOT", "documents", "pages of HotpotQA (.tar.bz2, .jsonl)"),
     "finewiki": BuiltInFormat(f"{_PACKAGE}.parquet:FINEWIKI", "documents", "pages of FineWiki (.parquet)"),
@@ -384,8 +395,8 @@ def _read_head(url: str) -> bytes:
     from rag_model.corpus import source  # noqa: PLC0415 - imports fsspec
 
     head = b""
-    chunks = next(source.read_archived_files(url), iter(())) if source.is_tar(url) else source.read_decoded(url)
-    for chunk in chunks:
+    files = source.read_archived_files(url) if source.is_tar(url) else iter([source.read_decoded(url)])
+    for chunk in next(files, iter(())):
         head += chunk
         if len(head) >= HEAD_BYTES:
             break

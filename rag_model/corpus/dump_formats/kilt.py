@@ -77,10 +77,13 @@ class HotpotPages(JsonLines):
             text = row.get("text")
             paragraphs = [text] if _is_text_list(text) else text
             if not isinstance(paragraphs, list) or not all(map(_is_text_list, paragraphs)):
-                raise InputError(f"{where} has no list of sentences as its `text`: give HotpotQA's pages unchanged")
+                raise InputError(
+                    f"{where} has no list of sentences as its `text`: give HotpotQA's pages unchanged"
+                )
             title = row.get("title")
-            texts = [text for sentences in paragraphs if (text := "".join(sentences).strip()) and text != title]
-            yield parse_document({"id": row.get("id"), "title": title, "text": "\n".join(texts)}, where)
+            texts = ["".join(sentences).strip() for sentences in paragraphs]
+            body = "\n".join(text for text in texts if text and text != title)
+            yield parse_document({"id": row.get("id"), "title": title, "text": body}, where)
 
 
 def _is_text_list(value: object) -> bool:

@@ -541,7 +541,7 @@ def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:
 
 
 def stage_runs(runs: Iterator[XmlRun], workdir: Path, stage: StageFile) -> Iterator[PageRun]:
-    """Write runs, as gzip members, to files of about `MIN_FILE_BYTES`, and yield them once staged."""
+    """Write runs, as gzip members, to files of `MIN_FILE_BYTES`, and yield them once staged."""
     while True:
         page_runs: list[PageRun] = []
         with (

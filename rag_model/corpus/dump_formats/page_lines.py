@@ -29,7 +29,14 @@ from rag_model.corpus.dump_formats.mediawiki import (
 )
 from rag_model.corpus.dump_formats.page_format import get_recency
 from rag_model.corpus.parts import PageRun, translate_write_errors
-from rag_model.corpus.records import HTML_MODEL, MAX_TITLE, PLAIN_MODEL, Page, Siteinfo, parse_seconds
+from rag_model.corpus.records import (
+    HTML_MODEL,
+    MAX_TITLE,
+    PLAIN_MODEL,
+    Page,
+    Siteinfo,
+    parse_seconds,
+)
 from rag_model.corpus.source import basename
 from rag_model.errors import InputError
 
@@ -91,14 +98,20 @@ class PageLines(RenderedPages):
             InputError: The file is damaged, or a line is no page of this wiki.
         """
         siteinfo = self.read_siteinfo(url)
-        pages: Iterator[Page] = (self.build_page(row, siteinfo, where) for where, row in self.iter_rows(url))
+        rows = self.iter_rows(url)
+        pages: Iterator[Page] = (self.build_page(row, siteinfo, where) for where, row in rows)
         if request.limit is not None:
             pages = self._take_articles(pages, request.limit, siteinfo)
         runs = _group_pages(sort_pages(pages, request.workdir))
         yield from stage_runs(runs, request.workdir, request.stage)
 
-    def _take_articles(self, pages: Iterable[Page], limit: int, siteinfo: Siteinfo) -> Iterator[Page]:
-        """Yield the pages up to the last of the first `limit` articles, so that no more are read."""
+    def _take_articles(
+        self,
+        pages: Iterable[Page],
+        limit: int,
+        siteinfo: Siteinfo,
+    ) -> Iterator[Page]:
+        """Yield the pages up to the last of the first `limit` articles."""
         article_ids: set[int] = set()
         for page in pages:
             if self.classify(page, siteinfo) is page:
@@ -120,23 +133,26 @@ class EnterprisePages(PageLines):
         """Return whether the first line has fields that only such a dump has."""
         if not LINES_ENDING.search(name):
             return False
-        head = read_head()
-        return head.lstrip().startswith(b"{") and len({*_ENTERPRISE_FIELD.findall(head)}) >= _MIN_FIELDS
+        head = read_head().lstrip()
+        fields = {*_ENTERPRISE_FIELD.findall(head)}
+        return head.startswith(b"{") and len(fields) >= _MIN_FIELDS
 
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
         """Return the wiki by `is_part_of`, `in_language` and the address of the page."""
         address = _WIKI_ADDRESS.match(self._read_text(row, "url", where))
         if address is None:
             raise InputError(f"{where} has no `url` such as https://en.wikipedia.org/wiki/Ada: give {self.description}")
+        dbname = self._read_text(row, "is_part_of.identifier", where)
         language = self._read_text(row, "in_language.identifier", where)
-        return _build_siteinfo(self._read_text(row, "is_part_of.identifier", where), language, address[0])
+        return _build_siteinfo(dbname, language, address[0])
 
     def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
         """Return the page with its HTML."""
         if (wiki := self._read_text(row, "is_part_of.identifier", where)) != siteinfo.dbname:
             raise InputError(f"{where} is of {wiki[:80]!r}, the first of {siteinfo.dbname!r}: give one wiki at a time")
-        templates = [template.get("name") for template in _read_objects(row, "templates")]
-        is_article = not has_disambiguation_template([name for name in templates if _is_text(name)], siteinfo.language)
+        templates = _read_names(row, "templates")
+        is_article = not has_disambiguation_template(templates, siteinfo.language)
+        html = self._read_text(row, "article_body.html", where) if is_article else _DISAMBIGUATION
         return Page(
             page_id=_read_number(row, "identifier", where),
             rev_id=_read_number(row, "version.identifier", where),
@@ -145,7 +161,7 @@ class EnterprisePages(PageLines):
             title=_read_title(row, "name", where),
             redirect=False,
             model=HTML_MODEL if is_article else "wikitext",
-            text=self._read_text(row, "article_body.html", where) if is_article else _DISAMBIGUATION,
+            text=html,
         )
 
     def _read_text(self, row: Row, path: str, where: str) -> str:
@@ -162,7 +178,9 @@ class CirrusPages(PageLines):
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether the first line is the action of an index."""
-        return LINES_ENDING.search(name) is not None and _CIRRUS_ACTION.match(read_head()) is not None
+        if not LINES_ENDING.search(name):
+            return False
+        return _CIRRUS_ACTION.match(read_head()) is not None
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
         """Yield the pages with the id of the action before them.
@@ -204,8 +222,7 @@ class CirrusPages(PageLines):
         if not _is_text(text := row.get("text", "")):
             raise InputError(f"{where} has no text `text`: give {self.description}")
         model = row.get("content_model", "wikitext")
-        templates = row["template"] if isinstance(row.get("template"), list) else []
-        if has_disambiguation_template([name for name in templates if _is_text(name)], siteinfo.language):
+        if has_disambiguation_template(_read_names(row, "template"), siteinfo.language):
             text = _DISAMBIGUATION
         elif model == "wikitext":
             model = PLAIN_MODEL
@@ -222,7 +239,8 @@ class CirrusPages(PageLines):
 
 
 def _build_siteinfo(dbname: str, language: str, base: str) -> Siteinfo:
-    return Siteinfo(dbname, language, base, {**CANONICAL_NAMESPACES, **get_namespace_aliases(language)})
+    namespaces = {**CANONICAL_NAMESPACES, **get_namespace_aliases(language)}
+    return Siteinfo(dbname, language, base, namespaces)
 
 
 def _find(row: Row, path: str) -> Any:
@@ -241,9 +259,12 @@ def _is_digits(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and value.isdecimal() and len(value) < len(str(_MAX_NUMBER))
 
 
-def _read_objects(row: Row, name: str) -> list[Row]:
-    values = row.get(name)
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+def _read_names(row: Row, field: str) -> list[str]:
+    """Return the names in a list of texts, or of objects with a `name`."""
+    values = row.get(field)
+    rows = values if isinstance(values, list) else []
+    names = (row.get("name") if isinstance(row, dict) else row for row in rows)
+    return [name for name in names if _is_text(name)]
 
 
 def _read_number(row: Row, path: str, where: str, default: int | None = None) -> int:
@@ -268,14 +289,14 @@ def _read_time(row: Row, name: str, where: str) -> int | None:
     try:
         return parse_seconds(value)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{where} has {value!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z") from (
-            error
-        )
+        raise InputError(
+            f"{where} has {value!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z"
+        ) from error
 
 
 # Fields of an article; a document of another source hardly has several of them.
 _ENTERPRISE_FIELD = re.compile(
-    rb'"(article_body|date_modified|in_language|is_part_of|main_entity|namespace|additional_entities|version)"\s*:'
+    rb'"(article_body|date_modified|in_language|is_part_of|main_entity|namespace|version)"\s*:'
 )
 _MIN_FIELDS = 3
 _WIKI_ADDRESS = re.compile(r"https?://[\w.:-]+/wiki/")
@@ -300,7 +321,10 @@ def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, byte
     Raises:
         ResourceError: `workdir` cannot be written to.
     """
-    with tempfile.TemporaryDirectory(dir=workdir, prefix="sort-") as folder, translate_write_errors(workdir):
+    with (
+        tempfile.TemporaryDirectory(dir=workdir, prefix="sort-") as folder,
+        translate_write_errors(workdir),
+    ):
         batches = (sorted(batch) for batch in _batch_pages(pages))
         files = [_write_pages(batch, Path(folder)) for batch in batches]
         while len(files) > MAX_MERGED_FILES:
@@ -331,7 +355,8 @@ def _write_pages(pages: Iterable[_SortedPage], folder: Path) -> Path:
         gzip.open(file, "wb", compresslevel=1) as out,
     ):
         for page in pages:
-            out.write(json.dumps([page.page_id, page.age, len(page.xml)]).encode() + b"\n" + page.xml)
+            header = json.dumps([page.page_id, page.age, len(page.xml)])
+            out.write(header.encode() + b"\n" + page.xml)
     return Path(file.name)
 
 

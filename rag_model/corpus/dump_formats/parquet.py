@@ -55,13 +55,16 @@ class Parquet(RecordFormat):
         try:
             with fsspec.open(url, "rb").open() as source:
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
-                columns = [name for name in metadata.schema.to_arrow_schema().names if name in self.columns]
+                names = metadata.schema.to_arrow_schema().names
+                columns = [name for name in names if name in self.columns]
                 # Read as dictionaries: a text that many rows share is in memory once.
                 texts = list_text_paths(metadata, columns)
                 with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
                     check_groups(source, file, columns, size)
                     batches = iter_row_range(file, _BATCH, columns, first, end)
-                    batches_in_seconds = (_dates_to_seconds(batch, self.date_field) for batch in batches)
+                    batches_in_seconds = (
+                        _dates_to_seconds(batch, self.date_field) for batch in batches
+                    )
                     small_batches = (
                         small_batch for batch in batches_in_seconds for small_batch in _split_batch(batch, url)
                     )
@@ -100,7 +103,8 @@ class FineWiki(Parquet):
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a Parquet file has the columns `wikiname` and `in_language`."""
-        return super().recognize(name, read_head) and all(key in read_head() for key in (b"wikiname", b"in_language"))
+        keys = b"wikiname", b"in_language"
+        return super().recognize(name, read_head) and all(key in read_head() for key in keys)
 
     def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
         """Yield a record per row; the headings of the Markdown text start its sections."""
@@ -108,12 +112,13 @@ class FineWiki(Parquet):
             where = f"row {row_number} of {name}"
             text, title = row.get("text") or "", row.get("title")
             if not isinstance(text, str):
-                raise InputError(f"{where} has no readable `text`: give the files of FineWiki unchanged")
+                raise InputError(
+                    f"{where} has no readable `text`: give the files of FineWiki unchanged"
+                )
             sections = _split_headings(text, title)
             revised = row.get("date_modified")
-            yield parse_document(
-                {"id": row.get("id"), "title": title, "sections": sections, DATE_FIELD: revised}, where
-            )
+            document = {"id": row.get("id"), "title": title, "sections": sections}
+            yield parse_document({**document, DATE_FIELD: revised}, where)
 
 
 class WikiDpr(Parquet):
@@ -132,7 +137,10 @@ class WikiDpr(Parquet):
         for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
             where = f"row {row_number} of {name}"
             if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
-                raise InputError(f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages")
+                raise InputError(
+                    f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: "
+                    "cut it into passages"
+                )
             passage_id, title, _, _ = parse_document({**row, "text": ""}, where)
             yield passage_id, title, text, None
 
@@ -143,7 +151,9 @@ def _split_headings(text: str, title: Any) -> list[dict[str, str]]:
     headings = ["", *(heading.strip() for heading in pieces[1::2])]
     sections = zip(headings, pieces[::2], strict=True)
     return [
-        {"heading": heading if heading != title else "", "text": body} for heading, body in sections if body.strip()
+        {"heading": "" if heading == title else heading, "text": body}
+        for heading, body in sections
+        if body.strip()
     ]
 
 

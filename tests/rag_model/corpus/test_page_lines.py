@@ -1,4 +1,4 @@
-"""Dumps with a page a line: what becomes of pages in no order, of other pages, and of hostile files."""
+"""Dumps with a page a line: pages in no order, pages that are dropped, and hostile files."""
 
 import gzip
 import io
@@ -52,7 +52,13 @@ ARTICLES = [
 def write_lines(path: Path, rows: list[Any]) -> Path:
     data = "\n".join(map(json.dumps, rows)).encode()
     if path.name.endswith(".tar.gz"):
-        pack(path, {"../../outside.ndjson": data[: data.find(b"\n")], "/tmp/absolute.ndjson": data[data.find(b"\n") :]})
+        pack(
+            path,
+            {
+                "../../outside.ndjson": data[: data.find(b"\n")],
+                "/tmp/absolute.ndjson": data[data.find(b"\n") :],
+            },
+        )
     else:
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
@@ -97,7 +103,7 @@ def test_articles_become_passages_and_other_pages_are_counted(name: str, tmp_pat
         ("30", 300, "Energy", "", "Energy is conserved."),
     ]
     assert passages[0].revised == 1_793_534_400
-    assert {path.name for path in tmp_path.iterdir()} == {"dumps", "out.parquet"}, "nothing is extracted"
+    assert {path.name for path in tmp_path.iterdir()} == {"dumps", "out.parquet"}
 
 
 def test_order_and_packing_change_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +137,10 @@ def test_a_limit_takes_the_first_articles(limit: int, tmp_path: Path) -> None:
         ({"identifier": 1 << 63}, "give a whole number"),
         ({"version": []}, "has None as its `version.identifier`"),
         ({"date_modified": "soon"}, "has 'soon' as its `date_modified`: give a time"),
-        ({"article_body": "<p>"}, "has no text `article_body.html`: give a dump of Wikimedia Enterprise"),
+        (
+            {"article_body": "<p>"},
+            "has no text `article_body.html`: give a dump of Wikimedia Enterprise",
+        ),
         ({"is_part_of": {"identifier": "dewiki"}}, "is of 'dewiki', the first of 'enwiki'"),
     ],
 )
@@ -182,8 +191,16 @@ def break_line(path: Path) -> None:
         ("a.json.gz", cut, "a.json.gz is truncated"),
         ("a.ndjson", break_line, "line 3 of a.ndjson is not JSON"),
         ("a.tar.gz", cut, "a.tar.gz is truncated"),
-        ("a.tar.gz", cut_tar, r"a\.tar\.gz is truncated or not a tar archive \(unexpected end of data\)"),
-        ("a.tar.gz", damage_second_header, r"a\.tar\.gz is truncated or not a tar archive \(bad checksum\)"),
+        (
+            "a.tar.gz",
+            cut_tar,
+            r"a\.tar\.gz is truncated or not a tar archive \(unexpected end of data\)",
+        ),
+        (
+            "a.tar.gz",
+            damage_second_header,
+            r"a\.tar\.gz is truncated or not a tar archive \(bad checksum\)",
+        ),
         ("a.tar.gz", add_long_header, r"not a tar archive \(a header of 2\d{6} bytes\)"),
         ("a.tar.gz", add_sparse_file, "has a sparse file, 'sparse'"),
     ],
@@ -204,13 +221,22 @@ def test_a_very_long_line_is_refused_before_it_is_in_memory(tmp_path: Path, monk
 
 
 def test_characters_that_xml_lacks_do_not_stop_a_dump(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.ndjson", [article(1, "A\ud800 & <B>", "<p>x\x0b\ufffe]]> and \udfff words</p>")])
+    path = write_lines(
+        tmp_path / "a.ndjson",
+        [article(1, "A\ud800 & <B>", "<p>x\x0b\ufffe]]> and \udfff words</p>")],
+    )
     _, (passage,) = chunk(plan_of(path), tmp_path / "out.parquet")
     assert (passage.title, passage.text) == ("A\ufffd & <B>", "x\ufffd\ufffd]]> and \ufffd words")
 
 
 def page(page_id: int, **others: Any) -> list[dict[str, Any]]:
-    fields = {"title": f"Page {page_id}", "text": f"Text {page_id}.", "language": "en", "namespace": 0, "version": 7}
+    fields = {
+        "title": f"Page {page_id}",
+        "text": f"Text {page_id}.",
+        "language": "en",
+        "namespace": 0,
+        "version": 7,
+    }
     return [{"index": {"_type": "_doc", "_id": str(page_id)}}, fields | others]
 
 
@@ -246,11 +272,18 @@ def test_a_broken_dump_of_cirrussearch_is_named(rows: list[Any], message: str, t
 
 def test_a_page_of_hotpot_has_a_paragraph_per_list_of_sentences(tmp_path: Path) -> None:
     row = {"id": "12", "url": ["https://en.wikipedia.org/wiki?curid=12"], "title": "Ada"}
-    for text in (["Ada wrote notes.", " She was born in 1815."], [["Ada"], ["Ada wrote.", " It was 1843."], ["End."]]):
+    for text in (
+        ["Ada wrote notes.", " She was born in 1815."],
+        [["Ada"], ["Ada wrote.", " It was 1843."], ["End."]],
+    ):
         plan = plan_of(write_lines(tmp_path / "a.jsonl", [row | {"text": text}]))
         (found,) = content_of(plan)
         assert isinstance(found, Article)
         expected = "".join(text) if isinstance(text[0], str) else "Ada wrote. It was 1843.\nEnd."
-        assert (found.page_id, found.title, found.sections) == ("12", "Ada", (Section("", expected),))
+        assert (found.page_id, found.title, found.sections) == (
+            "12",
+            "Ada",
+            (Section("", expected),),
+        )
     with pytest.raises(InputError, match=r"line 1 of a\.jsonl has no list of sentences as its `text`"):
         plan_of(write_lines(tmp_path / "a.jsonl", [row | {"text": [["a"], 3]}]))
