@@ -273,9 +273,7 @@ def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
                     continue
                 content = archive.extractfile(member)
                 if member.issparse() or content is None:
-                    raise InputError(
-                        f"{name} has a sparse file, {member.name[:80]!r}: pack it without --sparse"
-                    )
+                    raise InputError(f"{name} has a sparse file, {member.name[:80]!r}: pack it without --sparse")
                 chunks = iter(partial(content.read, CHUNK_BYTES), b"")
                 yield decode(chunks, _get_codec(member.name), name)
     except (tarfile.TarError, ValueError, OverflowError) as error:

@@ -77,9 +77,7 @@ class HotpotPages(JsonLines):
             text = row.get("text")
             paragraphs = [text] if _is_text_list(text) else text
             if not isinstance(paragraphs, list) or not all(map(_is_text_list, paragraphs)):
-                raise InputError(
-                    f"{where} has no list of sentences as its `text`: give HotpotQA's pages unchanged"
-                )
+                raise InputError(f"{where} has no list of sentences as its `text`: give HotpotQA's pages unchanged")
             title = row.get("title")
             texts = ["".join(sentences).strip() for sentences in paragraphs]
             body = "\n".join(text for text in texts if text and text != title)

@@ -62,9 +62,7 @@ class Parquet(RecordFormat):
                 with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
                     check_groups(source, file, columns, size)
                     batches = iter_row_range(file, _BATCH, columns, first, end)
-                    batches_in_seconds = (
-                        _dates_to_seconds(batch, self.date_field) for batch in batches
-                    )
+                    batches_in_seconds = (_dates_to_seconds(batch, self.date_field) for batch in batches)
                     small_batches = (
                         small_batch for batch in batches_in_seconds for small_batch in _split_batch(batch, url)
                     )
@@ -112,9 +110,7 @@ class FineWiki(Parquet):
             where = f"row {row_number} of {name}"
             text, title = row.get("text") or "", row.get("title")
             if not isinstance(text, str):
-                raise InputError(
-                    f"{where} has no readable `text`: give the files of FineWiki unchanged"
-                )
+                raise InputError(f"{where} has no readable `text`: give the files of FineWiki unchanged")
             sections = _split_headings(text, title)
             revised = row.get("date_modified")
             document = {"id": row.get("id"), "title": title, "sections": sections}
@@ -137,10 +133,7 @@ class WikiDpr(Parquet):
         for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
             where = f"row {row_number} of {name}"
             if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
-                raise InputError(
-                    f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: "
-                    "cut it into passages"
-                )
+                raise InputError(f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages")
             passage_id, title, _, _ = parse_document({**row, "text": ""}, where)
             yield passage_id, title, text, None
 
@@ -151,9 +144,7 @@ def _split_headings(text: str, title: Any) -> list[dict[str, str]]:
     headings = ["", *(heading.strip() for heading in pieces[1::2])]
     sections = zip(headings, pieces[::2], strict=True)
     return [
-        {"heading": "" if heading == title else heading, "text": body}
-        for heading, body in sections
-        if body.strip()
+        {"heading": "" if heading == title else heading, "text": body} for heading, body in sections if body.strip()
     ]
 
 
