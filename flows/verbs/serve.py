@@ -4,8 +4,9 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -19,6 +20,7 @@ from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, k
 from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.retrieve.expression import choose_expressions
+from rag_model.serving.workers import WorkerLink, supervise
 
 if TYPE_CHECKING:
     from rag_model.reading.settings import ReaderSettings
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from rag_model.serving.run import ServiceUrls
     from rag_model.serving.settings import ServiceSettings
 
+_MAX_WORKERS = 256
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
 
 
@@ -156,7 +159,16 @@ def serve(
         ),
     ] = 30.0,
     poll: Annotated[float, Parameter(help="Seconds between two checks of the ref.")] = 10.0,
-    batches: Annotated[int, Parameter(help="Batches of questions processed at once; 0: one a core, up to four.")] = 0,
+    workers: Annotated[
+        int,
+        Parameter(
+            help="Processes that answer, beside one that starts them. They share the files of a snapshot, and change "
+            "to the next one at the same time; one that dies is started again. Each has its own queue and connections."
+        ),
+    ] = 1,
+    batches: Annotated[
+        int, Parameter(help="Batches of questions that each process handles at once; 0: one a core, up to four.")
+    ] = 0,
     questions: Annotated[
         Path | None, Parameter(help="Questions of the evaluation, from which the drift of live questions is measured.")
     ] = None,
@@ -170,6 +182,7 @@ def serve(
         ),
     ] = None,
     common: Common | None = None,
+    link: Annotated[WorkerLink | None, Parameter(parse=False)] = None,
 ) -> None:
     """Serve passages, and with a model answers, from the snapshot of a ref; follow the ref.
 
@@ -178,6 +191,7 @@ def serve(
     output), and again when the first snapshot is served. With --mcp nothing is printed, and the
     service ends when its standard input is closed.
     """
+    arguments = dict(locals())
     # before torch and faiss: threads that spin starve HTTP
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # spin briefly between layers: waking a thread costs more
@@ -193,6 +207,21 @@ def serve(
     if from_store and (folder is not None or (no_pull and model is not None)):
         other = "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
         raise UsageError(f"--from-store cannot be combined with {other}: leave one of them out")
+    if (tls_certificate is None) != (tls_key is None):
+        raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
+    source_name = ref if folder is None else str(folder)
+    prints_json = common is not None and common.json
+    if link is None and workers != 1:
+        _check_workers(workers, in_memory=in_memory, mcp=mcp)
+        supervise(
+            workers,
+            partial(_serve_in_worker, arguments),
+            (host, port, health_port),
+            partial(_announce_address, source_name, prints_json=prints_json),
+            partial(_announce_service, source_name),
+            "http" if tls_certificate is None else "https",
+        )
+        return
     from rag_model.serving import run as serving  # noqa: PLC0415 - imports torch, which reads the variables above
 
     settings = serving.ServiceSettings(
@@ -221,27 +250,53 @@ def serve(
     if mcp:
         _serve_tools(source, settings, model)
         return
-    if (tls_certificate is None) != (tls_key is None):
-        raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate and tls_key else None
     bind_settings = serving.BindSettings(host, port, health_port, tokens, files)
     evaluation_questions = (
         [question.text for question in serving.read_questions(questions).questions] if questions else ()
     )
 
-    source_name = ref if folder is None else str(folder)
+    def announce_address(urls: "ServiceUrls") -> None:
+        if link is None:
+            _announce_address(source_name, urls.url, urls.health_url, prints_json=prints_json)
+        else:
+            link.send("listening")
 
-    def announce_address(address: "ServiceUrls") -> None:
-        """Print the address when connections are accepted, while the snapshot is still loading."""
-        if common is not None and common.json:
-            print(json.dumps({"url": address.url, "health": address.health_url, "ref": source_name}), flush=True)
-        health = f", its health at {address.health_url}" if address.health_url else ""
-        print(f"listening at {address.url}{health}; loading {source_name} …", file=sys.stderr, flush=True)
+    def announce_service(urls: "ServiceUrls") -> None:
+        if link is None:
+            _announce_service(source_name, urls.url, urls.health_url)
 
-    def announce_service(address: "ServiceUrls") -> None:
-        print(f"serving {source_name} at {address.url}", file=sys.stderr, flush=True)
+    serving.run(source, settings, bind_settings, evaluation_questions, announce_address, announce_service, link)
 
-    serving.run(source, settings, bind_settings, evaluation_questions, announce_address, announce_service)
+
+def _check_workers(workers: int, *, in_memory: bool, mcp: bool) -> None:
+    """Check the number of workers, and that their options can be combined with several.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    if not 1 <= workers <= _MAX_WORKERS:
+        raise UsageError(f"--workers is {workers}: give 1 to {_MAX_WORKERS}")
+    if in_memory or mcp:
+        reason = "loads the indexes into each process" if in_memory else "serves one agent in one process"
+        raise UsageError(f"{'--in-memory' if in_memory else '--mcp'} {reason}: leave it or --workers out")
+
+
+def _serve_in_worker(arguments: dict[str, Any], link: WorkerLink) -> None:
+    """Serve with the arguments of the command, as one of several workers."""
+    serve(**(arguments | {"link": link}))
+
+
+def _announce_address(source_name: str, url: str, health_url: str | None, *, prints_json: bool) -> None:
+    """Print the address when connections are accepted, while the snapshot is still loading."""
+    if prints_json:
+        print(json.dumps({"url": url, "health": health_url, "ref": source_name}), flush=True)
+    health = f", its health at {health_url}" if health_url else ""
+    print(f"listening at {url}{health}; loading {source_name} …", file=sys.stderr, flush=True)
+
+
+def _announce_service(source_name: str, url: str, health_url: str | None) -> None:
+    print(f"serving {source_name} at {url}", file=sys.stderr, flush=True)
 
 
 def _build_source(

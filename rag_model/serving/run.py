@@ -1,19 +1,21 @@
-"""Run the whole service in one process, for `bookwheel serve`."""
+"""Run the whole service in one process, or one worker of several, for `bookwheel serve`."""
 
 import logging
 import resource
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rag_model.digest import digest_bytes
-from rag_model.errors import BookwheelError, UsageError
+from rag_model.errors import BookwheelError
 from rag_model.evaluation.questions import read_questions
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.settings import ReaderSettings
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
+from rag_model.serving.following.group import LeaderState, LedFollower
 from rag_model.serving.http.app import MetricsExposition, create_app, create_health_app
 from rag_model.serving.http.guard import BearerTokens
 from rag_model.serving.http.server import (
@@ -21,8 +23,6 @@ from rag_model.serving.http.server import (
     HealthPort,
     ReloadingCertificate,
     ServiceServer,
-    format_url,
-    open_listener,
 )
 from rag_model.serving.monitoring.metrics import CONTENT_TYPE, ServiceMetrics
 from rag_model.serving.monitoring.quality import QualityMonitor
@@ -30,6 +30,7 @@ from rag_model.serving.monitoring.tracing import RequestTracer
 from rag_model.serving.runtime import prepare_process
 from rag_model.serving.service import Service
 from rag_model.serving.settings import ANY_HOST, LOOPBACK, ServiceSettings
+from rag_model.serving.workers import WorkerLink, format_url, open_listener
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.objects.files import Files
 
@@ -50,7 +51,7 @@ __all__ = [
     "run",
 ]
 _LOOPBACK = ("localhost", "::1")
-_LAST_PORT = 65_535
+_START_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +63,6 @@ class BindSettings:
     health_port: int | None = None  # a second port, only for /healthz, /readyz and /metrics
     tokens: Path | None = None  # file of bearer tokens, one a line; None: no authentication
     certificate: CertificateFiles | None = None  # None: HTTP without TLS
-
-    def __post_init__(self) -> None:
-        """Check the ports.
-
-        Raises:
-            UsageError: A port is below 0 or above 65,535.
-        """
-        for option, port in (("--port", self.port), ("--health-port", self.health_port)):
-            if port is not None and not 0 <= port <= _LAST_PORT:
-                raise UsageError(f"{option} is {port}: give 1 to {_LAST_PORT}, or 0 for a free one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +80,7 @@ def run(
     evaluation_questions: Sequence[str] = (),
     on_listening: Callable[[ServiceUrls], None] = lambda urls: None,
     on_ready: Callable[[ServiceUrls], None] = lambda urls: None,
+    link: WorkerLink | None = None,
 ) -> None:
     """Serve until a signal arrives.
 
@@ -100,6 +92,7 @@ def run(
         on_listening: Called with the URLs once connections are accepted, which may be long before
             the first snapshot is loaded.
         on_ready: Called with the URLs once the first snapshot is served.
+        link: Of a worker: to the supervisor and the other workers; it has the listening sockets.
 
     Raises:
         StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
@@ -108,10 +101,10 @@ def run(
             snapshot lacks an index.
         RefusedError: The model's question vectors are of another space than the snapshot's.
     """
-    prepare_process()
+    prepare_process("" if link is None else f"worker {link.index}: ")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about clients' faults
     _raise_file_limit()
-    if ANY_HOST in settings.allowed_hosts:
+    if ANY_HOST in settings.allowed_hosts and (link is None or link.is_leader):
         _LOG.warning(
             "programs may use any host name, but pages and GET requests only an address or a name "
             "without dots: give --allow-host NAME, the service's host name"
@@ -121,9 +114,11 @@ def run(
     target.check()
 
     with ExitStack() as stack:
-        listener = stack.enter_context(open_listener(bind_settings.host, bind_settings.port))
-        health_listener = None
-        if bind_settings.health_port is not None:
+        listener = stack.enter_context(
+            open_listener(bind_settings.host, bind_settings.port) if link is None else link.listener
+        )
+        health_listener = None if link is None else link.health_listener
+        if link is None and bind_settings.health_port is not None:
             health_listener = stack.enter_context(
                 open_listener(bind_settings.host, bind_settings.health_port, "--health-port")
             )
@@ -133,8 +128,8 @@ def run(
         )
 
         fatal_errors: list[BookwheelError] = []
-        metrics = ServiceMetrics(settings, QualityMonitor(questions=evaluation_questions))
-        service = Service(target, settings, metrics, fatal_errors.append, RequestTracer.from_environment())
+        metrics = ServiceMetrics(settings, QualityMonitor(questions=evaluation_questions), link=link)
+        service = Service(target, settings, metrics, fatal_errors.append, RequestTracer.from_environment(), link)
         exposition = MetricsExposition(metrics.render_exposition, CONTENT_TYPE)
         health_port = None
         if health_listener is not None:
@@ -146,16 +141,33 @@ def run(
             health_port,
             certificate,
             lambda: on_ready(urls),
+            link,
         )
         server.stop_if(lambda: bool(fatal_errors))
+        if link is not None:
+            _share_state(link, service, metrics)
 
         service.start()
         try:
+            while link is not None and link.is_restarted and not (service.is_ready or link.stop_signals):
+                time.sleep(_START_POLL_SECONDS)  # the other workers answer meanwhile
             server.run(sockets=[listener])
         finally:
             service.close()
     if fatal_errors:
         raise fatal_errors[0]
+
+
+def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) -> None:
+    """Let the leader tell the other workers its state from now on."""
+    if not isinstance(service.follower, LedFollower):
+        leader_state = LeaderState(link, service.slot, service.follower, service.pins)
+
+        def tick() -> None:
+            leader_state.tick()
+            metrics.share_state()
+
+        link.on_tick = tick
 
 
 def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, ...]:

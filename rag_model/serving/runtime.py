@@ -20,7 +20,7 @@ from rag_model.untrusted_text import escape_controls
 _MAX_SEARCH_WORKERS = 4
 _LONE_THREADS = 2  # one question has too few tokens to keep more threads busy
 _ENDPOINT_WORKERS = 8  # concurrent batches that wait for a remote model
-THREAD_NAMES = ("search", "answer", "follower", "quality", "overrides")
+THREAD_NAMES = ("search", "answer", "follower", "quality", "overrides", "worker")
 _TORCH_THREADS_LOCK = threading.Lock()
 # at a higher value, a thread could be preempted for long while it holds the GIL
 _LOWEST_NICENESS = 10
@@ -118,14 +118,14 @@ class _SafeFormatter(logging.Formatter):
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
-def prepare_process() -> None:
+def prepare_process(log_prefix: str = "") -> None:
     """Set up the log on standard error, shorten thread switches, and keep freed memory.
 
     `keep_freed_memory` lets each batch reuse the memory of the previous one.
     """
     keep_freed_memory()
     handler = logging.StreamHandler()
-    handler.setFormatter(_SafeFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_SafeFormatter(f"%(asctime)s %(levelname)s {log_prefix}%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("rag_model.serving").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_INTERVAL)

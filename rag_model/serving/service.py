@@ -20,6 +20,7 @@ from rag_model.serving.following.follower import (
     PulledFolder,
     RefFollower,
 )
+from rag_model.serving.following.group import LeadingSlot, LedFollower, SharedSlot
 from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, notify
@@ -34,6 +35,7 @@ from rag_model.serving.runtime import (
     limit_compute_threads,
 )
 from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.workers import WorkerLink
 
 # A large request is cut into quarters of a full batch, so that other clients wait less for their
 # turn; a CPU encodes 16 queries as fast as 64, for each of them.
@@ -54,6 +56,7 @@ class Service:
         observer: Observer | None = None,
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
         tracer: RequestTracer | None = None,
+        link: WorkerLink | None = None,
     ) -> None:
         """Create the service; `start` begins to follow `target`.
 
@@ -63,6 +66,7 @@ class Service:
             observer: Receives the service's events.
             on_fatal: Called with the error if nothing can be served.
             tracer: Records a trace of each request; None: no traces.
+            link: To the other processes of this service; None: there are none.
         """
         self.target, self.settings, self.observer = (
             target,
@@ -70,9 +74,9 @@ class Service:
             observer or Observer(),
         )
         self.tracer = tracer
-        self.slot = SnapshotSlot(partial(notify, self.observer.on_freed))
+        self.slot = self._create_slot(link)
         self.pins = PinnedSnapshots(self.slot, self.settings)
-        self.follower = self._create_follower(on_fatal)
+        self.follower = self._create_follower(on_fatal, link)
         self._search_batcher = self._create_search_batcher()
         self._answer_batcher = self._create_answer_batcher()
         self._last_small_request_time = -_RESERVE_SECONDS
@@ -263,7 +267,18 @@ class Service:
         reason = self.follower.problem or self.thread_problem or (refusal.reason if refusal else "it is being loaded")
         return f"no snapshot is open yet: {reason}"
 
-    def _create_follower(self, on_fatal: Callable[[BookwheelError], None]) -> RefFollower | FolderFollower:
+    def _create_slot(self, link: WorkerLink | None) -> SnapshotSlot:
+        on_freed = partial(notify, self.observer.on_freed)
+        if link is None:
+            return SnapshotSlot(on_freed)
+        return LeadingSlot(on_freed, link) if link.is_leader else SharedSlot(on_freed, link)
+
+    def _create_follower(
+        self, on_fatal: Callable[[BookwheelError], None], link: WorkerLink | None
+    ) -> RefFollower | FolderFollower | LedFollower:
+        if link is not None and not link.is_leader:
+            assert isinstance(self.slot, SharedSlot)
+            return LedFollower(self.target, self.slot, self.settings, self.observer, self.pins, link)
         if isinstance(self.target, PulledFolder):
             return FolderFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)
         return RefFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)

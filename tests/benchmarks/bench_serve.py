@@ -10,6 +10,10 @@ are the demo's; in earnest
 
     python tests/benchmarks/bench_serve.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 60000
         --asked 3000 --seconds 20 --cache FOLDER
+
+With `--workers N`, a service of N processes takes turns with one of a single process instead of the bare loop.
+`ratio` is of questions a second at the most clients, and `memory_mb` the memory of all processes of each service:
+proportional set sizes, in which a page that several processes share counts once.
 """
 
 import argparse
@@ -20,7 +24,19 @@ from pathlib import Path
 from typing import Any
 
 from alone import alone
-from served import Asked, K, cpu_seconds, load, memory_mb, offer, percentile_ms, print_measurement, service
+from served import (
+    Asked,
+    K,
+    cpu_seconds,
+    list_processes,
+    load,
+    memory_mb,
+    offer,
+    percentile_ms,
+    print_measurement,
+    proportional_mb,
+    service,
+)
 
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store import Snapshot
@@ -59,10 +75,11 @@ def bare_best(folder: str, questions: list[str], together: int, seconds: float) 
 def served(at: tuple[str, int], questions: list[str], clients: int, seconds: float) -> Rate:
     """Ask a service."""
     address, process = at
-    spent = cpu_seconds(process)
+    processes = list_processes(process)
+    spent = sum(map(cpu_seconds, processes))
     asked = alone(load, address, questions, clients, seconds).value
     rate = len(asked) / (asked[-1].ended - asked[0].began)
-    return Rate(rate, (cpu_seconds(process) - spent) / len(asked) * 1e3, tuple(asked))
+    return Rate(rate, (sum(map(cpu_seconds, processes)) - spent) / len(asked) * 1e3, tuple(asked))
 
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
@@ -89,6 +106,53 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
     }
 
 
+def compare_workers(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Ask a service of several processes and one of a single process, in turns; return the report."""
+    store, runs = str(folder / "store"), {}
+    with (
+        service(store, folder / "many", "--poll", "60", "--workers", str(options.workers)) as many,
+        service(store, folder / "one", "--poll", "60") as one,
+    ):
+        services = {"many": many, "one": one}
+        for at in services.values():
+            load(at[0], questions, max(options.clients), 2.0)  # warm
+        for name in services:
+            runs[name] = {n: list[Rate]() for n in options.clients}
+        for number in range(options.rounds * len(options.clients)):
+            n = options.clients[number % len(options.clients)]
+            for name, at in services.items():
+                runs[name][n].append(served(at, questions, n, options.seconds))
+        memory = {name: sum(map(proportional_mb, list_processes(at[1]))) for name, at in services.items()}
+    report = {
+        str(n): {
+            name: {
+                "questions_s": round(statistics.median(rate.questions_s for rate in runs[name][n]), 1),
+                "cpu_ms": round(statistics.median(rate.cpu_ms for rate in runs[name][n]), 2),
+                "p50_ms": statistics.median(percentile_ms(rate.asked, 50) for rate in runs[name][n]),
+                "p99_ms": statistics.median(percentile_ms(rate.asked, 99) for rate in runs[name][n]),
+            }
+            for name in services
+        }
+        for n in options.clients
+    }
+    most = report[str(max(options.clients))]
+    return {
+        "benchmark": "serve_workers",
+        "passages": options.count,
+        "workers": options.workers,
+        "ratio": round(most["many"]["questions_s"] / most["one"]["questions_s"], 2),
+        "memory_mb": {name: round(size) for name, size in memory.items()},
+        "clients": report,
+        "failed": sum(
+            asked.status != 200
+            for rates in runs.values()
+            for many in rates.values()
+            for one in many
+            for asked in one.asked
+        ),
+    }
+
+
 def _of_clients(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
     rounds = list(zip(ours, theirs, strict=True))
     return {
@@ -110,7 +174,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
-    print_measurement(parser.parse_args(), measure)
+    parser.add_argument("--workers", type=int, default=1, help="more than one: compare with a single process")
+    options = parser.parse_args()
+    print_measurement(options, measure if options.workers == 1 else compare_workers)
 
 
 if __name__ == "__main__":

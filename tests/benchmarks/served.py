@@ -250,3 +250,14 @@ def memory_mb(process: int, name: str = "RssAnon") -> float:
     """Return what the kernel says of a process's memory: `RssAnon` now, `VmHWM` at its peak."""
     status = Path("/proc", str(process), "status").read_text()
     return round(int(status.partition(f"{name}:")[2].split()[0]) * 1024 / 1e6, 1)
+
+
+def list_processes(process: int) -> list[int]:
+    """Return a process and its children."""
+    children = Path("/proc", str(process), "task", str(process), "children").read_text().split()
+    return [process, *map(int, children)]
+
+
+def proportional_mb(process: int) -> float:
+    """Return the proportional set size of a process: a page that n processes share counts as 1/n."""
+    return int(Path("/proc", str(process), "smaps_rollup").read_text().partition("Pss:")[2].split()[0]) * 1024 / 1e6

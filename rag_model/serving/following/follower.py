@@ -46,7 +46,7 @@ from rag_model.serving.answering.loaded_snapshot import (
 )
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.following.pins import PinnedSnapshots
-from rag_model.serving.following.snapshot_slot import SnapshotSlot
+from rag_model.serving.following.snapshot_slot import FollowerStoppedError, SnapshotSlot
 from rag_model.serving.following.trials import try_encoders, try_indexes, try_model
 from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.runtime import SupervisedThread
@@ -112,10 +112,6 @@ class _TargetVersion:
     model: str | None  # id
 
 
-class _FollowerStoppedError(BookwheelError):
-    """The service shuts down during a pull."""
-
-
 class RefFollower:
     """Polls a ref at regular intervals in its own thread, and swaps to each new version."""
 
@@ -143,7 +139,7 @@ class RefFollower:
         self._store: Store | None = None
         # keeps the snapshot that is served from the store
         self._lease: ExitStack | SnapshotLease = ExitStack()
-        self._taken_down: frozenset[str] = frozenset()  # ids, as of the last poll
+        self.taken_down: frozenset[str] = frozenset()  # ids of snapshots, as of the last poll
         self._stop_event = threading.Event()
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
@@ -171,14 +167,14 @@ class RefFollower:
         """Poll the ref once, swap to a new version, and withdraw snapshots that were taken down."""
         try:
             self._store = store = self._store or Store.open(self._target_ref.url)
-            self._taken_down = store.takedowns.list_replaced()
+            self.taken_down = store.takedowns.list_replaced()
             target = self._resolve_target(store)
         except BookwheelError as error:
             self._handle_poll_error(error)
         else:
             self._record_poll("")
             self._update_to(store, target)
-            self._pins.update(partial(self._open_pinned, store), self._taken_down)
+            self._pins.update(partial(self._open_pinned, store), self.taken_down)
         self._withdraw_taken_down()
 
     def _wake(self) -> None:
@@ -187,7 +183,7 @@ class RefFollower:
     def _open_pinned(self, store: Store, name: str) -> LoadedSnapshot:
         """Open a snapshot that requests name, and hold it open."""
         current, identity = self._slot.current, store.snapshots.resolve_trusted(name)
-        if identity in self._taken_down:
+        if identity in self.taken_down:
             raise NotFoundError(f"snapshot {name} was taken down: ask for another one")
         if store.files.get_size(store.snapshots.manifest_path(identity)) is None:
             raise NotFoundError(f"snapshot {name} is not in the store any more: ask for another one")
@@ -225,12 +221,12 @@ class RefFollower:
     def _withdraw_taken_down(self) -> None:
         """Stop serving the current snapshot if it was taken down, and delete such files."""
         current = self._slot.current
-        if current is not None and current.id in self._taken_down:
+        if current is not None and current.id in self.taken_down:
             _LOG.error("snapshot %s was taken down and is not served any more", current.id[:12])
-            self._slot.close()
+            self._slot.withdraw()
             notify(self._observer.on_withdrawn, current.id)
         try:
-            for snapshot_id in remove_taken_down(self._target_ref.dest, self._taken_down, Manifest.from_bytes):
+            for snapshot_id in remove_taken_down(self._target_ref.dest, self.taken_down, Manifest.from_bytes):
                 _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
         except OSError as error:
             _LOG.error(
@@ -246,7 +242,7 @@ class RefFollower:
         while True:
             try:
                 self.poll()
-            except _FollowerStoppedError:
+            except FollowerStoppedError:
                 return
             except BaseException as failure:  # also a native panic: requests go on, and the next poll may succeed
                 self._record_poll(f"unexpected {type(failure).__name__}: {failure}")
@@ -292,7 +288,7 @@ class RefFollower:
         if folder is None or not target_ref.is_model_local:
             return
         snapshot_id = folder.name
-        if snapshot_id in self._taken_down:
+        if snapshot_id in self.taken_down:
             return
         try:
             model = None if target_ref.model is None else self._load_model(None, target_ref.model)
@@ -336,7 +332,7 @@ class RefFollower:
             self._open_and_swap(folder, served_ref, model, current, start_time)
             self._lease.close()
             self._record_last_served(store, served_ref)
-        except _FollowerStoppedError:
+        except FollowerStoppedError:
             raise
         except BookwheelError as error:
             self._refuse(target, served_ref, error, final=isinstance(error, _PERMANENT_ERRORS))
@@ -440,6 +436,7 @@ class RefFollower:
         self._swap_in(self._open_warm(folder, served_ref, model, current), time.monotonic() - start_time)
 
     def _swap_in(self, loaded: LoadedSnapshot, seconds: float) -> None:
+        self._slot.prepare(loaded)
         self._refused_version, served_ref = None, loaded.served_ref
         _LOG.info(
             "%s@%d: snapshot %s serves%s, after %.1f s",
@@ -481,7 +478,7 @@ class RefFollower:
 
     def _check_stopping(self, done: int, total: int) -> None:
         if self._stop_event.is_set():
-            raise _FollowerStoppedError("the service shuts down")
+            raise FollowerStoppedError("the service shuts down")
 
     def _refuse(
         self,
@@ -542,6 +539,7 @@ class FolderFollower:
     """
 
     refusal: Refusal | None = None  # a folder has no ref; `problem` reports faults
+    taken_down: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -585,6 +583,8 @@ class FolderFollower:
         try:
             self._slot.swap(self._open_snapshot(root, current))
             self._rejected_root, self.problem = None, ""
+        except FollowerStoppedError:
+            raise
         except BookwheelError as error:
             self._rejected_root, self.problem = root, mask_secrets(str(error))
             _LOG.error("%s is not served: %s", root, self.problem)
@@ -605,11 +605,13 @@ class FolderFollower:
         except BaseException:
             loaded.close()
             raise
+        self._slot.prepare(loaded)
         notify(self._observer.on_swap, loaded, 0.0)
         return loaded
 
     def _run(self) -> None:
         while True:
-            self.poll()
+            with suppress(FollowerStoppedError):
+                self.poll()
             if self._stop_event.wait(self._settings.poll_seconds):
                 return

@@ -80,11 +80,16 @@ class PinnedSnapshots:
             self.on_request()
         raise NotReadyError(f"snapshot {name} is being opened: ask again in a moment")
 
-    def update(self, open_snapshot: Callable[[str], LoadedSnapshot], taken_down: frozenset[str]) -> None:
+    def is_opening(self, name: str) -> bool:
+        """Whether a snapshot waits to be opened."""
+        with self._lock:
+            return name in self._pins and self._pins[name].state is None
+
+    def update(self, open_snapshot: Callable[[str], LoadedSnapshot | None], taken_down: frozenset[str]) -> None:
         """Open the snapshots that requests wait for, and give up those that nobody asks for.
 
         Args:
-            open_snapshot: Returns a snapshot by its name, held open.
+            open_snapshot: Returns a snapshot by its name, held open; None: it cannot be opened yet.
             taken_down: Ids of the snapshots that were taken down.
         """
         for name, pin in list(self._pins.items()):
@@ -105,7 +110,7 @@ class PinnedSnapshots:
         for name in list(self._pins):
             self._drop(name)
 
-    def _open(self, name: str, pin: _Pin, open_snapshot: Callable[[str], LoadedSnapshot]) -> None:
+    def _open(self, name: str, pin: _Pin, open_snapshot: Callable[[str], LoadedSnapshot | None]) -> None:
         try:
             loaded = open_snapshot(name)
         except NotFoundError as error:

@@ -4,9 +4,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rag_model.errors import NotReadyError
+from rag_model.errors import BookwheelError, NotReadyError
 from rag_model.process import trim_memory
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
+
+
+class FollowerStoppedError(BookwheelError):
+    """The service shuts down while a version is pulled or opened."""
 
 
 class SnapshotSlot:
@@ -67,6 +71,17 @@ class SnapshotSlot:
         with self._lock:
             self._reader_counts[id(loaded)] = self._reader_counts.get(id(loaded), 0) + 1
         return loaded
+
+    def prepare(self, loaded: LoadedSnapshot) -> None:
+        """Prepare the swap to `loaded`; a service of several processes lets the others open it.
+
+        Raises:
+            BookwheelError: Another process cannot open it; `loaded` is closed.
+        """
+
+    def withdraw(self) -> None:
+        """Serve no snapshot until the next swap."""
+        self.close()
 
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Make `loaded` the current snapshot; the previous one is freed after its last reader."""

@@ -6,16 +6,16 @@ with 0. SIGINT does the same without the wait.
 """
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +27,7 @@ from uvicorn.server import ServerState
 from rag_model.errors import UsageError
 from rag_model.serving.http.connections import create_uvicorn_config
 from rag_model.serving.service import Service
+from rag_model.serving.workers import WorkerLink
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class ReloadingCertificate:
         self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
 
+_YIELD_SECONDS = 0.01  # in which another process can accept a connection
+_FAILED_ACCEPT_SECONDS = 1.0
 _HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
 
 
@@ -107,6 +110,80 @@ class HealthPort:
 
     app: FastAPI
     socket: socket.socket
+
+
+class _SharingAcceptor:
+    """Accepts connections of a socket that several processes share.
+
+    A process with more connections than another one leaves a new connection to that one for a
+    moment. Otherwise the process that wakes first would take all of them.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[socket.socket], Coroutine[Any, Any, Any]],
+        has_more_than_others: Callable[[], bool],
+    ) -> None:
+        """Begin to accept.
+
+        Args:
+            listener: The shared listening socket.
+            connect: Takes over an accepted connection.
+            has_more_than_others: Whether another process has fewer connections.
+        """
+        self._listener, self._connect, self._has_more_than_others = listener, connect, has_more_than_others
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._handle_readable)
+
+    def close(self) -> None:
+        """Accept no further connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listener.fileno())
+
+    async def wait_closed(self) -> None:
+        """Wait for the connections that are being set up."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _handle_readable(self) -> None:
+        if self._has_more_than_others():
+            self._pause(_YIELD_SECONDS)
+        else:
+            self._accept()
+
+    def _pause(self, seconds: float) -> None:
+        """Leave connections to other processes, then accept one in any case."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._timer = self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener.fileno(), self._handle_readable)
+        self._accept()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # another process was faster, or the client has left
+        except OSError as error:  # too many open files, for example
+            _LOG.error("a connection cannot be accepted: %s", error)
+            self._pause(_FAILED_ACCEPT_SECONDS)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._set_up(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _set_up(self, connection: socket.socket) -> None:
+        try:
+            await self._connect(connection)
+        except (OSError, asyncio.CancelledError):  # a failed handshake, for example
+            connection.close()
 
 
 class ServiceServer(uvicorn.Server):
@@ -120,11 +197,12 @@ class ServiceServer(uvicorn.Server):
         health: HealthPort | None = None,
         certificate: ReloadingCertificate | None = None,
         on_ready: Callable[[], None] = lambda: None,
+        link: WorkerLink | None = None,
     ) -> None:
         """Prepare the server.
 
         `on_listening` is called once connections are accepted, and `on_ready` once the first
-        snapshot is served.
+        snapshot is served. With `link`, other processes accept connections of the same socket.
         """
         settings = service.settings
         files = None if certificate is None else certificate.files
@@ -143,6 +221,7 @@ class ServiceServer(uvicorn.Server):
         self._exit_time = float("inf")  # monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
         self._on_ready, self._was_ready = on_ready, False
+        self._link, self._stop_count = link, 0  # signals of the supervisor that were handled
 
     def stop_if(self, should_stop: Callable[[], bool]) -> None:
         """Let the server stop once `should_stop` returns True; it is called ten times a second."""
@@ -150,7 +229,14 @@ class ServiceServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, then call `on_listening`."""
-        await super().startup(sockets)
+        link = self._link
+        await super().startup(sockets if link is None else [])
+        if link is not None:
+            factory = _create_protocol_factory(self.config, self.server_state, self.lifespan.state)
+            connect = partial(asyncio.get_running_loop().connect_accepted_socket, factory, ssl=self.config.ssl)
+            # uvicorn closes them as it closes asyncio's servers
+            acceptors: list[Any] = [_SharingAcceptor(one, connect, self._has_more_than_others) for one in sockets or ()]
+            self.servers.extend(acceptors)
         if self._health is not None:
             await self._listen_for_health(self._health)
         self._on_listening()
@@ -168,6 +254,11 @@ class ServiceServer(uvicorn.Server):
         if not self._was_ready and self._service.slot.served_ref is not None:
             self._was_ready = True
             self._on_ready()
+        if self._link is not None:
+            self._has_more_than_others()
+            for number in self._link.stop_signals[self._stop_count :]:
+                self._stop_count += 1
+                self.handle_exit(number, None)
         if time.monotonic() >= self._exit_time or self._should_stop():
             self.should_exit = True
         if self._certificate is not None and self.config.ssl is not None and counter % 10 == 0:
@@ -177,13 +268,12 @@ class ServiceServer(uvicorn.Server):
     async def _listen_for_health(self, health: HealthPort) -> None:
         config = create_uvicorn_config(health.app, self._service.settings, _HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS)
         config.load()
+        factory = _create_protocol_factory(config, self._health_state, {})
+        self.servers.append(await asyncio.get_running_loop().create_server(factory, sock=health.socket))
 
-        def create_protocol(_loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Protocol:
-            protocol_class: Any = config.http_protocol_class
-            return protocol_class(config=config, server_state=self._health_state, app_state={}, _loop=_loop)  # type: ignore[no-any-return]
-
-        loop = asyncio.get_running_loop()
-        self.servers.append(await loop.create_server(create_protocol, sock=health.socket))
+    def _has_more_than_others(self) -> bool:
+        """Return whether another process has fewer connections, and tell the others of ours."""
+        return self._link is not None and self._link.record_connections(len(self.server_state.connections))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start the shutdown."""
@@ -210,30 +300,8 @@ class ServiceServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def open_listener(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Open a listening socket; port 0 takes a free port, and errors mention `option`.
-
-    Raises:
-        UsageError: The address is in use, or is not an address of this machine.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except (socket.gaierror, ValueError) as error:
-        raise UsageError(_format_address_error(host, getattr(error, "strerror", None) or error)) from error
-    except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(_format_address_error(host, error.strerror)) from error
-        raise UsageError(
-            f"cannot listen at {host}:{port} ({error.strerror or error}): give another {option}"
-        ) from error
-
-
-def _format_address_error(host: str, reason: object) -> str:
-    return f"cannot listen at {host!r} ({reason}): give another --host, an address of this machine such as 127.0.0.1"
-
-
-def format_url(listener: socket.socket, scheme: str = "http") -> str:
-    """Return the URL of a listening socket on this machine."""
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+def _create_protocol_factory(
+    config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any]
+) -> Callable[[], asyncio.Protocol]:
+    protocol_class: Any = config.http_protocol_class
+    return partial(protocol_class, config=config, server_state=server_state, app_state=app_state)

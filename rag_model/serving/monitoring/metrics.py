@@ -9,6 +9,7 @@ absent. The alerts (`infra/prometheus/alerts.yml`) and the dashboard
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +26,7 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from rag_model.evaluation.answers.collapse import CollapseStats
@@ -46,6 +48,7 @@ from rag_model.serving.monitoring.overrides import (
 from rag_model.serving.monitoring.quality import QualityMetrics, QualityMonitor
 from rag_model.serving.runtime import THREAD_NAMES, SupervisedThread
 from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.workers import WorkerLink
 from rag_model.store.versions.build_history import Trend, compute_trends, read_history
 from rag_model.store.versions.manifest import Manifest
 
@@ -197,6 +200,8 @@ def _parse_share(value: Any) -> float | None:
 
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_STATE_FILE = "state.prom"
+_MAX_STATE_SECONDS = 60.0  # older gauges are left out: the leader is not running
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MINUTES = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 _SHARES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0)
@@ -211,8 +216,15 @@ class ServiceMetrics(Observer):
         settings: ServiceSettings,
         quality: QualityMonitor | None = None,
         clock: Callable[[], float] = time.time,
+        link: WorkerLink | None = None,
     ) -> None:
-        """Create the metrics of a service; `clock` returns the Unix time in seconds."""
+        """Create the metrics of a service; `clock` returns the Unix time in seconds.
+
+        With `link`, counters and histograms are those of all workers of the service, while the
+        snapshot and its quality are the leader's: its questions are a random share of all.
+        """
+        self._link = link
+        self._is_leader = link is None or link.is_leader
         self._registry = CollectorRegistry()
         self._limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
         self._requests = self._histogram("request_seconds", "Time of a request.", _SECONDS, "verb", "status")
@@ -229,12 +241,14 @@ class ServiceMetrics(Observer):
         self._stages = self._histogram("answer_stage_seconds", text, (*_SECONDS, 60.0), "stage")
         self._swap_seconds = self._histogram("swap_seconds", "Time to pull, check and open a new snapshot.", _MINUTES)
         text = "Loaded snapshots: the current one and those being drained."
-        self._loaded_snapshots = Gauge("bookwheel_editions", text, registry=self._registry)
+        self._loaded_snapshots = Gauge("bookwheel_editions", text, registry=self._registry, multiprocess_mode="livemax")
         self._swaps = self._counter("swaps", "Attempts to swap to a new snapshot: ok or refused.", "outcome")
         self._polls = self._counter("looks", "Polls of the ref: ok or failed.", "outcome")
         self._deaths = self._counter("thread_deaths", "Threads that died and were restarted.", "thread")
         for thread in THREAD_NAMES:
             self._deaths.labels(thread)
+        if link is not None and link.is_restarted:
+            self._deaths.labels("worker").inc()
         text = "Answers: given, empty (the model wrote nothing), or abstained (below the threshold)."
         self._answers = self._counter("answers", text, "outcome")
         text = "Answers given whose words, numbers and names are in none of their passages."
@@ -267,8 +281,9 @@ class ServiceMetrics(Observer):
         self.served: ServedSnapshotInfo | None = None
         self.refusal: Refusal | None = None  # of the version that the ref names now
         self.store_seen_at: float | None = None  # the last successful poll
-        self._registry.register(_ScrapeCollector(self.collect_state))
-        ProcessCollector(registry=self._registry)
+        if link is None:
+            self._registry.register(_ScrapeCollector(self.collect_state))
+            ProcessCollector(registry=self._registry)
 
     def collect_state(self) -> ScrapeState:
         """Collect the state for a scrape."""
@@ -282,7 +297,25 @@ class ServiceMetrics(Observer):
 
     def render_exposition(self) -> bytes:
         """Return all metrics in the exposition format of `CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+        if self._link is None:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(self._link.metrics_folder))  # type: ignore[no-untyped-call]
+        registry.register(_ProcessesCollector(self._link))
+        state_file = self._link.metrics_folder / _STATE_FILE
+        with suppress(OSError):  # the leader has not written it yet
+            if time.time() - state_file.stat().st_mtime < _MAX_STATE_SECONDS:
+                return generate_latest(registry) + state_file.read_bytes()
+        return generate_latest(registry)
+
+    def share_state(self) -> None:
+        """Write the state of the leader, which the other workers add to their metrics."""
+        if self._link is not None:
+            registry = CollectorRegistry()
+            registry.register(_ScrapeCollector(self.collect_state))
+            new_file = self._link.metrics_folder / f"{_STATE_FILE}.new"
+            new_file.write_bytes(generate_latest(registry))
+            new_file.replace(self._link.metrics_folder / _STATE_FILE)
 
     def on_queued(self, verb: str, questions: int, waiting: int) -> None:
         """Record the share of the queue in use."""
@@ -314,12 +347,13 @@ class ServiceMetrics(Observer):
 
     def on_swap(self, loaded: LoadedSnapshot, seconds: float) -> None:
         """Record the new snapshot, and start to monitor its quality."""
-        if self.served is not None:
-            self._swaps.labels("ok").inc()
-        self._swap_seconds.observe(seconds)
         self._loaded_snapshots.inc()
-        encode = None if loaded.question_encoder is None else loaded.question_encoder.encode_questions
-        self.quality.start_monitoring(loaded.snapshot, *(loaded.monitored_index or (None, {})), encode=encode)
+        if self._is_leader:
+            if self.served is not None:
+                self._swaps.labels("ok").inc()
+            self._swap_seconds.observe(seconds)
+            encode = None if loaded.question_encoder is None else loaded.question_encoder.encode_questions
+            self.quality.start_monitoring(loaded.snapshot, *(loaded.monitored_index or (None, {})), encode=encode)
         self.overrides.clear()
         if can_check_overrides(loaded.model) and self._sampled_answers is None and self._override_every:
             self._sampled_answers = self._counter("answers_sampled", "Answers given from passages that were checked.")
@@ -409,6 +443,28 @@ class ServiceMetrics(Observer):
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"bookwheel_{name}", text, labels, registry=self._registry)
+
+
+class _ProcessesCollector(Collector):
+    """Sums what the kernel says of all processes; memory that they share counts in each of them."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        self._link = link
+
+    def collect(self) -> Iterator[Metric]:
+        totals: dict[str, Metric] = {}
+        ids = self._link.process_ids
+        for process_id in ids:
+            for metric in ProcessCollector(pid=partial(int, process_id), registry=None).collect():
+                value = metric.samples[0].value
+                if metric.name not in totals:
+                    totals[metric.name] = metric
+                    continue
+                sample = totals[metric.name].samples[0]
+                total = min(sample.value, value) if "start_time" in metric.name else sample.value + value
+                totals[metric.name].samples[0] = sample._replace(value=total)
+        yield from totals.values()
+        yield GaugeMetricFamily("bookwheel_workers", "Running processes that answer.", value=len(ids) - 1)
 
 
 class _ScrapeCollector(Collector):

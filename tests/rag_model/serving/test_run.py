@@ -1,19 +1,46 @@
-"""Where a service can listen."""
+"""Where a service can listen, and workers that cannot begin."""
+
+import os
+from collections.abc import Callable
 
 import pytest
 
-from rag_model.errors import UsageError
-from rag_model.serving.http.server import open_listener
-from rag_model.serving.run import BindSettings
+from rag_model.errors import ResourceError, UsageError
+from rag_model.serving.workers import WorkerLink, open_listener, supervise
 
 
-@pytest.mark.parametrize(("ports", "words"), [((65_536,), "--port is 65536"), ((0, -5), "--health-port is -5")])
-def test_what_is_no_port_is_refused(ports: tuple[int, ...], words: str) -> None:
-    with pytest.raises(UsageError, match=f"{words}: give 1 to 65535"):
-        BindSettings("127.0.0.1", *ports)
+@pytest.mark.parametrize(("port", "option"), [(65_536, "--port"), (-5, "--health-port")])
+def test_what_is_no_port_is_refused(port: int, option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} is {port}: give 1 to 65535"):
+        open_listener("127.0.0.1", port, option)
 
 
 @pytest.mark.parametrize("host", ["nohost.invalid", "192.0.2.1", "a..b"])
 def test_an_address_that_is_not_of_this_machine_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match=f"cannot listen at '{host}' .*: give another --host"), open_listener(host, 0):
         pass
+
+
+def refuse(link: WorkerLink) -> None:
+    raise UsageError("the store has no ref nightly: give --ref")
+
+
+def die(link: WorkerLink) -> None:
+    os._exit(7)
+
+
+@pytest.mark.parametrize(
+    ("serve", "error", "message"),
+    [
+        (refuse, UsageError, "the store has no ref nightly"),
+        (die, ResourceError, "ended with exit code 7 before the service could answer, as workers did 3 times"),
+    ],
+)
+def test_a_service_whose_workers_cannot_begin_ends(
+    serve: Callable[[WorkerLink], None], error: type[Exception], message: str
+) -> None:
+    calls: list[tuple[str, str | None]] = []
+    record = lambda *urls: calls.append(urls)  # noqa: E731
+    with pytest.raises(error, match=message):
+        supervise(2, serve, ("127.0.0.1", 0, None), record, record)
+    assert calls == []

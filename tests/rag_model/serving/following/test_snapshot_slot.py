@@ -12,7 +12,9 @@ from rag_model.retrieve.context import RetrieverContext
 from rag_model.retrieve.retriever import Queries
 from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers, LoadedSnapshot, ServedRef
 from rag_model.serving.answering.served_model import SharedQuestionEncoder
+from rag_model.serving.following.group import SharedSlot
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
+from rag_model.serving.workers import WorkerLink
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
@@ -111,3 +113,29 @@ def test_an_edition_outlives_the_folder_of_its_encoder(shared_library: Library, 
     blue = LoadedSnapshot.open(folder, ServedRef("latest", 2, shared_library.blue, ""), QUICK, previous=red)
     blue.warm_up()
     blue.close()
+
+
+def test_all_workers_serve_a_prepared_snapshot_from_the_moment_of_the_switch(library: Library, dest: Path) -> None:
+    link = WorkerLink(1, None, (None, None), [0, 0, 0], dest, is_restarted=False)  # type: ignore[arg-type]
+    freed: list[str] = []
+    slot = SharedSlot(freed.append, link)
+    red, blue = opened(library, dest, library.red), opened(library, dest, library.blue)
+
+    slot.put_next(red, 1)
+    with pytest.raises(NotReadyError):
+        slot.hold_current()
+    link.switch_number = 1
+    assert slot.hold_current() is red
+    slot.put_next(blue, 2)
+    assert slot.served_ref == red.served_ref
+    link.switch_number = 2
+    with slot.acquire() as current:
+        assert current is blue
+    assert freed == []
+    slot.release(red)
+    assert freed == [library.red]
+    link.switch_number = 3  # the others serve what this worker has not opened
+    assert slot.served_ref is None
+    with pytest.raises(NotReadyError, match="this worker opens the snapshot that the others serve"):
+        slot.hold_current()
+    slot.close()

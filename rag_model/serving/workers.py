@@ -1,0 +1,432 @@
+"""Serve from several processes: a supervisor starts them, and restarts one that dies.
+
+All processes accept connections from one listening socket and map the same files, which are in
+memory once. The first one leads: it follows the ref and pulls, and before a new snapshot is served,
+all others have opened it too. A number in shared memory then switches all of them at once. The
+supervisor passes on the messages between the leader and the others, and loads neither models nor
+indexes, so nothing that ends a worker ends the service.
+
+This module imports no library of models, indexes or HTTP, because the supervisor runs it.
+"""
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rag_model.errors import BookwheelError, ResourceError, UsageError, error_from_dict, error_to_dict
+from rag_model.process import CORES_VARIABLE, count_cores, temporary_folder
+from rag_model.secrets import mask_secrets
+
+_LOG = logging.getLogger(__name__)
+_LAST_PORT = 65_535
+_TICK_SECONDS = 1.0  # between two calls of `WorkerLink.on_tick`
+_POLL_SECONDS = 0.2
+_STOP_SECONDS = 60.0  # from a signal until workers that have not ended are killed
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled at each further death
+_HEALTHY_SECONDS = 60.0  # a worker that ran for longer restarts with the first pause again
+_MAX_FAILED_STARTS = 3
+# by prometheus_client, which sums the metrics of all processes from files of this folder
+_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_PROCESSES = multiprocessing.get_context("spawn")  # a fork would copy locks of other threads
+
+Message = dict[str, Any]
+
+
+def open_listener(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Open a listening socket; port 0 takes a free port, and errors mention `option`.
+
+    Raises:
+        UsageError: The address is in use, or is not an address of this machine.
+    """
+    if not 0 <= port <= _LAST_PORT:
+        raise UsageError(f"{option} is {port}: give 1 to {_LAST_PORT}, or 0 for a free one")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (socket.gaierror, ValueError) as error:
+        raise UsageError(_format_address_error(host, getattr(error, "strerror", None) or error)) from error
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(_format_address_error(host, error.strerror)) from error
+        raise UsageError(
+            f"cannot listen at {host}:{port} ({error.strerror or error}): give another {option}"
+        ) from error
+
+
+def _format_address_error(host: str, reason: object) -> str:
+    return f"cannot listen at {host!r} ({reason}): give another --host, an address of this machine such as 127.0.0.1"
+
+
+def format_url(listener: socket.socket, scheme: str = "http") -> str:
+    """Return the URL of a listening socket on this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class WorkerLink:
+    """What a worker shares with the supervisor and with the other workers."""
+
+    def __init__(
+        self,
+        index: int,
+        connection: Connection,
+        listeners: tuple[socket.socket, socket.socket | None],
+        shared_numbers: Any,
+        metrics_folder: Path,
+        *,
+        is_restarted: bool,
+    ) -> None:
+        """Collect what the worker gets at its start.
+
+        Args:
+            index: The worker's index; worker 0 leads.
+            connection: To the supervisor.
+            listeners: The listening sockets of the service and of its health port.
+            shared_numbers: In shared memory: the number of the switch to the current snapshot, and
+                the number of open connections of each worker.
+            metrics_folder: Folder of the metrics of all workers.
+            is_restarted: Whether it replaces a worker that died.
+        """
+        self.index, self._connection, self._numbers = index, connection, shared_numbers
+        self.listener, self.health_listener = listeners
+        self.metrics_folder, self.is_restarted = metrics_folder, is_restarted
+
+    def start(self) -> None:
+        """Begin to receive messages; call it once, in the worker."""
+        self._send_lock = threading.Lock()
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # to `open` of the leader
+        self.stop_signals: list[int] = []  # in the order in which the supervisor received them
+        self.process_ids: list[int] = [os.getpid()]  # of the supervisor and all workers
+        self.on_tick: Callable[[], None] = lambda: None  # called every second
+        threading.Thread(target=self._receive, name="link", daemon=True).start()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker follows the ref for all."""
+        return self.index == 0
+
+    @property
+    def switch_number(self) -> int:
+        """The number of the last switch to a snapshot; the same in all workers."""
+        return int(self._numbers[0])
+
+    @switch_number.setter
+    def switch_number(self, number: int) -> None:
+        self._numbers[0] = number
+
+    def record_connections(self, count: int) -> bool:
+        """Record how many connections are open; return whether another worker has fewer."""
+        self._numbers[1 + self.index] = count
+        return any(other < count for other in self._numbers[1:])
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Send a message; it is lost if the supervisor has ended."""
+        with self._send_lock, suppress(OSError):
+            self._connection.send_bytes(json.dumps({"kind": kind, **values}).encode())
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                if not self._connection.poll(_TICK_SECONDS):
+                    self._tick()
+                    continue
+                message = json.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):  # the supervisor was killed
+                self.stop_signals.append(signal.SIGTERM)
+                return
+            if message["kind"] == "stop":
+                self.stop_signals.append(message["signal"])
+            elif message["kind"] == "processes":
+                self.process_ids = message["ids"]
+            else:
+                (self.replies if message["kind"] == "all_opened" else self.inbox).put(message)
+
+    def _tick(self) -> None:
+        try:
+            self.on_tick()
+        except Exception:
+            _LOG.exception("the state of this worker cannot be shared")
+
+
+def _run_worker(serve: Callable[[WorkerLink], None], link: WorkerLink, cores: int) -> None:
+    """Serve in this process until a signal arrives; the first error is sent to the supervisor."""
+    os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the supervisor only, which tells the workers
+    os.environ[_METRICS_VARIABLE] = str(link.metrics_folder)
+    os.environ[CORES_VARIABLE] = str(cores)
+    link.start()
+    try:
+        serve(link)
+    except BookwheelError as error:
+        link.send("failed", **error_to_dict(error))
+        raise SystemExit(error.exit_code) from None
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker as the supervisor sees it; times by the monotonic clock."""
+
+    index: int
+    process: BaseProcess
+    connection: Connection
+    start_time: float = field(default_factory=time.monotonic)
+
+    def send(self, message: Message) -> None:
+        with suppress(OSError):  # it has died, which the next step notices
+            self.connection.send_bytes(json.dumps(message).encode())
+
+
+class Supervisor:
+    """Starts workers, passes on their messages, and restarts those that die."""
+
+    def __init__(
+        self,
+        count: int,
+        serve: Callable[[WorkerLink], None],
+        listeners: tuple[socket.socket, socket.socket | None],
+        on_listening: Callable[[], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        """Prepare `count` workers.
+
+        Args:
+            count: Number of workers.
+            serve: Serves in a worker until a signal arrives; a function of a module, because the
+                worker imports it.
+            listeners: The listening sockets of the service and of its health port.
+            on_listening: Called once the first worker accepts connections.
+            on_ready: Called once all workers serve the first snapshot.
+        """
+        self._count, self._serve, self._listeners = count, serve, listeners
+        self._on_listening, self._on_ready = on_listening, on_ready
+        self._numbers = _PROCESSES.RawArray("Q", 1 + count)
+        self._workers: dict[int, _Worker] = {}
+        self._restart_times: dict[int, float] = {}
+        self._pauses = dict.fromkeys(range(count), _FIRST_PAUSE)
+        self._failed_starts = 0
+        self._is_listening = self._was_ready = False
+        self._stop_time: float | None = None
+        self._error: BookwheelError | None = None
+        self._open_count = 0
+        self._opening: tuple[Message, set[int]] | None = None  # and the workers that have not opened it
+        self._current: Message | None = None  # the `open` of the snapshot that is served
+        self._state: Message | None = None  # the last one of the leader
+
+    def run(self) -> None:
+        """Serve until a signal arrives and all workers have ended.
+
+        Raises:
+            BookwheelError: The first snapshot cannot be served.
+        """
+        handlers = {number: signal.signal(number, self._handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with temporary_folder("metrics") as folder:
+                self._metrics_folder = folder
+                for index in range(self._count):
+                    self._start(index, is_restarted=False)
+                while self._workers or (self._stop_time is None and self._restart_times):
+                    self._step()
+        finally:
+            for worker in self._workers.values():
+                worker.process.kill()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        if self._error is not None:
+            raise self._error
+
+    def _start(self, index: int, *, is_restarted: bool) -> None:
+        ours, theirs = _PROCESSES.Pipe()
+        self._numbers[1 + index] = 0
+        link = WorkerLink(
+            index, theirs, self._listeners, self._numbers, self._metrics_folder, is_restarted=is_restarted
+        )
+        cores = max(1, count_cores() // self._count)
+        process = _PROCESSES.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {index}")
+        process.start()
+        theirs.close()
+        worker = self._workers[index] = _Worker(index, process, ours)
+        if index and self._current is not None:
+            worker.send({**self._current, "is_served": True})
+        if index and self._state is not None:
+            worker.send(self._state)
+        ids = [os.getpid(), *(one.process.pid for one in self._workers.values())]
+        self._send_to(self._workers, {"kind": "processes", "ids": ids})
+
+    def _step(self) -> None:
+        """Handle the messages and deaths of the next moment."""
+        workers = list(self._workers.values())
+        wait([*(w.connection for w in workers), *(w.process.sentinel for w in workers)], _POLL_SECONDS)
+        for worker in workers:
+            with suppress(EOFError, OSError):
+                while worker.connection.poll():
+                    self._handle_message(worker, json.loads(worker.connection.recv_bytes()))
+            if worker.process.exitcode is not None:
+                self._handle_death(worker)
+        if not self._was_ready and self._numbers[0]:
+            self._was_ready = True
+            self._on_ready()
+        now = time.monotonic()
+        if self._stop_time is not None:
+            if now > self._stop_time + _STOP_SECONDS:
+                for worker in self._workers.values():
+                    worker.process.kill()
+            return
+        for index in [index for index, restart_time in self._restart_times.items() if now >= restart_time]:
+            del self._restart_times[index]
+            self._start(index, is_restarted=self._was_ready)
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        self._stop_time = self._stop_time or time.monotonic()
+        self._send_to(self._workers, {"kind": "stop", "signal": number})
+
+    def _send_to(self, indexes: Iterable[int], message: Message) -> None:
+        for index in list(indexes):
+            if worker := self._workers.get(index):
+                worker.send(message)
+
+    def _list_followers(self) -> list[int]:
+        return [index for index in self._workers if index]
+
+    def _handle_message(self, sender: _Worker, message: Message) -> None:
+        match message["kind"]:
+            case "listening":
+                if not self._is_listening:
+                    self._is_listening = True
+                    self._on_listening()
+            case "failed":
+                self._handle_failure(sender, error_from_dict(message["error"], message["message"]))
+            case "open":
+                self._open_count += 1
+                opening = {**message, "number": max(self._open_count, self._numbers[0] + 1)}
+                self._open_count = opening["number"]
+                self._opening = opening, set(self._list_followers())
+                self._send_to(self._list_followers(), opening)
+                self._finish_opening()
+            case "opened":
+                self._handle_opened(sender, message)
+            case "pin":
+                self._send_to([message.pop("to", 0)], {**message, "sender": sender.index})
+            case kind:
+                if kind == "switch":
+                    self._current = message["opening"]
+                elif kind == "withdraw":
+                    self._current = None
+                elif kind == "ref" and self._current is not None:
+                    self._current = {**self._current, "ref": message["ref"]}
+                elif kind == "state":
+                    self._state = message
+                self._send_to(self._list_followers(), message)
+
+    def _handle_opened(self, sender: _Worker, message: Message) -> None:
+        if self._opening is None or self._opening[0]["number"] != message["number"]:
+            return
+        self._opening[1].discard(sender.index)
+        self._finish_opening(message.get("error"))
+
+    def _finish_opening(self, error: dict[str, str] | None = None) -> None:
+        """Tell the leader that all workers have opened a snapshot, or that one of them cannot."""
+        if self._opening is None or (self._opening[1] and error is None):
+            return
+        opening, self._opening = self._opening[0], None
+        if error is not None:
+            self._send_to(self._list_followers(), {"kind": "drop", "number": opening["number"]})
+        self._send_to([0], {"kind": "all_opened", "opening": opening, "error": error})
+
+    def _handle_failure(self, worker: _Worker, error: BookwheelError) -> None:
+        """End the service if nothing was served yet; later a worker that fails is restarted."""
+        if self._was_ready:
+            _LOG.error("worker %d ends: %s", worker.index, mask_secrets(str(error)))
+        elif self._error is None:
+            self._error = error
+            self._stop(signal.SIGINT)
+
+    def _handle_death(self, worker: _Worker) -> None:
+        index, exit_code = worker.index, worker.process.exitcode or 0
+        del self._workers[index]
+        self._numbers[1 + index] = 2**63  # has no fewer connections than the others
+        for file in self._metrics_folder.glob(f"gauge_live*_{worker.process.pid}.db"):
+            file.unlink()
+        worker.connection.close()
+        worker.process.join()
+        if self._opening is not None and not index:
+            opening, self._opening = self._opening[0], None
+            self._send_to(self._list_followers(), {"kind": "drop", "number": opening["number"]})
+        if self._opening is not None and index in self._opening[1]:
+            reason = f"worker {index} {_describe_exit(exit_code)} while it opened the snapshot"
+            self._finish_opening(error_to_dict(ResourceError(reason)))
+        if self._stop_time is not None:
+            return
+        pause = self._pauses[index]
+        if time.monotonic() - worker.start_time > _HEALTHY_SECONDS:
+            pause = _FIRST_PAUSE
+        self._pauses[index] = min(2 * pause, _LAST_PAUSE)
+        self._restart_times[index] = time.monotonic() + pause
+        _LOG.error("worker %d %s and is started again", index, _describe_exit(exit_code))
+        self._failed_starts += not self._was_ready
+        if self._failed_starts >= _MAX_FAILED_STARTS:
+            self._error = ResourceError(
+                f"worker {index} {_describe_exit(exit_code)} before the service could answer, as workers did "
+                f"{self._failed_starts} times: give the service more memory, or fewer --workers"
+            )
+            self._stop(signal.SIGINT)
+
+
+def _describe_exit(exit_code: int) -> str:
+    if exit_code < 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+def supervise(
+    count: int,
+    serve: Callable[[WorkerLink], None],
+    address: tuple[str, int, int | None],
+    on_listening: Callable[[str, str | None], None],
+    on_ready: Callable[[str, str | None], None],
+    scheme: str = "http",
+) -> None:
+    """Serve from `count` processes until a signal arrives.
+
+    Args:
+        count: Number of processes that answer.
+        serve: Serves in a worker; see `Supervisor`.
+        address: Host, port, and port for health checks or None.
+        on_listening: Called with the URLs of both ports once connections are accepted.
+        on_ready: Called with them once the first snapshot is served.
+        scheme: `http` or `https`.
+
+    Raises:
+        UsageError: An address is in use, or the workers' settings are wrong.
+        BookwheelError: The first snapshot cannot be served.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    host, port, health_port = address
+    with ExitStack() as stack:
+        listener = stack.enter_context(open_listener(host, port))
+        health_listener = None
+        if health_port is not None:
+            health_listener = stack.enter_context(open_listener(host, health_port, "--health-port"))
+        urls = format_url(listener, scheme), None if health_listener is None else format_url(health_listener)
+        Supervisor(
+            count, serve, (listener, health_listener), partial(on_listening, *urls), partial(on_ready, *urls)
+        ).run()

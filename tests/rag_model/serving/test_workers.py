@@ -1,0 +1,137 @@
+"""A service of several processes: it swaps as one, outlives its workers, and ends as a whole."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fixtures.serving import PATIENCE, Library, until
+
+CLIENTS = 4
+
+
+@contextmanager
+def workers(library: Library, dest: Path) -> Iterator[tuple[str, int]]:
+    """Run `bookwheel serve --workers 2`; gives its URL and the process id of the supervisor."""
+    command = [sys.executable, "-m", "flows.cli", "serve", "--store", library.url, "--dest", str(dest)]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--json", "--workers", "2", "--poll", "0.1"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        url = json.loads(process.stdout.readline())["url"]
+        until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        yield url, process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 0
+
+
+def list_workers(supervisor: int) -> list[int]:
+    """Return the process ids of the workers, the leader first unless it was restarted."""
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def get_metric(url: str, name: str) -> float:
+    text = httpx.get(f"{url}/metrics").text
+    values = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    assert len(values) <= 1, text
+    return float(values[0]) if values else 0.0
+
+
+class Clients:
+    """Clients that search without a pause; each keeps its connection."""
+
+    def __init__(self, url: str) -> None:
+        self.replies: list[tuple[float, float, int, str, set[str]]] = []  # times, status, snapshot, colours of hits
+        self._url, self._end = url, threading.Event()
+        self._threads = [threading.Thread(target=self._search) for _ in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _search(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=PATIENCE) as client:
+            while not self._end.is_set():
+                start_time = time.monotonic()
+                try:
+                    reply = client.post("/search", json={"questions": ["who was the king?"], "k": 3})
+                except httpx.TransportError:
+                    self.replies.append((start_time, time.monotonic(), 0, "", set()))
+                    continue
+                found: dict[str, Any] = reply.json()
+                hits = found["results"][0]["hits"] if reply.status_code == 200 else []
+                colours = {hit["title"].split()[0] for hit in hits}
+                snapshot = found.get("snapshot", "")
+                self.replies.append((start_time, time.monotonic(), reply.status_code, snapshot, colours))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, passed: Path) -> None:
+    shutil.copytree(passed, dest / ".trials")
+    with workers(library, dest) as (url, supervisor):
+        clients = Clients(url)
+        try:
+            for snapshot in (library.blue, library.red):
+                library.move(snapshot)
+                until(lambda wanted=snapshot: httpx.get(f"{url}/snapshot").json()["snapshot"] == wanted)
+                count = len(clients.replies)
+                until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
+            swapped = len(clients.replies)
+            assert get_metric(url, 'bookwheel_swaps_total{outcome="ok"}') == 2
+            assert get_metric(url, 'bookwheel_request_seconds_count{status="200",verb="search"}') >= swapped
+            until(lambda: get_metric(url, "bookwheel_ref_number") == 4)
+
+            for deaths, index in enumerate((1, 0), start=1):
+                killed = list_workers(supervisor)[index]
+                os.kill(killed, signal.SIGKILL)
+                until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+                until(lambda n=deaths: get_metric(url, 'bookwheel_thread_deaths_total{thread="worker"}') == n)
+                until(lambda: get_metric(url, "bookwheel_workers") == 2)
+                assert killed not in list_workers(supervisor)
+
+            pinned = {"queries": ["who was the king?"], "topk": 1}
+            for _ in range(2):  # each on a connection, and so perhaps in a worker, of its own
+                until(
+                    lambda: (
+                        httpx.post(f"{url}/retrieve?snapshot={library.blue}", json=pinned).json().get("snapshot")
+                        == library.blue
+                    )
+                )
+
+            library.store.takedowns.record_replacement(library.red, "")
+            until(lambda: [httpx.get(f"{url}/snapshot").status_code for _ in range(8)] == [503] * 8)
+        finally:
+            clients.end()
+
+    assert [status for _, _, status, *_ in clients.replies[:swapped] if status != 200] == []
+    lost = [reply for reply in clients.replies if reply[2] == 0]
+    assert len(lost) <= 2 * CLIENTS, "only what a killed worker was answering is lost"
+    for _, _, status, snapshot, colours in clients.replies:
+        assert status != 200 or colours == {library.colour(snapshot)}
+    # a swap is one moment: nothing that begins after the first reply of a snapshot is answered from the one before
+    replies = [reply for reply in clients.replies[:swapped] if reply[2] == 200]
+    first_blue = min(end for _, end, _, snapshot, _ in replies if snapshot == library.blue)
+    first_red_again = min(
+        end for start, end, _, snapshot, _ in replies if snapshot == library.red and start > first_blue
+    )
+    between = {snapshot for start, end, _, snapshot, _ in replies if start > first_blue and end < first_red_again}
+    assert between == {library.blue}
