@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 from cyclopts import Parameter
 
@@ -59,11 +59,11 @@ def reindex(
         Parameter(help="Of a wiki's address: read the wikitext, which is the default, or HTML as the site renders it."),
     ] = None,
     structures: Annotated[
-        tuple[StructureName, ...],
+        tuple[str, ...],
         Parameter(
             negative="",
-            help="Also make passages of a wiki's tables, infoboxes or long lists, instead of the recipe's choice; "
-            "repeat it for more.",
+            help="Also make passages of a wiki's structures, tables, infobox or lists, instead of the recipe's choice; "
+            "separate several by commas.",
         ),
     ] = (),
     every: Annotated[
@@ -95,7 +95,8 @@ def reindex(
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
     settings = read_recipe(recipe)
     site = replace(settings.site, text=text or settings.site.text)
-    chunk = replace(settings.chunk, structures=structures or settings.chunk.structures)
+    names = tuple(name.strip() for value in structures for name in value.split(","))
+    chunk = replace(settings.chunk, structures=cast("tuple[StructureName, ...]", names) or settings.chunk.structures)
     settings = replace(settings, licence=licence or settings.licence, site=site, chunk=chunk)
     if every is not None:
         if not is_wiki_site(dump) or explain or dry_run:

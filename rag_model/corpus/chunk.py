@@ -74,9 +74,7 @@ class ChunkRecipe:
     def __post_init__(self) -> None:
         self.create_chunker()  # rejects an unknown chunker or setting before any work
         if unknown := sorted({*self.structures} - {*get_args(StructureName)}):
-            raise UsageError(
-                f"structures has {unknown[0]!r} in the recipe: choose from {', '.join(get_args(StructureName))}"
-            )
+            raise UsageError(f"structures has {unknown[0]!r}: choose from {', '.join(get_args(StructureName))}")
         object.__setattr__(self, "structures", tuple(sorted({*self.structures})))
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")

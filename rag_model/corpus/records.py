@@ -25,6 +25,8 @@ PassageKind = Literal["prose", "table", "infobox", "list"]
 PROSE: PassageKind = "prose"
 PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
+# The structure that passages of a kind are made of.
+STRUCTURES: dict[str, StructureName] = {"table": "tables", "infobox": "infobox", "list": "lists"}
 
 # Content models of pages that are rendered HTML or plain text; no wiki uses these names.
 HTML_MODEL, PLAIN_MODEL = "html", "plain"

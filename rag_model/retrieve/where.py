@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.corpus.records import PASSAGE_KINDS
+from rag_model.corpus.records import PASSAGE_KINDS, STRUCTURES
+from rag_model.errors import UsageError
 from rag_model.retrieve.expression import Call, Node, WordList, parse
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
@@ -43,9 +44,15 @@ class FilteredRetriever(SnapshotRetriever):
         return self._leg.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the leg until each query has `k` passages of the kinds, or the leg is exhausted."""
+        """Search the leg until each query has `k` passages of the kinds, or the leg is exhausted.
+
+        Raises:
+            UsageError: the snapshot has no passage of these kinds.
+        """
         is_allowed = np.isin(self.snapshot.kinds(), [PASSAGE_KINDS.index(kind) for kind in self._kinds])
-        n_allowed = max(int(is_allowed.sum()), 1)
+        n_allowed = int(is_allowed.sum())
+        if not n_allowed and len(is_allowed):
+            raise self._create_kind_error()
         most = min(self.most, max(k, self._max_depth or self.most))
         depth = min(most, k * -(-len(is_allowed) // n_allowed))
         while True:
@@ -55,6 +62,16 @@ class FilteredRetriever(SnapshotRetriever):
             if depth >= most or is_exhausted or int(keep.sum(axis=1).min()) >= min(k, n_allowed):
                 return self._select(ranked, keep, k)
             depth = min(most, depth * _GROWTH)
+
+    def _create_kind_error(self) -> UsageError:
+        """Return the error of a search for kinds that no passage of the snapshot has."""
+        present = ", ".join(PASSAGE_KINDS[number] for number in np.unique(self.snapshot.kinds()))
+        message = f"snapshot {self.snapshot.id:.12} has no passages of kind {' or '.join(self._kinds)}, only {present}"
+        requested = self.snapshot.manifest.content.recipe.get("chunk", {}).get("structures", ())
+        structures = [STRUCTURES[kind] for kind in self._kinds if kind in STRUCTURES]
+        if missing := sorted({*structures} - {*requested}):
+            message += f": build it with --structures {','.join([*requested, *missing])}, or leave out the condition"
+        return UsageError(message)
 
     def _select(self, ranked: RankedRows, keep: npt.NDArray[Any], k: int) -> RankedRows:
         """Return the first `k` kept rows of each query, in their order."""

@@ -19,6 +19,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     can_plan_fast,
     detect_format,
     drop_companions,
+    get_format,
     get_part_format,
     get_plugin_identity,
 )
@@ -77,7 +78,8 @@ def plan_parts(
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.
-        UsageError: the type of a file is unknown, or the files are of several types.
+        UsageError: the type of a file is unknown, the files are of several types, or the recipe asks
+            for structures that no page of this type has.
     """
     boundaries = parent.part_boundaries(recipe) if parent else None
     mirror = None
@@ -85,6 +87,11 @@ def plan_parts(
         mirror = open_mirror(store, dump, recipe.site, source, parent.manifest if parent else None, say)
     urls = drop_companions(expand_pattern(dump))
     formats = {url: detect_format(url) for url in urls}
+    if recipe.chunk.structures and not any(_extracts_structures(name) for name in formats.values()):
+        raise UsageError(
+            f"{dump} has no pages of a wiki, so no {' or '.join(recipe.chunk.structures)} can be found in it: "
+            "leave out --structures, or structures of the recipe"
+        )
     if limit is not None or all(can_plan_fast(name, url) for url, name in formats.items()):
         # cheap: reads only the offset index, or the first pages
         return _plan_into_store(store, dump, recipe, limit, boundaries, {}, mirror)
@@ -108,6 +115,11 @@ def plan_parts(
             "plan", store.memo.compute_key(plan_inputs), staged, plan_json, plan_inputs
         ).stats
     return Plan.from_json(plan_json)
+
+
+def _extracts_structures(name: str) -> bool:
+    """Return whether pages of a format have structures; a format of passages has no pages."""
+    return bool(getattr(get_format(name), "extracts_structures", False))
 
 
 def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[Plan, int]:

@@ -262,6 +262,21 @@ def test_nothing_else_does(word: str, tmp_path: Path, bookwheel: Any, mini_dump:
     assert not list(tmp_path.iterdir())
 
 
+def test_structures_are_separated_by_commas_and_found_in_wikis_only(
+    tmp_path: Path, bookwheel: Any, mini_dump: Path
+) -> None:
+    (tmp_path / "d.jsonl").write_text('{"id": "1", "title": "One", "text": "Some words."}\n')
+    for dump, names, message in (
+        (mini_dump, "tables,infobox", ""),
+        (mini_dump, "tables,boxes", "structures has 'boxes': choose from tables, infobox, lists"),
+        (tmp_path / "d.jsonl", "tables,lists", "has no pages of a wiki, so no lists or tables can be found in it"),
+    ):
+        words = ("--dump", dump, "--store", tmp_path / "store", "--dry-run", "--structures", names)
+        ran = bookwheel("reindex", *words, "--structures", "lists")
+        assert ran.code == (2 if message else 0), ran.err
+        assert message in ran.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",

@@ -43,7 +43,6 @@ def test_a_condition_returns_the_best_passages_of_the_kind(mixed: Snapshot, enco
     for condition, rows in (
         ("kind=table", TABLES),
         ("kind=table,infobox", TABLES | INFOBOX),
-        ("kind=list", set[int]()),
         ("kind=prose", {*range(12)} - TABLES - INFOBOX),
     ):
         retriever = open_retriever(mixed, add_condition(inner, condition), encoder=encoder)
@@ -56,7 +55,9 @@ def test_a_condition_returns_the_best_passages_of_the_kind(mixed: Snapshot, enco
 
 def test_a_snapshot_without_kinds_is_prose(snapshot: Snapshot, encoder: Encoder) -> None:
     assert snapshot.kinds().tolist() == [0] * snapshot.n
-    assert open_retriever(snapshot, "where(exact, kind=table)", encoder=encoder).search(["pain"], 3) == [[]]
+    retriever = open_retriever(snapshot, "where(exact, kind=[table, list])", encoder=encoder)
+    with pytest.raises(UsageError, match=r"no passages of kind table or list, only prose: .*--structures lists,tables"):
+        retriever.search(["pain"], 3)
     assert len(open_retriever(snapshot, "where(kind=prose)", encoder=encoder).search(["pain"], 3)[0]) == 3
 
 
