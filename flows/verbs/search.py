@@ -27,7 +27,11 @@ def search(
     retriever: RetrieverName = None,
     index: IndexName = None,
     where: Annotated[
-        str | None, Parameter(help="Only passages of a kind: kind=table, or kind=table,infobox for several.")
+        str | None,
+        Parameter(
+            help="Only passages of a kind, kind=table or kind=table,infobox, or of pages with a "
+            "language=, wikidata= or category=."
+        ),
     ] = None,
     questions_file: Annotated[
         str | None,

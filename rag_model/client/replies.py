@@ -11,7 +11,12 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from rag_model.retrieve.hits import HIT_JSON_FIELDS, OPTIONAL_HIT_JSON_FIELDS, Hit
+from rag_model.retrieve.hits import (
+    HIT_JSON_FIELDS,
+    OMITTED_HIT_JSON_FIELDS,
+    OPTIONAL_HIT_JSON_FIELDS,
+    Hit,
+)
 
 _Record = TypeVar("_Record")
 _ONE_PROMPT = "If the model reads all passages in one prompt."
@@ -223,7 +228,9 @@ def list_json_fields(record_type: type) -> tuple[JsonField, ...]:
     if issubclass(record_type, Hit):
         own_fields = own_fields[len(fields(Hit)) :]
         for name, hint in HIT_JSON_FIELDS.items():
-            json_fields.append(JsonField(name, hint, name not in OPTIONAL_HIT_JSON_FIELDS, name == "legs"))
+            is_required = name not in OPTIONAL_HIT_JSON_FIELDS
+            is_omittable = name in OMITTED_HIT_JSON_FIELDS
+            json_fields.append(JsonField(name, hint, is_required, is_omittable))
     for own_field in own_fields:
         hint, description, *marks = _split_annotation(hints[own_field.name])
         is_required, is_omittable = own_field.default is MISSING, _OMITTABLE in marks

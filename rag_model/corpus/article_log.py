@@ -26,8 +26,9 @@ import pyarrow.parquet as pq
 
 from rag_model.atomic_write import atomic_write
 from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
+from rag_model.corpus.metadata import format_metadata
 from rag_model.corpus.passages import ARTICLE_DIGEST_BYTES, PassageFile, to_passages
-from rag_model.corpus.records import Article, Page, Passage, Siteinfo
+from rag_model.corpus.records import NO_METADATA, Article, Page, Passage, Siteinfo
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
 from rag_model.digest import canonical_json, digest_json
 from rag_model.errors import InputError
@@ -101,8 +102,12 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
     ).encode()
 
 
-def compute_article_key(basis: bytes, article: Page | Article) -> bytes:
-    """Return the 16-byte key of a document, or of a page whose element is unknown."""
+def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata: bool = False) -> bytes:
+    """Return the 16-byte key of a document, or of a page whose element is unknown.
+
+    The metadata of a document are part of it if they are chunked. Those of a page are always part
+    of the key, because only pages that `page_lines` staged have some.
+    """
     hasher = hashlib.sha256(basis)
     for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
         # A NUL in a document's id or title must not pass for the end of the field.
@@ -112,6 +117,8 @@ def compute_article_key(basis: bytes, article: Page | Article) -> bytes:
     else:
         sections = [(section.heading, section.text, section.links) for section in article.sections]
         hasher.update(canonical_json(sections))
+    if (with_metadata or isinstance(article, Page)) and article.metadata != NO_METADATA:
+        hasher.update(format_metadata(article.metadata).encode())
     return hasher.digest()[:_KEY_BYTES]
 
 

@@ -10,10 +10,12 @@ instead of parsing it again. The bytes of the file are the same in both cases.
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
+
+import pyarrow as pa
 
 from rag_model.corpus.article_log import (
     ArticleLog,
@@ -36,9 +38,12 @@ from rag_model.corpus.dump_formats.dump_format import (
 from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
 from rag_model.corpus.markup.templates import use_templates
-from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.metadata import VERSION as METADATA_VERSION
+from rag_model.corpus.metadata import add_aliases, collect_metadata, label_passages
+from rag_model.corpus.passages import FULL_SCHEMA, KIND_SCHEMA, PASSAGE_SCHEMA, PassageWriter
 from rag_model.corpus.records import (
     Article,
+    MetadataName,
     Page,
     Part,
     Passage,
@@ -68,14 +73,18 @@ class ChunkRecipe:
     spans: bool = False  # also store spans of links and dates, for the masks of `finetune realm`
     # Structures of a wiki's pages that become passages of their own; see `markup.structures`.
     structures: tuple[StructureName, ...] = ()
+    # Metadata of pages that are stored with their passages; see `corpus.metadata`.
+    metadata: tuple[MetadataName, ...] = ()
     quarantine_share: float = 0.01  # maximum share of unparsable articles in a part
     quarantine_floor: int = 20  # number of unparsable articles that is allowed in any part
 
     def __post_init__(self) -> None:
         self.create_chunker()  # rejects an unknown chunker or setting before any work
-        if unknown := sorted({*self.structures} - {*get_args(StructureName)}):
-            raise UsageError(f"structures has {unknown[0]!r}: choose from {', '.join(get_args(StructureName))}")
-        object.__setattr__(self, "structures", tuple(sorted({*self.structures})))
+        for name, choices in (("structures", StructureName), ("metadata", MetadataName)):
+            values, known = {*getattr(self, name)}, get_args(choices)
+            if unknown := sorted(values - {*known}):
+                raise UsageError(f"{name} has {unknown[0]!r}: choose from {', '.join(known)}")
+            object.__setattr__(self, name, tuple(sorted(values)))
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")
 
@@ -104,6 +113,8 @@ class ChunkRecipe:
             optional["spans"] = True  # omitted if false, as in recipes of earlier versions
         if self.structures:
             optional["structures"] = list(self.structures)
+        if self.metadata:
+            optional["metadata"] = list(self.metadata)
         quarantine = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
         return {"chunker": self.chunker, **words, **optional, **quarantine}
 
@@ -112,7 +123,16 @@ class ChunkRecipe:
         version = self.create_chunker().version
         identity = {**self.to_json(), **({"version": version} if version else {})}
         structures_version = {"structures_version": STRUCTURES_VERSION} if self.structures else {}
-        return identity | ({"spans": SPANS_VERSION} if self.spans else {}) | structures_version
+        metadata_version = {"metadata_version": METADATA_VERSION} if self.metadata else {}
+        spans_version = {"spans": SPANS_VERSION} if self.spans else {}
+        return identity | spans_version | structures_version | metadata_version
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of passages that are chunked by this recipe."""
+        if {*self.metadata} - {"aliases"}:
+            return FULL_SCHEMA
+        return KIND_SCHEMA if self.structures else PASSAGE_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +196,7 @@ def chunk_part(
         InputError: The source cannot be read, or too many of its pages are unparsable.
     """
     tally, article_log, span_writer = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
-    with PassageWriter(out, with_kinds=bool(recipe.structures)) as writer:
+    with PassageWriter(out, recipe.schema) as writer:
         context = _ChunkContext(recipe, siteinfo, files, table)
         for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
             result, stored = article.result, article.result.stored
@@ -307,11 +327,23 @@ def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: 
         if isinstance(item, Passage):
             yield _Article(ArticleResult([item]))
         else:
-            key = compute_article_key(compute_key_basis(part), item)
+            names = context.recipe.metadata
+            key = compute_article_key(compute_key_basis(part), item, with_metadata=bool(names))
             reused = reusable.find(key, with_spans=context.recipe.spans)
-            result = reused or ArticleResult(list(open_chunker()(item)))
+            result = reused or _chunk_document(item, names, open_chunker())
             tally.count_article(result, is_reused=reused is not None)
             yield _Article(result, str(item.page_id), key, item.revised)
+
+
+def _chunk_document(
+    article: Article,
+    names: Collection[MetadataName],
+    chunk_article: ChunkFunction,
+) -> ArticleResult:
+    if "aliases" in names:
+        sections = add_aliases(article.sections, article.title, article.metadata.aliases)
+        article = replace(article, sections=sections)
+    return ArticleResult(label_passages(chunk_article(article), article.metadata, names))
 
 
 def _chunk_pages(
@@ -375,6 +407,10 @@ def _chunk_page(
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # A bug of the cleaner that affects one page in millions must not fail the whole part.
         return ArticleResult((), f"the cleaner failed: {type(error).__name__}: {error}")
+    names = context.recipe.metadata
+    metadata = collect_metadata(page, context.siteinfo) if names else page.metadata
+    if "aliases" in names:
+        sections = add_aliases(sections, page.title, metadata.aliases)
     prose = tuple(section for section in sections if section.text) if options else sections
     article = Article(str(page.page_id), page.rev_id, page.title, prose, page.revised)
     passages = list(chunk_article(article))
@@ -385,4 +421,5 @@ def _chunk_page(
         structured = list(build_structure_passages(article, sections, words, used_ids))
         passages += structured
         passage_spans += [find_spans(passage.text) for passage in structured if spans]
+    passages = label_passages(passages, metadata, names)
     return ArticleResult(passages, spans=passage_spans, templates=tuple(sorted(use.names)))

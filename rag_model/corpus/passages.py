@@ -72,9 +72,14 @@ _SECONDS = pa.timestamp("s", tz="UTC")
 PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))
 # Also has the kind of each passage; used only for snapshots with structures.
 KIND_SCHEMA = PASSAGE_SCHEMA.append(pa.field(KIND, pa.string(), nullable=False))
-PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, UNDATED_SCHEMA)
+METADATA_COLUMNS = ("language", "wikidata", "categories")
+# Also has metadata of each passage's page; used only for snapshots whose recipe requests them.
+_METADATA_FIELDS = [pa.field(name, pa.string(), nullable=False) for name in METADATA_COLUMNS]
+FULL_SCHEMA = pa.schema([*KIND_SCHEMA, *_METADATA_FIELDS])
+PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, FULL_SCHEMA, UNDATED_SCHEMA)
 _REQUIRED = UNDATED_SCHEMA.names
-_TEXTS = [field.name for field in KIND_SCHEMA if pa.types.is_string(field.type)]
+_TEXTS = [field.name for field in FULL_SCHEMA if pa.types.is_string(field.type)]
+_DEFAULTS = {KIND: PROSE, **dict.fromkeys(METADATA_COLUMNS, "")}  # of columns that a file lacks
 
 
 class PassageWriter:
@@ -84,9 +89,9 @@ class PassageWriter:
     created.
     """
 
-    def __init__(self, path: Path, *, dated: bool = True, with_kinds: bool = False) -> None:
-        """Write to `path`; with `dated=False` without dates, as in files of earlier versions."""
-        self._schema = KIND_SCHEMA if with_kinds else PASSAGE_SCHEMA if dated else UNDATED_SCHEMA
+    def __init__(self, path: Path, schema: pa.Schema = PASSAGE_SCHEMA) -> None:
+        """Write to `path` the columns of `schema`, which is one of `PASSAGE_SCHEMAS`."""
+        self._schema = schema
         # Ten times as fast as `astuple`, which copies.
         self._values = attrgetter(*self._schema.names)
         self.rows = 0
@@ -207,7 +212,9 @@ class PassageFile:
         missing_columns = [column for column in required_columns if column not in columns]
         if missing_columns:
             raise InputError(f"{name} lacks the columns {', '.join(missing_columns)} of a passage file: build it again")
-        self.dated, self.has_kinds = DATE in columns, DATE in columns and KIND in columns
+        schemas = sorted(PASSAGE_SCHEMAS, key=len, reverse=True)
+        # The columns of a passage file, without those that it lacks.
+        self.schema = next(schema for schema in schemas if {*schema.names[len(_REQUIRED) :]} <= {*columns})
         self._last_group: tuple[int, pa.Table] | None = None
         metadata = self._file.metadata
         self.n_rows: int = metadata.num_rows
@@ -234,9 +241,9 @@ class PassageFile:
         return str(self._name)
 
     @property
-    def schema(self) -> pa.Schema:
-        """The columns of a passage file, without those that it lacks."""
-        return KIND_SCHEMA if self.has_kinds else PASSAGE_SCHEMA if self.dated else UNDATED_SCHEMA
+    def dated(self) -> bool:
+        """Whether the file has dates."""
+        return DATE in self.schema.names
 
     @property
     def created_by(self) -> str:
@@ -251,12 +258,12 @@ class PassageFile:
     def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `rows` at a time, with all or the given columns.
 
-        Dates are null if the file has none; requested kinds are `prose`.
+        Dates are null if the file has none; requested kinds are then `prose`, metadata empty.
 
         Raises:
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        all_columns = (KIND_SCHEMA if self.has_kinds else PASSAGE_SCHEMA).names
+        all_columns = (self.schema if self.dated else PASSAGE_SCHEMA).names
         columns_or_all, decoded = all_columns if columns is None else list(columns), 0
         stored_columns = self._select_stored_columns(columns_or_all)
         leaves = list_leaves(self._file.metadata, stored_columns)
@@ -361,9 +368,9 @@ class PassageFile:
         )
 
     def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns that the file contains; it may lack dates and kinds."""
-        missing = {DATE: not self.dated, KIND: not self.has_kinds}
-        return [name for name in columns if not missing.get(name)] or ["n_words"]  # to count the rows
+        """Return the columns that the file contains; it may lack dates, kinds and metadata."""
+        missing = {*FULL_SCHEMA.names} - {*self.schema.names}
+        return [name for name in columns if name not in missing] or ["n_words"]  # to count the rows
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
         """Check the decoded size of columns before Arrow decodes them, each column chunk once.
@@ -539,11 +546,12 @@ def _to_passages(table: pa.Table) -> list[Passage]:
 
 
 def _add_missing_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Add requested columns that the file lacks: null dates, and the kind of prose."""
-    for name in (DATE, KIND):
+    """Add requested columns that the file lacks: null dates, the kind of prose, no metadata."""
+    for name in (DATE, *_DEFAULTS):
         if name in columns and name not in batch.schema.names:
-            field = KIND_SCHEMA.field(name)
-            values = pa.nulls(batch.num_rows, field.type) if name == DATE else pa.repeat(PROSE, batch.num_rows)
+            field, default = FULL_SCHEMA.field(name), _DEFAULTS.get(name)
+            n_rows = batch.num_rows
+            values = pa.nulls(n_rows, field.type) if name == DATE else pa.repeat(default, n_rows)
             batch = pa.record_batch([*batch.columns, values], schema=batch.schema.append(field))
     return batch if batch.schema.names == list(columns) else batch.select(columns)
 

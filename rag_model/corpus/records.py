@@ -27,6 +27,8 @@ PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
 # The structure that passages of a kind are made of.
 STRUCTURES: dict[str, StructureName] = {"table": "tables", "infobox": "infobox", "list": "lists"}
+CATEGORY_SEPARATOR = "|"  # in a column; no title of a wiki has it
+MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # that a recipe can request
 
 # Content models of pages that are rendered HTML or plain text; no wiki uses these names.
 HTML_MODEL, PLAIN_MODEL = "html", "plain"
@@ -36,6 +38,19 @@ MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
 MAX_ID = 1_000  # characters
 # Characters of a ready-made passage; chunkers have their own bounds.
 MAX_PASSAGE = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a source says about a page besides its text; see `corpus.metadata`."""
+
+    language: str = ""  # code, such as `de`
+    wikidata: str = ""  # item, such as `Q42`
+    categories: tuple[str, ...] = ()  # without the namespace
+    aliases: tuple[str, ...] = ()  # titles that redirect to the page
+
+
+NO_METADATA = Metadata()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,7 @@ class Page:
     # Key of its element in article logs; empty if its bytes are unknown. A page that a log holds is
     # not parsed: then only its id, time and key are set.
     key: bytes = field(default=b"", compare=False)
+    metadata: Metadata = NO_METADATA  # if the source has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,7 @@ class Article:
     sections: tuple[Section, ...]
     # Time of its revision in seconds since 1970, UTC; None if unknown.
     revised: int | None = None
+    metadata: Metadata = NO_METADATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +125,10 @@ class Passage:
     # Time of its article's revision in seconds since 1970, UTC; None if unknown.
     revised: int | None = None
     kind: str = PROSE  # a `PassageKind`
+    # Metadata of its page, if the recipe requests them; categories are joined by `|`.
+    language: str = ""
+    wikidata: str = ""
+    categories: str = ""
 
     @staticmethod
     def hash_of(title: str, text: str) -> str:

@@ -97,7 +97,7 @@ def _redact_vectors(source: Path, kept_rows: NDArray[np.int64], out: Path) -> No
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:
     """Write the kept passages and return their rows."""
     kept_rows = []
-    with PassageFile(source) as file, PassageWriter(out, dated=file.dated, with_kinds=file.has_kinds) as writer:
+    with PassageFile(source) as file, PassageWriter(out, file.schema) as writer:
         for row, passage in enumerate(file.iter_passages()):
             if passage.page_id not in pages:
                 kept_rows.append(row)

@@ -26,6 +26,13 @@ MAX_NESTING = 8  # calls inside one another
 _MAX_QUOTED = 60  # characters of an expression in an error message
 _DEPTH = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
 _PLAIN = re.compile(r"[^\s(),=\[\]'\"]+")
+# The options of `where`, and the column of passages that each compares.
+WHERE_COLUMNS = {
+    "kind": "kind",
+    "language": "language",
+    "wikidata": "wikidata",
+    "category": "categories",
+}
 _TOKEN = re.compile(r"\s*(?:(?P<mark>[(),=\[\]])|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s(),=\[\]'\"]+))")
 
 
@@ -241,10 +248,10 @@ def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tup
 
 
 def add_condition(expression: str | None, condition: str | None) -> str | None:
-    """Restrict an expression by a condition such as `kind=table`.
+    """Restrict an expression by a condition such as `kind=table` or `language=de`.
 
-    >>> add_condition("bm25", "kind=table,infobox"), add_condition(None, "kind=list")
-    ('where(bm25, kind=[table, infobox])', 'where(kind=list)')
+    >>> add_condition("bm25", "kind=table,infobox"), add_condition(None, "language=de")
+    ('where(bm25, kind=[table, infobox])', 'where(language=de)')
 
     Raises:
         UsageError: the condition has another form.
@@ -252,13 +259,17 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
     if condition is None:
         return expression
     field, equals, values = (part.strip() for part in condition.partition("="))
-    kinds = [value.strip() for value in values.split(",")]
-    if field != "kind" or not equals or not set(kinds) <= set(PASSAGE_KINDS):
+    # A category may contain commas.
+    words = [values] if field == "category" else [value.strip() for value in values.split(",")]
+    is_known = field in WHERE_COLUMNS and equals and all(words)
+    if not is_known or (field == "kind" and not set(words) <= set(PASSAGE_KINDS)):
         raise UsageError(
-            f"{condition!r:.60} is not a condition: give kind= and one or more of {', '.join(PASSAGE_KINDS)}"
+            f"{condition!r:.60} is not a condition: give kind= and one or more of "
+            f"{', '.join(PASSAGE_KINDS)}, or language=, wikidata= or category= and a value"
         )
-    value = kinds[0] if len(kinds) == 1 else f"[{', '.join(kinds)}]"
-    return f"where({f'{expression}, ' if expression else ''}kind={value})"
+    spelled = [str(Word(condition, 0, word)) for word in words]
+    value = spelled[0] if len(spelled) == 1 else f"[{', '.join(spelled)}]"
+    return f"where({f'{expression}, ' if expression else ''}{field}={value})"
 
 
 class _Parser:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
-from rag_model.corpus.records import PROSE, Passage, format_iso, parse_seconds
+from rag_model.corpus.records import CATEGORY_SEPARATOR, PROSE, Passage, format_iso, parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ class Hit:
             "",
             None if revised is None else parse_seconds(revised),
             fields.get("kind") or PROSE,
+            fields.get("language") or "",
+            fields.get("wikidata") or "",
+            CATEGORY_SEPARATOR.join(fields.get("categories") or ()),
         )
         return cls(
             rank=fields["rank"],
@@ -111,6 +114,21 @@ class Hit:
         return self.passage.kind
 
     @property
+    def language(self) -> str:
+        """The language of the page; empty if it is not stored."""
+        return self.passage.language
+
+    @property
+    def wikidata(self) -> str:
+        """The Wikidata item of the page, such as `Q42`; empty if it is not stored."""
+        return self.passage.wikidata
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories of the page; empty if they are not stored."""
+        return tuple(filter(None, self.passage.categories.split(CATEGORY_SEPARATOR)))
+
+    @property
     def visible_legs(self) -> tuple[LegHit, ...]:
         """The legs; none if they only repeat rank and score, as for a single index."""
         return self.legs if any((leg.rank, leg.score) != (self.rank, self.score) for leg in self.legs) else ()
@@ -119,7 +137,7 @@ class Hit:
         """Return the JSON of the hit, as the command line prints it and the service sends it.
 
         The row is left out, because it is valid in one snapshot only. `legs` is present only if the
-        retriever has several stages.
+        retriever has several stages, and metadata only if the snapshot has them.
         """
         document: dict[str, Any] = {
             "rank": self.rank,
@@ -134,6 +152,12 @@ class Hit:
             "licence": self.licence,
             "kind": self.kind,
         }
+        metadata = {
+            "language": self.language,
+            "wikidata": self.wikidata,
+            "categories": [*self.categories],
+        }
+        document |= {name: value for name, value in metadata.items() if value}
         if legs := self.visible_legs:
             document["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
         return document
@@ -154,9 +178,13 @@ HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
         "legs": tuple[LegHit, ...],
         "revised": str | None,
         "kind": str,
+        "language": str,
+        "wikidata": str,
+        "categories": tuple[str, ...],
     }
 )
-OPTIONAL_HIT_JSON_FIELDS = frozenset({"kind", "legs", "revised"})
+OMITTED_HIT_JSON_FIELDS = frozenset({"categories", "language", "legs", "wikidata"})  # if empty
+OPTIONAL_HIT_JSON_FIELDS = OMITTED_HIT_JSON_FIELDS | {"kind", "revised"}
 
 
 class Retriever(Protocol):

@@ -1,11 +1,13 @@
-"""Filter hits by the kind of their passage: `where(A, kind=table)`, or `where(kind=table)` for the
-default retriever.
+"""Filter hits by the kind of their passage or the metadata of its page: `where(A, kind=table)`,
+`where(A, language=de)`, or `where(kind=table)` for the default retriever.
 
-The inner retriever is searched to a larger depth until `k` of its hits are of the kinds, so any
-retriever can be filtered, and other retrievers are not slower. The first filtered query reads the
-kinds of all passages, a byte each. `where(A, kind=[table, infobox])` allows several kinds.
+The inner retriever is searched to a larger depth until `k` of its hits match, so any retriever can
+be filtered, and other retrievers are not slower. The first filtered query reads the column of all
+passages. `where(A, kind=[table, infobox])` allows several values, and with several options a
+passage matches all of them.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,45 +16,53 @@ import numpy.typing as npt
 
 from rag_model.corpus.records import PASSAGE_KINDS, STRUCTURES
 from rag_model.errors import UsageError
-from rag_model.retrieve.expression import Call, Node, WordList, parse
+from rag_model.retrieve.expression import WHERE_COLUMNS, Call, Node, Word, WordList, parse
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 
-_GROWTH = 4  # factor for the depth if too few hits are of the kinds
+_GROWTH = 4  # factor for the depth if too few hits match
 _MAX_REQUEST_DEPTH = 10_000  # maximum depth of a search for a request
 
 
 class FilteredRetriever(SnapshotRetriever):
-    """Return those hits of another retriever whose passages are of given kinds."""
+    """Return those hits of another retriever whose passages have given values in columns."""
 
-    def __init__(self, name: str, leg: Leg, kinds: tuple[str, ...], max_depth: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        leg: Leg,
+        conditions: Mapping[str, tuple[str, ...]],
+        max_depth: int | None,
+    ) -> None:
         """Filter the hits of `leg`.
 
         Args:
             name: spelling of this retriever in an expression.
             leg: searched to its own depth, or else to the necessary depth.
-            kinds: kinds of the returned passages.
+            conditions: allowed values of the returned passages, by column.
             max_depth: maximum depth of the leg; None: unlimited.
         """
         super().__init__(leg.retriever.snapshot, name)
         self.exact_products = leg.retriever.exact_products
-        self._leg, self._kinds, self._max_depth = leg, kinds, max_depth
+        self._leg, self._conditions, self._max_depth = leg, conditions, max_depth
 
     @property
     def most(self) -> int:
-        """Maximum number of hits: that of the leg, because all of its hits may be of the kinds."""
+        """Maximum number of hits: that of the leg, because all of its hits may match."""
         return self._leg.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the leg until each query has `k` passages of the kinds, or the leg is exhausted.
+        """Search the leg until each query has `k` matching passages, or the leg is exhausted.
 
         Raises:
-            UsageError: the snapshot has no passage of these kinds.
+            UsageError: the snapshot has no passage of the kinds.
         """
-        is_allowed = np.isin(self.snapshot.kinds(), [PASSAGE_KINDS.index(kind) for kind in self._kinds])
-        n_allowed = int(is_allowed.sum())
-        if not n_allowed and len(is_allowed):
+        conditions = self._conditions.items()
+        masks = {field: self.snapshot.match_rows(field, values) for field, values in conditions}
+        if self.snapshot.n and not masks.get("kind", np.True_).any():
             raise self._create_kind_error()
+        is_allowed = np.logical_and.reduce(list(masks.values()))
+        n_allowed = max(int(is_allowed.sum()), 1)
         most = min(self.most, max(k, self._max_depth or self.most))
         depth = min(most, k * -(-len(is_allowed) // n_allowed))
         while True:
@@ -65,10 +75,13 @@ class FilteredRetriever(SnapshotRetriever):
 
     def _create_kind_error(self) -> UsageError:
         """Return the error of a search for kinds that no passage of the snapshot has."""
-        present = ", ".join(PASSAGE_KINDS[number] for number in np.unique(self.snapshot.kinds()))
-        message = f"snapshot {self.snapshot.id:.12} has no passages of kind {' or '.join(self._kinds)}, only {present}"
+        kinds = self._conditions["kind"]
+        present = (kind for kind in PASSAGE_KINDS if self.snapshot.match_rows("kind", (kind,)).any())
+        message = (
+            f"snapshot {self.snapshot.id:.12} has no passages of kind {' or '.join(kinds)}, only {', '.join(present)}"
+        )
         requested = self.snapshot.manifest.content.recipe.get("chunk", {}).get("structures", ())
-        structures = [STRUCTURES[kind] for kind in self._kinds if kind in STRUCTURES]
+        structures = [STRUCTURES[kind] for kind in kinds if kind in STRUCTURES]
         if missing := sorted({*structures} - {*requested}):
             message += f": build it with --structures {','.join([*requested, *missing])}, or leave out the condition"
         return UsageError(message)
@@ -87,22 +100,31 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     """Build the retriever of `where(A, kind=KIND)`.
 
     Raises:
-        UsageError: there is no kind or an unknown one, or more than one retriever.
+        UsageError: there is no condition or an unknown kind, the snapshot lacks the metadata, or
+            there is more than one retriever.
     """
-    call.check_options("kind")
+    call.check_options(*WHERE_COLUMNS)
     if len(call.arguments) > 1:
         raise call.arguments[1].error("where filters one retriever: name an index or a call, then kind=table")
-    if "kind" not in call.options:
-        raise call.error(f"where has no condition: add kind= and one of {', '.join(PASSAGE_KINDS)}")
-    kinds = _parse_kinds(call.options["kind"])
+    if not call.options:
+        raise call.error(f"where has no condition: add kind= and one of {', '.join(PASSAGE_KINDS)}, or language=")
+    conditions = {WHERE_COLUMNS[field]: _parse_values(node) for field, node in call.options.items()}
+    if unknown := [kind for kind in conditions.get("kind", ()) if kind not in PASSAGE_KINDS]:
+        raise call.options["kind"].error(
+            f"there is no kind {unknown[0]!r} of passages: choose from {', '.join(PASSAGE_KINDS)}"
+        )
     leg = factory.leg(call.arguments[0] if call.arguments else parse(factory.default_expression))
-    return FilteredRetriever(
-        str(replace(call, depth=None)), leg, kinds, None if factory.max_depth is None else _MAX_REQUEST_DEPTH
-    )
+    recipe = leg.retriever.snapshot.manifest.content.recipe.get("chunk", {})
+    if missing := sorted({*conditions} - {"kind", *recipe.get("metadata", ())}):
+        raise call.error(
+            f"the passages of this snapshot have no {missing[0]}: "
+            f'add metadata = ["{missing[0]}"] to [chunk] of the recipe and build it again'
+        )
+    max_depth = None if factory.max_depth is None else _MAX_REQUEST_DEPTH
+    return FilteredRetriever(str(replace(call, depth=None)), leg, conditions, max_depth)
 
 
-def _parse_kinds(node: Node) -> tuple[str, ...]:
-    kinds = tuple(str(item) for item in node.items) if isinstance(node, WordList) else (str(node),)
-    if unknown := [kind for kind in kinds if kind not in PASSAGE_KINDS]:
-        raise node.error(f"there is no kind {unknown[0]!r} of passages: choose from {', '.join(PASSAGE_KINDS)}")
-    return kinds
+def _parse_values(node: Node) -> tuple[str, ...]:
+    """Return the words of an option's value, in their order."""
+    words = node.items if isinstance(node, WordList) else (node,)
+    return tuple(word.text if isinstance(word, Word) else str(word) for word in words)

@@ -286,7 +286,8 @@ def _write_passages(
 
 
 def _build_table(records: Sequence[Record]) -> pa.Table:
-    ids, titles, bodies, dates = zip(*records, strict=True) if records else ((), (), (), ())
+    rows = [record[:4] for record in records]  # without metadata, which imports do not store
+    ids, titles, bodies, dates = zip(*rows, strict=True) if rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
     for passage_id, text in zip(ids, texts, strict=True):
         if len(text) > MAX_PASSAGE:

@@ -28,10 +28,12 @@ from rag_model.corpus.articles import DropReason, get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.page_format import IdentifyPage, PageFormat, get_recency
 from rag_model.corpus.markup.template_table import NAMESPACES as TEMPLATE_NAMESPACES
+from rag_model.corpus.metadata import format_metadata, parse_metadata
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
 from rag_model.corpus.records import (
     HTML_MODEL,
     MAX_TITLE,
+    NO_METADATA,
     PLAIN_MODEL,
     Compression,
     Page,
@@ -69,7 +71,8 @@ _REVISION_FIELDS = [f"{_REVISION}/{name}" for name in ("id", "timestamp", "model
 _NAMESPACE = "/siteinfo/namespaces/namespace"
 _CAPTURED = {
     *("/siteinfo/dbname", "/siteinfo/base", "/siteinfo/case", _NAMESPACE),
-    *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS),
+    # No export has the last one: pages of other dumps are staged with it.
+    *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS, "/page/metadata"),
 }
 
 
@@ -293,6 +296,7 @@ class PageParser:
 
     def _build_page(self) -> Page:
         page, revision = self._fields, self._newest_revision
+        metadata = page.get("/page/metadata")
         if "/page/id" not in page or "/page/title" not in page:
             raise self._error("has a <page> without <id> or <title>", _EXPORT_ADVICE)
         if len(page["/page/title"]) > MAX_TITLE:
@@ -306,6 +310,7 @@ class PageParser:
             redirect="/page/redirect" in page,
             model=revision.get(f"{_REVISION}/model", "wikitext"),
             text=revision.get(f"{_REVISION}/text", ""),
+            metadata=NO_METADATA if metadata is None else parse_metadata(metadata),
         )
 
     def _build_siteinfo(self) -> Siteinfo:
@@ -352,10 +357,13 @@ def format_page(page: Page) -> bytes:
     Characters that XML cannot represent are replaced.
     """
     time = f"<timestamp>{format_iso(page.revised)}</timestamp>" if page.revised is not None else ""
+    has_metadata = page.metadata != NO_METADATA
+    fields = escape(_replace_non_xml(format_metadata(page.metadata))) if has_metadata else ""
+    metadata = f"<metadata>{fields}</metadata>" if has_metadata else ""
     text = escape(_replace_non_xml(page.text), {"\r": "&#13;"})
     return (
         f"<page><title>{escape(_replace_non_xml(page.title))}</title><ns>{page.namespace}</ns><id>{page.page_id}</id>"
-        f"{'<redirect/>' if page.redirect else ''}<revision><id>{page.rev_id}</id>{time}"
+        f"{'<redirect/>' if page.redirect else ''}{metadata}<revision><id>{page.rev_id}</id>{time}"
         f"<model>{escape(_replace_non_xml(page.model))}</model><text>{text}</text></revision></page>\n"
     ).encode()
 

@@ -28,6 +28,7 @@ from rag_model.corpus.dump_formats.mediawiki import (
     stage_runs,
 )
 from rag_model.corpus.dump_formats.page_format import get_recency
+from rag_model.corpus.metadata import build_metadata
 from rag_model.corpus.parts import PageRun, translate_write_errors
 from rag_model.corpus.records import (
     HTML_MODEL,
@@ -162,6 +163,14 @@ class EnterprisePages(PageLines):
             redirect=False,
             model=HTML_MODEL if is_article else "wikitext",
             text=html,
+            metadata=build_metadata(
+                {
+                    "language": _find(row, "in_language.identifier"),
+                    "wikidata": _find(row, "main_entity.identifier"),
+                    "categories": list(map(_remove_namespace, _read_names(row, "categories"))),
+                    "aliases": _read_names(row, "redirects"),
+                }
+            ),
         )
 
     def _read_text(self, row: Row, path: str, where: str) -> str:
@@ -235,6 +244,14 @@ class CirrusPages(PageLines):
             redirect=False,
             model=str(model)[:100],
             text=text,
+            metadata=build_metadata(
+                {
+                    "language": row.get("language"),
+                    "wikidata": row.get("wikibase_item"),
+                    "categories": row.get("category"),
+                    "aliases": _read_names(row, "redirect"),
+                }
+            ),
         )
 
 
@@ -260,11 +277,15 @@ def _is_digits(value: object) -> TypeGuard[str]:
 
 
 def _read_names(row: Row, field: str) -> list[str]:
-    """Return the names in a list of texts, or of objects with a `name`."""
+    """Return the names in a list of texts, or of objects with a `name` or `title`."""
     values = row.get(field)
     rows = values if isinstance(values, list) else []
-    names = (row.get("name") if isinstance(row, dict) else row for row in rows)
+    names = (row.get("name", row.get("title")) if isinstance(row, dict) else row for row in rows)
     return [name for name in names if _is_text(name)]
+
+
+def _remove_namespace(name: str) -> str:
+    return name.partition(":")[2] or name
 
 
 def _read_number(row: Row, path: str, where: str, default: int | None = None) -> int:

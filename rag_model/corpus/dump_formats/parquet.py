@@ -96,7 +96,7 @@ class Parquet(RecordFormat):
 class FineWiki(Parquet):
     """Pages of Wikipedia as Markdown, as in the data set `HuggingFaceFW/finewiki`."""
 
-    columns = ("id", "title", "text", "date_modified")
+    columns = ("id", "title", "text", "date_modified", "in_language", "wikidata_id")
     date_field = "date_modified"
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
@@ -114,7 +114,8 @@ class FineWiki(Parquet):
             sections = _split_headings(text, title)
             revised = row.get("date_modified")
             document = {"id": row.get("id"), "title": title, "sections": sections}
-            yield parse_document({**document, DATE_FIELD: revised}, where)
+            metadata = {"language": row.get("in_language"), "wikidata": row.get("wikidata_id")}
+            yield parse_document({**document, **metadata, DATE_FIELD: revised}, where)
 
 
 class WikiDpr(Parquet):
@@ -134,7 +135,7 @@ class WikiDpr(Parquet):
             where = f"row {row_number} of {name}"
             if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
                 raise InputError(f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages")
-            passage_id, title, _, _ = parse_document({**row, "text": ""}, where)
+            passage_id, title, *_ = parse_document({**row, "text": ""}, where)
             yield passage_id, title, text, None
 
 

@@ -26,6 +26,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     iterate_results,
     plugin_error,
 )
+from rag_model.corpus.metadata import build_metadata, to_fields
 from rag_model.corpus.parts import (
     COMPRESSION_RATIO,
     PartBoundaries,
@@ -54,14 +55,20 @@ from rag_model.corpus.source import basename, describe_slice, get_size, read_sli
 from rag_model.errors import InputError
 
 # (id, title, text or sections, time of the last change in seconds since 1970, UTC, or None). A
-# section is (heading, text).
-Record = tuple[str, str, str, int | None] | tuple[str, str, list[tuple[str, str]], int | None]
+# section is (heading, text). The metadata of a document may follow (`corpus.metadata.to_fields`).
+Record = (
+    tuple[str, str, str, int | None]
+    | tuple[str, str, list[tuple[str, str]], int | None]
+    | tuple[str, str, list[tuple[str, str]], int | None, dict[str, Any]]
+)
 
-_RECORD_FIELDS = 4
+_RECORD_FIELDS = 4  # without metadata
 _SURROGATE = re.compile("[\ud800-\udfff]")
 DATE_FIELD = "revised"
 _ID_FIELDS = ("id", "_id", "docid")  # the last one is that of Mr. TyDi and of Pyserini's Wikipedia corpora
-DOCUMENT_FIELDS = (*_ID_FIELDS, "title", "text", "sections", "contents", DATE_FIELD)
+_METADATA_FIELDS = ("language", "wikidata", "wikidata_id", "categories", "aliases")
+_TEXT_FIELDS = ("title", "text", "sections", "contents", DATE_FIELD)
+DOCUMENT_FIELDS = (*_ID_FIELDS, *_TEXT_FIELDS, *_METADATA_FIELDS)
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they are written to disk
 
 
@@ -148,13 +155,15 @@ def check_record(record_format: RecordFormat, record: object) -> None:
     Raises:
         InputError: `record` is not a record of the format's kind; the message names the format.
     """
-    if not isinstance(record, tuple) or len(record) != _RECORD_FIELDS:
+    if not isinstance(record, tuple) or not _RECORD_FIELDS <= len(record) <= _RECORD_FIELDS + 1:
         is_valid = False
     else:
-        record_id, title, content, revised = record
+        record_id, title, content, revised, *others = record
         is_content = isinstance(content, str) if record_format.kind == "passages" else _is_sections(content)
         is_time = revised is None or type(revised) is int
-        is_valid = isinstance(record_id, str) and isinstance(title, str) and is_content and is_time
+        has_texts = isinstance(record_id, str) and isinstance(title, str)
+        is_metadata = all(isinstance(other, dict) for other in others)
+        is_valid = has_texts and is_content and is_time and is_metadata
     if not is_valid:
         content_name = "text" if record_format.kind == "passages" else "[(heading, text), …]"
         raise plugin_error(
@@ -180,8 +189,15 @@ def find_record_format(url: str) -> RecordFormat | None:
     return dump_format if isinstance(dump_format, RecordFormat) else None
 
 
-def _to_article(document_id: str, title: str, sections: list[tuple[str, str]], revised: int | None) -> Article:
-    return Article(document_id, 0, title, tuple(Section(heading, text) for heading, text in sections), revised)
+def _to_article(
+    document_id: str,
+    title: str,
+    sections: list[tuple[str, str]],
+    revised: int | None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Article:
+    text_sections = tuple(Section(heading, text) for heading, text in sections)
+    return Article(document_id, 0, title, text_sections, revised, build_metadata(metadata or {}))
 
 
 def _to_passage(passage_id: str, title: str, text: str, revised: int | None) -> Passage:
@@ -293,7 +309,8 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
     """Return the record of an object with `id`, `_id` or `docid`, `title`, and `text` or `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
-    the title, perhaps in quotes, a line break and the text. `revised` is optional.
+    the title, perhaps in quotes, a line break and the text. `revised` is optional, as are
+    `language`, `wikidata`, `categories` and `aliases`.
 
     Raises:
         InputError: It is not such an object; the message starts with `where`.
@@ -313,14 +330,13 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
             title, sections = (title or first, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
         document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, where)
         title = check_length(_replace_surrogates(title or ""), "title", MAX_TITLE, where)
-        return (
-            document_id_text,
-            title,
-            [_parse_section(section) for section in _check_list(sections)],
-            _parse_date(row.get(DATE_FIELD), where),
-        )
+        content = [_parse_section(section) for section in _check_list(sections)]
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from error
+    record = (document_id_text, title, content, _parse_date(row.get(DATE_FIELD), where))
+    has_metadata = not row.keys().isdisjoint(_METADATA_FIELDS)
+    metadata = to_fields(build_metadata(row)) if has_metadata else {}
+    return (*record, metadata) if metadata else record
 
 
 def check_length(value: str, field: str, max_length: int, where: str) -> str:

@@ -82,8 +82,8 @@ class SearchRequest(Request):
     index: str | None = Field(None, description="One of the service's indexes: the short form of `retriever`.")
     where: str | None = Field(
         None,
-        description="Only passages of a kind, as kind=table or kind=table,infobox. Without `retriever`, by the "
-        "snapshot's default retriever.",
+        description="Only passages of a kind, as kind=table or kind=table,infobox, or of pages with a "
+        "language=, wikidata= or category=. Without `retriever`, by the snapshot's default retriever.",
     )
 
     @property
@@ -160,6 +160,9 @@ _HIT_DESCRIPTIONS = {
     "revised": "Time of the revision, ISO 8601 in UTC; null: unknown.",
     "licence": "The line of credit to show with the text.",
     "kind": "What the passage is part of: prose, table, infobox or list.",
+    "language": "The language of the page, if the snapshot has it.",
+    "wikidata": "The Wikidata item of the page, if the snapshot has it.",
+    "categories": "The categories of the page, if the snapshot has them.",
     "legs": "The legs that retrieved it, if the retriever has several.",
 }
 _DESCRIPTIONS: dict[type, dict[str, str]] = {

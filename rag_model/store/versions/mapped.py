@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from rag_model.atomic_write import atomic_write
-from rag_model.corpus.passages import KIND_SCHEMA, PASSAGE_SCHEMA, PASSAGE_SCHEMAS, PassageFile
+from rag_model.corpus.passages import PASSAGE_SCHEMA, PASSAGE_SCHEMAS, PassageFile
 from rag_model.corpus.records import Passage, check_seconds
 from rag_model.errors import InputError
 
@@ -32,7 +32,7 @@ def write_mapped_copy(passages: Path, copy: Path) -> None:
         OSError: `copy` cannot be written.
     """
     with PassageFile(passages) as file, atomic_write(copy) as temporary, pa.OSFile(str(temporary), "wb") as sink:
-        schema = KIND_SCHEMA if file.has_kinds else PASSAGE_SCHEMA
+        schema = file.schema if file.dated else PASSAGE_SCHEMA
         with pa.ipc.new_file(sink, schema) as writer:
             for batch in file.iter_batches():
                 writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rag_model.arrays import Partition, map_npy
-from rag_model.corpus.passages import KIND, KIND_SCHEMA, PassageFile
-from rag_model.corpus.records import PASSAGE_KINDS, Passage
+from rag_model.corpus.passages import FULL_SCHEMA, PassageFile
+from rag_model.corpus.records import CATEGORY_SEPARATOR, Passage
 from rag_model.errors import InputError, StoreError, UsageError, format_error
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.pulling.folder import (
@@ -50,6 +50,7 @@ from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
 _MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot meanwhile
 _FOOTER_BYTES = 64 << 10  # Arrow reads this much at the end; a footer takes about 1.2 per row
+_MAX_MASKS = 8  # filters whose rows are remembered, a byte per passage each
 _OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
 
 
@@ -88,7 +89,7 @@ class Snapshot:
         self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
         self._lock = threading.Lock()
-        self._kinds: NDArray[np.uint8] | None = None
+        self._masks: dict[tuple[str, tuple[str, ...]], NDArray[np.bool_]] = {}
         self._release: Callable[[], Any] = lambda: None  # releases the lock on a pulled folder
 
     @classmethod
@@ -343,30 +344,34 @@ class Snapshot:
             yield from file.iter_batches(names)
 
     def columns(self, part: str, names: Sequence[str]) -> pa.Table:
-        """Read the columns `names` (in `KIND_SCHEMA`'s order) of all passages of a part.
+        """Read the columns `names` (in `FULL_SCHEMA`'s order) of all passages of a part.
 
         Raises:
             StoreError: the passage file is missing or damaged.
         """
-        schema = pa.schema([KIND_SCHEMA.field(name) for name in names])
+        schema = pa.schema([FULL_SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(self.batches(part, names), schema)
 
-    def kinds(self) -> NDArray[np.uint8]:
-        """Return the kind of each row by its position in `PASSAGE_KINDS`: (n,), read once.
+    def match_rows(self, field: str, values: tuple[str, ...]) -> NDArray[np.bool_]:
+        """Return whether each row has one of these values in a column: (n,).
+
+        A row has each of its categories. The column is read once for values, and the result of the
+        last `_MAX_MASKS` is kept.
 
         Raises:
             StoreError: a passage file is missing or damaged.
         """
-        if self._kinds is None:
-            numbers = np.empty(self.n, np.uint8)
-            first = 0
-            for part in self.parts:
-                kinds = self.columns(part.name, [KIND])[KIND]
-                codes = pc.index_in(kinds, pa.array(PASSAGE_KINDS)).fill_null(len(PASSAGE_KINDS))
-                numbers[first : first + part.rows] = codes.to_numpy()
-                first += part.rows
-            self._kinds = numbers
-        return self._kinds
+        key = field, values
+        mask = self._masks.get(key)
+        if mask is None:
+            tables = (self.columns(part.name, [field]) for part in self.parts)
+            masks = [_match_column(table[field], field, values) for table in tables]
+            mask = np.concatenate(masks) if masks else np.zeros(0, np.bool_)
+            with self._lock:
+                while len(self._masks) >= _MAX_MASKS:
+                    del self._masks[next(iter(self._masks))]
+                self._masks[key] = mask
+        return mask
 
     def close(self) -> None:
         """Close the files that were opened."""
@@ -512,6 +517,17 @@ class SnapshotLease:
     def close(self) -> None:
         """Release the snapshot."""
         self._finalizer()
+
+
+def _match_column(column: pa.ChunkedArray, field: str, values: Sequence[str]) -> NDArray[np.bool_]:
+    """Return whether each row has one of the values; a row may have several categories."""
+    if field != "categories":
+        return np.asarray(pc.is_in(column, pa.array(values, pa.string())).to_numpy())
+    separator = CATEGORY_SEPARATOR
+    enclosed = pc.binary_join_element_wise("", column, "", separator)
+    matches = [pc.match_substring(enclosed, f"{separator}{value}{separator}") for value in values]
+    is_match: NDArray[np.bool_] = np.logical_or.reduce([match.to_numpy() for match in matches])
+    return is_match
 
 
 def _release(intent: ExitStack) -> None:

@@ -16,7 +16,7 @@ from rag_model.corpus import chunk
 from rag_model.corpus.article_log import ReusableArticles, compute_article_key, compute_key_basis
 from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.dump_formats.mediawiki import FORMAT, PageParser
-from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.passages import UNDATED_SCHEMA, PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Article, Page, Part, Section, Siteinfo, parse_seconds
 from rag_model.corpus.wikitext import MAX_CHARS
@@ -178,7 +178,7 @@ def test_passages_without_dates_are_not_mixed_in(part: tuple[Part, Siteinfo], tm
     """An earlier bookwheel that removes a page writes the other passages again as it knows them."""
     fresh, out, log = cut(part, tmp_path / "fresh")
     earlier = tmp_path / "earlier.parquet"
-    with PassageFile(out) as file, PassageWriter(earlier, dated=False) as writer:
+    with PassageFile(out) as file, PassageWriter(earlier, UNDATED_SCHEMA) as writer:
         for passage in file.iter_passages():
             writer.write(passage)
     again, made, _ = cut(part, tmp_path / "again", (earlier, log))

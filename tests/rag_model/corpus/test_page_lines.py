@@ -229,6 +229,31 @@ def test_characters_that_xml_lacks_do_not_stop_a_dump(tmp_path: Path) -> None:
     assert (passage.title, passage.text) == ("A\ufffd & <B>", "x\ufffd\ufffd]]> and \ufffd words")
 
 
+METADATA = {
+    "main_entity": {"identifier": "Q7259"},
+    "categories": [{"name": "Category:1815 births"}, {"name": "Category:Women in computing"}],
+    "redirects": [{"name": "Ada King"}, {"name": "Lovelace, Ada"}, {"name": "Countess of Lovelace"}],
+}
+
+
+def test_metadata_of_a_page_are_stored_if_the_recipe_names_them(tmp_path: Path) -> None:
+    plan = plan_of(write_lines(tmp_path / "a.ndjson", [article(10, "Ada Lovelace", **METADATA)]))
+    (part,) = plan.parts
+    names: tuple[Any, ...]
+    for names in ((), ("language", "wikidata", "categories"), ("aliases",), ("wikidata",)):
+        chunk_part(part, plan.siteinfo, ChunkRecipe(metadata=names), tmp_path / "out.parquet")
+        with PassageFile(tmp_path / "out.parquet") as file:
+            (passage,) = file.iter_passages()
+            columns = file.schema.names
+        assert ("wikidata" in columns) == ("wikidata" in names), "without metadata, files are as before"
+        assert passage.wikidata == ("Q7259" if "wikidata" in names else "")
+        assert passage.language == ("en" if "language" in names else "")
+        categories = "1815 births|Women in computing" if "categories" in names else ""
+        assert passage.categories == categories
+        text = "Ada Lovelace wrote notes. She was born in 1815."
+        assert passage.text == (f"Ada King; Countess of Lovelace. {text}" if "aliases" in names else text)
+
+
 def page(page_id: int, **others: Any) -> list[dict[str, Any]]:
     fields = {
         "title": f"Page {page_id}",

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.corpus.passage_delta import apply_delta, write_delta
-from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageFile, PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 
@@ -26,7 +26,7 @@ NOW = [*LAST[:7], EDITED, *LAST[8:900], REVISED, *LAST[903:], replace(LAST[0], i
 
 
 def write(path: Path, rows: Sequence[Passage], *, dated: bool = True) -> Path:
-    with PassageWriter(path, dated=dated) as writer:
+    with PassageWriter(path, PASSAGE_SCHEMA if dated else UNDATED_SCHEMA) as writer:
         for row in rows:
             writer.write(row)
     return path

@@ -118,7 +118,7 @@ def test_the_file_is_plain_parquet_in_small_row_groups(path: Path) -> None:
 def undated(path: Path, rows: int) -> list[Passage]:
     """Write a file as before passages had dates; return its passages."""
     written = [replace(passage(i), revised=None) for i in range(rows)]
-    with PassageWriter(path, dated=False) as writer:
+    with PassageWriter(path, UNDATED_SCHEMA) as writer:
         for one in written:
             writer.write(one)
     return written

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
-from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Part, Siteinfo, hash_id
 from rag_model.corpus.redact import PartFiles, may_contain, redact_part, select_pages
@@ -54,7 +54,10 @@ def test_a_part_keeps_its_columns(part: tuple[Part, Siteinfo], tmp_path: Path, *
     _, files = cut(*part, tmp_path / "whole")
     _, wanted = cut(*part, tmp_path / "without", "7")
     for one in (files.passages, wanted.passages):
-        with PassageFile(one) as file, PassageWriter(tmp_path / "own", dated=dated) as writer:
+        with (
+            PassageFile(one) as file,
+            PassageWriter(tmp_path / "own", PASSAGE_SCHEMA if dated else UNDATED_SCHEMA) as writer,
+        ):
             for passage in list(file.iter_passages()):
                 writer.write(passage)
         (tmp_path / "own").replace(one)

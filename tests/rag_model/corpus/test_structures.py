@@ -7,7 +7,7 @@ import pytest
 
 from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.passage_delta import apply_delta, write_delta
-from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile, PassageWriter
+from rag_model.corpus.passages import KIND_SCHEMA, PASSAGE_SCHEMA, PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Passage, Siteinfo, Structure
 from rag_model.corpus.redact import PartFiles, redact_part
@@ -176,7 +176,7 @@ def test_kinds_survive_deltas_copies_and_takedowns(tmp_path: Path) -> None:
     file = tmp_path / "out.parquet"
     write_mapped_copy(file, tmp_path / "copy.arrow")
     assert MappedPassages(tmp_path / "copy.arrow").read_rows(range(len(passages))) == passages
-    with PassageWriter(tmp_path / "base.parquet", with_kinds=True) as writer:
+    with PassageWriter(tmp_path / "base.parquet", KIND_SCHEMA) as writer:
         for passage in passages[1:]:
             writer.write(passage)
     assert write_delta(tmp_path / "base.parquet", file, tmp_path / "delta")

@@ -10,7 +10,10 @@ from rag_model.corpus.records import Passage
 from rag_model.retrieve.hits import HIT_JSON_FIELDS, OPTIONAL_HIT_JSON_FIELDS, Hit, LegHit
 from rag_model.serving.http import messages
 
-PASSAGE = Passage("12-0", "12", 99, "Anarchism", "History", "text", 0, 1, "ab", 1793534400)
+PASSAGE = Passage(
+    *("12-0", "12", 99, "Anarchism", "History", "text", 0, 1, "ab", 1793534400),
+    *("prose", "en", "Q6199", "Ideologies|Politics"),
+)
 HIT = Hit(2, 0.25, 7, PASSAGE, "https://x/?oldid=99", "CC", 0.5, (LegHit("hnsw", 1, 0.5), LegHit("bm25", 3, 9.0)))
 
 

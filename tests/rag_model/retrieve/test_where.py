@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.passages import FULL_SCHEMA, KIND_SCHEMA, PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
@@ -28,7 +28,7 @@ def mixed(content: tuple[Store, Content], passages: list[Passage], tmp_path: Pat
     """The snapshot with tables and an infobox in its second part."""
     store, what = content
     kinds = {**dict.fromkeys(TABLES, "table"), **dict.fromkeys(INFOBOX, "infobox")}
-    with PassageWriter(tmp_path / "part.parquet", with_kinds=True) as writer:
+    with PassageWriter(tmp_path / "part.parquet", KIND_SCHEMA) as writer:
         for row, passage in enumerate(passages[FIRST:], FIRST):
             writer.write(replace(passage, kind=kinds.get(row, "prose")))
     blob = store.blobs.put_file(tmp_path / "part.parquet")
@@ -53,8 +53,49 @@ def test_a_condition_returns_the_best_passages_of_the_kind(mixed: Snapshot, enco
             assert [[hit.rank for hit in own] for own in hits] == [[*range(1, len(own) + 1)] for own in expected]
 
 
+@pytest.fixture
+def labelled(content: tuple[Store, Content], passages: list[Passage], tmp_path: Path) -> Snapshot:
+    """The snapshot with metadata, whose first part was built without them."""
+    store, what = content
+    with PassageWriter(tmp_path / "part.parquet", FULL_SCHEMA) as writer:
+        for row, passage in enumerate(passages[FIRST:], FIRST):
+            categories = "Drugs|Pain, acute" if row in TABLES else "Pain"
+            item = f"Q{row}"
+            language = "de" if row % 2 else "en"
+            labels = {"language": language, "wikidata": item, "categories": categories}
+            writer.write(replace(passage, **labels))  # type: ignore[arg-type]
+    files = {**what.files, "passages/part-00001.parquet": store.blobs.put_file(tmp_path / "part.parquet")}
+    recipe = {
+        **what.recipe,
+        "chunk": {**what.recipe.get("chunk", {}), "metadata": ["categories", "language", "wikidata"]},
+    }
+    return Snapshot.from_store(store, store.snapshots.publish(Manifest(replace(what, files=files, recipe=recipe))))
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        ("language=de", {row for row in range(FIRST, 12) if row % 2}),
+        ("language=de,en", {*range(FIRST, 12)}),
+        ("wikidata=Q7", {7}),
+        ("category=Pain, acute", TABLES),
+        ("category=Pain", {*range(FIRST, 12)} - TABLES),
+        ("category=Pai", set[int]()),
+    ],
+)
+def test_a_condition_compares_metadata(labelled: Snapshot, encoder: Encoder, condition: str, rows: set[int]) -> None:
+    retriever = open_retriever(labelled, add_condition("exact", condition), encoder=encoder)
+    (hits,) = retriever.search(["what relieves pain?"], labelled.n)
+    assert {hit.row for hit in hits} == rows
+    both = open_retriever(labelled, "where(exact, kind=prose, language=en, category=Drugs)", encoder=encoder)
+    (hits,) = both.search(["pain"], labelled.n)
+    assert {hit.row for hit in hits} == {row for row in TABLES if row % 2 == 0}
+    assert hits[0].to_json()["categories"] == ["Drugs", "Pain, acute"]
+    assert (hits[0].to_json()["language"], Hit.from_fields(hits[0].to_json()).wikidata) == ("en", "Q6")
+
+
 def test_a_snapshot_without_kinds_is_prose(snapshot: Snapshot, encoder: Encoder) -> None:
-    assert snapshot.kinds().tolist() == [0] * snapshot.n
+    assert snapshot.match_rows("kind", ("prose",)).all()
     retriever = open_retriever(snapshot, "where(exact, kind=[table, list])", encoder=encoder)
     with pytest.raises(UsageError, match=r"no passages of kind table or list, only prose: .*--structures lists,tables"):
         retriever.search(["pain"], 3)
@@ -67,7 +108,11 @@ def test_a_snapshot_without_kinds_is_prose(snapshot: Snapshot, encoder: Encoder)
         ("where(exact)", "has no condition: add kind= and one of prose, table, infobox, list"),
         ("where(exact, kind=box)", "no kind 'box' of passages: choose from prose, table"),
         ("where(exact, hnsw, kind=table)", "where filters one retriever"),
-        ("where(exact, language=de)", "where has no option 'language'"),
+        ("where(exact, size=3)", "where has no option 'size'"),
+        (
+            "where(exact, language=de)",
+            'have no language: add metadata = \\["language"\\] to \\[chunk\\] of the recipe',
+        ),
     ],
 )
 def test_a_wrong_condition_is_refused(snapshot: Snapshot, expression: str, message: str) -> None:
@@ -79,6 +124,7 @@ def test_a_request_has_a_condition() -> None:
     request = SearchRequest(questions=["q"], k=None, index=None, retriever="rrf(bm25,hnsw)", where="kind=table")
     assert request.expression == "where(rrf(bm25, hnsw), kind=table)"
     assert SearchRequest(questions=["q"], k=1, index=None, where=None).expression is None
+    assert add_condition(None, "category=Pain, acute") == "where(category='Pain, acute')"
     with pytest.raises(UsageError, match="'size=3' is not a condition: give kind="):
         add_condition("bm25", "size=3")
 

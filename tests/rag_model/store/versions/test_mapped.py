@@ -49,7 +49,7 @@ def test_a_slice_and_missing_values_are_read_as_arrow_says(tmp_path: Path) -> No
 @pytest.mark.parametrize("older", ["part", "copy"])
 def test_passages_of_before_dates_are_read_without_them(tmp_path: Path, older: str) -> None:
     """A part that an earlier bookwheel wrote, copied today; or a copy that it made in this folder."""
-    with PassageWriter(tmp_path / "part", dated=False) as writer:
+    with PassageWriter(tmp_path / "part", UNDATED_SCHEMA) as writer:
         for passage in PASSAGES:
             writer.write(passage)
     write_mapped_copy(tmp_path / "part", tmp_path / "copy")

@@ -1,0 +1,156 @@
+"""What a source says about a page besides its text: its language, its Wikidata item, its categories,
+and the titles that lead to it.
+
+A recipe names what it wants (`[chunk] metadata`). Language, item and categories become columns of
+the passages, by which hits are filtered. Aliases become the first line of the article, so that
+every retriever finds them and a changed alias changes a passage like any other text.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rag_model.corpus.records import (
+    CATEGORY_SEPARATOR,
+    MAX_TITLE,
+    Metadata,
+    MetadataName,
+    Page,
+    Passage,
+    Section,
+    Siteinfo,
+)
+
+VERSION = 1  # increase it when the same page would give other metadata
+# Bounds of what every passage of a page repeats.
+MAX_CATEGORIES = 2_000  # characters
+MAX_ALIAS_WORDS = 24
+_CATEGORY = 14  # the namespace
+_LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,34}")
+_ITEM = re.compile(r"Q[1-9][0-9]{0,14}")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON may contain, but UTF-8 cannot
+_WORD = re.compile(r"\w+")
+_LINK = re.compile(r"\[\[\s*([^\W\d][^\[\]|:\n]{0,80}):\s*([^\[\]|\n#]{1,255})(?:\|[^\[\]\n]*)?\]\]")
+
+
+def build_metadata(values: Mapping[str, Any]) -> Metadata:
+    """Return the metadata in fields of a source, without values that have another form.
+
+    >>> build_metadata({"language": "de", "wikidata": "Q42", "categories": ["Schriftsteller"]})
+    Metadata(language='de', wikidata='Q42', categories=('Schriftsteller',), aliases=())
+    """
+    return Metadata(
+        language=_match(_LANGUAGE, values.get("language")),
+        wikidata=_match(_ITEM, values.get("wikidata") or values.get("wikidata_id")),
+        categories=_list_titles(values.get("categories")),
+        aliases=_list_titles(values.get("aliases")),
+    )
+
+
+def parse_metadata(text: str) -> Metadata:
+    """Return the metadata that `format_metadata` wrote; none if it is something else."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return Metadata()
+    return build_metadata(values) if isinstance(values, dict) else Metadata()
+
+
+def format_metadata(metadata: Metadata) -> str:
+    """Return metadata as JSON, without what is unknown."""
+    return json.dumps(to_fields(metadata), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def to_fields(metadata: Metadata) -> dict[str, Any]:
+    """Return metadata as JSON values, without what is unknown."""
+    values = {
+        "language": metadata.language,
+        "wikidata": metadata.wikidata,
+        "categories": list(metadata.categories),
+        "aliases": list(metadata.aliases),
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
+    """Return the metadata of a page, with the wiki's language and the categories of its wikitext.
+
+    Categories that only templates name are not in the wikitext.
+    """
+    metadata = page.metadata
+    if not metadata.categories and page.model == "wikitext":
+        metadata = replace(metadata, categories=find_categories(page.text, siteinfo))
+    if not metadata.language:
+        metadata = replace(metadata, language=_match(_LANGUAGE, siteinfo.language))
+    return metadata
+
+
+def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
+    """Return the categories that a page's wikitext names, in their order."""
+    names = {name for name, key in siteinfo.namespaces.items() if key == _CATEGORY}
+    links = (link for link in _LINK.finditer(text) if link[1].strip().lower() in names)
+    return _list_titles([link[2].replace("_", " ") for link in links])
+
+
+def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str]) -> tuple[Section, ...]:
+    """Return the sections with the aliases as the first sentence and line of the introduction.
+
+    An alias without a new word is left out, since the title finds the page as well.
+    """
+    line = _join_aliases(title, aliases)
+    if not line or not sections:
+        return tuple(sections)
+    first, *others = sections
+    if first.heading:
+        return (Section("", line), *sections)
+    offset = len(line) + 1
+    links = tuple((start + offset, end + offset) for start, end in first.links)
+    text = f"{line}\n{first.text}" if first.text else line
+    return (replace(first, text=text, links=links), *others)
+
+
+def label_passages(passages: Iterable[Passage], metadata: Metadata, names: Collection[MetadataName]) -> list[Passage]:
+    """Return passages with the requested columns of their page's metadata."""
+    language = metadata.language if "language" in names else ""
+    item = metadata.wikidata if "wikidata" in names else ""
+    categories = _join_categories(metadata.categories) if "categories" in names else ""
+    if not (language or item or categories):
+        return list(passages)
+    return [replace(passage, language=language, wikidata=item, categories=categories) for passage in passages]
+
+
+def _match(pattern: re.Pattern[str], value: object) -> str:
+    return value if isinstance(value, str) and pattern.fullmatch(value) else ""
+
+
+def _list_titles(value: object) -> tuple[str, ...]:
+    """Return the distinct titles of a list, or of one text, in one line each."""
+    values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    titles = (
+        " ".join(_SURROGATE.sub("\ufffd", title).replace(CATEGORY_SEPARATOR, " ").split())
+        for title in values
+        if isinstance(title, str)
+    )
+    return tuple(dict.fromkeys(title for title in titles if 0 < len(title) <= MAX_TITLE))
+
+
+def _join_categories(categories: Sequence[str]) -> str:
+    """Join categories, and leave out those beyond `MAX_CATEGORIES` characters."""
+    joined = CATEGORY_SEPARATOR.join(categories)
+    if len(joined) <= MAX_CATEGORIES:
+        return joined
+    return joined[: MAX_CATEGORIES + 1].rpartition(CATEGORY_SEPARATOR)[0]
+
+
+def _join_aliases(title: str, aliases: Iterable[str]) -> str:
+    known, chosen, size = set(_WORD.findall(title.casefold())), list[str](), 0
+    for alias in aliases:
+        words = _WORD.findall(alias.casefold())
+        if known.issuperset(words) or size + len(words) > MAX_ALIAS_WORDS:
+            continue
+        chosen.append(alias)
+        known.update(words)
+        size += len(words)
+    return f"{'; '.join(chosen)}." if chosen else ""  # chunkers cut between sentences

@@ -1,0 +1,107 @@
+"""Metadata of pages: what is read of them, and what is refused or cut."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.metadata import (
+    MAX_ALIAS_WORDS,
+    MAX_CATEGORIES,
+    add_aliases,
+    build_metadata,
+    find_categories,
+    format_metadata,
+    label_passages,
+    parse_metadata,
+)
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Metadata, Passage, Section, Siteinfo
+from rag_model.errors import UsageError
+
+DE = Siteinfo("dewiki", "de", "", {"kategorie": 14, "category": 14, "datei": 6})
+PAGE = (
+    "<page><title>Ada</title><ns>0</ns><id>1</id><revision><id>2</id>"
+    "<text>Ada schrieb.\n[[Kategorie:Frau]] [[category: Geboren_1815|Ada]] [[:Kategorie:Link]]</text>"
+    "</revision></page>"
+)
+XML = (
+    '<mediawiki xml:lang="de"><siteinfo><dbname>dewiki</dbname><namespaces>'
+    f'<namespace key="14">Kategorie</namespace></namespaces></siteinfo>{PAGE}</mediawiki>'
+)
+
+
+def chunk(path: Path, metadata: tuple[Any, ...]) -> list[Passage]:
+    work = path.parent / "work"
+    work.mkdir(exist_ok=True)
+    plan = plan_dump(str(path), workdir=work, stage=str)
+    (part,) = plan.parts
+    chunk_part(part, plan.siteinfo, ChunkRecipe(metadata=metadata), work / "out.parquet")
+    with PassageFile(work / "out.parquet") as file:
+        return list(file.iter_passages())
+
+
+def test_an_export_has_the_language_and_the_categories_of_its_wikitext(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text(XML)
+    (passage,) = chunk(tmp_path / "a.xml", ("language", "categories", "wikidata"))
+    assert (passage.language, passage.categories) == ("de", "Frau|Geboren 1815")
+    assert passage.wikidata == ""
+
+
+def test_documents_may_have_metadata(tmp_path: Path) -> None:
+    row = {"id": "1", "title": "Ada", "text": "She wrote.", "language": "en", "categories": "Women"}
+    rows = [row, row | {"id": "2", "language": 7, "wikidata": "42", "aliases": ["Lady \ud800 Ada"]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    first, second = sorted(
+        chunk(tmp_path / "a.jsonl", ("language", "categories", "aliases", "wikidata")),
+        key=lambda passage: passage.id,
+    )
+    assert (first.language, first.categories, first.text) == ("en", "Women", "She wrote.")
+    assert (second.language, second.wikidata) == ("", "")
+    assert second.text == "Lady \ufffd Ada. She wrote."
+
+
+def test_links_of_other_namespaces_are_no_categories() -> None:
+    text = "[[Kategorie:A]] [[Datei:B.jpg]] [[:Kategorie:C]] [[D]] [[category:E|key]] [[Kategorie:A]]"
+    assert find_categories(text, DE) == ("A", "E")
+
+
+def test_aliases_without_a_new_word_are_left_out() -> None:
+    sections = (Section("", "Ada wrote.", ((0, 3),)), Section("Life", "Born."))
+    aliases = ["ada lovelace", "Lovelace, Ada", "Ada King", "King", "Countess"]
+    first, second = add_aliases(sections, "Ada Lovelace", aliases)
+    assert first.text == "Ada King; Countess.\nAda wrote."
+    assert [first.text[start:end] for start, end in first.links] == ["Ada"]
+    assert second == sections[1]
+    assert add_aliases(sections, "Ada King Countess Lovelace", aliases) == sections
+    assert add_aliases(sections[1:], "Ada", ["King"])[0] == Section("", "King.")
+    assert add_aliases((), "Ada", aliases) == ()
+
+
+def test_what_every_passage_repeats_is_bounded() -> None:
+    aliases = [f"word{i}" for i in range(10_000)]
+    (section,) = add_aliases((Section("", "Text."),), "Title", aliases)
+    assert len(section.text.split()) == MAX_ALIAS_WORDS + 1
+    passage = Passage("1:0", "1", 0, "T", "", "x", 0, 1, "")
+    metadata = build_metadata({"categories": [f"Category {i}" for i in range(10_000)]})
+    (labelled,) = label_passages([passage], metadata, ("categories",))
+    assert len(labelled.categories) <= MAX_CATEGORIES
+    assert labelled.categories.split("|")[-1].startswith("Category ")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", "[" * 100_000, '{"language": ["de"]}'])
+def test_what_is_no_metadata_is_none(text: str) -> None:
+    assert parse_metadata(text) == Metadata()
+
+
+def test_metadata_are_read_back() -> None:
+    metadata = Metadata("pt-BR", "Q42", ("A", "B c"), ("Ä",))
+    assert parse_metadata(format_metadata(metadata)) == metadata
+
+
+def test_unknown_metadata_in_a_recipe_are_named() -> None:
+    with pytest.raises(UsageError, match="metadata has 'lang' in the recipe: choose from aliases, "):
+        ChunkRecipe(metadata=("lang",))  # type: ignore[arg-type]
