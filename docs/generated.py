@@ -73,7 +73,7 @@ def _help(verb: str) -> str:
     command = app[verb]
     told = generate_markdown_docs(command, heading_level=2, command_chain=["bookwheel", verb])
     docstring = inspect.getdoc(command.default_command) or ""
-    more = docstring.partition("\n\n")[2].partition("Parameters\n---")[0].strip()
+    more = docstring.partition("\n\n")[2].partition("Args:\n")[0].strip()
     before, found, parameters = told.partition("\n**")
     return f"{before}\n{more}\n{found}{parameters}" if more else told
 

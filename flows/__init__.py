@@ -19,7 +19,7 @@ Models and evaluation:
     release: rebuild, train, evaluate, and move the ref if it is accepted.
 
 Shared:
-    stage, parameter_checks: the decorators of flows and stages, progress, and failed runs.
+    stage, parameters: the decorators of flows and stages, progress, and failed runs.
     outcome, artifacts: results, and their tables in the Prefect UI.
     launch, launch_model: start a run on a machine of the estimated size.
     machine: local services, work pools, automations and `doctor`.

@@ -8,13 +8,16 @@ Requires: a store that this machine and the workers both reach.
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from beam_jobs import corpus
 from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url
+from flows.parameters import RecipeParameter, StoreParameter
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
@@ -37,21 +40,24 @@ from rag_model.store.versions.snapshot import Snapshot
 @deployment_flow("add-index", takes_turns=True)
 def add_index(
     snapshot: str,
-    store: Url,
-    recipe: Recipe | None = None,
-    indexes: Sequence[str] = (),
+    store: StoreParameter,
+    recipe: Annotated[
+        RecipeParameter, Parameter(help="A TOML file with indexes and a gate; by default the snapshot's own indexes.")
+    ] = None,
+    indexes: Annotated[Sequence[str], Parameter(name="--index")] = (),
     ref: str = "latest",
     beam_options: Sequence[str] = (),
 ) -> BuildOutcome:
     """Publish a snapshot with another's passages and vectors and new indexes; move `ref` to it.
 
     Args:
-        snapshot: a ref, ref@number, an id, or a unique prefix of one.
+        snapshot: A ref, ref@number, an id, or a unique prefix of one.
         store: URL or folder of the store.
-        recipe: the indexes to build and the gate; by default the snapshot's own are built again.
-        indexes: names of the recipe's indexes to build; by default all.
-        ref: the ref to move to the new snapshot.
-        beam_options: options of Beam and of its runner, as on their own command lines.
+        recipe: The indexes to build and the gate; by default the snapshot's own are built again.
+        indexes: Names of the recipe's indexes to build; by default all.
+        ref: The ref to move to the new snapshot.
+        beam_options: Options of Beam and its runner, such as `--runner=FlinkRunner
+            --flink_master=host:8081`; on the command line after `--`.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.

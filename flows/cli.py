@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from cyclopts import App, CycloptsError, MissingArgumentError
+    from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
     from cyclopts.argument import ArgumentCollection, update_argument_collection
     from cyclopts.config import Env, Toml
 except ModuleNotFoundError:  # only the core is installed
@@ -93,6 +93,7 @@ app = App(
     help="Turn a Wikipedia dump into a checked, versioned, searchable retrieval index.",
     help_epilogue="Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification failed.",
     version=lambda: version("bookwheel"),
+    default_parameter=Parameter(negative=()),
     config=[
         _Environment("BOOKWHEEL_", command=False),
         _Settings("bookwheel.toml", search_parents=True),

@@ -20,7 +20,7 @@ from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
 from flows.evaluation_records import REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CompareOutcome
-from flows.parameter_checks import Url
+from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.evaluation.measures.measure import JudgedBy

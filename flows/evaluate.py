@@ -21,7 +21,7 @@ from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.evaluation_records import KILT, REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CollapseRefusedError, EvaluateOutcome
-from flows.parameter_checks import Url
+from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.encoders.model import list_inference_inputs
 from rag_model.evaluation.answers.ablation import Condition

@@ -22,11 +22,11 @@ from beam_jobs.launch import Launch
 from flows import artifacts
 from flows.command.console import ProgressReporter, format_seconds
 from flows.machine.workplace import lock_folder
-from flows.parameter_checks import Url
+from flows.parameters import Url
 from flows.rebuild import delete_rebuild_refs, open_rebuild_launcher
 from flows.reencode import reencode
 from flows.stage import StageClock, deployment_flow, log, run_flow, stage
-from flows.training import KindName, RecipeTables
+from flows.training import KindParameter, RecipeTablesParameter
 from rag_model.errors import UsageError
 from rag_model.snapshots.existing import REENCODED
 from rag_model.store.objects.cache import cache_folder
@@ -136,7 +136,7 @@ class FinetuneOutcome:
 
 @deployment_flow("finetune")
 def finetune(
-    kind: KindName,
+    kind: KindParameter,
     store: Url,
     train: Url | None = None,
     dev: Url | None = None,
@@ -144,7 +144,7 @@ def finetune(
     encoder: Url | None = None,
     generator: Url | None = None,
     teacher: Url | None = None,
-    recipe: RecipeTables = None,
+    recipe: RecipeTablesParameter = None,
     name: str | None = None,
     max_steps: int | None = None,
     work: str | None = None,
@@ -156,27 +156,27 @@ def finetune(
     one prepares it, writes files and publishes the model; the others only train, and return None.
 
     Args:
-        kind: the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
+        kind: The name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
             package registers.
         store: URL or folder of the store.
-        train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR
+        train: Examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR
             folder; none for objectives that learn from the snapshot's own text.
-        dev: validation examples for checkpoint selection, in a format of `train`.
-        ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before
+        dev: Validation examples for checkpoint selection, in a format of `train`.
+        ref: A ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before
             anything else.
-        encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`;
+        encoder: Initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`;
             by default the snapshot's.
-        generator: initial weights of the generator: a folder, a hub name, or `model:NAME`.
-        teacher: the cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
-        recipe: tables of settings, as in a TOML file (`rag_model.training.settings`); by default
+        generator: Initial weights of the generator: a folder, a hub name, or `model:NAME`.
+        teacher: The cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
+        recipe: Tables of settings, as in a TOML file (`rag_model.training.settings`); by default
             those of the papers.
-        name: the ref of models to move; by default `kind`.
-        max_steps: the number of steps, in place of the recipe's.
-        work: keep checkpoints and curves in this folder; by default in the cache, where they are
+        name: The ref of models to move; by default `kind`.
+        max_steps: The number of steps, in place of the recipe's.
+        work: Keep checkpoints and curves in this folder; by default in the cache, where they are
             deleted at the end. The newest checkpoint is in the store too until the model is
             published, unless the recipe's `stored` is false: a run elsewhere with the same
             arguments goes on from it.
-        beam_options: options of Beam and of its runner, for a training whose index is rebuilt, and
+        beam_options: Options of Beam and of its runner, for a training whose index is rebuilt, and
             for the scores that `ra-dit` takes from its generator, `margin-mse` and `colbert` from a
             teacher.
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress
@@ -16,7 +19,7 @@ from beam_jobs.tasks import run_task
 from beam_jobs.workers import is_local, worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url
+from flows.parameters import RecipeParameter, StoreParameter, Url
 from flows.reindex import prepare_encoder
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.errors import InputError, UsageError
@@ -51,27 +54,28 @@ _PASSAGE_SECONDS, _VECTOR_BYTES_PER_SECOND = 4e-5, 5e8
 def import_library(
     passages: Url,
     vectors: Sequence[str],
-    store: Url,
+    store: StoreParameter,
     encoder: Url,
-    recipe: Recipe | None = None,
+    recipe: Annotated[RecipeParameter, Parameter(help="A TOML file with indexes and a gate.")] = None,
     ref: str = "latest",
-    index_files: Sequence[str] = (),
+    index_files: Annotated[Sequence[str], Parameter(name="--index-file")] = (),
     beam_options: Sequence[str] = (),
 ) -> BuildOutcome:
     """Publish a snapshot of existing passages and vectors in `store` and move `ref` to it.
 
     Args:
-        passages: path, URL or glob of passages or documents, in a format that `reindex` accepts.
+        passages: Path, URL or glob of passages or documents, in a format that `reindex` accepts.
         vectors: `.npy`, Parquet or faiss Flat files or folders of them; row i belongs to passage i.
             None: the files of passages have them.
         store: URL or folder of the store; made if there is none.
-        encoder: folder or hub name of the encoder that made the vectors; some of them are checked.
-        recipe: the indexes and the gate; its other settings are not used. None: the default one, or
+        encoder: Folder or hub name of the encoder that made the vectors; some of them are checked.
+        recipe: The indexes and the gate; its other settings are not used. None: the default one, or
             no index but those of `index_files`.
-        ref: the ref to move to the new snapshot.
+        ref: The ref to move to the new snapshot.
         index_files: NAME=FILE of faiss HNSW, IVF or Flat files that become the indexes of these
             names; id i is passage i.
-        beam_options: options of Beam and of its runner, as on their own command lines.
+        beam_options: Options of Beam and its runner, such as `--runner=FlinkRunner
+            --flink_master=host:8081`; on the command line after `--`.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.

@@ -11,7 +11,7 @@ from typing import Any
 
 from beam_jobs.workers import is_local, resolve_options
 from flows.machine.pools import create_launch_flow
-from flows.parameter_checks import is_deployment_run
+from flows.parameters import is_deployment_run
 from flows.reindex import reindex
 from rag_model.process import temporary_folder
 from rag_model.resources import WorkEstimate

@@ -18,7 +18,7 @@ from flows.command.reply import parse_age
 from flows.launch import launch
 from flows.machine.pools import LaunchedRun
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url
+from flows.parameters import Url
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.dump_catalog import ARTICLES_JOB, fetch_dump, find_newest

@@ -17,7 +17,7 @@ from beam_jobs.workers import worker_memory
 from flows.add_index import read_results
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url
+from flows.parameters import Url
 from flows.reindex import prepare_encoder
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.encoders.embed import Dtype

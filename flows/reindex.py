@@ -18,7 +18,7 @@ from beam_jobs.workers import worker_memory
 from flows.command.console import ProgressReporter
 from flows.finish import Build, finish_build, name_embed_stage
 from flows.outcome import BuildOutcome
-from flows.parameter_checks import Url
+from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
@@ -44,10 +44,10 @@ DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 @deployment_flow("reindex", takes_turns=True)
 def reindex(
-    dump: Url,
-    store: Url,
+    dump: DumpParameter,
+    store: StoreParameter,
     encoder: Url = DEFAULT_ENCODER,
-    recipe: Recipe | None = None,
+    recipe: RecipeParameter = None,
     ref: str = "latest",
     limit: int | None = None,
     dry_run: bool = False,
@@ -60,15 +60,16 @@ def reindex(
     Args:
         dump: URL, path or glob of a dump; docs/howto/build.md lists the formats.
         store: URL or folder of the store; made if there is none.
-        encoder: the passage encoder: a folder, a hub name, or `openai:MODEL` behind an endpoint.
-        recipe: all other settings that decide the snapshot; by default the default recipe.
-        ref: the ref to move to the new snapshot.
-        limit: read at most this many articles, for a quick test.
-        dry_run: plan, report what would be built, and build nothing.
-        beam_options: options of Beam and of its runner, as on their own command lines.
-        base: the ref whose snapshot is the parent, with which the gate compares; it does not move.
+        encoder: The passage encoder: a folder, a hub name, or `openai:MODEL` behind an endpoint.
+        recipe: All other settings that decide the snapshot; by default the default recipe.
+        ref: The ref to move to the new snapshot.
+        limit: Read at most this many articles, for a quick test.
+        dry_run: Plan, report what would be built, and build nothing.
+        beam_options: Options of Beam and its runner, such as `--runner=FlinkRunner
+            --flink_master=host:8081`; on the command line after `--`.
+        base: The ref whose snapshot is the parent, with which the gate compares; it does not move.
             By default `ref`.
-        rebuild_graphs: build every cell of a graph again instead of updating the parent's.
+        rebuild_graphs: Build every cell of a graph again instead of updating the parent's.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.

@@ -12,7 +12,8 @@ train.
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from flows import artifacts
 from flows.compare import compare
@@ -20,7 +21,7 @@ from flows.evaluate import evaluate
 from flows.evaluation_records import OUTCOME
 from flows.finetune import finetune
 from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome, ReleaseOutcome, ReleaseRefusedError
-from flows.parameter_checks import Url
+from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, read_file
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import StageClock, deployment_flow, stage
 from flows.training import KindName, RecipeTables
@@ -44,6 +45,7 @@ from rag_model.store.versions.model_manifest import GENERATOR
 from rag_model.store.versions.moves import advance, tag
 from rag_model.store.versions.refs import RefMove, check_ref_name
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.toml import from_table, read_toml
 from rag_model.training.objectives.objective import get_objective
 from rag_model.untrusted_text import parse_json
 
@@ -179,17 +181,27 @@ class ReleaseTraining:
         return self.name or self.kind
 
 
+def _read_training(path: Path) -> ReleaseTraining:
+    return from_table(ReleaseTraining, read_toml(path), str(path))
+
+
 @deployment_flow("release", takes_turns=True)
 def release(
-    dump: Url,
-    store: Url,
+    dump: DumpParameter,
+    store: StoreParameter,
     questions: Url,
     encoder: Url = DEFAULT_ENCODER,
-    recipe: Recipe | None = None,
+    recipe: RecipeParameter = None,
     ref: str = "latest",
     limit: int | None = None,
     model: str | None = None,
-    training: ReleaseTraining | None = None,
+    training: Annotated[
+        ReleaseTraining | None,
+        read_file(
+            _read_training,
+            "Train a RAG model on the new snapshot: TOML with kind, train, dev, name and [recipe.TABLE]s.",
+        ),
+    ] = None,
     settings: EvaluationSettings | None = None,
     acceptance: Acceptance | None = None,
     beam_options: Sequence[str] = (),
@@ -202,19 +214,20 @@ def release(
         store: URL or folder of the store; made if there is none.
         questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a
             BEIR folder.
-        encoder: folder or hub name of the passage encoder.
-        recipe: all other settings that decide the snapshot; by default the default recipe.
-        ref: the ref to move to the new snapshot, when it is accepted.
-        limit: read at most this many articles, for a quick test.
-        model: the model that answers the questions, as `evaluate` takes it; by default only
+        encoder: Folder or hub name of the passage encoder.
+        recipe: All other settings that decide the snapshot; by default the default recipe.
+        ref: The ref to move to the new snapshot, when it is accepted.
+        limit: Read at most this many articles, for a quick test.
+        model: The model that answers the questions, as `evaluate` takes it; by default only
             retrieval is measured.
-        training: train a RAG model on the new snapshot instead; its ref moves with the snapshot's.
-        settings: settings of the evaluation, such as the retriever and the model's `readers`;
+        training: Train a RAG model on the new snapshot instead; its ref moves with the snapshot's.
+        settings: Settings of the evaluation, such as the retriever and the model's `readers`;
             `depth` is the number of passages that are measured.
-        acceptance: floors of metrics, and the tolerated loss against the present snapshot and
+        acceptance: Floors of metrics, and the tolerated loss against the present snapshot and
             model.
-        beam_options: options of Beam and of its runner, as on their own command lines.
-        rebuild_graphs: build every cell of a graph again instead of updating the parent's.
+        beam_options: Options of Beam and its runner, such as `--runner=FlinkRunner
+            --flink_master=host:8081`; on the command line after `--`.
+        rebuild_graphs: Build every cell of a graph again instead of updating the parent's.
 
     Raises:
         GateRefusedError: the indexes of the new snapshot were refused; the ref did not move.

@@ -27,7 +27,7 @@ from flows.add_index import add_index
 from flows.evaluation_records import REPORT, FlowEvaluation, NewEvaluation, store_evaluation
 from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionRefusedError
-from flows.parameter_checks import Url
+from flows.parameters import Url
 from flows.reindex import reindex
 from flows.release import ReleaseEvaluation, ReleaseEvaluator, find_recorded_snapshot, record_release_inputs
 from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction

@@ -30,7 +30,7 @@ from uuid import UUID
 import httpx
 
 from flows.command.console import ProgressReporter, format_seconds, show_progress
-from flows.parameter_checks import check_parameters, get_checked_flow, get_flow_run, get_run_context, is_deployment_run
+from flows.parameters import check_parameters, get_checked_flow, get_flow_run, get_run_context, is_deployment_run
 from rag_model.errors import (
     InputError,
     MissingExtraError,

@@ -41,7 +41,7 @@ from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, build_indexes, group_by_stage
 from flows.outcome import TakedownOutcome
-from flows.parameter_checks import Url
+from flows.parameters import StoreParameter
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
@@ -75,7 +75,7 @@ from rag_model.store.versions.takedowns import Takedown
 
 @deployment_flow("takedown")
 def takedown(
-    store: Url,
+    store: StoreParameter,
     pages: Sequence[str] = (),
     wiki: str | None = None,
     reason: str = "",
@@ -85,10 +85,11 @@ def takedown(
 
     Args:
         store: URL or folder of the store.
-        pages: ids of the pages; none: only continue earlier takedowns.
-        wiki: dbname of the pages' wiki; required if the store has several wikis.
-        reason: the reason, for the record.
-        beam_options: options of Beam and of its runner, as on their own command lines.
+        pages: Ids of the pages; none: only continue earlier takedowns.
+        wiki: Dbname of the pages' wiki; required if the store has several wikis.
+        reason: The reason, for the record.
+        beam_options: Options of Beam and its runner, such as `--runner=FlinkRunner
+            --flink_master=host:8081`; on the command line after `--`.
 
     Raises:
         UsageError: the wiki of the pages is ambiguous.

@@ -9,14 +9,15 @@ encoder's vectors.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from cyclopts import Parameter
 from pydantic import PydanticUserError, TypeAdapter, WithJsonSchema
 
+from flows.parameters import read_file
 from rag_model.toml import read_toml
 from rag_model.training.objectives.objective import Objective, list_objective_names, list_objectives
-from rag_model.training.settings import Tables, parse_field_comments
+from rag_model.training.settings import parse_field_comments
 
 _DEFINED = "#/$defs/"
 
@@ -87,10 +88,12 @@ else:
     KindName = Literal[list_objective_names()]  # help and forms offer the registered names only
 
 
-def read_tables(path: Path | None) -> Tables:
-    """Read the tables of a TOML file; return {} if there is no path.
-
-    Raises:
-        InputError: the file is missing or is not TOML.
-    """
-    return {} if path is None else read_toml(path)
+_OBJECTIVES_HELP = "; ".join(
+    f"`{objective.name}`: {objective.summary}{''.join(f', `--{option}`' for option in sorted(objective.options))}"
+    for objective in list_objectives()
+)
+KindParameter = Annotated[KindName, Parameter(help=_OBJECTIVES_HELP)]
+RecipeTablesParameter = Annotated[
+    RecipeTables,
+    read_file(read_toml, "A TOML file of settings; omitted ones keep their defaults.", "--training"),
+]

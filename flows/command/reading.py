@@ -65,9 +65,7 @@ class PromptOptions:
             "and {question}."
         ),
     ] = None
-    cite: Annotated[
-        bool, Parameter(negative="", help=f"{_CONCAT_HELP}ask for citations: the number of a passage, [1].")
-    ] = False
+    cite: Annotated[bool, Parameter(help=f"{_CONCAT_HELP}ask for citations: the number of a passage, [1].")] = False
 
     def list_given(self) -> list[str]:
         """Return the names of the given options."""

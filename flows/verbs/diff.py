@@ -1,9 +1,7 @@
 """`bookwheel diff`: compare two snapshots, or two evaluations."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from flows.command.evaluations import build_comparison_reply
 from flows.command.reply import Common, Reply, StoreUrl, format_value
@@ -21,7 +19,7 @@ def diff(
     /,
     *,
     store: StoreUrl,
-    limit: Annotated[int, Parameter(help="Number of articles to list for each kind of change.")] = 10,
+    limit: int = 10,
     common: Common | None = None,
 ) -> Reply:
     """Compare two snapshots: changed articles, passages and settings, and the bytes of a pull.
@@ -32,13 +30,11 @@ def diff(
     Passages are joined by id and hash. The bytes are those that a pull of the second fetches into a
     folder with the first.
 
-    Parameters
-    ----------
-    before
-        A ref, ref@number, an id, or a unique prefix of one; with `evaluation:` before it, that of
-        an evaluation.
-    after
-        The snapshot or evaluation to compare with, named in the same way.
+    Args:
+        before: A ref, ref@number, an id, or a unique prefix of one; with `evaluation:` before
+            it, that of an evaluation.
+        after: The snapshot or evaluation to compare with, named in the same way.
+        limit: Number of articles to list for each kind of change.
     """
     opened_store = Store.open(store)
     kinds = {name.startswith(EVALUATION_PREFIX) for name in (before, after)}

@@ -1,20 +1,22 @@
 """`bookwheel doctor`: check this machine, the store and the servers before a run."""
 
 from dataclasses import asdict
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply
 from flows.machine.doctor import Finding, run_checks
 
 
 def doctor(
-    *beam_options: Annotated[str, Parameter(help="Options of Beam and its runner, after `--`, as for reindex.")],
-    store: Annotated[str | None, Parameter(help="A store to test; no file is left in it.")] = None,
+    *beam_options: str,
+    store: str | None = None,
     common: Common | None = None,
 ) -> Reply:
-    """Check versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if a check fails."""
+    """Check versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if a check fails.
+
+    Args:
+        beam_options: Options of Beam and its runner, after `--`, as for reindex.
+        store: A store to test; no file is left in it.
+    """
     findings = list(run_checks(store, beam_options))
     failed = [finding for finding in findings if not finding.ok]
     document = {"ok": not failed, "findings": [asdict(finding) for finding in findings]}

@@ -30,104 +30,30 @@ _DEFAULT_DEPTH = 20  # number of passages at which retrieval is measured
 def evaluate(
     *,
     store: StoreUrl,
-    questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.")],
+    questions: str,
     ref: SnapshotName = "latest",
-    retriever: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            env_var_split=keep_whole,
-            help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); "
-            "A:100 retrieves 100 from A. Repeat it to compare others with the first. By default "
-            "the snapshot's own.",
-        ),
-    ] = (),
-    index: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            help="An index of the snapshot, or `exact`; the short form of --retriever. Repeat it for more.",
-        ),
-    ] = (),
-    k: Annotated[
-        int | None,
-        Parameter(
-            alias="-k",
-            help="Passages a question. The default is 20, or all of a smaller corpus; with --model it is the "
-            "number of the model's training.",
-        ),
-    ] = None,
+    retriever: Annotated[tuple[str, ...], Parameter(env_var_split=keep_whole)] = (),
+    index: tuple[str, ...] = (),
+    k: Annotated[int | None, Parameter(alias="-k")] = None,
     encoder: EncoderName = None,
-    judge: Annotated[
-        JudgedBy | None,
-        Parameter(
-            help="How relevance is judged: by `answers` that a passage contains, or by `pages` or `passages` that the "
-            "questions name. By default pages for a BEIR folder, passages if every question names "
-            "one, else answers."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        Parameter(
-            help="Answer the questions too, with this RAG model of the store, or folder of one; with --reader concat "
-            "also a folder of a generator alone, or openai:MODEL."
-        ),
-    ] = None,
-    reader: Annotated[
-        tuple[ReaderName, ...],
-        Parameter(
-            negative="",
-            help="With --model: how passages are read, as in `answer`. Repeat it to compare others with the first on "
-            "the same passages.",
-        ),
-    ] = (),
+    judge: JudgedBy | None = None,
+    model: str | None = None,
+    reader: tuple[ReaderName, ...] = (),
     prompt_options: PromptOptions | None = None,
-    answers: Annotated[
-        AnswerKind,
-        Parameter(
-            help="The kind of the answers: `spans`, `patterns` (CuratedTREC), `labels` (FEVER), `texts`, or `clues` "
-            "(Jeopardy: the question is an entity, the answer a clue that asks for it)."
-        ),
-    ] = "spans",
-    label: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            help="With --answers labels: a label and the word of one token that stands for it, such as SUPPORTS=true; "
-            "repeat it for each label. The likeliest label is the answer, and no text is "
-            "generated.",
-        ),
-    ] = (),
+    answers: AnswerKind = "spans",
+    label: tuple[str, ...] = (),
     asks: AsksName = None,
-    beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
+    beams: int = 1,
     max_tokens: MaxTokens = None,
-    ablations: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="With --model: also measure closed book, the gold passage, shuffled passages, several k, the hits of "
-            "BM25 and of the frozen retriever for this same model (the paper trains one with "
-            "each), and all passages if they fit into one prompt; and say whether retrieval is "
-            "worth its cost.",
-        ),
-    ] = False,
-    abstain: Annotated[
-        Path | None,
-        Parameter(
-            help="With --model: choose on these questions the score below which the model gives no answer, for the "
-            "maximum of --risk, and write it to this file."
-        ),
-    ] = None,
-    risk: Annotated[
-        float | None,
-        Parameter(help="With --abstain: maximum share of wrong answers among those given; by default 0.2."),
-    ] = None,
+    ablations: bool = False,
+    abstain: Path | None = None,
+    risk: float | None = None,
     abstain_below: AbstainBelow = None,
-    report: Annotated[Path | None, Parameter(help="Write an HTML report to this file.")] = None,
-    kilt: Annotated[Path | None, Parameter(help="With --model: write KILT's prediction file to this file.")] = None,
-    trec: Annotated[Path | None, Parameter(help="Write a TREC run to this file.")] = None,
-    dpr: Annotated[Path | None, Parameter(help="Write DPR's retrieval JSON to this file.")] = None,
-    rows: Annotated[Path | None, Parameter(help="Write one JSON line a question to this file.")] = None,
+    report: Path | None = None,
+    kilt: Path | None = None,
+    trec: Path | None = None,
+    dpr: Path | None = None,
+    rows: Path | None = None,
     common: Common | None = None,
 ) -> Reply:
     """Search every question of a set; report Success@k by DPR's token match, or other measures.
@@ -144,6 +70,42 @@ def evaluate(
     The result is recorded in the store as an evaluation, once for the same snapshot, model,
     questions and settings: `show` lists it, `diff` compares it. If the store cannot be written
     nothing is recorded, and the reply says so.
+
+    Args:
+        questions: DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.
+        retriever: How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several,
+            rerank(A, MODEL, 50); A:100 retrieves 100 from A. Repeat it to compare others with
+            the first. By default the snapshot's own.
+        index: An index of the snapshot, or `exact`; the short form of --retriever. Repeat it
+            for more.
+        k: Passages a question. The default is 20, or all of a smaller corpus; with --model it
+            is the number of the model's training.
+        judge: How relevance is judged: by `answers` that a passage contains, or by `pages` or
+            `passages` that the questions name. By default pages for a BEIR folder, passages if
+            every question names one, else answers.
+        model: Answer the questions too, with this RAG model of the store, or folder of one;
+            with --reader concat also a folder of a generator alone, or openai:MODEL.
+        reader: With --model: how passages are read, as in `answer`. Repeat it to compare others
+            with the first on the same passages.
+        answers: The kind of the answers: `spans`, `patterns` (CuratedTREC), `labels` (FEVER),
+            `texts`, or `clues` (Jeopardy: the question is an entity, the answer a clue that
+            asks for it).
+        label: With --answers labels: a label and the word of one token that stands for it, such
+            as SUPPORTS=true; repeat it for each label. The likeliest label is the answer, and
+            no text is generated.
+        beams: With --model: beams of the search for an answer; 1 is greedy.
+        ablations: With --model: also measure closed book, the gold passage, shuffled passages,
+            several k, the hits of BM25 and of the frozen retriever for this same model (the
+            paper trains one with each), and all passages if they fit into one prompt; and say
+            whether retrieval is worth its cost.
+        abstain: With --model: choose on these questions the score below which the model gives
+            no answer, for the maximum of --risk, and write it to this file.
+        risk: With --abstain: maximum share of wrong answers among those given; by default 0.2.
+        report: Write an HTML report to this file.
+        kilt: With --model: write KILT's prediction file to this file.
+        trec: Write a TREC run to this file.
+        dpr: Write DPR's retrieval JSON to this file.
+        rows: Write one JSON line a question to this file.
     """
     retrievers, prompt_options = choose_expressions(index, retriever), prompt_options or PromptOptions()
     if model is None:

@@ -3,9 +3,6 @@
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.command.console import show_progress
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
@@ -30,14 +27,8 @@ def export(
     /,
     *,
     store: StoreUrl,
-    layout: Annotated[
-        Layout | None,
-        Parameter(
-            help="dpr: psgs_w100.tsv and .npy; jsonl: Pyserini, FlashRAG; store: a store of this snapshot alone; "
-            "by default datasets: Parquet."
-        ),
-    ] = None,
-    no_embeddings: Annotated[bool, Parameter(negative="", help="Leave the vectors out.")] = False,
+    layout: Layout | None = None,
+    no_embeddings: bool = False,
     common: Common | None = None,
 ) -> Reply:
     """Write all passages of a snapshot, and their vectors, to a new folder for other tools.
@@ -45,12 +36,13 @@ def export(
     `model:NAME` writes the model's files unchanged: `from_pretrained` opens the folder, or the
     folders in it. `evaluation:ID` writes the report, rows and predictions of an evaluation.
 
-    Parameters
-    ----------
-    out
-        A folder that does not exist yet; or hf://datasets/USER/NAME, for a model hf://USER/NAME: a
-        repository of the Hugging Face Hub, or a folder in one, which gets all files in one commit.
-        A new repository is private.
+    Args:
+        out: A folder that does not exist yet; or hf://datasets/USER/NAME, for a model
+            hf://USER/NAME: a repository of the Hugging Face Hub, or a folder in one, which gets
+            all files in one commit. A new repository is private.
+        layout: dpr: psgs_w100.tsv and .npy; jsonl: Pyserini, FlashRAG; store: a store of this
+            snapshot alone; by default datasets: Parquet.
+        no_embeddings: Leave the vectors out.
     """
     destination = parse_destination(out)
     with nullcontext() if isinstance(destination, Path) else show_progress("export"):

@@ -73,48 +73,23 @@ _DEFAULT = IndexRecipe(DEFAULT_FACTORY)
 
 
 def index(
-    *paths: Annotated[
-        str, Parameter(help="VECTORS… OUT: .npy or Parquet files, or folders of them; then the file to write.")
-    ],
-    factory: Annotated[
-        str | None,
-        Parameter(
-            name="--index",
-            show_env_var=False,
-            help="A faiss factory string; by default the best that fits in memory.",
-        ),
-    ] = None,
-    shards: Annotated[int | None, Parameter(help="Cells of a graph, built in parallel; by default by size.")] = None,
-    metric: Annotated[Metric, Parameter(help="Inner product, or squared distance.")] = "ip",
-    memory: Annotated[
-        str | None, Parameter(help="Memory to build in and to search in: 16GB, 512MiB; by default the free memory.")
-    ] = None,
-    recall: Annotated[float | None, Parameter(help="Set the index for this recall@20, such as 0.95.")] = None,
-    questions: Annotated[
-        Path | None,
-        Parameter(show_env_var=False, help="Query vectors to measure with; by default some of the indexed ones."),
-    ] = None,
-    column: Annotated[str | None, Parameter(help="The column of Parquet files, if several contain vectors.")] = None,
-    invalid: Annotated[
-        InvalidRowPolicy,
-        Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy."),
-    ] = "refuse",
-    ef_construction: Annotated[int, Parameter(help="Candidates for the links of a node.")] = _DEFAULT.ef_construction,
-    border: Annotated[
-        float, Parameter(help="Mean number of further cells per vector whose graph contains it too.")
-    ] = _DEFAULT.border,
-    linked: Annotated[
-        float, Parameter(help="Mean number of further cells per vector that it is linked into.")
-    ] = _DEFAULT.linked,
-    seed: Annotated[int, Parameter(help="Seed of all random numbers.")] = 0,
-    plan: Annotated[bool, Parameter(negative="", help="Report the planned index and its cost; build nothing.")] = False,
-    n: Annotated[
-        int | None, Parameter(alias="-n", help="With --plan: the number of vectors, if there are none yet.")
-    ] = None,
-    d: Annotated[int | None, Parameter(alias="-d", help="With --plan: their dimensions.")] = None,
-    work: Annotated[
-        Path | None, Parameter(help="Folder for temporary files, which all workers reach; by default that of OUT.")
-    ] = None,
+    *paths: str,
+    factory: Annotated[str | None, Parameter(name="--index", show_env_var=False)] = None,
+    shards: int | None = None,
+    metric: Metric = "ip",
+    memory: str | None = None,
+    recall: float | None = None,
+    questions: Annotated[Path | None, Parameter(show_env_var=False)] = None,
+    column: str | None = None,
+    invalid: InvalidRowPolicy = "refuse",
+    ef_construction: int = _DEFAULT.ef_construction,
+    border: float = _DEFAULT.border,
+    linked: float = _DEFAULT.linked,
+    seed: int = 0,
+    plan: bool = False,
+    n: Annotated[int | None, Parameter(alias="-n")] = None,
+    d: Annotated[int | None, Parameter(alias="-d")] = None,
+    work: Path | None = None,
     common: Common | None = None,
 ) -> Reply:
     """Build one index file over vectors, which plain faiss reads, and report recall and latency.
@@ -124,6 +99,26 @@ def index(
     For kinds that are not built over vectors, n is the number of passages: `bookwheel index --plan
     --index MaxSim --n 1000 -d 128`. Indexes of words and of weighted terms need no dimension:
     `bookwheel index --plan --index Impact --n 1000`.
+
+    Args:
+        paths: VECTORS… OUT: .npy or Parquet files, or folders of them; then the file to write.
+        factory: A faiss factory string; by default the best that fits in memory.
+        shards: Cells of a graph, built in parallel; by default by size.
+        metric: Inner product, or squared distance.
+        memory: Memory to build in and to search in: 16GB, 512MiB; by default the free memory.
+        recall: Set the index for this recall@20, such as 0.95.
+        questions: Query vectors to measure with; by default some of the indexed ones.
+        column: The column of Parquet files, if several contain vectors.
+        invalid: Rows with a NaN or an infinity: refuse them, or drop them and say so in
+            OUT.rows.npy.
+        ef_construction: Candidates for the links of a node.
+        border: Mean number of further cells per vector whose graph contains it too.
+        linked: Mean number of further cells per vector that it is linked into.
+        seed: Seed of all random numbers.
+        plan: Report the planned index and its cost; build nothing.
+        n: With --plan: the number of vectors, if there are none yet.
+        d: With --plan: their dimensions.
+        work: Folder for temporary files, which all workers reach; by default that of OUT.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     for path in files:

@@ -1,9 +1,7 @@
 """`bookwheel pull`: copy a snapshot, or a model, to a local folder."""
 
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from flows.command.console import show_progress
 from flows.command.reply import AnyName, Common, Reply, StoreUrl
@@ -21,25 +19,11 @@ def pull(
     /,
     *,
     store: StoreUrl,
-    index: Annotated[
-        tuple[str, ...],
-        Parameter(negative="", help="Pull only this index, or `exact`; repeat it for more."),
-    ] = (),
-    no_embeddings: Annotated[
-        bool, Parameter(negative="", help="Leave out the vectors, and the indexes that rank by them.")
-    ] = False,
-    passages_only: Annotated[bool, Parameter(negative="", help="Pull only the passages.")] = False,
-    no_mapped: Annotated[
-        bool,
-        Parameter(negative="", help="Make no memory-mapped copy of the passages, which is three times their size."),
-    ] = False,
-    keep: Annotated[
-        int | None,
-        Parameter(
-            help="Number of versions pulled last to keep in DEST, besides those being read; by default all. With it, "
-            "versions that were taken down are deleted."
-        ),
-    ] = None,
+    index: tuple[str, ...] = (),
+    no_embeddings: bool = False,
+    passages_only: bool = False,
+    no_mapped: bool = False,
+    keep: int | None = None,
     common: Common | None = None,
 ) -> Reply:
     """Fetch the files of a snapshot that DEST lacks, verify them, and switch DEST to it atomically.
@@ -49,10 +33,14 @@ def pull(
     includes them. `model:NAME` pulls a model in the same way, to another folder; `answer --model
     DEST/current` uses it.
 
-    Parameters
-    ----------
-    dest
-        A folder; `DEST/current` is a link to the version that was pulled last.
+    Args:
+        dest: A folder; `DEST/current` is a link to the version that was pulled last.
+        index: Pull only this index, or `exact`; repeat it for more.
+        no_embeddings: Leave out the vectors, and the indexes that rank by them.
+        passages_only: Pull only the passages.
+        no_mapped: Make no memory-mapped copy of the passages, which is three times their size.
+        keep: Number of versions pulled last to keep in DEST, besides those being read; by
+            default all. With it, versions that were taken down are deleted.
     """
     opened_store = Store.open(store)
     catalog, name = opened_store.find_catalog(ref)

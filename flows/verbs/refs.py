@@ -1,9 +1,6 @@
 """`bookwheel tag`, `rollback` and `log`: create, move or delete a ref, and list its moves."""
 
 from collections.abc import Iterator
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, StoreUrl, Yes
 from rag_model.errors import UsageError
@@ -21,10 +18,8 @@ def tag(
     /,
     *,
     store: StoreUrl,
-    note: Annotated[str, Parameter(help="A note for the ref's log.")] = "",
-    delete: Annotated[
-        bool, Parameter(negative="", help="`tag --delete REF`: delete REF; a dry run unless --yes.")
-    ] = False,
+    note: str = "",
+    delete: bool = False,
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
@@ -32,13 +27,12 @@ def tag(
 
     Earlier moves stay in its log.
 
-    Parameters
-    ----------
-    snapshot
-        A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a
-        model.
-    ref
-        Letters, digits, `.`, `_` and `-`.
+    Args:
+        snapshot: A ref, ref@number, an id, or a unique prefix of one; with `model:` before it,
+            that of a model.
+        ref: Letters, digits, `.`, `_` and `-`.
+        note: A note for the ref's log.
+        delete: `tag --delete REF`: delete REF; a dry run unless --yes.
     """
     opened_store = Store.open(store)
     if delete:
@@ -97,18 +91,15 @@ def rollback(
     /,
     *,
     store: StoreUrl,
-    to: Annotated[
-        int | None, Parameter(help="A number of the ref's log; by default that of the snapshot before.")
-    ] = None,
+    to: int | None = None,
     common: Common | None = None,
 ) -> Reply:
     """Move REF back to a snapshot that it named before; exit 3 if its files are missing.
 
-    Parameters
-    ----------
-    ref
-        The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists its
-        numbers.
+    Args:
+        ref: The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists
+            its numbers.
+        to: A number of the ref's log; by default that of the snapshot before.
     """
     opened_store = Store.open(store)
     return build_move_reply(ref, roll_back(opened_store, ref, to), opened_store.find_catalog(ref)[0].noun)
@@ -117,7 +108,7 @@ def rollback(
 def log(
     *,
     store: StoreUrl,
-    ref: Annotated[str, Parameter(help="The ref whose moves to list; `model:NAME` for a ref of models.")] = "latest",
+    ref: str = "latest",
     common: Common | None = None,
 ) -> Reply:
     """List the moves of a ref, newest first, with number, snapshot (or model), time and note.
@@ -126,6 +117,9 @@ def log(
 
     A snapshot that a takedown replaced is shown as its replacement. With `--trust` it says who
     signed each move; `show` says who signed the snapshot.
+
+    Args:
+        ref: The ref whose moves to list; `model:NAME` for a ref of models.
     """
     catalog, name = Store.open(store).find_catalog(ref)
     moves, trust = catalog.refs.read_history(name)[::-1], TrustedKeys.from_environment()

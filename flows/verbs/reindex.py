@@ -4,33 +4,28 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
-
-from cyclopts import Parameter
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from beam_jobs.explain import ReuseReport
 from beam_jobs.explain import explain as explain_build
 from flows.command.reply import (
     Common,
-    PassageEncoderName,
     Reply,
-    StoreUrl,
     format_index_metrics,
     format_numbers,
     parse_age,
 )
 from flows.outcome import BuildOutcome, build_and_reply
-from flows.reindex import DEFAULT_ENCODER
+from flows.parameters import derive_command
 from flows.reindex import reindex as reindex_flow
 from flows.stage import run_flow
-from rag_model.corpus.dump_formats.dump_format import DUMP_HELP
 from rag_model.corpus.records import StructureName, is_wiki_site
 from rag_model.errors import GateRefusedError, UnreachableError, UsageError, format_count
 from rag_model.secrets import mask_secrets
-from rag_model.snapshots.recipe import Recipe, read_recipe
+from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.untrusted_text import escape_controls
 
@@ -38,51 +33,15 @@ if TYPE_CHECKING:
     from flows.maintain import WatchOutcome
 
 
+@derive_command(reindex_flow, excluded=["base"])
 def reindex(
-    *beam_options: Annotated[
-        str,
-        Parameter(
-            help="Options of Beam and its runner, after `--`: `-- --runner=FlinkRunner --flink_master=host:8081`."
-        ),
-    ],
-    dump: Annotated[str, Parameter(help=DUMP_HELP)],
-    store: StoreUrl,
-    encoder: PassageEncoderName = DEFAULT_ENCODER,
-    recipe: Annotated[Path | None, Parameter(help="A TOML file; omitted settings keep their defaults.")] = None,
-    ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
-    licence: Annotated[
-        str,
-        Parameter(help="Licence of the text, shown with each hit; only that of Wikimedia's wikis is known without it."),
-    ] = "",
-    text: Annotated[
-        Literal["wikitext", "html"] | None,
-        Parameter(help="Of a wiki's address: read the wikitext, which is the default, or HTML as the site renders it."),
-    ] = None,
-    structures: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            help="Also make passages of a wiki's structures, tables, infobox or lists, instead of the recipe's choice; "
-            "separate several by commas.",
-        ),
-    ] = (),
-    every: Annotated[
-        str | None,
-        Parameter(help="Follow a wiki until interrupted: look for changes after each interval, such as 1m."),
-    ] = None,
-    limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,
-    explain: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Report what would be reused, what changed, and the cost by that of past builds; chunk the dump, "
-            "build nothing.",
-        ),
-    ] = False,
-    rebuild_graphs: Annotated[
-        bool, Parameter(negative="", help="Build all graphs again instead of updating those of the parent.")
-    ] = False,
+    arguments: dict[str, Any],
+    *,
+    licence: str = "",
+    text: Literal["wikitext", "html"] | None = None,
+    structures: tuple[str, ...] = (),
+    every: str | None = None,
+    explain: bool = False,
     common: Common | None = None,
 ) -> Reply:
     """Build a snapshot from a dump, check it, publish it, and move the ref if the gate allows it.
@@ -90,33 +49,39 @@ def reindex(
     Unchanged articles and passages keep the passages and vectors of the snapshot that the ref
     names, or for a new ref that `latest` names. An interrupted run is resumed by running the same
     command again.
+
+    Args:
+        licence: Licence of the text, shown with each hit; only that of Wikimedia's wikis is
+            known without it.
+        text: Of a wiki's address: read the wikitext, which is the default, or HTML as the site
+            renders it.
+        structures: Also make passages of a wiki's structures, tables, infobox or lists, instead
+            of the recipe's choice; separate several by commas.
+        every: Follow a wiki until interrupted: look for changes after each interval, such as
+            1m.
+        explain: Report what would be reused, what changed, and the cost by that of past builds;
+            chunk the dump, build nothing.
     """
-    if beam_options and not beam_options[0].startswith("-"):
-        raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
-    settings = read_recipe(recipe)
-    site = replace(settings.site, text=text or settings.site.text)
+    recipe = arguments["recipe"] or Recipe()
     names = tuple(name.strip() for value in structures for name in value.split(","))
-    chunk = replace(settings.chunk, structures=cast("tuple[StructureName, ...]", names) or settings.chunk.structures)
-    settings = replace(settings, licence=licence or settings.licence, site=site, chunk=chunk)
-    if every is not None:
-        if not is_wiki_site(dump) or explain or dry_run:
-            raise UsageError(f"--every follows a wiki, and {dump} is none: give mediawiki+https:// and its address")
-        _follow(parse_age(every), _choose_look(dump, store, encoder, settings, ref, limit, beam_options), common)
-    if explain:
-        reuse_report = explain_build(Store.open(store), dump, encoder, settings, ref, limit, beam_options)
-        return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
-    arguments = dump, store, encoder, settings, ref, limit, dry_run, beam_options
-    return build_and_reply(_format_outcome, reindex_flow, *arguments, rebuild_graphs=rebuild_graphs)
-
-
-def _choose_look(
-    dump: str, store: str, encoder: str, recipe: Recipe, ref: str, limit: int | None, beam_options: Sequence[str]
-) -> "Callable[[], WatchOutcome]":
-    from flows.maintain import watch  # noqa: PLC0415 - imports Prefect's client
-
-    return lambda: run_flow(
-        watch, dump, store, encoder=encoder, recipe=recipe, ref=ref, limit=limit, beam_options=beam_options
+    arguments["recipe"] = replace(
+        recipe,
+        licence=licence or recipe.licence,
+        site=replace(recipe.site, text=text or recipe.site.text),
+        chunk=replace(recipe.chunk, structures=cast("tuple[StructureName, ...]", names) or recipe.chunk.structures),
     )
+    dump, store = arguments["dump"], arguments["store"]
+    shared = {name: arguments[name] for name in ("encoder", "recipe", "ref", "limit", "beam_options")}
+    if every is not None:
+        if not is_wiki_site(dump) or explain or arguments["dry_run"]:
+            raise UsageError(f"--every follows a wiki, and {dump} is none: give mediawiki+https:// and its address")
+        from flows.maintain import watch  # noqa: PLC0415 - imports Prefect's client
+
+        _follow(parse_age(every), partial(run_flow, watch, dump, store, **shared), common)
+    if explain:
+        reuse_report = explain_build(Store.open(store), dump, *shared.values())
+        return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
+    return build_and_reply(_format_outcome, reindex_flow, **arguments)
 
 
 def _follow(seconds: float, look: "Callable[[], WatchOutcome]", common: Common | None) -> NoReturn:

@@ -3,9 +3,6 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply
 from flows.outcome import ReproduceOutcome, ReproductionRefusedError
@@ -20,30 +17,13 @@ from rag_model.untrusted_text import escape_controls
 def reproduce(
     reproduction: str,
     /,
-    *beam_options: Annotated[str, Parameter(help="Options of Beam and its runner, after `--`.")],
-    store: Annotated[
-        str | None, Parameter(help="The store of snapshots: a folder, s3://…, gs://… or az://…. Required to run.")
-    ] = None,
-    data: Annotated[
-        Path, Parameter(help="Folder of local copies of data sets and models; missing data is downloaded to it.")
-    ] = Path(DEFAULT_FOLDER),
-    rows: Annotated[
-        tuple[str, ...],
-        Parameter(negative="", help="Only rows with this name; `*` stands for any text. Repeat it for more."),
-    ] = (),
-    fraction: Annotated[
-        float | None,
-        Parameter(
-            help="Try all steps on this share of passages and questions, such as .01; do not compare the values."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, Parameter(negative="", help="Report bytes, disk, hours and licences; download and build nothing.")
-    ] = False,
-    print_file: Annotated[
-        bool,
-        Parameter(negative="", help="Print the reproduction's TOML file, to start your own from it; do nothing else."),
-    ] = False,
+    *beam_options: str,
+    store: str | None = None,
+    data: Path = Path(DEFAULT_FOLDER),
+    rows: tuple[str, ...] = (),
+    fraction: float | None = None,
+    dry_run: bool = False,
+    print_file: bool = False,
     common: Common | None = None,
 ) -> Reply:
     """Reproduce a published table: fetch its data, build its libraries, evaluate its rows.
@@ -54,10 +34,17 @@ def reproduce(
     published value, ours, the difference, its interval and a verdict. Exit 3 if a value differs by
     more than its tolerance and its interval.
 
-    Parameters
-    ----------
-    reproduction
-        dpr, rag, or a TOML file of data sets, libraries and rows.
+    Args:
+        reproduction: dpr, rag, or a TOML file of data sets, libraries and rows.
+        beam_options: Options of Beam and its runner, after `--`.
+        store: The store of snapshots: a folder, s3://…, gs://… or az://…. Required to run.
+        data: Folder of local copies of data sets and models; missing data is downloaded to it.
+        rows: Only rows with this name; `*` stands for any text. Repeat it for more.
+        fraction: Try all steps on this share of passages and questions, such as .01; do not
+            compare the values.
+        dry_run: Report bytes, disk, hours and licences; download and build nothing.
+        print_file: Print the reproduction's TOML file, to start your own from it; do nothing
+            else.
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(

@@ -21,31 +21,22 @@ def search(
     *question: str,
     store: StoreUrl,
     ref: SnapshotName = "latest",
-    k: Annotated[
-        int | None, Parameter(alias="-k", help="Passages a question; by default 5, or all of a smaller corpus.")
-    ] = None,
+    k: Annotated[int | None, Parameter(alias="-k")] = None,
     retriever: RetrieverName = None,
     index: IndexName = None,
-    where: Annotated[
-        str | None,
-        Parameter(
-            help="Only passages of a kind, kind=table or kind=table,infobox, or of pages with a "
-            "language=, wikidata= or category=."
-        ),
-    ] = None,
-    questions_file: Annotated[
-        str | None,
-        Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
-    ] = None,
+    where: str | None = None,
+    questions_file: Annotated[str | None, Parameter(name="--questions", allow_leading_hyphen=True)] = None,
     encoder: EncoderName = None,
     common: Common | None = None,
 ) -> Reply:
     """Find passages of a snapshot for questions, best first.
 
-    Parameters
-    ----------
-    question
-        One or more questions, each one argument.
+    Args:
+        question: One or more questions, each one argument.
+        k: Passages a question; by default 5, or all of a smaller corpus.
+        where: Only passages of a kind, kind=table or kind=table,infobox, or of pages with a
+            language=, wikidata= or category=.
+        questions_file: A file of questions; `-` reads standard input.
     """
     questions = collect_questions(question, questions_file)
     expression = add_condition(choose_expression(index, retriever), where)

@@ -36,151 +36,41 @@ def serve(
     *,
     store: MaybeStoreUrl = None,
     ref: SnapshotName = "latest",
-    model: Annotated[
-        str | None,
-        Parameter(
-            help="A RAG model for /answer: of the store (its ref is followed too), or a folder; with --reader concat "
-            "also a folder of a generator alone, or openai:MODEL."
-        ),
-    ] = None,
+    model: str | None = None,
     asks: AsksName = None,
-    folder: Annotated[
-        Path | None,
-        Parameter(help="Serve passages of this pulled folder instead of a store; another pull to it is noticed."),
-    ] = None,
-    mcp: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Serve tools of an agent (search, passage, snapshot) by MCP over standard input and output, not HTTP.",
-        ),
-    ] = False,
+    folder: Path | None = None,
+    mcp: bool = False,
     max_tokens: MaxTokens = None,
     reader: ReaderOption = None,
     prompt_options: PromptOptions | None = None,
     abstain_below: AbstainBelow = None,
-    host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
-    health_port: Annotated[
-        int | None,
-        Parameter(help="A port for /healthz, /readyz and /metrics alone, without TLS and tokens; 0 takes a free one."),
-    ] = None,
-    allow_host: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            help="A host name that requests may use, and whose pages may call the service; repeat it for more; * "
-            "allows any. localhost, 127.0.0.1 and [::1] stay allowed. By default only these, or "
-            "any name if --host is reachable from other machines. /healthz and /readyz are "
-            "answered under any name.",
-        ),
-    ] = (),
-    tokens: Annotated[
-        Path | None,
-        Parameter(
-            help="A file of bearer tokens, one a line; all requests but /healthz and /readyz need one. Changes take "
-            "effect within two seconds: if the file is empty no token is valid; if it is deleted "
-            "or unreadable the tokens stay as they are."
-        ),
-    ] = None,
-    tls_certificate: Annotated[
-        Path | None,
-        Parameter(help="PEM file of the certificate and its chain, for HTTPS. Changes take effect within two seconds."),
-    ] = None,
-    tls_key: Annotated[Path | None, Parameter(help="PEM file of its private key.")] = None,
-    connections_per_client: Annotated[
-        int,
-        Parameter(help="Maximum concurrent connections of one address, of 2,000 in all."),
-    ] = 1_000,
-    max_queries: Annotated[
-        int, Parameter(help="Maximum number of queries in a request to /retrieve, which trainings of agents send.")
-    ] = 4_096,
-    pinned: Annotated[
-        int,
-        Parameter(
-            help="Snapshots beside the current one that stay open while requests to /retrieve name them; each takes "
-            "the memory of a second version."
-        ),
-    ] = 2,
-    retriever: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            env_var_split=keep_whole,
-            help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); repeat it for "
-            "more. The first is the default. Requests may combine their indexes in others. By "
-            "default every index of the snapshot that fits into memory.",
-        ),
-    ] = (),
-    index: Annotated[
-        tuple[str, ...],
-        Parameter(negative="", help="An index, or `exact`; the short form of --retriever. Repeat it for more."),
-    ] = (),
-    in_memory: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Load indexes instead of mapping them: the kernel cannot drop their pages, and two versions are in "
-            "memory while one follows the other.",
-        ),
-    ] = False,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    health_port: int | None = None,
+    allow_host: tuple[str, ...] = (),
+    tokens: Path | None = None,
+    tls_certificate: Path | None = None,
+    tls_key: Path | None = None,
+    connections_per_client: int = 1_000,
+    max_queries: int = 4_096,
+    pinned: int = 2,
+    retriever: Annotated[tuple[str, ...], Parameter(env_var_split=keep_whole)] = (),
+    index: tuple[str, ...] = (),
+    in_memory: bool = False,
     # kept for old callers; now the default
-    low_memory: Annotated[bool, Parameter(negative="", show=False)] = False,
-    dest: Annotated[
-        Path | None, Parameter(help="Folder for pulled snapshots; by default a folder of the cache.")
-    ] = None,
-    from_store: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Answer from a remote store by ranges of its files at once, while the snapshot is pulled; then the "
-            "pulled files take over. Until then indexes of the kinds bm25, impact and ivf are served.",
-        ),
-    ] = False,
-    no_pull: Annotated[
-        bool, Parameter(negative="", help="With --from-store: pull nothing, and go on to answer from the store.")
-    ] = False,
-    cache_bytes: Annotated[
-        int | None,
-        Parameter(
-            help="With --from-store: bytes of ranges that stay on the disk; by default the maximum of the cache, "
-            "BOOKWHEEL_CACHE_BYTES."
-        ),
-    ] = None,
-    keep: Annotated[int, Parameter(help="Pulled snapshots that stay on the disk.")] = 2,
-    no_embeddings: Annotated[
-        bool, Parameter(negative="", help="Do not pull the vectors; recall on live questions is then not measured.")
-    ] = False,
-    request_seconds: Annotated[
-        float,
-        Parameter(
-            help="Maximum seconds from a complete request to its reply; a request that takes longer fails with 504. "
-            "Raise it for a model that reasons before it answers."
-        ),
-    ] = 30.0,
-    poll: Annotated[float, Parameter(help="Seconds between two checks of the ref.")] = 10.0,
-    workers: Annotated[
-        int,
-        Parameter(
-            help="Processes that answer, beside one that starts them. They share the files of a snapshot, and change "
-            "to the next one at the same time; one that dies is started again. Each has its own queue and connections."
-        ),
-    ] = 1,
-    batches: Annotated[
-        int, Parameter(help="Batches of questions that each process handles at once; 0: one a core, up to four.")
-    ] = 0,
-    questions: Annotated[
-        Path | None, Parameter(help="Questions of the evaluation, from which the drift of live questions is measured.")
-    ] = None,
-    override_every: Annotated[
-        int | None,
-        Parameter(
-            help="With --model: check one answer in this many for an override, in which the model prefers its own "
-            "memory to the passages. A check costs about as much as a short answer, in the "
-            "background, and nothing if a passage supports the answer; behind an endpoint it is "
-            "one more call, without passages. By default 20; 0: none."
-        ),
-    ] = None,
+    low_memory: Annotated[bool, Parameter(show=False)] = False,
+    dest: Path | None = None,
+    from_store: bool = False,
+    no_pull: bool = False,
+    cache_bytes: int | None = None,
+    keep: int = 2,
+    no_embeddings: bool = False,
+    request_seconds: float = 30.0,
+    poll: float = 10.0,
+    workers: int = 1,
+    batches: int = 0,
+    questions: Path | None = None,
+    override_every: int | None = None,
     common: Common | None = None,
     link: Annotated[WorkerLink | None, Parameter(parse=False)] = None,
 ) -> None:
@@ -190,6 +80,62 @@ def serve(
     printed on standard error when connections are accepted (with --json as one line on standard
     output), and again when the first snapshot is served. With --mcp nothing is printed, and the
     service ends when its standard input is closed.
+
+    Args:
+        model: A RAG model for /answer: of the store (its ref is followed too), or a folder;
+            with --reader concat also a folder of a generator alone, or openai:MODEL.
+        folder: Serve passages of this pulled folder instead of a store; another pull to it is
+            noticed.
+        mcp: Serve tools of an agent (search, passage, snapshot) by MCP over standard input and
+            output, not HTTP.
+        host: Address to listen at; 0.0.0.0: also reachable from elsewhere.
+        port: 0 takes a free one.
+        health_port: A port for /healthz, /readyz and /metrics alone, without TLS and tokens; 0
+            takes a free one.
+        allow_host: A host name that requests may use, and whose pages may call the service;
+            repeat it for more; * allows any. localhost, 127.0.0.1 and [::1] stay allowed. By
+            default only these, or any name if --host is reachable from other machines. /healthz
+            and /readyz are answered under any name.
+        tokens: A file of bearer tokens, one a line; all requests but /healthz and /readyz need
+            one. Changes take effect within two seconds: if the file is empty no token is valid;
+            if it is deleted or unreadable the tokens stay as they are.
+        tls_certificate: PEM file of the certificate and its chain, for HTTPS. Changes take
+            effect within two seconds.
+        tls_key: PEM file of its private key.
+        connections_per_client: Maximum concurrent connections of one address, of 2,000 in all.
+        max_queries: Maximum number of queries in a request to /retrieve, which trainings of
+            agents send.
+        pinned: Snapshots beside the current one that stay open while requests to /retrieve name
+            them; each takes the memory of a second version.
+        retriever: How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A,
+            MODEL, 50); repeat it for more. The first is the default. Requests may combine their
+            indexes in others. By default every index of the snapshot that fits into memory.
+        index: An index, or `exact`; the short form of --retriever. Repeat it for more.
+        in_memory: Load indexes instead of mapping them: the kernel cannot drop their pages, and
+            two versions are in memory while one follows the other.
+        dest: Folder for pulled snapshots; by default a folder of the cache.
+        from_store: Answer from a remote store by ranges of its files at once, while the
+            snapshot is pulled; then the pulled files take over. Until then indexes of the kinds
+            bm25, impact and ivf are served.
+        no_pull: With --from-store: pull nothing, and go on to answer from the store.
+        cache_bytes: With --from-store: bytes of ranges that stay on the disk; by default the
+            maximum of the cache, BOOKWHEEL_CACHE_BYTES.
+        keep: Pulled snapshots that stay on the disk.
+        no_embeddings: Do not pull the vectors; recall on live questions is then not measured.
+        request_seconds: Maximum seconds from a complete request to its reply; a request that
+            takes longer fails with 504. Raise it for a model that reasons before it answers.
+        poll: Seconds between two checks of the ref.
+        workers: Processes that answer, beside one that starts them. They share the files of a
+            snapshot, and change to the next one at the same time; one that dies is started again.
+            Each has its own queue and connections.
+        batches: Batches of questions that each process handles at once; 0: one a core, up to
+            four.
+        questions: Questions of the evaluation, from which the drift of live questions is
+            measured.
+        override_every: With --model: check one answer in this many for an override, in which
+            the model prefers its own memory to the passages. A check costs about as much as a
+            short answer, in the background, and nothing if a passage supports the answer;
+            behind an endpoint it is one more call, without passages. By default 20; 0: none.
     """
     arguments = dict(locals())
     # before torch and faiss: threads that spin starve HTTP

@@ -61,23 +61,11 @@ def _iter_training_lines(key: str, checkpoint: StoredCheckpoint) -> Iterator[str
 
 
 def show(
-    snapshot: Annotated[
-        str,
-        Parameter(
-            help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model; with "
-            "`evaluation:`, an id of an evaluation; with `training:`, the key of an unfinished "
-            "training."
-        ),
-    ] = "latest",
+    snapshot: str = "latest",
     /,
     *,
     store: StoreUrl,
-    recipe: Annotated[
-        bool,
-        Parameter(
-            name="--recipe-only", negative="", help="Print only the recipe, in the form that reindex --recipe reads."
-        ),
-    ] = False,
+    recipe: Annotated[bool, Parameter(name="--recipe-only")] = False,
     common: Common | None = None,
 ) -> Reply:
     """Show a snapshot's content, its metrics, and the recipe that rebuilds it.
@@ -92,6 +80,12 @@ def show(
 
     `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex
     --recipe recipe.toml`.
+
+    Args:
+        snapshot: A ref, ref@number, an id, or a unique prefix of one; with `model:` before it,
+            that of a model; with `evaluation:`, an id of an evaluation; with `training:`, the
+            key of an unfinished training.
+        recipe: Print only the recipe, in the form that reindex --recipe reads.
     """
     opened_store = Store.open(store)
     if snapshot.startswith(TRAINING_PREFIX):

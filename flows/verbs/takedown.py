@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from flows.command.reply import Common, Reply, StoreUrl, Yes
+from flows.command.reply import Common, Reply, Yes
+from flows.parameters import derive_command
 from flows.stage import run_flow
 from flows.takedown import takedown as takedown_flow
 from rag_model.errors import format_count
@@ -15,17 +14,10 @@ from rag_model.store.store import Store
 from rag_model.store.versions.evaluations import list_evaluations
 
 
+@derive_command(takedown_flow, excluded=["pages"])
 def takedown(
-    *page: Annotated[
-        str,
-        Parameter(help="Page ids (titles of ready-made passages); without any, continue. Beam's options after `--`."),
-    ],
-    store: StoreUrl,
-    reason: Annotated[str, Parameter(help="The reason, for the record.")] = "",
-    wiki: Annotated[
-        str | None,
-        Parameter(help="The dbname of the pages' wiki, such as enwiki; required if the store has several wikis."),
-    ] = None,
+    arguments: dict[str, Any],
+    *page: str,
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
@@ -37,11 +29,15 @@ def takedown(
     snapshot is signed only if the old one was signed by a key of the trust file, or by your own key
     if there is no trust file. Exits with code 3 if snapshots are left because a running writer
     needs them.
+
+    Args:
+        page: Page ids (titles of ready-made passages); without any, continue. Beam's options
+            after `--`.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:
-        return _preview_takedown(Store.open(store), pages, wiki)
-    outcome = run_flow(takedown_flow, store, pages, wiki, reason, page[len(pages) :])
+        return _preview_takedown(Store.open(arguments["store"]), pages, arguments["wiki"])
+    outcome = run_flow(takedown_flow, **arguments, pages=pages, beam_options=page[len(pages) :])
     lines = [
         f"record    {outcome.record or 'none: all pages were ordered before'}",
         *(f"replaced  {old_id[:12]} by {new_id[:12] or 'nothing'}" for old_id, new_id in outcome.replaced.items()),

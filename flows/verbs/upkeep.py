@@ -2,9 +2,7 @@
 
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl, Yes, parse_age
 from rag_model.errors import RefusedError, format_count
@@ -20,10 +18,8 @@ from rag_model.store.versions.catalog import Catalog
 def expire(
     *,
     store: StoreUrl,
-    keep: Annotated[int, Parameter(help="Number of newest moves of every ref to keep, of any age.")] = 10,
-    older_than: Annotated[
-        str, Parameter(help="Keep younger moves; the age of a move is the time since the ref moved away from it.")
-    ] = "90d",
+    keep: int = 10,
+    older_than: str = "90d",
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
@@ -32,6 +28,11 @@ def expire(
     Evaluations are deleted with their snapshot or model, and unfinished trainings when their
     checkpoint is as old. The current snapshot of a ref is never deleted. The files of deleted
     snapshots stay until `bookwheel gc`.
+
+    Args:
+        keep: Number of newest moves of every ref to keep, of any age.
+        older_than: Keep younger moves; the age of a move is the time since the ref moved away
+            from it.
     """
     report = expire_old(Store.open(store), ExpirePolicy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [
@@ -52,13 +53,16 @@ def expire(
 def gc(
     *,
     store: StoreUrl,
-    grace: Annotated[str, Parameter(help="Keep files that are younger than this: 7d, 90m, 0.")] = "24h",
+    grace: str = "24h",
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
     """Delete files that no snapshot, build or writer needs; a dry run unless --yes.
 
     Safe while builds run: files that they wrote or may reuse are kept.
+
+    Args:
+        grace: Keep files that are younger than this: 7d, 90m, 0.
     """
     opened_store = Store.open(store)
     tallies = collect(opened_store, parse_age(grace), dry_run=not yes)

@@ -21,7 +21,7 @@ from flows.finetune import finetune
 from flows.import_library import import_library
 from flows.launch import launch
 from flows.maintain import upkeep, watch
-from flows.parameter_checks import Url
+from flows.parameters import Url
 from flows.reindex import reindex
 from flows.release import release
 from flows.reproduce import reproduce

@@ -1,31 +1,60 @@
-"""Check a run's parameters: no secrets, and only harmless Beam options from a form.
+"""Parameters of flows: the options of commands that are derived from them, and the checks of a run.
+
+A flow's parameters are declared once and described in its docstring. The command line takes its
+options and help texts from there (`derive_command`), and Prefect's form its fields.
 
 Anyone who can open Prefect's UI may start a run with parameters of their choice and with the rights
-of its worker.
+of its worker. So secrets are refused, and only harmless Beam options are taken from a form.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, wraps
-from inspect import signature
+from inspect import Parameter as FunctionParameter
+from inspect import getdoc, signature, unwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
+from cyclopts import Parameter
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from beam_jobs.workers import refuse_unlisted, resolve_options
-from rag_model.secrets import build_secret_pattern, refuse_secrets
+from flows.command.reply import StoreUrl
+from rag_model.corpus.dump_formats.dump_format import DUMP_HELP
+from rag_model.errors import UsageError
+from rag_model.secrets import build_secret_pattern, refuse_secrets, refuse_url_as_path
+from rag_model.snapshots.recipe import Recipe, read_recipe
 
 if TYPE_CHECKING:
+    from cyclopts import Token
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun
     from prefect.context import FlowRunContext
 
 _OPTIONS = "beam_options"  # the parameter for Beam's options
+_ARGS = "Args:\n"  # the section of a docstring
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
 
 Url = Annotated[str, Field(min_length=1)]  # a URL, a path, a glob or a name
+
+
+def read_file(read: Callable[[Path], Any], description: str, name: str | None = None) -> Parameter:
+    """Return an option that takes a file, for a parameter with the settings that `read` returns."""
+
+    def convert(kind: object, tokens: "Sequence[Token]") -> Any:
+        path = Path(tokens[0].value)
+        refuse_url_as_path(path)
+        return read(path)
+
+    return Parameter(name, converter=convert, accepts_keys=False, n_tokens=1, help=description)
+
+
+# What a form takes as a table of settings, the command line takes as a file.
+RecipeParameter = Annotated[Recipe | None, read_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
+StoreParameter = Annotated[StoreUrl, Field(min_length=1)]
+DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
 
 # When the server refuses a form, it shows one of these phrases, followed by "was expected".
 _NO_SECRET = (
@@ -144,6 +173,70 @@ def check_parameters(
     ]
     run.__dict__["__signature__"] = flow_signature.replace(parameters=checked_parameters)
     return run
+
+
+def derive_command(
+    flow: Callable[..., Any], *positional: str, excluded: Collection[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Derive the options of a command, and their help texts, from the parameters of its flow.
+
+    The function of the command gets the arguments of the flow by name. Its other parameters are
+    options that only the command has. Words after `--` are the flow's `beam_options`, unless the
+    function itself takes the words that are no options.
+
+    Args:
+        flow: the flow; the `Args` of its docstring become help texts.
+        positional: parameters that are given without an option.
+        excluded: parameters of the flow that are no options.
+    """
+    flow_function = unwrap(flow)
+    flow_parameters = signature(flow_function, eval_str=True).parameters.values()
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = [*signature(function, eval_str=True).parameters.values()][1:]
+        own_words = [parameter.name for parameter in own if parameter.kind is parameter.VAR_POSITIONAL]
+        omitted = {*excluded, *([_OPTIONS] if own_words else [])}
+        derived = [
+            _derive_parameter(parameter, is_positional=parameter.name in positional)
+            for parameter in flow_parameters
+            if parameter.name not in omitted
+        ]
+        command_parameters = sorted([*derived, *own], key=lambda parameter: parameter.kind)
+        command_signature = signature(function).replace(parameters=command_parameters)
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            bound = command_signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments = {parameter.name: bound.arguments.pop(parameter.name) for parameter in derived}
+            if (words := arguments.get(_OPTIONS)) and not words[0].startswith("-"):
+                option = next(p.name for p in derived if p.kind is p.KEYWORD_ONLY)
+                raise UsageError(
+                    f"{function.__name__} takes no argument {words[0]!r}: give a value with its "
+                    f"option, such as --{option} {words[0]}"
+                )
+            return function(arguments, *bound.arguments.pop("".join(own_words), ()), **bound.arguments)
+
+        run.__dict__["__signature__"] = command_signature
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in command_parameters}
+        run.__doc__ = _join_docstrings(getdoc(function) or "", getdoc(flow_function) or "")
+        return run
+
+    return declare
+
+
+def _derive_parameter(parameter: FunctionParameter, *, is_positional: bool) -> FunctionParameter:
+    """Return the parameter of a command for one of its flow."""
+    if parameter.name == _OPTIONS:
+        return FunctionParameter(_OPTIONS, parameter.VAR_POSITIONAL, annotation=str)
+    return parameter.replace(kind=parameter.POSITIONAL_ONLY if is_positional else parameter.KEYWORD_ONLY)
+
+
+def _join_docstrings(own: str, flow: str) -> str:
+    """Return a command's docstring with the arguments that its flow's docstring describes."""
+    text, _, own_arguments = own.partition(_ARGS)
+    flow_arguments = flow.partition(_ARGS)[2].partition("\n\n")[0]
+    return f"{text.rstrip()}\n\n{_ARGS}{flow_arguments}\n{own_arguments}"
 
 
 def is_deployment_run() -> bool:
