@@ -100,7 +100,7 @@ app = App(
     ],
 )
 app.command("flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network.")
-app.command("flows.verbs.reindex:reindex", help="Build a snapshot from a dump, check it, publish it, move the ref.")
+app.command("flows.verbs.builds:reindex", help="Build a snapshot from a dump, check it, publish it, move the ref.")
 app.command("flows.verbs.search:search", help="Find passages of a snapshot for questions.")
 app.command("flows.verbs.answer:answer", help="Answer questions with a model that reads passages of a snapshot.")
 app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval, or a model, on questions with known answers.")
@@ -111,7 +111,7 @@ app.command(
 app.command("flows.verbs.release:release", help="Rebuild, evaluate, and move the ref if the evaluation is accepted.")
 app.command("flows.verbs.reproduce:reproduce", help="Reproduce a published table: dpr, rag, or a file of rows.")
 app.command("flows.verbs.index:index", help="Build one index over vectors of any origin, or plan it.")
-app.command("flows.verbs.add_index:add_index", name="add-index", help="Build indexes over an existing snapshot.")
+app.command("flows.verbs.builds:add_index", name="add-index", help="Build indexes over an existing snapshot.")
 app.command("flows.verbs.refs:log", help="List the moves of a ref, newest first.")
 app.command("flows.verbs.show:show", help="Show the content of a snapshot and the recipe that rebuilds it.")
 app.command("flows.verbs.diff:diff", help="Compare two snapshots: articles, passages, settings, bytes to pull.")
@@ -121,17 +121,17 @@ app.command("flows.verbs.takedown:takedown", help="Take pages out of every snaps
 app.command("flows.verbs.upkeep:verify", help="Hash all files of a snapshot again and list damaged files.")
 app.command("flows.verbs.upkeep:expire", help="Delete old moves of refs, and snapshots that no move names.")
 app.command("flows.verbs.upkeep:gc", help="Delete files that no snapshot and no running build needs.")
-app.command("flows.verbs.pull:pull", help="Fetch the missing files of a snapshot into a folder, verified and atomic.")
+app.command("flows.verbs.copies:pull", help="Fetch the missing files of a snapshot into a folder, verified and atomic.")
 app.command("flows.verbs.serve:serve", help="Answer questions over HTTP from a snapshot; follow its ref.")
-app.command("flows.verbs.doctor:doctor", help="Check this machine, a store and the servers before a run.")
-app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
+app.command("flows.machine.doctor:doctor", help="Check this machine, a store and the servers before a run.")
+app.command("flows.verbs.copies:export", help="Write a snapshot in a layout that other tools read.")
 app.command(
-    "flows.verbs.convert_weights:convert_weights",
+    "flows.verbs.copies:convert_weights",
     name="convert-weights",
     help="Write a copy of a model whose pickled weights become safetensors.",
 )
 app.command(
-    "flows.verbs.import_library:import_library",
+    "flows.verbs.builds:import_library",
     name="import",
     help="Make a snapshot from existing passages and vectors.",
 )

@@ -31,7 +31,7 @@ from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.parent_index import ParentIndex
 from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot, write_report
-from rag_model.snapshots.range_digests import RangeTask, list_range_tasks, with_range_digests
+from rag_model.snapshots.range_digests import RangeTask, add_range_digests, list_range_tasks
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.reused_training import SHARDS, ReusedTraining
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
@@ -227,7 +227,7 @@ def digest_ranges(
     store: Store, content: Content, tasks: Mapping[str, RangeTask], launch: Launch, on_progress: OnProgress
 ) -> Content:
     """Add the digests with which large files are read from the store by ranges."""
-    return with_range_digests(store, content, tasks, partial(corpus.run, launch=launch), on_progress)
+    return add_range_digests(store, content, tasks, partial(corpus.run, launch=launch), on_progress)
 
 
 @stage

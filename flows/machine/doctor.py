@@ -7,7 +7,7 @@ import shutil
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from packaging.specifiers import SpecifierSet
 
 from beam_jobs.options import check_flags, runner_name
 from beam_jobs.workers import worker_memory
+from flows.command.reply import Common, Reply
 from flows.stage import find_prefect_server
 from rag_model.errors import BookwheelError, ReadOnlyError
 from rag_model.extras import list_faiss_packages
@@ -286,3 +287,26 @@ def _check_beam(flags: Sequence[str]) -> Iterator[Finding]:
         fits = f":{version('bookwheel')}" in image
         todo = f"use the image of bookwheel {version('bookwheel')}: workers must run the launcher's code"
         yield Finding("beam, image", fits, image, todo)
+
+
+def doctor(
+    *beam_options: str,
+    store: str | None = None,
+    common: Common | None = None,
+) -> Reply:
+    """Check versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if a check fails.
+
+    Args:
+        beam_options: Options of Beam and its runner, after `--`, as for reindex.
+        store: A store to test; no file is left in it.
+    """
+    findings = list(run_checks(store, beam_options))
+    failed = [finding for finding in findings if not finding.ok]
+    document = {"ok": not failed, "findings": [asdict(finding) for finding in findings]}
+    refusal = f"{len(failed)} of {len(findings)} checks failed: {failed[0].what}: {failed[0].todo}" if failed else ""
+    return Reply(document, "\n".join(map(_format_finding, findings)), refusal)
+
+
+def _format_finding(finding: Finding) -> str:
+    line = f"{'ok' if finding.ok else 'AMISS':<6}{finding.what:<26}{finding.found}"
+    return line if finding.ok else f"{line}; {finding.todo}"

@@ -1,4 +1,4 @@
-"""The verbs of the command line, a small module each; `refs` and `upkeep` have three each.
+"""The verbs of the command line; `builds`, `copies`, `refs` and `upkeep` have three each.
 
 `flows.cli` loads one only when it is called.
 """

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from flows.command.reply import Common, Reply
 from flows.demo import QUESTIONS, demo_dump, demo_encoder
+from flows.verbs.builds import reindex
 from flows.verbs.evaluate import evaluate
-from flows.verbs.reindex import reindex
 from flows.verbs.search import search
 
 QUESTIONS_ASKED = (

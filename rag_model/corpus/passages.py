@@ -428,7 +428,7 @@ class PassageFile:
         """Return the ranges of bytes that `read_rows` reads for these rows."""
         return [self._locate_group(group) for group in sorted(set(map(self._find_group, rows)))]
 
-    def outline(self) -> dict[str, Any] | None:
+    def build_outline(self) -> dict[str, Any] | None:
         """Return the number of rows in each group and the groups' offsets; None if groups differ."""
         sizes = {end - start for start, end in pairwise(self._starts[:-1])}
         group_rows = sizes.pop() if sizes else ROW_GROUP

@@ -66,7 +66,7 @@ class IndexFiles:
     n: int  # number of passages in the snapshot
     # loads ranges of `index` if the whole file is not on this disk; only for a `RangedKind`
     ranges: CachedFile | None = None
-    outline: Any = None  # with `ranges`: what the kind's `outline` returned; None for a small file
+    outline: Any = None  # with `ranges`: what the kind's `build_outline` returned; None for a small file
 
     def pin_ranges(self) -> None:
         """Load the ranges that every search reads, or all of a small file, and keep them.
@@ -528,7 +528,7 @@ class RangedKind(Protocol):
     name: ClassVar[str]
     block_bytes: ClassVar[int]  # that are verified together: about as many as a search reads in one place
 
-    def outline(self, path: Path) -> Any:
+    def build_outline(self, path: Path) -> Any:
         """Return the facts about an index file that a search needs at its start, as JSON values.
 
         It is stored once and read at every opening, so it must be small: at most a kilobyte for

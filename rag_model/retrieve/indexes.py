@@ -145,7 +145,7 @@ def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
     if can_read_by_ranges(snapshot, name):
         assert snapshot.ranges is not None
         file = snapshot.ranges.file(path)
-        return IndexFiles(file.path, rows, snapshot.n, file, snapshot.ranges.outline(path))
+        return IndexFiles(file.path, rows, snapshot.n, file, snapshot.ranges.get_outline(path))
     return IndexFiles(snapshot.path(path), rows, snapshot.n)
 
 
@@ -156,7 +156,7 @@ def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
         return False
     entry, path = content.indexes[name], content.index_file(name)
     is_small = entry.get("kind") in _RANGED_KINDS and "Refine" not in str(entry.get("factory"))
-    if ranges.outline(path) is None and not is_small:  # other small files have no outline either
+    if ranges.get_outline(path) is None and not is_small:  # other small files have no outline either
         return False
     rows = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]
     paths = [path, *(rows if entry.get("refine") == "vectors" else [])]

@@ -62,9 +62,9 @@ class RangeTask(RecordedTask):
     def _outline(self, path: Path) -> Any:
         if self.entry == _PASSAGES:
             with PassageFile(path) as file:
-                return file.outline()
+                return file.build_outline()
         kind = get_kind_of_entry(json.loads(self.entry)) if self.entry else None
-        return kind.outline(path) if isinstance(kind, RangedKind) else None
+        return kind.build_outline(path) if isinstance(kind, RangedKind) else None
 
     def estimate_seconds(self) -> float:
         """Return the seconds to read and hash the file."""
@@ -87,7 +87,7 @@ def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict
     return tasks
 
 
-def with_range_digests(
+def add_range_digests(
     store: Store,
     content: Content,
     tasks: Mapping[str, RangeTask],

@@ -39,7 +39,7 @@ from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
-from rag_model.snapshots.range_digests import list_range_tasks, with_range_digests
+from rag_model.snapshots.range_digests import add_range_digests, list_range_tasks
 from rag_model.store.pulling.pull import pull
 from rag_model.store.recorded_tasks import compute_once
 from rag_model.store.store import Store
@@ -83,7 +83,7 @@ def publish(store: Store, folder: Path, sources: Sequence[dict[str, Any]], count
     entries = {"bm25": words.entry() | {"file": "index/bm25.postings"}, "ivfpq": lists.entry()}
     kinds = {"embeddings": {"kind": "vectors"}}
     content = Content({"kind": "passages"}, tuple(parts), files, {}, kinds, entries, "bm25")
-    content = with_range_digests(
+    content = add_range_digests(
         store, content, list_range_tasks(content), lambda tasks, _: [compute_once(task, store) for task in tasks]
     )
     tag(store, store.snapshots.publish(Manifest(content)), "latest")

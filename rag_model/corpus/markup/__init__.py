@@ -5,7 +5,7 @@
 | `blocks` | remove extension tags, comments and tables; split sections |
 | `scanner` | find templates and links, parse their parameters, and replace them by their words |
 | `templates` | choose the renderer of a template |
-| `inline`, `dates`, `measures` | renderers of templates, by subject |
+| `inline`, `dates_and_numbers` | renderers of templates, by subject |
 | `convert`, `units` | convert measures |
 | `links` | render links; locate their words in clean text |
 | `prose` | convert the remaining markup to plain text |

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 
 from rag_model.corpus.articles import get_base_language
 from rag_model.corpus.language_names import get_names
-from rag_model.corpus.markup import convert, dates, inline, measures
+from rag_model.corpus.markup import convert, inline
+from rag_model.corpus.markup.dates_and_numbers import (
+    COORDINATES,
+    DATE_RENDERERS,
+    NUMBER_RENDERERS,
+    render_coordinates,
+    render_number_date,
+)
 from rag_model.corpus.markup.inline import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
 from rag_model.corpus.markup.prose import SENTENCE_ENDS
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
     from rag_model.corpus.markup.template_table import TemplateEntry, TemplateTable
 
 ALL_RENDERERS: dict[str, Renderer] = (
-    inline.INLINE_RENDERERS | dates.RENDERERS | measures.NUMBER_RENDERERS | convert.CONVERT_RENDERERS
+    inline.INLINE_RENDERERS | DATE_RENDERERS | NUMBER_RENDERERS | convert.CONVERT_RENDERERS
 )
 
 # Prefixes of the names of templates that show no running text; `$` marks a complete name.
@@ -86,7 +93,7 @@ def is_dropped(name: str) -> bool:
 @lru_cache(_CACHED_NAMES)
 def _is_dropped(name: str) -> bool:
     name = _normalize_name(name)
-    return name not in ALL_RENDERERS and name not in measures.COORDINATES and _DROPPED_NAMES.match(name) is not None
+    return name not in ALL_RENDERERS and name not in COORDINATES and _DROPPED_NAMES.match(name) is not None
 
 
 def is_known(name: str) -> bool:
@@ -163,9 +170,9 @@ class Templates:
 
     def _render_unknown(self, name: str, arguments: list[str], *, inside: bool) -> str:
         call = parse_call(name, arguments, self._language)
-        if name in measures.COORDINATES:
+        if name in COORDINATES:
             is_shown = inside and call.get("display") != "title"
-            return measures.render_coordinates(call) if is_shown else ""
+            return render_coordinates(call) if is_shown else ""
         if self._use is not None:
             self._use.names.add(name)
             entry = self._use.table.entries.get(name)
@@ -244,9 +251,9 @@ def choose_words(call: TemplateCall) -> str:
     '27 січня 1839'
     """
     positional = [value for value in call.positional() if value]
-    if len(positional) < _PAIR_OF_DATES and (date := dates.render_number_date(call, positional)):
+    if len(positional) < _PAIR_OF_DATES and (date := render_number_date(call, positional)):
         return date
-    if coordinates := measures.render_coordinates(call):
+    if coordinates := render_coordinates(call):
         return coordinates
     if len(positional) > 1 and _NUMBER.fullmatch(positional[0]):
         if measure := convert.render_measure(call):
@@ -334,7 +341,7 @@ def _get(texts: list[str], number: int) -> str:
 _MAX_PADDING = 500  # characters, as in MediaWiki
 # By name, from the text after the colon and the texts between the further bars.
 _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
-    "formatnum": lambda value, rest: measures.NUMBER_RENDERERS["formatnum"](parse_call("formatnum", [value, *rest])),
+    "formatnum": lambda value, rest: NUMBER_RENDERERS["formatnum"](parse_call("formatnum", [value, *rest])),
     "lc": lambda value, _: value.lower(),
     "uc": lambda value, _: value.upper(),
     "lcfirst": lambda value, _: value[:1].lower() + value[1:],

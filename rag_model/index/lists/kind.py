@@ -83,7 +83,7 @@ class ListKind(VectorKind):
         codes_rank_alone = any(name in factory for name in _QUANTISERS) and "Refine" not in factory
         return QUANTISED_FLOOR if codes_rank_alone else DEFAULT_FLOOR
 
-    def outline(self, path: Path) -> dict[str, Any] | None:
+    def build_outline(self, path: Path) -> dict[str, Any] | None:
         """Return the ranges before and after the lists; None for other files; see `RangedKind`."""
         lists, size = find_row_lists(path), path.stat().st_size
         with path.open("rb") as file:

@@ -48,7 +48,7 @@ class PostingsKind(UntrainedKind, ABC):
         """Return the number of units in a weight of 1; 0 if weights are term frequencies."""
         return 0
 
-    def outline(self, path: Path) -> dict[str, Any]:
+    def build_outline(self, path: Path) -> dict[str, Any]:
         """Return the ranges that every search reads, and terms of the dictionary; see `RangedKind`."""
         from rag_model.index.postings.file import PostingsFile  # noqa: PLC0415
 

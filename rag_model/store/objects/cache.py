@@ -147,7 +147,7 @@ def evict_for(size: int) -> None:
         UsageError: `BOOKWHEEL_CACHE_BYTES` is not a number.
     """
     folder = cache_folder()
-    max_bytes = max_cache_bytes(folder)
+    max_bytes = get_cache_limit(folder)
     with _ALLOWANCE_LOCK:
         if size <= _allowance.get((folder, max_bytes), 0):
             _allowance[folder, max_bytes] -= size
@@ -179,7 +179,7 @@ def _stat_copy(path: Path) -> os.stat_result | None:
     return None
 
 
-def max_cache_bytes(folder: Path) -> int:
+def get_cache_limit(folder: Path) -> int:
     """Return the maximum size of the cache in a folder.
 
     Raises:

@@ -23,7 +23,7 @@ import numpy as np
 from rag_model.errors import StoreError, UsageError
 from rag_model.ranges import DIGEST_BYTES, CachedFile, RangeCache, StoredDigests
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.cache import cache_folder, max_cache_bytes
+from rag_model.store.objects.cache import cache_folder, get_cache_limit
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Manifest
 from rag_model.untrusted_text import parse_json
@@ -58,7 +58,7 @@ class SnapshotRanges:
             StoreError: the table is missing, damaged or of a newer version.
         """
         folder = cache_folder()
-        cache = RangeCache(folder / "ranges", max_cache_bytes(folder) if max_bytes is None else max_bytes)
+        cache = RangeCache(folder / "ranges", get_cache_limit(folder) if max_bytes is None else max_bytes)
         cache.remove_unused()
         files = manifest.content.files
         table: dict[str, Any] = {"version": VERSION, "files": {}, "pages": ""}
@@ -70,7 +70,7 @@ class SnapshotRanges:
         """Whether a file of the snapshot can be read by range."""
         return path in self._entries or (path in self._files and 0 < self._files[path].size <= WHOLE_BYTES)
 
-    def outline(self, path: str) -> Any:
+    def get_outline(self, path: str) -> Any:
         """Return the outline of an index file; None: it has none."""
         return self._entries.get(path, {}).get("outline")
 

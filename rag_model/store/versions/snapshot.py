@@ -407,7 +407,7 @@ class Snapshot:
             if part.name not in self._readers:
                 places.append((path, max(0, size - footer_bytes), size))
             with suppress(LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
-                group_rows, groups = ranges.outline(path)["rows"], ranges.outline(path)["ranges"]
+                group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
                 places += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
         ranges.prefetch(places)
         places = []

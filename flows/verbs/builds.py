@@ -1,4 +1,4 @@
-"""`bookwheel reindex`: build a snapshot from a dump."""
+"""`bookwheel reindex`, `add-index` and `import`: build a snapshot."""
 
 import json
 import math
@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from beam_jobs.explain import ReuseReport
 from beam_jobs.explain import explain as explain_build
+from flows.add_index import add_index as add_index_flow
 from flows.command.reply import (
     Common,
     Reply,
@@ -18,6 +20,7 @@ from flows.command.reply import (
     format_numbers,
     parse_age,
 )
+from flows.import_library import import_library as import_flow
 from flows.outcome import BuildOutcome, build_and_reply
 from flows.parameters import derive_command
 from flows.reindex import reindex as reindex_flow
@@ -160,3 +163,41 @@ def _format_forecast(forecast: Mapping[str, Any]) -> Iterator[str]:
     for name, stage in {**stages, "total": {**totals, "per_passage": {"cpu": per_passage}}}.items():
         cpu, per_thousand = stage.get("cpu", math.nan), 1000 * stage["per_passage"].get("cpu", math.nan)
         yield f"{name:<14}{cpu:>12,.1f}{stage['seconds']:>12,.1f}{per_thousand:>26,.2f}"
+
+
+@derive_command(add_index_flow, "snapshot")
+def add_index(arguments: dict[str, Any], *, common: Common | None = None) -> Reply:
+    """Build additional indexes over a snapshot's vectors, or replace its own, without its dump.
+
+    The new snapshot has the same passages and vectors. It is checked and published like any build.
+    """
+    return build_and_reply(_format_indexes, add_index_flow, **arguments)
+
+
+def _format_indexes(outcome: BuildOutcome) -> str:
+    move_sentence = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
+    lines = format_index_metrics(outcome.metrics)
+    return "\n".join([f"{move_sentence} snapshot {outcome.snapshot}; see {outcome.report}", *lines])
+
+
+@derive_command(import_flow, "passages", excluded=["vectors"])
+def import_library(
+    arguments: dict[str, Any],
+    *vectors: str,
+    common: Common | None = None,
+) -> Reply:
+    """Make a snapshot from passages and vectors; encode only a few, to check the encoder.
+
+    Args:
+        vectors: .npy, Parquet or faiss Flat files, or folders of them; row i for passage i. By
+            default read from PASSAGES. Beam's options after `--`.
+    """
+    files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
+    arguments |= {"vectors": files, "beam_options": vectors[len(files) :]}
+    return build_and_reply(_format_import, import_flow, **arguments)
+
+
+def _format_import(outcome: BuildOutcome) -> str:
+    move_sentence = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
+    passages_text = format_count(outcome.counts["passages"], "passage")
+    return f"{move_sentence} snapshot {outcome.snapshot}: {passages_text}; see {outcome.report}"
