@@ -19,6 +19,7 @@ from flows.command.reading import (
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, keep_whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
+from rag_model.process import parse_bytes
 from rag_model.retrieve.expression import choose_expressions
 from rag_model.serving.workers import WorkerLink, supervise
 
@@ -57,6 +58,7 @@ def serve(
     retriever: Annotated[tuple[str, ...], Parameter(env_var_split=keep_whole)] = (),
     index: tuple[str, ...] = (),
     in_memory: bool = False,
+    memory: str | None = None,
     # kept for old callers; now the default
     low_memory: Annotated[bool, Parameter(show=False)] = False,
     dest: Path | None = None,
@@ -113,6 +115,9 @@ def serve(
         index: An index, or `exact`; the short form of --retriever. Repeat it for more.
         in_memory: Load indexes instead of mapping them: the kernel cannot drop their pages, and
             two versions are in memory while one follows the other.
+        memory: Memory for the processes, the encoders and the indexes, such as 4G. Only indexes
+            that fit are served, and the recall that this costs is logged. By default mapped
+            indexes of any size are served.
         dest: Folder for pulled snapshots; by default a folder of the cache.
         from_store: Answer from a remote store by ranges of its files at once, while the
             snapshot is pulled; then the pulled files take over. Until then indexes of the kinds
@@ -185,6 +190,8 @@ def serve(
         from_store=from_store,
         pull=not no_pull,
         cache_bytes=cache_bytes,
+        memory_bytes=None if memory is None else parse_bytes(memory),
+        processes=workers,
     )
     if override_every is not None:
         settings = replace(settings, override_every=override_every)

@@ -165,6 +165,9 @@ class SnapshotReply:
     model: str | None
     refused: RefusedVersion | None
     store_problem: Annotated[str | None, "Why the last poll of the store failed."]
+    explanations: Annotated[tuple[str, ...], "One line on each of the retrievers."] = ()
+    kinds: Annotated[tuple[str, ...], "Kinds of passages, for `where`; empty: only prose."] = ()
+    notes: Annotated[tuple[str, ...], "Indexes that do not fit into the service's memory, with the recall lost."] = ()
 
 
 class JsonField(NamedTuple):

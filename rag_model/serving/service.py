@@ -13,7 +13,7 @@ from rag_model.retrieve.hits import Hit
 from rag_model.serving.answering import execution
 from rag_model.serving.answering.batcher import AnswerProgress, Batcher, QueueFullError
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
-from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, explain_retriever, list_kinds
 from rag_model.serving.following.follower import (
     FolderFollower,
     FollowedRef,
@@ -255,6 +255,9 @@ class Service:
                 "model": loaded.model.id if loaded.model else None,
                 "refused": None if refusal is None else refusal.to_json(),
                 "store_problem": self.follower.problem or None,
+                "explanations": [explain_retriever(loaded.snapshot, text) for text in loaded.retrievers],
+                "kinds": list(list_kinds(loaded.snapshot)),
+                "notes": list(loaded.notes),
             }
 
     def explain_unready(self) -> str:

@@ -31,6 +31,9 @@ class ServiceSettings:
     pull: bool = True  # False, with `from_store`: pull nothing, and always answer by ranges
     # maximum size of the ranges on disk; None: that of the cache of blobs
     cache_bytes: int | None = None
+    # maximum memory of the indexes that are served, the encoders and the processes; None: no limit
+    memory_bytes: int | None = None
+    processes: int = 1  # that serve the same snapshot
     run_trials: bool = True  # try the indexes and models of a new version in a child process first
     # requests
     max_questions: int = 64  # in a request: one batch
@@ -129,7 +132,7 @@ class ServiceSettings:
                     "batch_answers",
                     "poll_seconds",
                 ),
-                *("retry_seconds", "keep", "connections", "idle_seconds", "write_seconds"),
+                *("retry_seconds", "keep", "processes", "connections", "idle_seconds", "write_seconds"),
                 *("connections_per_client", "unsent_bytes_per_client"),
             )
         }

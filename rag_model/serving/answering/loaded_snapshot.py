@@ -5,12 +5,15 @@ its encoder and its model with the previous one if they are the same, as after a
 """
 
 import logging
+import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from rag_model.corpus.records import PROSE
 from rag_model.errors import (
     EndpointError,
     GoneError,
@@ -33,7 +36,7 @@ from rag_model.reading.reader import (
 )
 from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
 from rag_model.retrieve.dense import IndexRetriever
-from rag_model.retrieve.expression import parse
+from rag_model.retrieve.expression import Call, Word, parse
 from rag_model.retrieve.factory import (
     BuiltRetriever,
     RequestLimits,
@@ -53,6 +56,9 @@ from rag_model.store.versions.snapshot import Snapshot
 _LOG = logging.getLogger(__name__)
 _CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's limits
 _READ_BYTES = 1 << 20
+_PROCESS_BYTES = 450_000_000  # of a process with torch, faiss and its batches, without an encoder
+_INDEX_FOLDER = "index/"
+_KIND_OF_STRUCTURE = {"tables": "table", "infobox": "infobox", "lists": "list"}
 
 
 def page_in(files: Iterable[Path], mapped_bytes: int = 0) -> None:
@@ -121,6 +127,7 @@ class AvailableRetrievers:
     retrievers: tuple[str, ...]  # expressions; the first is the default
     indexes: tuple[str, ...]  # open indexes; requests may compose other retrievers of them
     needs_embeddings: bool  # whether the passages' vectors must be pulled
+    notes: tuple[str, ...] = ()  # indexes that do not fit into the memory of the settings
 
     @classmethod
     def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
@@ -156,13 +163,24 @@ class AvailableRetrievers:
 
         Raises:
             UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
+            ResourceError: The retrievers need more memory than the settings allow.
         """
         content = snapshot.manifest.content
-        retrievers = settings.retrievers or _choose_retrievers(snapshot, settings, uses_inner_products)
+        notes: list[str] = []
+        retrievers = settings.retrievers or _choose_retrievers(snapshot, settings, uses_inner_products, notes)
         needs = RetrieverNeeds.merge(
             plan_retriever(snapshot, expression, products=uses_inner_products) for expression in retrievers
         )
-        return cls(retrievers, needs.index_names, settings.pull_embeddings or needs.reads_vectors(content))
+        if settings.retrievers and settings.memory_bytes is not None:
+            needed_bytes = _count_bytes(_list_resource_files(snapshot, needs, settings), settings)
+            if needed_bytes > settings.memory_bytes:
+                raise ResourceError(
+                    f"{', '.join(retrievers)} of snapshot {snapshot.id[:12]} need {format_bytes(needed_bytes)}, and "
+                    f"--memory allows {format_bytes(settings.memory_bytes)}: allow more, or leave the choice of "
+                    "retrievers to the service"
+                )
+        needs_vectors = settings.pull_embeddings or needs.reads_vectors(content)
+        return cls(retrievers, needs.index_names, needs_vectors, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +214,14 @@ class LoadedSnapshot:
         self.served_ref = served_ref
         self.snapshot, self.model = context.snapshot, model
         self._context, self._max_depth, self._will_be_pulled = context, settings.max_depth, settings.pull
-        self._retrievers = {str(parse(text)): _open_retriever(context, text) for text in available.retrievers}
-        self._default_retriever = next(iter(self._retrievers))
+        self.retrievers = tuple(dict.fromkeys(str(parse(text)) for text in available.retrievers))
+        self.indexes, self.notes = available.indexes, available.notes
+        self._default_retriever = self.retrievers[0]
+        # retrievers that nobody named are opened by the first query, so that others start sooner
+        self._retrievers: dict[str, SnapshotRetriever] = {}
+        self._lock = threading.Lock()
+        for text in self.retrievers if settings.retrievers else self.retrievers[:1]:
+            self._open_served(text)
         self._model_context = _open_for_model(context, model)
         self._readers: dict[str, Reader] = {}
         if self._model_context is not None:
@@ -242,8 +266,11 @@ class LoadedSnapshot:
             encoder_loader = _EncoderLoader(snapshot, settings, _find_reusable_encoder(snapshot, previous))
             if not settings.in_memory:
                 mapped_files = _list_index_files(previous.snapshot, previous.indexes) if previous else {}
+                first = plan_retriever(snapshot, available.retrievers[0]).index_names
                 page_in(
-                    map(snapshot.path, _list_index_files(snapshot, available.indexes)),
+                    map(
+                        snapshot.path, _list_index_files(snapshot, available.indexes if settings.retrievers else first)
+                    ),
                     sum(mapped_files.values()),
                 )
             context = RetrieverContext(snapshot, encoder_loader.load, scorers, mmap=not settings.in_memory)
@@ -293,16 +320,6 @@ class LoadedSnapshot:
         return encoder if isinstance(encoder, SharedQuestionEncoder) else None
 
     @property
-    def indexes(self) -> tuple[str, ...]:
-        """The open indexes, of which requests may compose retrievers."""
-        return self._context.opened_indexes
-
-    @property
-    def retrievers(self) -> tuple[str, ...]:
-        """The canonical expressions of the configured retrievers; the first is the default."""
-        return tuple(self._retrievers)
-
-    @property
     def monitored_index(self) -> tuple[str, Mapping[str, float]] | None:
         """The default retriever's index and search parameters; None if it combines several.
 
@@ -325,10 +342,12 @@ class LoadedSnapshot:
             UsageError: It is invalid, names an index that is not served, or returns fewer passages.
         """
         try:
-            served_retriever = self._retrievers.get(self._default_retriever if retriever is None else retriever)
-            if served_retriever is None:
-                self._check_ranged(retriever or "")
-                served_retriever = self._open_for_request(retriever or "")
+            name = self._default_retriever if retriever is None else retriever
+            if name in self.retrievers:
+                served_retriever = self._retrievers.get(name) or self._open_served(name)
+            else:
+                self._check_ranged(name)
+                served_retriever = self._open_for_request(name)
             return served_retriever.search_queries(queries, served_retriever.choose_depth(k))
         except StoreError as error:
             self._check_exists(error)
@@ -419,7 +438,7 @@ class LoadedSnapshot:
         """
         rows = [self.snapshot.n * number // _WARM_UP_QUERIES for number in range(_WARM_UP_QUERIES)]
         queries = Queries([passage.title or passage.text[:100] or "?" for passage in self.snapshot.passages(rows)])
-        for name, retriever in self._retrievers.items():
+        for name, retriever in list(self._retrievers.items()):
             try:
                 hits = retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))
             except EndpointError as error:  # an encoder's endpoint may be down while other retrievers answer
@@ -439,6 +458,13 @@ class LoadedSnapshot:
         self._model_context = None
         self.snapshot.close()
 
+    def _open_served(self, name: str) -> SnapshotRetriever:
+        """Open one of `retrievers`, once."""
+        with self._lock:
+            if name not in self._retrievers:
+                self._retrievers[name] = _open_retriever(self._context, name)
+            return self._retrievers[name]
+
     def _open_for_request(self, expression: str) -> SnapshotRetriever:
         built = self._build_for_request(self._context, expression)
         self._context.open(built.needs)
@@ -450,7 +476,7 @@ class LoadedSnapshot:
         """Build a retriever of the open indexes and the built-in calls; models would cost too
         much.
         """
-        limits = RequestLimits(self._context.opened_indexes, self._max_depth)
+        limits = RequestLimits(self.indexes, self._max_depth)
         return build_retriever(context, expression, products=products, limits=limits)
 
     def _create_reader(self, retriever: SnapshotRetriever) -> Reader:
@@ -462,23 +488,34 @@ class LoadedSnapshot:
         return self.model is not None and self.model.uses_inner_products
 
 
-def _choose_retrievers(snapshot: Snapshot, settings: ServiceSettings, uses_inner_products: bool) -> tuple[str, ...]:
+def _choose_retrievers(
+    snapshot: Snapshot, settings: ServiceSettings, uses_inner_products: bool, notes: list[str]
+) -> tuple[str, ...]:
     """Return the default retriever, each other index that can be opened, and the fusion with BM25.
 
     An index cannot be opened if a file of it was not pulled, if its kind is not installed, if it
     reads vectors that the settings leave out, or if its encoder (and with `in_memory` its files)
-    needs more memory than is free.
+    needs more memory than is free. With a limit of memory, the files count in any case. If the
+    default does not fit into it, the fitting index with the largest recall comes first.
+
+    Raises:
+        ResourceError: No index fits into the memory of the settings.
     """
     content = snapshot.manifest.content
     default = content.default_retriever
     default_needs = plan_retriever(snapshot, default, products=uses_inner_products)
     may_read_vectors = settings.pull_embeddings or default_needs.reads_vectors(content)
     opened_files = _list_resource_files(snapshot, default_needs, settings)
-    free_bytes = get_free_bytes()
-    retrievers = [default]
-    for name in content.indexes:
-        if name == default:
-            continue
+    free_bytes = get_free_bytes() if settings.memory_bytes is None else settings.memory_bytes
+    names, retrievers = [name for name in content.indexes if name != default], [default]
+    needed_by_name = {default: _count_bytes(opened_files, settings)}
+    if settings.memory_bytes is not None and needed_by_name[default] > settings.memory_bytes:
+        over = {content.representation_of(name) for name in default_needs.index_names}
+        names.sort(
+            key=lambda name: (content.representation_of(name) not in over, -(_get_recall(snapshot, name)[1] or 0))
+        )
+        retrievers, opened_files = [], {}
+    for name in names:
         try:
             needs = plan_retriever(snapshot, name, products=uses_inner_products)
             files = _list_resource_files(snapshot, needs, settings)
@@ -488,18 +525,109 @@ def _choose_retrievers(snapshot: Snapshot, settings: ServiceSettings, uses_inner
             continue
         if isinstance(snapshot.location, Path) and not _are_pulled(snapshot, [*needs.files(snapshot), *files]):
             continue
-        needed_bytes = sum(size for path, size in (opened_files | files).items())
+        needed_by_name[name] = needed_bytes = _count_bytes(opened_files | files, settings)
         if free_bytes is not None and needed_bytes > free_bytes and not files.keys() <= opened_files.keys():
             continue
         opened_files |= files
         retrievers.append(name)
+    if settings.memory_bytes is not None:
+        notes += _explain_choice(snapshot, needed_by_name, retrievers, settings.memory_bytes)
     text_index = next(
         (name for name in retrievers if name in content.indexes and _takes_text(snapshot, name)),
         None,
     )
-    if default in content.indexes and text_index not in (None, default):
-        retrievers.append(str(parse(f"rrf({default}, {text_index})")))
+    if retrievers[0] in content.indexes and text_index not in (None, retrievers[0]):
+        retrievers.append(str(parse(f"rrf({retrievers[0]}, {text_index})")))
     return tuple(retrievers)
+
+
+def _count_bytes(files: Mapping[str, int], settings: ServiceSettings) -> int:
+    """Return the memory for files and processes; each process has the encoder for itself."""
+    if settings.memory_bytes is None:
+        return sum(files.values())
+    shared_bytes = sum(size for path, size in files.items() if path.startswith(_INDEX_FOLDER))
+    own_bytes = sum(files.values()) - shared_bytes + _PROCESS_BYTES
+    return shared_bytes + own_bytes * settings.processes
+
+
+def _explain_choice(
+    snapshot: Snapshot, needed_by_name: Mapping[str, int], retrievers: Sequence[str], memory_bytes: int
+) -> list[str]:
+    """Return a sentence for each index that does not fit, with the recall that this costs.
+
+    Raises:
+        ResourceError: None fits.
+    """
+    if not retrievers:
+        name, needed_bytes = min(needed_by_name.items(), key=lambda item: item[1])
+        raise ResourceError(
+            f"the smallest index of snapshot {snapshot.id[:12]} is {name}, which needs {format_bytes(needed_bytes)} "
+            f"with the service, and --memory allows {format_bytes(memory_bytes)}: allow more, or build a smaller index"
+        )
+    measure, best = _get_recall(snapshot, retrievers[0])
+    notes, indexes = [], snapshot.manifest.content.indexes
+    for name, needed_bytes in needed_by_name.items():
+        if name in retrievers:
+            continue
+        note = (
+            f"{name} is not served: it needs {format_bytes(needed_bytes)}, and {format_bytes(memory_bytes)} are allowed"
+        )
+        recall = _get_recall(snapshot, name)[1]
+        # the recall of an index is measured against an exhaustive search of the same representation
+        overs = {snapshot.manifest.content.representation_of(one) for one in (name, retrievers[0]) if one in indexes}
+        if best is not None and recall is not None and len(overs) == 1:
+            note += f"; {retrievers[0]} has {measure} {best:.3f}, {name} has {recall:.3f}"
+        notes.append(note)
+    return notes
+
+
+def _get_recall(snapshot: Snapshot, name: str) -> tuple[str, float | None]:
+    """Return the name and the value of an index's mean recall, from the manifest."""
+    metrics = snapshot.manifest.metrics.get(name)
+    for measure, value in metrics.items() if isinstance(metrics, dict) else ():
+        if re.fullmatch(r"recall@\d+", measure) and isinstance(value, int | float):
+            return measure, float(value)
+    return "recall", None
+
+
+_EXPLANATIONS = {
+    "exact": "by meaning: compares the question with every passage",
+    "hnsw": "by meaning, along a graph of near passages: fast",
+    "ivf": "by meaning, in lists of compressed vectors: little memory",
+    "bm25": "by the words of the question; rare words count more",
+    "impact": "by learned weights of words, also of related ones",
+    "tokens": "by meaning, word by word",
+}
+_CALL_EXPLANATIONS = {
+    "rrf": "joins the rankings of {}",
+    "interpolate": "joins the scores of {}",
+    "rerank": "a model reads the best passages of {} and orders them again",
+    "maxsim": "compares the best passages of {} word by word",
+    "where": "only some kinds of passages of {}",
+}
+
+
+def explain_retriever(snapshot: Snapshot, expression: str) -> str:
+    """Return one line for people on how a retriever finds passages, with its recall if measured."""
+    tree, indexes = parse(expression), snapshot.manifest.content.indexes
+    if isinstance(tree, Call) and tree.name in _CALL_EXPLANATIONS:
+        legs = [str(leg) for leg in tree.arguments if isinstance(leg, Word | Call)]
+        legs = legs[:1] if tree.name in ("rerank", "maxsim", "where") else legs
+        return _CALL_EXPLANATIONS[tree.name].format(" and ".join(legs))
+    name = tree.name if isinstance(tree, Call) else tree.with_depth()[0]
+    entry = indexes.get(name, {})
+    kind = entry.get("kind", name) if isinstance(entry, dict) else name
+    line = _EXPLANATIONS.get(kind, f"by an index of the kind {kind}")
+    measure, recall = _get_recall(snapshot, name)
+    return f"{line}; {measure} {recall:.3f}" if recall is not None else line
+
+
+def list_kinds(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the kinds of passages that the snapshot's recipe made; empty if only prose."""
+    chunk_recipe = snapshot.manifest.content.recipe.get("chunk")
+    structures = chunk_recipe.get("structures") if isinstance(chunk_recipe, dict) else None
+    kinds = [_KIND_OF_STRUCTURE[name] for name in structures or () if name in _KIND_OF_STRUCTURE]
+    return (PROSE, *kinds) if kinds else ()
 
 
 def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
@@ -525,7 +653,8 @@ def _list_resource_files(snapshot: Snapshot, needs: RetrieverNeeds, settings: Se
     encoded = [name for name in needs.index_names if not _takes_text(snapshot, name)]
     folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in encoded}
     sizes = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
-    return sizes | (_list_index_files(snapshot, needs.index_names) if settings.in_memory else {})
+    counts_indexes = settings.in_memory or settings.memory_bytes is not None
+    return sizes | (_list_index_files(snapshot, needs.index_names) if counts_indexes else {})
 
 
 def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:

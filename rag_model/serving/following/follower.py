@@ -437,6 +437,8 @@ class RefFollower:
 
     def _swap_in(self, loaded: LoadedSnapshot, seconds: float) -> None:
         self._slot.prepare(loaded)
+        for note in loaded.notes:
+            _LOG.warning("%s", note)
         self._refused_version, served_ref = None, loaded.served_ref
         _LOG.info(
             "%s@%d: snapshot %s serves%s, after %.1f s",

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -154,6 +154,9 @@ def describe_snapshot(loaded: LoadedSnapshot) -> Message:
         "folder": None if loaded.is_ranged else str(loaded.snapshot.location),
         "ref": asdict(loaded.served_ref),
         "model": loaded.model and loaded.model.id,
+        # chosen once, because they depend on the free memory
+        "retrievers": loaded.retrievers,
+        "notes": loaded.notes,
     }
 
 
@@ -285,11 +288,13 @@ class LedFollower:
             description = describe_snapshot(current)
             if (description["folder"], description["model"]) == (folder, opening["model"]):
                 return current
+        settings = replace(self._settings, retrievers=tuple(opening["retrievers"]))
         if folder is None:
-            loaded = self._open_ranged(served_ref, current)
+            loaded = self._open_ranged(served_ref, settings, current)
         else:
             model = self._load_model(opening["model"], current)
-            loaded = LoadedSnapshot.open(Path(folder), served_ref, self._settings, model, current, self._scorers)
+            loaded = LoadedSnapshot.open(Path(folder), served_ref, settings, model, current, self._scorers)
+        loaded.notes = tuple(opening["notes"])
         try:
             loaded.warm_up()
         except BaseException:
@@ -297,12 +302,14 @@ class LedFollower:
             raise
         return loaded
 
-    def _open_ranged(self, served_ref: ServedRef, current: LoadedSnapshot | None) -> LoadedSnapshot:
+    def _open_ranged(
+        self, served_ref: ServedRef, settings: ServiceSettings, current: LoadedSnapshot | None
+    ) -> LoadedSnapshot:
         store = Store.open(self._get_ref().url)
         snapshot = Snapshot.from_manifest(
             store, store.snapshots.get(served_ref.snapshot), by_ranges=True, cache_bytes=self._settings.cache_bytes
         )
-        return LoadedSnapshot.open_ranged(snapshot, served_ref, self._settings, current, self._scorers)
+        return LoadedSnapshot.open_ranged(snapshot, served_ref, settings, current, self._scorers)
 
     def _load_model(self, model_id: str | None, current: LoadedSnapshot | None) -> ServedModel | None:
         """Return the current model, or load another one, which the leader has tried."""

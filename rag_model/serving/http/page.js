@@ -245,11 +245,14 @@ async function grown(reply, words) {
   throw new Error("The answer ended half-way. Ask again.");
 }
 
-async function post(verb, question, k, retriever, signal) {
+async function post(verb, question, k, retriever, kind, signal) {
   const headers = { "Content-Type": "application/json" };
   if (verb === "answer" && STREAMS) headers.Accept = `${EVENTS}, application/json`;
   k = Math.min(k, snapshot?.passages ?? k); // a small library has no more
-  const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify({ questions: [question], k, retriever }), signal });
+  const asked = { questions: [question], k, retriever };
+  if (kind && verb === "search") asked.where = `kind=${kind}`;
+  else if (kind) asked.retriever = `where(${retriever ? `${retriever}, ` : ""}kind=${kind})`;
+  const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify(asked), signal });
   if (!reply.ok) throw new Error(await problemOf(reply));
   return (reply.headers.get("Content-Type") ?? "").startsWith(EVENTS) ? grown(reply, wordsOf(question)) : reply.json();
 }
@@ -263,7 +266,7 @@ function show({ status = "", error = "", answer = [], passages = [] }) {
   byId("passages").replaceChildren(...passages);
 }
 
-async function ask(question, k, verb, retriever) {
+async function ask(question, k, verb, retriever, kind) {
   asking?.abort();
   const mine = (asking = new AbortController());
   document.body.classList.add("asked");
@@ -272,7 +275,7 @@ async function ask(question, k, verb, retriever) {
   show({ status: verb === "answer" ? "Reading…" : "Looking…" });
   const began = performance.now();
   try {
-    const reply = await post(verb, question, k, retriever, mine.signal);
+    const reply = await post(verb, question, k, retriever, kind, mine.signal);
     const took = `${((performance.now() - began) / 1000).toFixed(2)} s`;
     const found = reply.answers?.[0] ?? reply.results[0];
     const hits = found.passages ?? found.hits;
@@ -295,12 +298,26 @@ function askAddress() {
   if (!question) return;
   byId("question").value = question;
   if ([...byId("k").options].some((option) => option.value === wanted.get("k"))) byId("k").value = wanted.get("k");
-  const retrievers = byId("retriever");
-  if ([...retrievers.options].some((option) => option.value === wanted.get("by"))) retrievers.value = wanted.get("by");
-  else retrievers.selectedIndex = retrievers.options.length ? 0 : -1;
+  const retrievers = choose("retriever", wanted.get("by"));
+  const kinds = choose("kind", wanted.get("kind"));
+  explain();
   const verb = snapshot?.model && wanted.get("show") !== "passages" ? "answer" : "search";
   for (const choice of document.querySelectorAll("[name=verb]")) choice.checked = choice.value === verb;
-  ask(question, Number(byId("k").value), verb, retrievers.value || null);
+  ask(question, Number(byId("k").value), verb, retrievers.value || null, kinds.value);
+}
+
+// Chooses an option of a list, or the first one.
+function choose(list, wanted) {
+  const options = byId(list);
+  if ([...options.options].some((option) => option.value === wanted)) options.value = wanted;
+  else options.selectedIndex = options.options.length ? 0 : -1;
+  return options;
+}
+
+function explain() {
+  const line = snapshot?.explanations?.[byId("retriever").selectedIndex] ?? "";
+  byId("explanation").textContent = line;
+  byId("explanation").hidden = !line || byId("by").hidden;
 }
 
 function submit(event) {
@@ -309,6 +326,7 @@ function submit(event) {
   if (!question) return byId("question").focus();
   const wanted = new URLSearchParams({ q: question, k: byId("k").value });
   if (byId("retriever").selectedIndex > 0) wanted.set("by", byId("retriever").value); // the first is the default
+  if (byId("kind").value) wanted.set("kind", byId("kind").value);
   if (document.querySelector("[name=verb]:checked").value === "search") wanted.set("show", "passages");
   if (location.hash.slice(1) === wanted.toString()) askAddress();
   else location.hash = wanted;
@@ -331,6 +349,15 @@ function offerRetrievers(names) {
   retrievers.replaceChildren(...names.map((name) => make("option", { value: name, textContent: name })));
   if (names.includes(chosen)) retrievers.value = chosen;
   byId("by").hidden = names.length < 2;
+  explain();
+}
+
+function offerKinds(names) {
+  const chosen = byId("kind").value;
+  const options = ["", ...names].map((name) => make("option", { value: name, textContent: name || "any" }));
+  byId("kind").replaceChildren(...options);
+  choose("kind", chosen);
+  byId("of").hidden = !names.length;
 }
 
 async function look() {
@@ -345,6 +372,7 @@ async function look() {
   const { snapshot: id, ref, number, created_at: time, model, passages, refused } = snapshot;
   byId("verbs").hidden = !model;
   offerRetrievers(snapshot.retrievers ?? []);
+  offerKinds(snapshot.kinds ?? []);
   if (passages) byId("about").textContent = `${passages.toLocaleString("en")} passages, open to your question.`;
   const named = [`snapshot `, make("code", { textContent: id.slice(0, 12), title: id })];
   if (number) named.push(` · ${ref}@${number}`);
@@ -356,7 +384,9 @@ async function look() {
 
 byId("ask").addEventListener("submit", submit);
 byId("k").addEventListener("change", () => byId("question").value.trim() && submit());
+byId("retriever").addEventListener("change", explain);
 byId("retriever").addEventListener("change", () => byId("question").value.trim() && submit());
+byId("kind").addEventListener("change", () => byId("question").value.trim() && submit());
 byId("verbs").addEventListener("change", () => byId("question").value.trim() && submit());
 addEventListener("hashchange", askAddress);
 addEventListener("keydown", (event) => {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from rag_model.client.replies import SearchReply
+from rag_model.errors import ResourceError
 from rag_model.reading.answer import answer_json
 from rag_model.reading.model import open_reader
 from rag_model.retrieve.factory import open_retriever
@@ -193,7 +195,9 @@ ALL_RETRIEVERS = ["hnsw", "bm25", "flat", "rrf(hnsw, bm25)"]
 def several_indexes(tmp_path_factory: pytest.TempPathFactory) -> Store:
     encoder = save_bert(tmp_path_factory.mktemp("bert"))
     store = Store.open(str(tmp_path_factory.mktemp("several")), create=True)
-    publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True, more={"flat": "Flat"})
+    recalls = {name: {"recall@20": recall, "recall@20_p5": 0.9} for name, recall in (("hnsw", 0.985), ("flat", 0.953))}
+    work = tmp_path_factory.mktemp("work")
+    publish_tiny(store, encoder, ARTICLES, work, words=True, more={"flat": "Flat"}, metrics=recalls)
     return store
 
 
@@ -232,3 +236,39 @@ def test_an_index_that_does_not_fit_into_memory_is_left_out(
     with Snapshot.open(several_indexes.url) as snapshot:
         plan = AvailableRetrievers.plan(snapshot, with_limits(in_memory=True), uses_inner_products=False)
     assert list(plan.indexes) == indexes
+
+
+def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the_default(
+    several_indexes: Store, dest: Path
+) -> None:
+    with Snapshot.open(several_indexes.url) as snapshot:
+        content = snapshot.manifest.content
+        encoder = sum(ref.size for path, ref in content.files.items() if path.startswith("encoder/question/"))
+        base = encoder + loaded_snapshot._PROCESS_BYTES
+
+        def plan(allowed: int, *retrievers: str, processes: int = 1) -> AvailableRetrievers:
+            bounds = with_limits(memory_bytes=allowed, retrievers=retrievers, processes=processes)
+            return AvailableRetrievers.plan(snapshot, bounds, uses_inner_products=False)
+
+        sizes = {name: content.files[content.index_file(name)].size for name in ("hnsw", "flat", "bm25")}
+        everything = base + sum(sizes.values())
+        assert plan(everything).retrievers == ("hnsw", "bm25", "flat", "rrf(hnsw, bm25)")
+        assert plan(everything + base, processes=2).retrievers == plan(everything).retrievers
+        less = plan(base + sizes["hnsw"] - 1)
+        assert less.retrievers == ("flat", "bm25", "rrf(flat, bm25)")
+        assert [re.sub(r"needs .* are allowed", "…", note) for note in less.notes] == [
+            "hnsw is not served: it …; flat has recall@20 0.953, hnsw has 0.985"
+        ]
+        with pytest.raises(ResourceError, match=r"hnsw of snapshot .* need .*, and --memory allows"):
+            plan(base + sizes["hnsw"] - 1, "hnsw")
+        with pytest.raises(ResourceError, match=r"the smallest index of snapshot .* is .*, which needs"):
+            plan(loaded_snapshot._PROCESS_BYTES)
+    with serving(several_indexes.url, dest, with_limits(memory_bytes=base + sizes["hnsw"] - 1)) as found:
+        described = found.snapshot()
+        assert described["notes"] == list(less.notes)
+        assert described["explanations"] == [
+            "by meaning: compares the question with every passage; recall@20 0.953",
+            "by the words of the question; rare words count more",
+            "joins the rankings of flat and bm25",
+        ]
+        assert found.search("king", k=2)["results"][0]["hits"]

@@ -117,6 +117,7 @@ def test_a_question_has_an_address_and_a_way_back(page: Page, service: Serving) 
     page.goto(f"{service.url}/#q=who+is+the+king%3F&k=3")
     expect(page.get_by_label("Your question")).to_have_value("who is the king?")
     expect(page.get_by_label("Passages", exact=True).first).to_be_visible()
+    expect(page.locator("#kind")).to_be_hidden()  # there is only prose
     expect(page.locator(".passage")).to_have_count(3)
     ask(page, "Denali")
     expect(page).to_have_title("Denali · bookwheel")
@@ -129,19 +130,29 @@ def test_the_page_searches_by_the_retriever_that_is_chosen(
     page: Page, encoder: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
-    publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True)
+    tables = {"chunk": {"structures": ["tables"]}}
+    publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True, recipe=tables)
     with serving(store.url, tmp_path / "dest") as serves:
         page.goto(serves.url)
         choice = page.get_by_label("Retriever")
         expect(choice.locator("option")).to_have_text(["hnsw", "bm25", "rrf(hnsw, bm25)"])
+        expect(page.locator("#explanation")).to_have_text("by meaning, along a graph of near passages: fast")
         ask(page, "Alaska")
         expect(page.locator(".passage")).to_have_count(3)
         choice.select_option("bm25")
+        expect(page.locator("#explanation")).to_have_text("by the words of the question; rare words count more")
         expect(page.locator(".passage")).to_have_count(1)  # BM25 finds only texts with the word
         assert "by=bm25" in page.url
         page.go_back()
         expect(page.locator(".passage")).to_have_count(3)
         expect(choice).to_have_value("hnsw")
+        kinds = page.get_by_label("Kind")
+        expect(kinds.locator("option")).to_have_text(["any", "prose", "table"])
+        kinds.select_option("table")
+        expect(page.locator("#status")).to_have_text("Nothing was found.")
+        kinds.select_option("prose")
+        expect(page.locator(".passage")).to_have_count(3)
+        assert "kind=prose" in page.url
 
 
 def test_hostile_text_is_shown_and_does_nothing(page: Page, service: Serving) -> None:
