@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from rag_model.corpus.records import PROSE
+from rag_model.corpus.records import PROSE, STRUCTURES
 from rag_model.errors import (
     EndpointError,
     GoneError,
@@ -58,7 +58,6 @@ _CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's lim
 _READ_BYTES = 1 << 20
 _PROCESS_BYTES = 450_000_000  # of a process with torch, faiss and its batches, without an encoder
 _INDEX_FOLDER = "index/"
-_KIND_OF_STRUCTURE = {"tables": "table", "infobox": "infobox", "lists": "list"}
 
 
 def page_in(files: Iterable[Path], mapped_bytes: int = 0) -> None:
@@ -626,7 +625,7 @@ def list_kinds(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the kinds of passages that the snapshot's recipe made; empty if only prose."""
     chunk_recipe = snapshot.manifest.content.recipe.get("chunk")
     structures = chunk_recipe.get("structures") if isinstance(chunk_recipe, dict) else None
-    kinds = [_KIND_OF_STRUCTURE[name] for name in structures or () if name in _KIND_OF_STRUCTURE]
+    kinds = [kind for kind, structure in STRUCTURES.items() if structure in (structures or ())]
     return (PROSE, *kinds) if kinds else ()
 
 

@@ -149,7 +149,7 @@ def test_the_page_searches_by_the_retriever_that_is_chosen(
         kinds = page.get_by_label("Kind")
         expect(kinds.locator("option")).to_have_text(["any", "prose", "table"])
         kinds.select_option("table")
-        expect(page.locator("#status")).to_have_text("Nothing was found.")
+        expect(page.locator("#error")).to_contain_text("has no passages of kind table, only prose")
         kinds.select_option("prose")
         expect(page.locator(".passage")).to_have_count(3)
         assert "kind=prose" in page.url
