@@ -66,11 +66,12 @@ class TemplateTask:
 
 
 def plan_template_tasks(plan: Plan) -> list[TemplateTask]:
-    """Return a task for each part of a plan; none if its format has no templates."""
+    """Return a task for each part that may have templates; none if the format has no templates."""
     formats = [get_part_format(part) for part in plan.parts[:1]]
     if not any(isinstance(each, PageFormat) and each.has_templates for each in formats):
         return []
-    return [TemplateTask(part, plan.siteinfo) for part in plan.parts]
+    parts = plan.parts if plan.template_parts is None else plan.template_parts
+    return [TemplateTask(part, plan.siteinfo) for part in parts]
 
 
 def read_templates(task: TemplateTask, store: Store) -> Report:
@@ -98,7 +99,10 @@ def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
 def collect_templates(
     store: Store, plan: Plan, launch: Launch, on_progress: OnProgress | None = None
 ) -> BlobRef | None:
-    """Read the templates of all parts; return the table, or None if the dump has no templates."""
+    """Read the templates of all parts; return the table, or None if the dump has no templates.
+
+    Of a dump whose plan knows the titles of pages, only the streams with templates are read.
+    """
     tasks = plan_template_tasks(plan)
     is_small = sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
     reports = run_job("templates", read_templates, tasks, launch, on_progress, _estimate_reading, memoised=is_small)

@@ -20,6 +20,7 @@ from rag_model.errors import ResourceError
 # Compressed bytes of a part, unless the recipe sets a size.
 MIN_PART_BYTES, MAX_PART_BYTES = 256 << 10, 32 << 20
 TARGET_PARTS = 16  # number of parts of a dump, within the limits above
+_MAX_TEMPLATE_GAP = 1 << 18  # bytes without templates that are read nevertheless
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class PageRun:
     slice: Slice
     weight: int  # compressed bytes, or an estimate that is equal on every machine
     ordered: bool  # page ids strictly increase within the run
+    has_templates: bool = True  # whether a page may define a template; True if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,24 @@ def _extend_starts(runs: Sequence[PageRun], weight: int, parent_boundaries: Part
             weight_in_part = 0
         weight_in_part += run.weight
     return starts
+
+
+def select_template_runs(runs: Sequence[PageRun]) -> list[PageRun]:
+    """Return the runs with templates, and those between two of them that are close to each other.
+
+    So a part needs few slices, however many of its runs have templates.
+    """
+    selected_runs: list[PageRun] = []
+    skipped_runs: list[PageRun] = []
+    for run in runs:
+        if not run.has_templates:
+            skipped_runs.append(run)
+            continue
+        if selected_runs and sum(skipped.slice.length for skipped in skipped_runs) <= _MAX_TEMPLATE_GAP:
+            selected_runs += skipped_runs
+        selected_runs.append(run)
+        skipped_runs = []
+    return selected_runs
 
 
 def assemble_parts(

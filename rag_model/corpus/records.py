@@ -230,6 +230,8 @@ class Plan:
     parts: tuple[Part, ...]
     licence: str = ""  # of the text, if the source names it
     read_at: str = ""  # of a site: when it was read, ISO 8601
+    # Parts of which only the slices with templates are left; None if these are unknown.
+    template_parts: tuple[Part, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""

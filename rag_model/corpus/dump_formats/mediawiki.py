@@ -16,9 +16,10 @@ the dump itself. At most one file is on the disk at a time, and at most one run 
 import gzip
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from html import unescape
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from xml.parsers import expat
@@ -28,6 +29,7 @@ from rag_model.corpus.articles import DropReason, get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.page_format import IdentifyPage, PageFormat, get_recency
 from rag_model.corpus.markup.template_table import NAMESPACES as TEMPLATE_NAMESPACES
+from rag_model.corpus.markup.template_table import defines_templates
 from rag_model.corpus.metadata import format_metadata, parse_metadata
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, StageFile, stage_file, translate_write_errors
 from rag_model.corpus.records import (
@@ -429,6 +431,7 @@ _DUMP_NAME = re.compile(r"(?P<stem>.*?)(?P<number>\d*)\.xml(?P<range>-p\d+p\d+)?
 _INDEX_NAME = re.compile(r".*-index\d*\.txt(-p\d+p\d+)?\.bz2")
 _STREAM_MAGIC = re.compile(rb"BZh[1-9]1AY&SY")
 _ADVICE = "download the dump and its index again, both of one date"
+_IndexEntry = tuple[int, int, bool]  # offset of the stream, page id, whether it defines a template
 
 
 def is_offset_index(url: str) -> bool:
@@ -451,24 +454,25 @@ def find_offset_index(url: str) -> str | None:
     return next((folder + candidate for candidate in candidates if file_exists(folder + candidate)), None)
 
 
-def read_stream_runs(url: str, index: str) -> Iterator[PageRun]:
+def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Iterator[PageRun]:
     """Yield the streams of a dump in file order; reads the index and compares two streams with it.
+
+    The titles in the index tell which streams have templates; `namespaces` are those of the dump.
 
     Raises:
         InputError: The index is malformed, incomplete, or belongs to another dump.
     """
-    streams = (
-        (offset, [page_id for _, page_id in group]) for offset, group in groupby(_read_entries(index), _get_offset)
-    )
+    streams = groupby(_read_entries(index, namespaces), _get_offset)
     size = get_size(url)
     run: PageRun | None = None
-    for (offset, ids), (end, _) in pairwise(chain(streams, [(size, list[int]())])):
+    all_entries = ((offset, list(entries)) for offset, entries in streams)
+    for (offset, entries), (end, _) in pairwise(chain(all_entries, [(size, list[_IndexEntry]())])):
         if not offset < end <= size:
             raise InputError(
                 f"{basename(index)} places a stream at byte {offset} of {basename(url)}, "
                 f"past its end or its next stream: {_ADVICE}"
             )
-        is_first, run = run is None, _build_run(url, offset, end, ids)
+        is_first, run = run is None, _build_run(url, offset, end, entries)
         if is_first:
             _check_stream(run, index)
             _check_header(run, index)
@@ -478,22 +482,33 @@ def read_stream_runs(url: str, index: str) -> Iterator[PageRun]:
     _check_stream(run, index)
 
 
-def _build_run(url: str, offset: int, end: int, ids: list[int]) -> PageRun:
+def _build_run(url: str, offset: int, end: int, entries: Sequence[_IndexEntry]) -> PageRun:
+    ids = [page_id for _, page_id, _ in entries]
     ordered = all(first_id < second_id for first_id, second_id in pairwise(ids))
-    return PageRun(Slice(url, offset, end - offset, "bz2", min(ids), max(ids)), end - offset, ordered)
+    has_templates = any(is_template for _, _, is_template in entries)
+    return PageRun(Slice(url, offset, end - offset, "bz2", min(ids), max(ids)), end - offset, ordered, has_templates)
 
 
-def _get_offset(entry: tuple[int, int]) -> int:
+def _get_offset(entry: _IndexEntry) -> int:
     return entry[0]
 
 
-def _read_entries(index: str) -> Iterator[tuple[int, int]]:
+def _read_entries(index: str, namespaces: Mapping[str, int]) -> Iterator[_IndexEntry]:
     for number, line in enumerate(read_lines(index), start=1):
         offset, _, rest = line.partition(b":")
+        page_id, _, title = rest.partition(b":")
         try:
-            yield int(offset), int(rest.partition(b":")[0])
+            yield int(offset), int(page_id), _is_template_title(title, namespaces)
         except ValueError as error:
             raise InputError(f"line {number} of {basename(index)} is not `offset:page id:title`: {_ADVICE}") from error
+
+
+def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
+    """Return whether a page with this title in an index defines a template; True without a title."""
+    if not title or b":" not in title:
+        return not title
+    text = unescape(title.decode(errors="replace")).replace("_", " ")
+    return defines_templates(text, namespaces.get(text.partition(":")[0].strip().lower()))
 
 
 def _check_header(run: PageRun, index: str) -> None:
@@ -528,12 +543,13 @@ class XmlRun:
     data_offset: int  # byte of the decoded dump
     data: bytes
     page_ids: list[int]
+    has_templates: bool = True  # True if unknown
 
     def to_page_run(self, url: str, offset: int, length: int, codec: Compression) -> PageRun:
         """Return the run as `length` bytes of a file from `offset`."""
         ordered = all(first_id < second_id for first_id, second_id in pairwise(self.page_ids))
         byte_slice = Slice(url, offset, length, codec, min(self.page_ids), max(self.page_ids))
-        return PageRun(byte_slice, max(1, len(self.data) // COMPRESSION_RATIO), ordered)
+        return PageRun(byte_slice, max(1, len(self.data) // COMPRESSION_RATIO), ordered, self.has_templates)
 
 
 def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:
@@ -572,20 +588,21 @@ def stage_runs(runs: Iterator[XmlRun], workdir: Path, stage: StageFile) -> Itera
 def _iter_runs(url: str) -> Iterator[XmlRun]:
     """Split a dump into runs of pages; the last run includes the end of the dump."""
     parser = PageParser(basename(url))
-    buffer, buffer_offset, page_ids = bytearray(), 0, list[int]()
+    buffer, buffer_offset, page_ids, has_templates = bytearray(), 0, list[int](), False
     for chunk in read_decoded(url):
         buffer += chunk
         for start, page in parser.feed(chunk):
             if page_ids and start - buffer_offset >= MIN_RUN_BYTES:
-                yield XmlRun(buffer_offset, bytes(buffer[: start - buffer_offset]), page_ids)
-                page_ids = []
+                yield XmlRun(buffer_offset, bytes(buffer[: start - buffer_offset]), page_ids, has_templates)
+                page_ids, has_templates = [], False
             if not page_ids:
                 del buffer[: start - buffer_offset]
                 buffer_offset = start
             page_ids.append(page.page_id)
+            has_templates = has_templates or defines_templates(page.title, page.namespace)
     parser.close()
     if page_ids:
-        yield XmlRun(buffer_offset, bytes(buffer), page_ids)
+        yield XmlRun(buffer_offset, bytes(buffer), page_ids, has_templates)
 
 
 _ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst|7z)$", re.IGNORECASE)
@@ -622,7 +639,7 @@ class MediaWiki(PageFormat):
         index = find_offset_index(url)
         if index is None:
             return split_dump(url, request.workdir, request.stage)
-        return read_stream_runs(url, index)
+        return read_stream_runs(url, index, self.read_siteinfo(url).namespaces)
 
     def parse_slice(self, byte_slice: Slice) -> Iterator[Page]:
         """Yield the pages of a slice."""

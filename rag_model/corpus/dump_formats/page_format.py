@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rag_model.corpus.articles import DropReason, classify_page
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
-from rag_model.corpus.parts import PageRun, assemble_parts, choose_starts, is_ordered
+from rag_model.corpus.parts import PageRun, assemble_parts, choose_starts, is_ordered, select_template_runs
 from rag_model.corpus.records import Page, Part, Plan, Section, Siteinfo, Slice, SourceKind
 from rag_model.corpus.source import basename, describe_slice
 from rag_model.errors import InputError
@@ -80,7 +80,10 @@ class PageFormat:
         """Return the text of a page by section; see `DumpFormat.clean`."""
 
     def read_templates(self, part: Part) -> Iterator[Page]:
-        """Yield the pages of a part that define templates, in their order; by default none."""
+        """Yield the pages of a part that define templates, in their order; by default none.
+
+        The part has the slices of runs with `has_templates`.
+        """
         return iter(())
 
     def is_companion(self, name: str) -> bool:
@@ -116,7 +119,11 @@ class PageFormat:
         if last is None:
             last = max(run.slice.last_page for run in runs)
         starts = choose_starts(runs, request.part_bytes, boundaries)
-        return Plan("wiki", siteinfo, assemble_parts("wiki", runs, starts, last, request.part_format))
+        parts, template_parts = (
+            assemble_parts("wiki", some_runs, starts, last, request.part_format)
+            for some_runs in (runs, select_template_runs(runs))
+        )
+        return Plan("wiki", siteinfo, parts, template_parts=tuple(part for part in template_parts if part.slices))
 
     def read(self, part: Part, identify: IdentifyPage | None = None) -> Iterator[Page]:
         """Yield the pages of the part's range of ids, in the order of the dump, each id once.

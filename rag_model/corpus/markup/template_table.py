@@ -35,6 +35,7 @@ _MAX_HOPS = 5  # maximum length of a chain of redirects; MediaWiki follows one
 
 Kind = Literal["alias", "body", "box", "disambiguation"]
 NAMESPACES = (TEMPLATE, _MESSAGE)
+_DISAMBIGUATION_LIST = "disambiguationspage"  # the message that lists templates
 
 
 class TemplateEntry(NamedTuple):
@@ -76,7 +77,7 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
     for page in pages:
         text = remove_noncharacters(page.text)
         if page.namespace == _MESSAGE:
-            if page.title.partition(":")[2].lower() == "disambiguationspage":
+            if defines_templates(page.title, page.namespace):
                 for link in _LINK.finditer(text):
                     name = _get_template_name(link[1], namespaces)
                     if any(map(str.isalpha, name)):
@@ -90,6 +91,15 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
         if entry and name and (bytes_left := bytes_left - size) >= 0:
             templates[name] = list(entry)
     return templates
+
+
+def defines_templates(title: str, namespace: int | None) -> bool:
+    """Return whether a page defines a template, or lists those of disambiguation pages.
+
+    >>> [defines_templates(*page) for page in (("Template:Box", 10), ("MediaWiki:Edit", 8), ("Template", 0))]
+    [True, False, False]
+    """
+    return namespace == TEMPLATE or (namespace == _MESSAGE and title.partition(":")[2].lower() == _DISAMBIGUATION_LIST)
 
 
 def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:

@@ -1,5 +1,6 @@
 """The templates that a dump itself defines: aliases, bodies, boxes, disambiguation pages; and refreshes."""
 
+import bz2
 from collections.abc import Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -13,7 +14,7 @@ from rag_model.corpus.markup.template_table import TemplateEntry, TemplateTable,
 from rag_model.corpus.markup.templates import use_templates
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Page, Siteinfo
+from rag_model.corpus.records import Page, Siteinfo, hash_id
 from rag_model.corpus.wikitext import clean_wikitext
 
 SITE = Siteinfo("ltgwiki", "ltg", "", {"taiss": 10, "template": 10, "file": 6, "category": 14})
@@ -100,9 +101,12 @@ def test_hostile_templates_are_bounded(bodies: Mapping[str, str]) -> None:
         assert sum(len(section.text) for section in clean_wikitext(page, SITE)) < 2_500_000
 
 
-def write_dump(path: Path, articles: Mapping[int, str], templates: Mapping[str, str]) -> Path:
+def write_dump(
+    path: Path, articles: Mapping[int, str], templates: Mapping[str, str], messages: Mapping[str, str] = {}
+) -> Path:
     pages = [(i, 0, f"Rakstīņs {i}", text) for i, text in articles.items()]
     pages += [(1_000 + i, 10, title, text) for i, (title, text) in enumerate(templates.items())]
+    pages += [(2_000 + i, 8, title, text) for i, (title, text) in enumerate(messages.items())]
     names = "".join(f'<namespace key="{key}">{name}</namespace>' for key, name in {0: "", 10: "Taiss"}.items())
     xml = "".join(
         f"<page><title>{title}</title><ns>{key}</ns><id>{i}</id><revision><id>1</id>"
@@ -148,3 +152,30 @@ def test_a_refresh_chunks_the_articles_of_changed_templates_again(tmp_path: Path
     without = Build(tmp_path / "without", {}, defined)
     assert without.texts == ["Augi (plants) aug.", "Cyts teksts.", "A B"]
     assert without.stats.unknown_templates == {"count": 1, "dab2": 1, "vol-en": 1}
+
+
+@pytest.mark.parametrize("form", ["multistream", "xml.bz2", "xml"])
+def test_only_runs_of_pages_with_templates_are_read_for_templates(tmp_path, make_multistream, form: str) -> None:
+    prose = " ".join(f"{hash_id(str(i)):x}" for i in range(25_000))
+    articles = {i: f"{prose} {i}" for i in range(1, 9)}
+    messages = {"MediaWiki:Disambiguationspage": "* [[Taiss:Disambig]]", "MediaWiki:Edit": "[[Taiss:No]]"}
+    source = write_dump(tmp_path / "x.xml", articles, TEMPLATES, messages)
+    dump = str(source)
+    if form == "multistream":
+        dump = make_multistream(tmp_path, source, pages_a_stream=2)
+    elif form == "xml.bz2":
+        dump = str(tmp_path / "y.xml.bz2")
+        Path(dump).write_bytes(bz2.compress(source.read_bytes()))
+    plan = plan_dump(dump, workdir=tmp_path, stage=str)
+    info = plan.siteinfo
+    assert plan.template_parts
+    tables, sizes = [], []
+    for parts in (plan.parts, plan.template_parts):
+        pages = [page for part in parts for page in FORMAT.read_templates(part)]
+        tables.append(merge_templates([read_templates(pages, info.language, info.namespaces)]).to_bytes())
+        sizes.append(sum(byte_slice.length for part in parts for byte_slice in part.slices))
+    assert tables[0] == tables[1] != merge_templates([]).to_bytes()
+    assert b'"disambig"' in tables[0].lower()
+    assert sizes[1] < sizes[0] / 3
+    without = plan_dump(str(write_dump(tmp_path / "z.xml", articles, {})), workdir=tmp_path, stage=str)
+    assert without.template_parts == ()
