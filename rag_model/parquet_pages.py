@@ -129,18 +129,21 @@ def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collec
 def iter_row_range(
     file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first: int = 0, end: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows [first, end) in order; reads only the row groups that have such rows."""
+    """Yield the rows [first, end) in order, each batch of one row group; reads no other row groups."""
     starts = [0, *accumulate(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))]
     end = starts[-1] if end is None else end
-    groups = [i for i, (start, stop) in enumerate(pairwise(starts)) if first < stop and start < end]
-    row = starts[groups[0]] if groups else 0
-    for batch in file.iter_batches(batch_rows, row_groups=groups, columns=list(columns)) if groups else ():
-        selected = batch.slice(max(first - row, 0), max(min(end - row, len(batch)) - max(first - row, 0), 0))
-        row += len(batch)
-        if len(selected):
-            yield selected
-        if row >= end:
-            return
+    for group, (start, stop) in enumerate(pairwise(starts)):
+        if first < stop and start < end:
+            # A batch of several groups would be copied, and Arrow cannot join nested dictionaries.
+            batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
+            next_row = start
+            for batch in batches:
+                skip_count, next_row = max(first - next_row, 0), next_row + len(batch)
+                selected = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end, 0), 0))
+                if len(selected):
+                    yield selected
+                if next_row >= end:
+                    return
 
 
 def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_bytes: int) -> list[int]:

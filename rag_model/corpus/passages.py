@@ -502,24 +502,22 @@ def read_hashes(passages: Path) -> pa.Array:
     return pa.chunked_array(hash_columns, pa.string()).combine_chunks()
 
 
-def build_passage_table(
-    ids: Sequence[str], titles: Sequence[str], texts: Sequence[str], revised: Sequence[int | None]
-) -> pa.Table:
+def build_passage_table(ids: pa.Array, titles: pa.Array, texts: pa.Array, revised: pa.Array) -> pa.Table:
     """Return ready-made passages as columns: the passages of a title are a page, others one each."""
-    n_rows = len(ids)
-    columns: dict[str, Sequence[Any]] = {
+    n_rows, text_list = len(ids), texts.to_pylist()
+    columns = {
         "id": ids,
-        "page_id": [title or passage_id for passage_id, title in zip(ids, titles, strict=True)],
-        "rev_id": [0] * n_rows,
+        "page_id": pc.if_else(pc.equal(titles, ""), ids, titles),
+        "rev_id": pa.repeat(0, n_rows),
         "title": titles,
-        "section": [""] * n_rows,
+        "section": pa.repeat("", n_rows),
         "text": texts,
-        "start_word": [0] * n_rows,
-        "n_words": [len(text.split()) for text in texts],
-        "hash": list(map(Passage.hash_of, titles, texts)),
-        DATE: revised,
+        "start_word": pa.repeat(0, n_rows),
+        "n_words": pa.array([len(text.split()) for text in text_list], pa.int32()),
+        "hash": pa.array(map(Passage.hash_of, titles.to_pylist(), text_list), pa.string()),
+        DATE: revised.cast(_SECONDS),
     }
-    arrays = [_build_array(columns[field.name], field.type) for field in PASSAGE_SCHEMA]
+    arrays = [columns[field.name].cast(field.type) for field in PASSAGE_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=PASSAGE_SCHEMA)
 
 

@@ -7,19 +7,20 @@ with the wrong encoder every search result would be wrong without any error.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rag_model.corpus.chunk import LENGTH_BIN, ChunkStats
 from rag_model.corpus.dump_formats.dump_format import describe_formats
 from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
-from rag_model.corpus.dump_formats.parquet import Parquet
+from rag_model.corpus.dump_formats.parquet import Parquet, build_record_columns
 from rag_model.corpus.dump_formats.record_format import Record, find_record_format
 from rag_model.corpus.passages import ROW_GROUP, PassageFile, PassageWriter, build_passage_table
 from rag_model.corpus.records import MAX_PASSAGE, Part, Plan, Siteinfo
@@ -169,10 +170,9 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
         nonlocal is_read
         is_read = True
         vectors = inspect_vectors([Path(path) for path, _, _ in dict.fromkeys(task.vectors)], task.column)
-        records = islice(passages, task.rows) if passages is not None else _read_ranges(task.passages)
         is_kept = np.ones(task.rows, np.bool_)
         passages_path, vectors_path = workdir / "passages.parquet", workdir / "embeddings.npy"
-        stats = _write_passages(records, task, vectors, is_kept, passages_path)
+        stats = _write_passages(_iter_tables(task, passages), task, vectors, is_kept, passages_path)
         _write_vectors(task, vectors, is_kept, vectors_path)
         return StageResult({"passages": passages_path, "embeddings": vectors_path}, asdict(stats))
 
@@ -237,20 +237,33 @@ def _identify_passages(urls: Sequence[str], vector_identities: Mapping[Path, lis
     return {url: [digests[paths[url]]] if url in paths else [url, get_size(url)] for url in urls}
 
 
-def _read_ranges(ranges: Sequence[FileRange]) -> Iterator[Record]:
-    for url, first, end in ranges:
-        yield from PARQUET.read_rows(url, first, end)
+def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator[pa.Table]:
+    """Yield the passages of a part, of the records or else of its Parquet files."""
+    if records is None:
+        blocks: Iterator[tuple[pa.Array, ...]] = chain.from_iterable(
+            PARQUET.read_columns(*file_range) for file_range in task.passages
+        )
+    else:
+        checked_records = map(_check_length, islice(records, task.rows))
+        blocks = map(build_record_columns, iter(lambda: [*islice(checked_records, ROW_GROUP)], []))
+    for ids, titles, texts, dates in blocks:
+        if (pc.max(pc.utf8_length(texts)).as_py() or 0) > MAX_PASSAGE:
+            for passage_id, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True):
+                _check_length((passage_id, "", text, None))
+        yield build_passage_table(ids, titles, texts, dates)
 
 
-def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[FileRange, Iterator[str] | None]]:
-    """Yield the ranges of vectors, and the ids of their rows if these are not those of the passages."""
-    sources, is_same_row = {str(file.path): file for file in vectors.files}, task.passages == task.vectors
+def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[str, int, str | None]]:
+    """Yield the file, the row and the id of each vector; None if its file has no ids."""
+    sources = {str(file.path): file for file in vectors.files}
     for path, first, end in task.vectors:
-        yield (path, first, end), None if is_same_row else sources[path].iter_ids(first, end)
+        ids: Iterator[str | None] = sources[path].iter_ids(first, end) or repeat(None)
+        for row, vector_id in zip(range(first, end), ids, strict=False):
+            yield path, row, vector_id
 
 
 def _write_passages(
-    records: Iterator[Record], task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path
+    tables: Iterator[pa.Table], task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path
 ) -> ChunkStats:
     """Write the passages of pages that are not removed; set the others to False in `is_kept`.
 
@@ -258,22 +271,20 @@ def _write_passages(
         InputError: there are too few passages, one is too long, or the vector of a row has another id.
     """
     lengths, page_ids, removed_pages, row = Counter[int](), set[str](), set(task.removed_pages), 0
+    vector_ids = None if task.passages == task.vectors else _iter_vector_ids(task, vectors)
     with PassageWriter(path) as writer:
-        for (name, first, end), vector_ids in _iter_vector_ids(task, vectors):
-            for start in range(first, end, ROW_GROUP):
-                block = list(islice(records, min(ROW_GROUP, end - start)))
-                table = _build_table(block)
-                if vector_ids is not None:
-                    _compare_ids(table["id"].to_pylist(), vector_ids, name, start)
-                if len(block) < min(ROW_GROUP, end - start):
-                    raise _count_mismatch("the input", str(task.first + row + len(block)), task.total)
-                if removed_pages:
-                    kept_rows = is_kept[row : row + len(block)]
-                    kept_rows[:] = [page not in removed_pages for page in table["page_id"].to_pylist()]
-                    table = table.filter(pa.array(kept_rows))
-                page_ids.update(table["page_id"].to_pylist())
-                writer.write_table(table)
-                row += len(block)
+        for table in tables:
+            if vector_ids is not None:
+                _compare_ids(table["id"].to_pylist(), vector_ids)
+            end = row + table.num_rows
+            if removed_pages:
+                is_kept[row:end] = [page not in removed_pages for page in table["page_id"].to_pylist()]
+            live_rows = table if is_kept[row:end].all() else table.filter(pa.array(is_kept[row:end]))
+            page_ids.update(live_rows["page_id"].unique().to_pylist())
+            writer.write_table(live_rows)
+            row = end
+        if row < task.rows:
+            raise _count_mismatch("the input", str(task.first + row), task.total)
     for words, count in writer.lengths.items():
         lengths[words // LENGTH_BIN * LENGTH_BIN] += count
     removed_count = int((~is_kept).sum())
@@ -285,21 +296,19 @@ def _write_passages(
     )
 
 
-def _build_table(records: Sequence[Record]) -> pa.Table:
-    rows = [record[:4] for record in records]  # without metadata, which imports do not store
-    ids, titles, bodies, dates = zip(*rows, strict=True) if rows else ((), (), (), ())
-    texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
-    for passage_id, text in zip(ids, texts, strict=True):
-        if len(text) > MAX_PASSAGE:
-            raise InputError(
-                f"passage {passage_id} has {len(text):,} characters, and at most {MAX_PASSAGE:,} are possible: cut it"
-            )
-    return build_passage_table(ids, titles, texts, dates)
+def _check_length(record: Record) -> Record:
+    passage_id, _, body, *_ = record
+    length = len(body) if isinstance(body, str) else sum(len(text) + 1 for _, text in body) - 1
+    if length > MAX_PASSAGE:
+        raise InputError(
+            f"passage {passage_id} has {length:,} characters, and at most {MAX_PASSAGE:,} are possible: cut it"
+        )
+    return record
 
 
-def _compare_ids(ids: Sequence[str], vector_ids: Iterator[str], name: str, first: int) -> None:
-    for row, (passage_id, vector_id) in enumerate(zip(ids, vector_ids, strict=False), start=first):
-        if vector_id != passage_id:
+def _compare_ids(ids: Sequence[str], vector_ids: Iterator[tuple[str, int, str | None]]) -> None:
+    for passage_id, (name, row, vector_id) in zip(ids, vector_ids, strict=False):
+        if vector_id not in {None, passage_id}:
             raise InputError(
                 f"the vector in row {row:,} of {name} is of passage {vector_id!r:.60}, but the passage there is "
                 f"{passage_id!r:.60}: give the passages in the order of the vectors"

@@ -161,8 +161,10 @@ class Blobs:
 
     files: Files
 
-    def put_file(self, path: Path) -> BlobRef:
+    def put_file(self, path: Path, *, move: bool = False) -> BlobRef:
         """Store a local file; nothing is copied if it was stored within the last twelve hours.
+
+        With `move` a store on the same disk takes the file itself, and `path` is gone.
 
         Raises:
             StoreError: the store is full or unwritable, or the file cannot be read.
@@ -171,7 +173,11 @@ class Blobs:
             ref = BlobRef(digest_file(path), path.stat().st_size)
         except OSError as error:
             raise StoreError(f"cannot read {path} to store it: {error}") from error
-        if self._write_if_needed(ref, partial(self.files.upload, path, ref.path)) and self.files.is_local:
+        write = self.files.link if move else self.files.upload
+        is_written = self._write_if_needed(ref, partial(write, path, ref.path))
+        if move:
+            path.unlink()  # before the stamp, which the loss of a link would invalidate
+        if is_written and self.files.is_local:
             cache_stamps().record(self.files.local_path(ref.path), ref.id)
         return ref
 

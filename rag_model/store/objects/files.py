@@ -370,6 +370,7 @@ class Files:
                 atomic_write(self.local_path(path)) as temporary,
             ):  # OSError: another disk, or no links
                 os.link(source, temporary)
+                os.utime(temporary)  # `gc` compares the time when a file entered the store
                 return
         self.upload(source, path)
 

@@ -104,7 +104,8 @@ class Memo:
         """Return the record of `inputs`, produced first if there is none, and whether it is new.
 
         It is new if `produce` ran, or if this memo's owner wrote it before it was interrupted.
-        `produce` is called with an empty work folder, which is always removed afterwards.
+        `produce` is called with an empty work folder, which is always removed afterwards; the store
+        takes the outputs in it.
 
         Raises:
             NotRecordedError: there is no record, and this memo may not produce one.
@@ -117,7 +118,9 @@ class Memo:
             raise NotRecordedError(f"{stage} {key}")
         with temporary_folder("stage") as workdir:
             produced = produce(workdir)
-            outputs = {name: self.blobs.put_file(path) for name, path in produced.outputs.items()}
+            outputs = {
+                name: self.blobs.put_file(path, move=path.parent == workdir) for name, path in produced.outputs.items()
+            }
         return self.write_record(stage, key, outputs, produced.stats, inputs), True
 
     def iter_inputs(self, stage: str) -> Iterator[Mapping[str, Any]]:

@@ -203,13 +203,30 @@ def test_columns_and_rows_give_the_same_records(tmp_path: Path, column: dict[str
             return str(error).replace(name, "x.parquet")
 
     # A date makes the reader parse row by row.
-    assert read("x.parquet", columns) == read("dated.parquet", {**columns, "revised": [None] * 4})
+    records = read("x.parquet", columns)
+    assert records == read("dated.parquet", {**columns, "revised": [None] * 4})
+    if isinstance(records, list):
+        blocks = list(PARQUET.read_columns(str(tmp_path / "x.parquet"), 1, 3))
+        rows = [row for block in blocks for row in zip(*(column.to_pylist() for column in block), strict=True)]
+        assert (
+            rows == [(name, title, "".join(text for _, text in body), date) for name, title, body, date in records][1:3]
+        )
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    text = pa.array([b"a", b"\xff"]).view(pa.string())
+    pq.write_table(pa.table({"id": ["1", "2"], "title": ["", ""], "text": text}), tmp_path / "x.parquet")
+    for rows in (PARQUET.read_rows, PARQUET.read_columns):
+        with pytest.raises(InputError, match=r"^x\.parquet is not readable as Parquet"):
+            list(rows(str(tmp_path / "x.parquet"), 0, 2))
 
 
 def test_sections_in_parquet_are_taken(tmp_path, plan) -> None:
     sections = [{"heading": "Life", "text": "Born."}]
-    pq.write_table(pa.table({"id": ["1"], "sections": [sections]}), tmp_path / "x.parquet")
-    assert articles(plan(tmp_path / "x.parquet")) == [Article("1", 0, "", (Section("Life", "Born."),))]
+    rows = pa.table({"id": ["1", "2", "3"], "sections": [sections] * 3})
+    pq.write_table(rows, tmp_path / "x.parquet", row_group_size=2)
+    expected = {Article(name, 0, "", (Section("Life", "Born."),)) for name in ("1", "2", "3")}
+    assert {*articles(plan(tmp_path / "x.parquet"))} == expected
 
 
 def test_a_document_may_say_when_it_was_changed(tmp_path, plan) -> None:

@@ -107,6 +107,14 @@ def test_error_names_the_invalid_row(value: float, tmp_path: Path) -> None:
     assert set(range(100)) - set(kept.tolist()) == {57}
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_finite_rows_with_an_infinite_sum_are_accepted(dtype: type[np.floating], tmp_path: Path) -> None:
+    rows = ROWS.astype(dtype)
+    rows[7] = np.finfo(dtype).max
+    parts, _ = parts_of(inspect_vectors([saved(tmp_path / "a.npy", rows)]))
+    np.testing.assert_array_equal(np.concatenate(parts), rows)
+
+
 def test_error_names_a_row_of_another_length(tmp_path: Path) -> None:
     rows = [[1.0, 2.0]] * 20 + [[1.0]]
     with pytest.raises(InputError, match=r"row 20 of .* has 1 dimensions where others have 2"):

@@ -8,7 +8,7 @@ import pytest
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError
 from rag_model.store import Content, Manifest, Store
-from rag_model.store.objects.cache import Stamps
+from rag_model.store.objects.cache import Stamps, cache_stamps
 from rag_model.store.pulling.folder import CURRENT, open_folder_stamps
 from rag_model.store.pulling.pull import pull
 
@@ -63,6 +63,16 @@ def test_links_keep_a_stamp_and_writes_do_not(file: Path, tmp_path: Path) -> Non
     with stamps.preserve(file, ID):
         file.write_bytes(b"longer than before")
     assert not stamps.has_valid_stamp(file, ID)
+
+
+def test_a_moved_file_is_not_copied_and_keeps_its_stamp(file: Path, local_store: Store) -> None:
+    os.utime(file, (0, 0))
+    inode = file.stat().st_ino
+    ref = local_store.blobs.put_file(file, move=True)
+    path = local_store.files.local_path(ref.path)
+    assert (file.exists(), path.stat().st_ino, path.stat().st_nlink) == (False, inode, 1)
+    assert path.stat().st_mtime > 0, "`gc` would take it for an old file"
+    assert cache_stamps().has_valid_stamp(path, ref.id)
 
 
 def test_a_stamp_is_of_one_file(file: Path, tmp_path: Path) -> None:
