@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
@@ -142,6 +142,10 @@ class EndpointErrors:
     one_input: str = "the prompt"
     # What to do if an input is too long.
     length_advice: str = "give fewer passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
+
+    def with_input(self, one_input: str) -> Self:
+        """Return the errors of a request whose input is described by `one_input`."""
+        return replace(self, one_input=one_input)
 
     def unreachable(self, reason: object) -> FailedAttemptError:
         """Return the error for a failed or broken connection."""

@@ -55,7 +55,7 @@ from rag_model.endpoint import (
 )
 from rag_model.errors import EndpointError, InputError, RefusedError, UsageError
 from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
-from rag_model.untrusted_text import parse_json
+from rag_model.untrusted_text import escape_controls, parse_json
 
 Vectors = npt.NDArray[np.float32]
 EMBED_PREFIX = "BOOKWHEEL_EMBED_"  # prefix of the environment variables of an encoder's endpoint
@@ -82,6 +82,7 @@ _MAX_DIM = 1 << 16
 _MAX_ERROR_BYTES = 1 << 16
 _INVALID_REQUEST = frozenset((400, 422))
 _QUESTION_SECONDS = 30.0  # shorter than for a corpus, because a user waits
+_MAX_QUOTED = 60  # characters of a text in an error message
 _UNKNOWN_LENGTH = 1_000_000  # tokens; the endpoint truncates or refuses longer texts
 
 
@@ -336,7 +337,6 @@ class EmbeddingClient:
             model,
             product="embeddings",
             one_product="a list of embeddings",
-            one_input="a text, or a request of several texts,",
             length_advice=f"cut shorter passages, let the server truncate them, or lower {EMBED_PREFIX}BATCH",
         )
         self._encoding_format = "base64"  # a third of the bytes of decimal numbers
@@ -437,7 +437,7 @@ class EmbeddingClient:
         if not 200 <= status < 300:
             if wait_seconds is not None:
                 self._resume_time = max(self._resume_time, loop.time() + wait_seconds)
-            raise self._errors.bad_status(status, body, wait_seconds)
+            raise self._errors.with_input(_describe_input(batch)).bad_status(status, body, wait_seconds)
         try:
             return _parse_reply(body, len(batch))
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -471,6 +471,16 @@ class EmbeddingClient:
     @staticmethod
     def _compute_reply_limit(batch: Sequence[str]) -> int:
         return len(batch) * _MAX_DIM * _REPLY_BYTES_PER_VALUE
+
+
+def _describe_input(batch: Sequence[str]) -> str:
+    """Return the words for a request's texts, with the beginning of the longest."""
+    longest = max(batch, key=len)
+    beginning = escape_controls(" ".join(longest[:_MAX_QUOTED].split()))
+    quoted = f"{len(longest):,} characters that begin with {beginning!r}"
+    if len(batch) == 1:
+        return f"a text of {quoted},"
+    return f"one of {len(batch)} texts, the longest of {quoted}, or all together"
 
 
 def _close_connections(loop: EventLoopThread, client: httpx.AsyncClient) -> None:

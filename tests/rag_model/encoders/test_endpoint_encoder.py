@@ -96,8 +96,11 @@ def test_a_store_keeps_the_space_of_an_endpoint_and_refuses_a_changed_model(
 
 def test_a_text_that_is_too_long_is_named_without_a_retry(endpoint: str) -> None:
     client = EmbeddingClient("tiny", FAST)
-    with pytest.raises(PromptTooLongError, match=r"^a text, or .* lower BOOKWHEEL_EMBED_BATCH$"):
+    with pytest.raises(PromptTooLongError, match=r"^a text of 5,000 characters that begin with 'xxx.*', is longer"):
         client.embed(["x" * 5_000])
+    longest = r"^one of 2 texts, the longest of 5,000 .* 'Danube x.*', or all together is .* lower \w+_BATCH$"
+    with pytest.raises(PromptTooLongError, match=longest):
+        client.embed(["short", "Danube\n" + "x" * 4_993])
     client.close()
 
 
