@@ -66,6 +66,7 @@ class Build:
     ready_indexes: Sequence[BuiltIndex] = ()  # files of other programs, in the store already
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     parent: Manifest | None = None  # its inverted indexes are updated instead of built again
+    dropped_files: Mapping[str, int] = field(default_factory=dict)  # of a folder, by reason
     # In a takedown: the content with the pages, from whose inverted indexes the new ones are derived.
     redacted_content: Content | None = None
 
@@ -178,7 +179,8 @@ def group_by_stage(embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str,
 
 def report_build(build: Build, manifest: Manifest, published: PublishResult, metrics: SnapshotMetrics) -> BuildOutcome:
     """Write the report and the artifacts of a published snapshot, and return the outcome."""
-    counts, seconds = count_passages(build.passages, build.embeddings), build.clock.seconds
+    counts = count_passages(build.passages, build.embeddings, build.dropped_files)
+    seconds = build.clock.seconds
     results = build.passages, group_by_stage(build.embeddings)
     page = write_report(build.store, manifest, published, metrics, counts, *results, seconds)
     outcome = BuildOutcome.of(published, build.ref, counts, metrics.metrics(), seconds, page)

@@ -51,7 +51,8 @@ class BuildOutcome:
     @classmethod
     def of_plan(cls, plan: Plan, size: int, ref: str) -> Self:
         """Return the outcome of a dry run, with the parts and bytes that a build would read."""
-        return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size}, {})
+        dropped = {"dropped": dict(plan.dropped)} if plan.dropped else {}
+        return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size, **dropped}, {})
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""

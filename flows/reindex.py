@@ -112,6 +112,7 @@ def reindex(
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
         build = replace(build, reused_trainings=reused_trainings, base=base, derived_provenance=provenance)
+        build = replace(build, dropped_files=plan.dropped)
         return finish_build(replace(build, parent=parent.manifest))
 
 

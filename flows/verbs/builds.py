@@ -115,7 +115,9 @@ def _follow(seconds: float, look: "Callable[[], WatchOutcome]", common: Common |
 def _format_outcome(outcome: BuildOutcome) -> str:
     if outcome.snapshot is None:
         parts = format_count(outcome.counts["parts"], "part")
-        return f"would read {parts}, {outcome.counts['bytes']:,} bytes; nothing was built"
+        dropped = outcome.counts.get("dropped")
+        without = f", without {format_numbers(dropped)}" if dropped else ""
+        return f"would read {parts}, {outcome.counts['bytes']:,} bytes{without}; nothing was built"
     counts = outcome.counts
     lines = [
         f"snapshot  {outcome.snapshot}",

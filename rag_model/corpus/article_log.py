@@ -116,7 +116,7 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
         hasher.update(article.text.encode())
     else:
         sections = [(section.heading, section.text, section.links) for section in article.sections]
-        hasher.update(canonical_json(sections))
+        hasher.update(canonical_json([sections, "lines"] if article.keeps_lines else sections))
     if (with_metadata or isinstance(article, Page)) and article.metadata != NO_METADATA:
         hasher.update(format_metadata(article.metadata).encode())
     return hasher.digest()[:_KEY_BYTES]

@@ -10,19 +10,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rag_model.corpus.dump_formats.document_files import find_dump_files, has_document_files
 from rag_model.corpus.dump_formats.dump_format import (
     SITE,
     PlanRequest,
     check_result,
     choose_part_format,
     detect_format,
-    drop_companions,
     explain_format_errors,
     get_format,
 )
 from rag_model.corpus.parts import PartBoundaries, StageFile
 from rag_model.corpus.records import Part, Plan, SiteSettings, Slice
-from rag_model.corpus.source import basename, expand_pattern, read_bytes, read_slice
+from rag_model.corpus.source import basename, read_bytes, read_slice
 from rag_model.digest import canonical_json, digest_chunks
 from rag_model.errors import UsageError
 
@@ -49,7 +49,7 @@ def plan_dump(
     number of streams (about 300 bytes each), not with their size.
 
     Args:
-        pattern: path, URL or glob of files of one format (`dump_formats.dump_format`).
+        pattern: path, URL or glob of files of one format (`dump_formats.dump_format`), or a folder of documents.
         workdir: folder for temporary files before `stage`.
         stage: called with each file that planning wrote for the workers; returns its URL.
         limit: use at most this many articles (or documents, or passages) from the start of the
@@ -68,16 +68,27 @@ def plan_dump(
     for name, limit_value in (("limit", limit), ("part_bytes", part_bytes)):
         if limit_value is not None and limit_value < 1:
             raise UsageError(f"{name} must be at least 1, not {limit_value}")
-    urls = drop_companions(expand_pattern(pattern))
+    files = find_dump_files(pattern)
+    urls = files.urls
     names = {detect_format(url) for url in urls}
-    if len(names) != 1:
+    if len(names) != 1 and not (names and has_document_files(names)):
         raise UsageError(
             f"{pattern} matches {'files of several formats' if names else 'index files only'}: "
             "give dumps of one format at a time"
         )
-    (name,) = names
+    name = min(names)
     settings = site or SiteSettings(), mirror
-    request = PlanRequest(workdir, stage, limit, part_bytes, parent_boundaries, choose_part_format(name), *settings)
+    request = PlanRequest(
+        workdir,
+        stage,
+        limit,
+        part_bytes,
+        parent_boundaries,
+        choose_part_format(name),
+        *settings,
+        files.folder,
+        files.dropped,
+    )
     dump_format = get_format(name)
     with explain_format_errors(dump_format, "plan"):
         plan = dump_format.plan(urls, request)

@@ -105,6 +105,8 @@ class Article:
     # Time of its revision in seconds since 1970, UTC; None if unknown.
     revised: int | None = None
     metadata: Metadata = NO_METADATA
+    # Whether passages keep its lines and their indentation, as those of source code must.
+    keeps_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +234,14 @@ class Plan:
     read_at: str = ""  # of a site: when it was read, ISO 8601
     # Parts of which only the slices with templates are left; None if these are unknown.
     template_parts: tuple[Part, ...] | None = None
+    # Number of files without a document by reason, of a folder.
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         parts = tuple(part.to_json() for part in self.parts)
-        return {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
+        dropped = {"dropped": dict(self.dropped)} if self.dropped else {}
+        return {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts, **dropped}
 
     def compute_digest(self) -> str:
         """Return a digest of the pages of a site: of the names of their files, which never change."""
@@ -247,7 +252,7 @@ class Plan:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
         parts = tuple(Part.from_json(part) for part in value["parts"])
-        return cls(value["kind"], Siteinfo(**value["siteinfo"]), parts)
+        return cls(value["kind"], Siteinfo(**value["siteinfo"]), parts, dropped=value.get("dropped", {}))
 
 
 class UnparsablePageError(Exception):

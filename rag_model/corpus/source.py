@@ -13,11 +13,11 @@ import sys
 import tarfile
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from io import BufferedReader, RawIOBase
 from itertools import chain
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -60,6 +60,73 @@ def expand_pattern(pattern: str) -> list[str]:
     if not urls:
         raise InputError(f"{pattern} names no file: check the path, or give a glob such as 'dumps/*.bz2'")
     return sorted(urls, key=_natural_key)
+
+
+class FolderEntry(NamedTuple):
+    """A file of a folder, or an entry that is not read."""
+
+    url: str
+    path: str  # relative to the folder
+    size: int  # bytes
+    problem: str = ""  # why it is not read: `hidden`, `link` or `unreadable`
+
+
+def list_folder(pattern: str) -> list[FolderEntry] | None:
+    """Return the entries of a folder and its subfolders by path; None if the pattern names none.
+
+    Links are not followed, and hidden folders are not opened. A folder of an HTTP server has no
+    list of files.
+
+    Raises:
+        InputError: The folder cannot be read.
+        UsageError: The pattern is a URL that may contain a secret.
+    """
+    refuse_secret(pattern)
+    try:
+        fs, root = _open_filesystem(pattern)
+        if "http" in fs.protocol or fs.isfile(root) or not fs.isdir(root):
+            return None
+        entries, folders = list[FolderEntry](), [root.rstrip("/")]
+        while folders:
+            folder = folders.pop()
+            try:
+                listing = fs.ls(folder, detail=True)
+            except OSError:
+                if folder == root.rstrip("/"):
+                    raise
+                entries.append(FolderEntry(fs.unstrip_protocol(folder), _get_tail(folder, root), 0, "unreadable"))
+                continue
+            for info in listing:
+                name = info["name"].rstrip("/")
+                if name == folder:  # object stores list a folder as its own entry
+                    continue
+                problem = _find_problem(info, basename(name))
+                if info["type"] == "directory" and not problem:
+                    folders.append(name)
+                else:
+                    size = int(info.get("size") or 0)
+                    entries.append(FolderEntry(fs.unstrip_protocol(name), _get_tail(name, root), size, problem))
+    except Exception as problem:
+        raise _read_error(pattern, problem) from problem
+    return sorted(entries, key=lambda entry: entry.path)
+
+
+def get_url(path: str) -> str:
+    """Return the URL of a path or a URL, without a slash at its end."""
+    fs, root = url_to_fs(path)
+    return str(fs.unstrip_protocol(root)).rstrip("/")
+
+
+def _get_tail(path: str, root: str) -> str:
+    return path.removeprefix(root.rstrip("/")).lstrip("/")
+
+
+def _find_problem(info: Mapping[str, Any], name: str) -> str:
+    if name.startswith("."):
+        return "hidden"
+    if info.get("islink"):
+        return "link"
+    return "" if info["type"] in {"file", "directory"} else "unreadable"
 
 
 def file_exists(url: str) -> bool:

@@ -10,9 +10,9 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_model.corpus.dump_formats.dump_format import drop_companions
+from rag_model.corpus.dump_formats.document_files import find_dump_files
 from rag_model.corpus.records import SiteSettings, is_wiki_site
-from rag_model.corpus.source import basename, expand_pattern, get_size
+from rag_model.corpus.source import basename, get_size
 from rag_model.encoders.architecture import Architecture, read_architecture
 from rag_model.encoders.files import CONFIG, read_dim
 from rag_model.encoders.spec import DIM, read_encoder_spec
@@ -73,7 +73,7 @@ def estimate_passages(dump: str, words: int, limit: int | None = None) -> int:
         from rag_model.corpus.dump_formats.wiki_site import rehearse_site  # noqa: PLC0415 - imports httpx
 
         return max(1, ceil(rehearse_site(dump, SiteSettings())[1] / _BYTES_PER_PASSAGE[".xml"]))
-    urls = drop_companions(expand_pattern(dump))
+    urls = find_dump_files(dump).urls
     n_passages = sum(
         get_size(url) / _BYTES_PER_PASSAGE.get(Path(basename(url)).suffix.lower(), _DEFAULT_BYTES_PER_PASSAGE)
         for url in urls

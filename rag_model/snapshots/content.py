@@ -197,14 +197,19 @@ def build_commits_provenance(encoders: Iterable[StoredEncoder]) -> dict[str, dic
     return {COMMITS: commits} if commits else {}
 
 
-def count_passages(passages: Sequence[ChunkResult], embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Any]:
+def count_passages(
+    passages: Sequence[ChunkResult],
+    embeddings: Mapping[str, Sequence[EmbedResult]],
+    dropped_files: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """Return the counts of a run: articles, passages, drops by reason.
 
     `embedded` counts the passages that this run encoded for the representation `embeddings`;
     `reused` those whose vectors came from the parent or from an earlier run. `truncated` counts
-    the embedded passages whose ends the encoder did not read.
+    the embedded passages whose ends the encoder did not read. `dropped_files` counts files of a
+    folder that planning dropped, by reason.
     """
-    dropped: Counter[str] = Counter()
+    dropped = Counter(dropped_files or {})
     for result in passages:
         dropped.update(result.stats.dropped)
     new_results = [result for result in embeddings.get(EMBEDDINGS, ()) if result.is_new]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.corpus import chunk
+from rag_model.corpus.dump_formats.document_files import find_dump_files
 from rag_model.corpus.dump_formats.dump_format import (
     can_plan_fast,
     detect_format,
-    drop_companions,
     get_format,
     get_part_format,
     get_plugin_identity,
@@ -27,7 +27,7 @@ from rag_model.corpus.dump_formats.wiki_site import rehearse_site
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Plan, is_wiki_site
-from rag_model.corpus.source import expand_pattern, get_size, get_stamp, read_bytes
+from rag_model.corpus.source import get_size, get_stamp, read_bytes
 from rag_model.digest import digest_chunks
 from rag_model.encoders import embed
 from rag_model.errors import InputError, StoreError, UsageError
@@ -85,7 +85,8 @@ def plan_parts(
     mirror = None
     if is_wiki_site(dump) and limit is None:
         mirror = open_mirror(store, dump, recipe.site, source, parent.manifest if parent else None, say)
-    urls = drop_companions(expand_pattern(dump))
+    files = find_dump_files(dump)
+    urls = files.urls
     formats = {url: detect_format(url) for url in urls}
     if recipe.chunk.structures and not any(_extracts_structures(name) for name in formats.values()):
         raise UsageError(
@@ -101,6 +102,7 @@ def plan_parts(
         "part_bytes": recipe.part_bytes,
         "code": CODE,
         **get_plugin_identity({*formats.values()}),
+        **({"dropped": dict(files.dropped)} if files.dropped else {}),
     }
     record = store.memo.find("plan", store.memo.compute_key(_with_boundaries(inputs, boundaries)))
     if record is not None:
@@ -133,7 +135,7 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
     """
     if is_wiki_site(dump):
         return rehearse_site(dump, recipe.site, recipe.part_bytes)
-    urls = drop_companions(expand_pattern(dump))
+    urls = find_dump_files(dump).urls
     with temporary_folder("dry-run") as folder:
         plan = plan_parts(Store.open(str(folder), create=True), dump, recipe, limit)
         if plan.kind != "wiki":
@@ -289,7 +291,7 @@ def collect_inputs(
     Raises:
         BookwheelError: a dump, an encoder or a question file cannot be read.
     """
-    stamps = {url: None if is_wiki_site(url) else get_stamp(url) for url in expand_pattern(dump)}
+    stamps = {url: None if is_wiki_site(url) else get_stamp(url) for url in find_dump_files(dump).urls}
     if None in stamps.values():
         return None
     encoders = store_encoders(store, encoder, recipe, pins=pins)

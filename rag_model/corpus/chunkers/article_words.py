@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rag_model.corpus.chunkers.chunker import build_passage, create_anchor
-from rag_model.corpus.records import Article, Passage
+from rag_model.corpus.records import Article, Passage, Section
 
 # Characters of a word; longer words are split. BERT's tokenizers give up on longer words.
 MAX_WORD_LENGTH = 100
@@ -148,12 +148,18 @@ def split_article(article: Article) -> ArticleWords:
     words: list[str] = []
     breaks: list[int] = []
     sections: list[int] = []
+    iter_boundaries = _iter_lines if article.keeps_lines else _iter_boundaries
     for number, section in enumerate(article.sections):
-        for word, strength in _iter_boundaries(section.text):
+        for word, strength in iter_boundaries(section.text):
             words.append(word)
             breaks.append(strength)
         sections += [number] * (len(words) - len(sections))
     return ArticleWords(words, breaks, sections, range(len(words)))
+
+
+def split_section(article: Article, section: Section) -> list[str]:
+    """Return the words of a section of an article, as `split_article` does."""
+    return [word for word, _ in _iter_lines(section.text)] if article.keeps_lines else split_words(section.text)
 
 
 def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span]) -> Iterator[Passage]:
@@ -190,6 +196,25 @@ def _iter_boundaries(text: str) -> Iterator[tuple[str, int]]:
             yield from _iter_words(token, boundary)
             last_token, boundary = token, WORD
         boundary = LINE
+
+
+def _iter_lines(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the words of a text whose lines are kept: the first word of a line has its break and indentation.
+
+    Every line break is a boundary, because a reader of the text has joined wrapped lines.
+    """
+    boundary, line_break = HEADING, "\n"
+    for line in text.split("\n"):
+        words = _iter_boundaries(line)
+        if (first := next(words, None)) is None:
+            boundary, line_break = max(boundary, PARAGRAPH), "\n\n"
+            continue
+        yield line_break + _MARGIN.match(line)[0] + first[0].lstrip(), boundary  # type: ignore[index]
+        yield from words
+        boundary, line_break = LINE, "\n"
+
+
+_MARGIN = re.compile(r"[ \t]{0,40}")  # bounded, because the length of a passage is
 
 
 def _iter_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:

@@ -30,7 +30,7 @@ from rag_model.corpus.chunkers.article_words import (
     Span,
     build_passages,
     split_article,
-    split_words,
+    split_section,
 )
 from rag_model.corpus.chunkers.chunker import build_passage, create_anchor
 from rag_model.corpus.records import Article, Passage
@@ -59,7 +59,7 @@ class Words(Windows):
 
     def __call__(self, article: Article) -> Iterator[Passage]:
         """Yield windows of `words` words, with the section of their start."""
-        section_words = [split_words(section.text) for section in article.sections]
+        section_words = [split_section(article, section) for section in article.sections]
         article_words = [word for words in section_words for word in words]
         section_of_word = [i for i, words in enumerate(section_words) for _ in words]
         for window, start in enumerate(range(0, len(article_words), self.words)):
@@ -76,7 +76,7 @@ class Sections(Windows):
         used_names: dict[str, int] = {}
         for section in article.sections:
             prefix = create_anchor(section.heading, used_names)
-            words_of_section = split_words(section.text)
+            words_of_section = split_section(article, section)
             for window, start in enumerate(range(0, len(words_of_section), self.words)):
                 position = f"{prefix}.{window}" if prefix else str(window)
                 yield build_passage(

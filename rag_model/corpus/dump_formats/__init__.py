@@ -5,5 +5,7 @@
 | `dump_format` | the protocol, the registry with the list of accepted dumps, and the detection |
 | `page_format` | base class of formats with pages of a wiki |
 | `record_format` | base class of formats with documents or passages |
-| `mediawiki`, `jsonl`, `kilt`, `parquet`, `tsv` | the built-in formats |
+| `document_files` | folders, and the base class of formats with a document a file |
+| `mediawiki`, `jsonl`, `kilt`, `parquet`, `tsv` | formats of one file with many documents, or of a wiki |
+| `markup_files` | formats with a document a file |
 """

@@ -37,6 +37,8 @@ class PlanRequest:
     part_format: str = ""  # value of `Part.format` for parts that only this format can read
     site: SiteSettings = field(default_factory=SiteSettings)  # what is read of a MediaWiki site
     mirror: "Mirror | None" = None  # the pages of a site that earlier builds fetched
+    folder: str = ""  # URL of the folder to which the ids of documents with a file each are relative
+    dropped: Mapping[str, int] = field(default_factory=dict)  # files of the folder, by reason
 
 
 class DumpFormat(Protocol):
@@ -136,6 +138,7 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "hotpot": BuiltInFormat(f"{_PACKAGE}.kilt:HOTPOT", "documents", "pages of HotpotQA (.tar.bz2, .jsonl)"),
     "finewiki": BuiltInFormat(f"{_PACKAGE}.parquet:FINEWIKI", "documents", "pages of FineWiki (.parquet)"),
     "wiki_dpr": BuiltInFormat(f"{_PACKAGE}.parquet:WIKI_DPR", "passages", "passages of wiki_dpr (.parquet)"),
+    "markdown": BuiltInFormat(f"{_PACKAGE}.markup_files:MARKDOWN", "documents", "folders of Markdown (.md, .markdown)"),
 }
 FORMATS: Registry[DumpFormat] = Registry(
     "dump format", "bookwheel.dump_formats", {name: entry.target for name, entry in BUILT_IN_FORMATS.items()}
@@ -329,8 +332,12 @@ def get_format_identity(part: Part) -> dict[str, Any]:
 
 
 def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
-    """Return the entries of memo keys that formats of installed packages add: their versions."""
-    versions = {name: get_format(name).version for name in sorted(names) if not is_standard(name)}
+    """Return the entries of memo keys that formats add: the versions of their packages.
+
+    Most built-in formats have none: their code has the version `chunk.VERSION`.
+    """
+    versions = {name: get_format(name).version for name in sorted(names)}
+    versions = {name: version for name, version in versions.items() if version or not is_standard(name)}
     return {"dump_formats": versions} if versions else {}
 
 

@@ -119,7 +119,13 @@ class RecordFormat:
         Raises:
             InputError: A file is damaged, or there are no records.
         """
-        records: Iterator[Record] = chain.from_iterable(map(self.iter_records, urls))
+        plan = self.plan_records(chain.from_iterable(map(self.iter_records, urls)), urls, request)
+        if not plan.parts:
+            raise InputError(f"{basename(urls[0])} contains no records: check that it is the right file")
+        return plan
+
+    def plan_records(self, records: Iterator[Record], urls: Sequence[str], request: PlanRequest) -> Plan:
+        """Return the parts of the records of files, after writing those of each part to a file."""
         if request.limit is not None:
             records = islice(records, min(request.limit, sys.maxsize))  # maximum of islice
         boundaries = request.parent_boundaries
@@ -132,8 +138,6 @@ class RecordFormat:
             workdir=request.workdir,
             stage=request.stage,
         )
-        if not parts:
-            raise InputError(f"{basename(urls[0])} contains no records: check that it is the right file")
         return Plan(self.kind, Siteinfo("", "", ""), parts)
 
     def read(self, part: Part) -> Iterator[Article | Passage]:
@@ -195,9 +199,10 @@ def _to_article(
     sections: list[tuple[str, str]],
     revised: int | None,
     metadata: Mapping[str, Any] | None = None,
+    keeps_lines: bool = False,
 ) -> Article:
     text_sections = tuple(Section(heading, text) for heading, text in sections)
-    return Article(document_id, 0, title, text_sections, revised, build_metadata(metadata or {}))
+    return Article(document_id, 0, title, text_sections, revised, build_metadata(metadata or {}), keeps_lines)
 
 
 def _to_passage(passage_id: str, title: str, text: str, revised: int | None) -> Passage:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,14 +42,17 @@ def keeps(chunker: Chunker, article: Article) -> list[Passage]:
     line = " ".join(" ".join(section.text for section in article.sections).split())
     reached = 0
     for passage in passages:
-        assert passage.text
+        # Line breaks and indentation, which `keeps_lines` keeps, are bounded too.
+        text = " ".join(passage.text.split()) if article.keeps_lines else passage.text
+        assert text
         furthest = reached + line.startswith(" ", reached)  # words repeat: the last place that fits is right
-        at = line.rfind(passage.text, 0, furthest + len(passage.text))
+        at = line.rfind(text, 0, furthest + len(text))
         assert at >= 0
         assert not line[reached:at].strip(), "nothing is left out"
-        assert len(passage.text) <= passage.n_words * (MAX_WORD_LENGTH + 1), "bounded in characters"
+        longest = MAX_WORD_LENGTH + (42 if article.keeps_lines else 1)
+        assert len(passage.text) <= passage.n_words * longest, "bounded in characters"
         assert len(passage.section) <= MAX_HEADING
-        reached = max(reached, at + len(passage.text))
+        reached = max(reached, at + len(text))
     assert not line[reached:].strip()
     assert len({passage.id for passage in passages}) == len(passages)
     assert all(passage.id.split() == [passage.id] and passage.id.startswith("12:") for passage in passages)
@@ -58,9 +61,9 @@ def keeps(chunker: Chunker, article: Article) -> list[Passage]:
 
 
 @pytest.mark.parametrize("name", BY_WORDS)
-@given(article=ARTICLES, size=SIZES)
-def test_chunkers_by_words(name: str, article: Article, size: int) -> None:
-    passages = keeps(build_chunker(name, {"words": size}), article)
+@given(article=ARTICLES, size=SIZES, keeps_lines=st.booleans())
+def test_chunkers_by_words(name: str, article: Article, size: int, keeps_lines: bool) -> None:
+    passages = keeps(build_chunker(name, {"words": size}), replace(article, keeps_lines=keeps_lines))
     assert all(0 < passage.n_words <= size for passage in passages)
 
 

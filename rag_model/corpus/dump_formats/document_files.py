@@ -1,0 +1,278 @@
+"""Folders of documents: find their files, and the base class of formats with one document a file.
+
+The files of a folder may have several of these formats. A file without a document is counted by
+the reason, and the others are read.
+"""
+
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from rag_model.corpus.chunkers.chunker import MAX_HEADING
+from rag_model.corpus.dump_formats.dump_format import (
+    FORMATS,
+    PlanRequest,
+    detect_format,
+    drop_companions,
+    get_format,
+)
+from rag_model.corpus.dump_formats.record_format import Record, RecordFormat
+from rag_model.corpus.records import MAX_ID, Plan, is_wiki_site
+from rag_model.corpus.source import FolderEntry, basename, expand_pattern, get_size, get_url, list_folder, read_bytes
+from rag_model.errors import InputError
+
+# Descriptions of the reasons for which files of a folder are dropped.
+_DROP_REASONS = {
+    "hidden": "hidden",
+    "link": "symbolic links",
+    "unknown_format": "of no format of documents",
+    "bad_name": "with a name that is not UTF-8 or too long",
+    "too_large": "too large",
+    "unreadable": "unreadable",
+    "binary": "binary",
+    "not_utf8": "not UTF-8",
+    "encrypted": "encrypted",
+    "damaged": "damaged",
+    "no_text": "without text",
+}
+_UNSAFE = re.compile(r"[%\s\x00-\x1f\x7f]")  # characters of a path that its id cannot have
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_MAX_HEADING = 100  # characters of one heading in a path of headings
+_SURROGATE = re.compile("[\ud800-\udfff]")  # from bytes of a name that are not UTF-8
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFiles:
+    """The files of a dump."""
+
+    urls: Sequence[str]
+    folder: str  # URL of the folder to which ids and titles of documents are relative
+    dropped: Mapping[str, int] = field(default_factory=dict)  # files of a folder, by reason
+
+
+class DroppedFileError(Exception):
+    """A file has no document, for a reason such as `binary`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFile:
+    """The content of a file."""
+
+    sections: list[tuple[str, str]]  # path of headings, and text
+    revised: int | None = None  # seconds since 1970, UTC, if the file says it
+
+
+class DocumentFiles(RecordFormat):
+    """A dump format with one document a file: subclasses name the endings and parse the bytes.
+
+    The id and the title of a document are its path in the folder.
+    """
+
+    endings: ClassVar[frozenset[str]]  # of file names, in lower case
+    max_bytes: ClassVar[int] = 16 << 20  # larger files are dropped
+    keeps_lines: ClassVar[bool] = True  # see `Article.keeps_lines`
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether the name has one of the endings."""
+        return f".{name.lower().rpartition('.')[2]}" in self.endings
+
+    @abstractmethod
+    def parse(self, data: bytes, name: str) -> ParsedFile:
+        """Return the document of a file's bytes.
+
+        Raises:
+            DroppedFileError: The file has no document.
+            MissingExtraError: The library that parses it is not installed.
+        """
+
+    def read_records(self, url: str) -> Iterator[Record]:
+        """Yield the document of one file, with the name of the file as its id.
+
+        Raises:
+            InputError: The file has no document.
+        """
+        try:
+            yield self.read_document(url, basename(url))
+        except DroppedFileError as error:
+            reason = _DROP_REASONS.get(error.reason, error.reason)
+            raise InputError(f"{basename(url)} is {reason}: give a file with text") from error
+
+    def read_document(self, url: str, path: str) -> Record:
+        """Return the document of a file, with an id and a title from its path.
+
+        Raises:
+            DroppedFileError: The file has no document.
+            InputError: The file cannot be read.
+        """
+        if get_size(url) > self.max_bytes:
+            raise DroppedFileError("too_large")
+        data = b"".join(read_bytes(url))
+        try:
+            document = self.parse(data, basename(path)) if data else ParsedFile([])
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise DroppedFileError("damaged") from error  # no file may stop a build
+        if not document.sections:
+            raise DroppedFileError("no_text")
+        record: Any = _to_id(path), " ".join(path.split()), document.sections, document.revised
+        return (*record, {}, True) if self.keeps_lines else record
+
+    def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
+        """Return the parts of the documents, and count the files without one.
+
+        Raises:
+            InputError: No file has a document.
+        """
+        dropped = Counter(request.dropped)
+        plan = self.plan_records(_read_files(urls, request.folder, dropped), urls, request)
+        if not plan.parts:
+            raise _no_documents_error(request.folder, dropped)
+        return replace(plan, dropped=dict(sorted(dropped.items())))
+
+
+def decode_text(data: bytes) -> str:
+    """Return the text of a file in UTF-8, with plain line ends and without control characters.
+
+    Raises:
+        DroppedFileError: The file is binary, or not UTF-8.
+    """
+    if b"\0" in data:
+        raise DroppedFileError("binary")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DroppedFileError("not_utf8") from error
+    return _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+class SectionBuilder:
+    """Collect the blocks of a document below their headings.
+
+    The text of a section starts with its path of headings, so that each is found by its words.
+    """
+
+    def __init__(self) -> None:
+        self.sections: list[tuple[str, str]] = []
+        self._headings: list[tuple[int, str]] = []
+        self._blocks: list[str] = []
+
+    def start_section(self, level: int, heading: str) -> None:
+        """Start the section of a heading; lower levels enclose it."""
+        self.finish()
+        heading = " ".join(heading.split())[:_MAX_HEADING]
+        self._headings = list(takewhile(lambda outer: outer[0] < level, self._headings))
+        if heading and heading not in {name for _, name in self._headings[-1:]}:
+            self._headings.append((level, heading))
+
+    def add_block(self, text: str) -> None:
+        """Add a paragraph, a table or a block of code, which is cut only if it is too long."""
+        lines = [line.rstrip() for line in text.split("\n") if line.strip()]
+        if lines and self._blocks and self._blocks[-1].endswith(":"):
+            self._blocks[-1] += "\n" + "\n".join(lines)  # it introduces this block
+        elif lines:
+            self._blocks.append("\n".join(lines))
+
+    def finish(self) -> list[tuple[str, str]]:
+        """End the last section, and return all."""
+        if self._blocks:
+            path = " > ".join(heading for _, heading in self._headings)[:MAX_HEADING]
+            text = "\n\n".join(self._blocks)
+            self.sections.append((path, f"{path}\n{text}" if path else text))
+            self._blocks = []
+        return self.sections
+
+
+def find_dump_files(pattern: str) -> DumpFiles:
+    """Return the files of a dump that a path, URL or glob names; of a folder, those of documents.
+
+    Files of a folder that are hidden, links, or of no format of documents are counted.
+
+    Raises:
+        InputError: No file matches, or a folder has no documents.
+        UsageError: The pattern is empty, or a URL that may contain a secret.
+    """
+    is_folder = bool(pattern.strip()) and not is_wiki_site(pattern)
+    entries = list_folder(pattern) if is_folder else None
+    if entries is None:
+        urls = drop_companions(expand_pattern(pattern))
+        return DumpFiles(urls, "" if is_wiki_site(pattern) else _find_root(pattern))
+    formats = list_document_formats()
+    dropped = Counter[str]()
+    urls = []
+    for entry in entries:
+        if reason := _find_drop_reason(entry, formats):
+            dropped[reason] += 1
+        else:
+            urls.append(entry.url)
+    if not urls:
+        raise _no_documents_error(pattern, dropped)
+    return DumpFiles(urls, get_url(pattern), dropped)
+
+
+def list_document_formats() -> list["DocumentFiles"]:
+    """Return the formats with one document a file; broken packages are left out."""
+    formats = []
+    for name in FORMATS.list_names():
+        with suppress(InputError):
+            formats.append(get_format(name))
+    return [dump_format for dump_format in formats if isinstance(dump_format, DocumentFiles)]
+
+
+def has_document_files(names: Iterable[str]) -> bool:
+    """Return whether all of these formats have one document a file, so that a dump may mix them."""
+    return all(isinstance(get_format(name), DocumentFiles) for name in names)
+
+
+def _find_root(pattern: str) -> str:
+    """Return the URL of the folder before the first wildcard, so that a new file changes no id."""
+    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    return get_url(fixed.rpartition("/")[0] or ".")
+
+
+def _find_drop_reason(entry: FolderEntry, formats: Sequence["DocumentFiles"]) -> str:
+    if entry.problem:
+        return entry.problem
+    name = basename(entry.path)
+    dump_format = next((one for one in formats if one.recognize(name, bytes)), None)
+    if dump_format is None:
+        return "unknown_format"
+    if entry.size > dump_format.max_bytes:
+        return "too_large"
+    # fsspec reads `::` as the end of a URL in a URL
+    is_valid = "::" not in entry.path and _SURROGATE.search(entry.path) is None
+    return "" if is_valid and len(_to_id(entry.path)) <= MAX_ID else "bad_name"
+
+
+def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:
+    """Yield the documents of files of any formats, and count the files without one."""
+    for url in urls:
+        dump_format = get_format(detect_format(url))
+        path = url.removeprefix(f"{folder}/") if url.startswith(f"{folder}/") else basename(url)
+        if not isinstance(dump_format, DocumentFiles):  # `has_document_files` refuses such a dump
+            continue
+        try:
+            yield dump_format.read_document(url, path)
+        except DroppedFileError as error:
+            dropped[error.reason] += 1
+
+
+def _to_id(path: str) -> str:
+    return _UNSAFE.sub(lambda match: quote(match[0]), path)
+
+
+def _no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:
+    reasons = ", ".join(f"{_DROP_REASONS.get(name, name)}: {count:,}" for name, count in sorted(dropped.items()))
+    return InputError(
+        f"{folder} has no documents ({reasons or 'it is empty'}): give a folder of files that "
+        f"{' or '.join(sorted(ending for one in list_document_formats() for ending in one.endings))} end, "
+        "or a glob of dumps such as 'dumps/*.bz2'"
+    )

@@ -1,0 +1,233 @@
+"""A folder of documents is a dump: what its files say, how they are cut, and which are dropped."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.outcome import BuildOutcome
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.dump_formats.document_files import DocumentFiles, DroppedFileError
+from rag_model.corpus.dump_formats.dump_format import get_part_format
+from rag_model.corpus.dump_formats.markup_files import MARKDOWN
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Passage, Plan
+from rag_model.errors import InputError, MissingExtraError, UsageError
+from rag_model.snapshots.planning import plan_dry_run
+from rag_model.snapshots.recipe import Recipe
+
+
+def plan_folder(dump: Path | str, workdir: Path) -> Plan:
+    workdir.mkdir(exist_ok=True)
+    return plan_dump(str(dump), workdir=workdir, stage=str)
+
+
+def list_ids(plan: Plan) -> list[str]:
+    return sorted(str(item.page_id) for part in plan.parts for item in get_part_format(part).read(part))  # type: ignore[union-attr]
+
+
+def list_passages(dump: Path | str, workdir: Path, **recipe: Any) -> list[Passage]:
+    plan, passages = plan_folder(dump, workdir), list[Passage]()
+    for part in plan.parts:
+        chunk_part(part, plan.siteinfo, ChunkRecipe(**recipe), workdir / "passages.parquet")
+        with PassageFile(workdir / "passages.parquet") as file:
+            passages += file.iter_passages()
+    return passages
+
+
+GUIDE = """---
+title: The guide
+description: All about it.
+lastmod: 2026-11-01
+bomb: &a [x, x]
+more: [*a, *a]
+---
+# The guide
+
+A paragraph with `code`, a [link](https://example.org) and an ![image](a.png),
+wrapped over *two* lines.
+
+## Install
+
+Run this:
+
+```python
+def f(x):
+
+    return x
+```
+
+| name | value |
+| ---- | ----- |
+| `a`  | 1     |
+| b    |       |
+
+- first
+  - nested
+- second
+
+  with more
+
+## Empty
+### Deep
+
+<div>Some <b>HTML</b> &amp; text</div><!-- hidden -->
+
+Install
+=======
+
+The last.
+"""
+
+
+def test_markdown_has_sections_whose_blocks_are_whole() -> None:
+    document = MARKDOWN.parse(GUIDE.replace("\n", "\r\n").encode("utf-8-sig"), "guide.md")
+    assert document.revised == 1793491200
+    assert document.sections == [
+        ("The guide", "The guide\nAll about it."),
+        (
+            "The guide",
+            "The guide\nA paragraph with code, a link and an image, wrapped over two lines.",
+        ),
+        (
+            "The guide > Install",
+            "The guide > Install\nRun this:\ndef f(x):\n    return x\n\n"
+            "name | value\na | 1\nb |\n\n- first\n  - nested\n- second\n  with more",
+        ),
+        ("The guide > Empty > Deep", "The guide > Empty > Deep\n Some  HTML  & text"),
+        ("The guide > Install", "The guide > Install\nThe last."),
+    ]
+
+
+@pytest.mark.parametrize(
+    "matter",
+    [
+        "---\ntitle: [" + "[" * 20_000 + "]" * 20_000 + "]\n---\n",
+        "---\n" + "- " * 20_000 + "\n---\n",
+        "---\ntitle: !!python/object/apply:os.system ['false']\n---\n",
+        "---\ntitle: {a: [b\n---\n",
+        "+++\ntitle = \n+++\n",
+        "---\njust text\n---\n",
+    ],
+)
+def test_invalid_front_matter_is_left_out(matter: str) -> None:
+    assert MARKDOWN.parse(f"{matter}Words.".encode(), "a.md").sections == [("", "Words.")]
+
+
+def test_toml_front_matter_gives_a_title_too() -> None:
+    document = MARKDOWN.parse(b'+++\ntitle = "Notes"\ndate = 2026-11-01\n+++\nWords.', "a.md")
+    assert (document.sections, document.revised) == ([("Notes", "Notes\nWords.")], 1793491200)
+
+
+def test_a_section_a_table_and_code_that_fit_are_not_cut(tmp_path: Path) -> None:
+    filler = "Some words of a paragraph that fill it up to the limit. " * 3
+    table = "\n".join(["| a | b |", "| - | - |", *(f"| row {i} | value |" for i in range(5))])
+    code = "```\nif a:\n\n    for b in c:\n        print(b)\n```"
+    text = f"# One\n\n{filler}\n\n{table}\n\n{filler}\n\n{code}\n\n{filler}\n\n# Two\n\nShort.\n"
+    (tmp_path / "a.md").write_text(text)
+    texts = [passage.text for passage in list_passages(tmp_path / "a.md", tmp_path / "work", words=45)]
+    assert max(len(text.split()) for text in texts) <= 45
+    assert sum("row 0 | value\nrow 1 | value\nrow 2 | value\nrow 3 | value\nrow 4 | value" in one for one in texts) == 1
+    assert sum("if a:\n    for b in c:\n        print(b)" in one for one in texts) == 1
+    assert texts[-1] == "Two\nShort."
+
+
+def test_an_edit_changes_the_passages_of_its_file_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    (folder / "deep").mkdir(parents=True)
+    for i in range(5):
+        (folder / f"deep/{i}.md").write_text(f"# Title {i}\n\nText {i}.\n\n## More\n\n" + "Words. " * 200)
+    earlier = {passage.id: passage for passage in list_passages(folder, tmp_path / "work")}
+    assert "deep/3.md:Title_3_>_More.0" in earlier
+    assert {passage.title for passage in earlier.values()} == {f"deep/{i}.md" for i in range(5)}
+    (folder / "deep/3.md").write_text("# Title 3\n\nAnother text.")
+    (folder / "new.md").write_text("New.")
+    os.utime(folder / "deep/1.md", (1, 1))
+    later = {passage.id: passage for passage in list_passages(folder, tmp_path / "work")}
+    assert {one for one in later if later[one] != earlier.get(one)} == {"deep/3.md:Title_3.0", "new.md:0"}
+    assert {one.partition(":")[0] for one in earlier if one not in later} == {"deep/3.md"}
+
+
+def test_a_glob_and_a_file_name_documents_as_their_folder_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs/a").mkdir(parents=True)
+    (tmp_path / "docs/a/b.md").write_text("B")
+    assert list_ids(plan_folder(f"{tmp_path}/docs/**/*.md", tmp_path / "work")) == ["a/b.md"]
+    assert list_ids(plan_folder(tmp_path / "docs/a/b.md", tmp_path / "work")) == ["b.md"]
+    monkeypatch.chdir(tmp_path)
+    assert list_ids(plan_folder("docs/", tmp_path / "work")) == ["a/b.md"]
+
+
+def test_hostile_files_of_a_folder_are_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    (folder / "sub dir").mkdir(parents=True)
+    (folder / "sub dir/a\nb 100%.md").write_text("Words.")
+    (folder / ".git").mkdir()
+    (folder / ".git/config.md").write_text("hidden")
+    (folder / "loop").symlink_to(folder)
+    (tmp_path / "secret.md").write_text("secret")
+    (folder / "secret.md").symlink_to(tmp_path / "secret.md")
+    (folder / "self.md").symlink_to(folder / "self.md")
+    (folder / "binary.md").write_bytes(b"\x7fELF\0\1")
+    (folder / "latin.md").write_bytes("Zürich".encode("latin-1"))
+    (folder / "utf16.md").write_text("Words.", encoding="utf-16")
+    (folder / "empty.md").touch()
+    (folder / "comment.md").write_text("<!-- nothing -->")
+    with (folder / "large.md").open("wb") as file:
+        file.truncate(1 << 30)
+    (folder / "a.bin").touch()
+    os.mkfifo(folder / "pipe.md")
+    (folder / "a::b.md").write_text("a name that fsspec would read as two URLs")
+    (folder / os.fsdecode(b"\xff.md")).write_text("Words.")
+    plan = plan_folder(folder, tmp_path / "work")
+    assert list_ids(plan) == ["sub%20dir/a%0Ab%20100%25.md"]
+    assert plan.dropped == {
+        "bad_name": 2,
+        "binary": 2,
+        "hidden": 1,
+        "link": 3,
+        "no_text": 2,
+        "not_utf8": 1,
+        "too_large": 1,
+        "unknown_format": 1,
+        "unreadable": 1,
+    }
+    assert Plan.from_json(plan.to_json()) == plan
+    assert BuildOutcome.of_plan(*plan_dry_run(str(folder), Recipe()), "main").counts["dropped"] == plan.dropped
+    (passage,) = list_passages(folder, tmp_path / "work")
+    assert passage.title == "sub dir/a b 100%.md"
+
+
+def test_a_folder_without_documents_says_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    with pytest.raises(InputError, match=r"docs has no documents \(it is empty\): give a folder of files"):
+        plan_folder(tmp_path / "docs", tmp_path / "work")
+    (tmp_path / "docs/a.xml").write_text("<mediawiki/>")
+    (tmp_path / "docs/b.md").write_text("\0")
+    with pytest.raises(InputError, match=r"has no documents \(binary: 1, of no format of documents: 1\)"):
+        plan_folder(tmp_path / "docs", tmp_path / "work")
+    (tmp_path / "docs/b.md").write_text("Words.")
+    with (tmp_path / "docs/large.md").open("wb") as file:
+        file.truncate(1 << 30)
+    assert plan_folder(f"{tmp_path}/docs/*.md", tmp_path / "work").dropped == {"too_large": 1}
+    with pytest.raises(UsageError, match="files of several formats"):
+        plan_folder(f"{tmp_path}/docs/*", tmp_path / "work")
+
+
+@pytest.mark.parametrize(("dump_format", "module", "extra"), [(MARKDOWN, "markdown_it", "markdown")])
+def test_a_missing_library_is_named(
+    dump_format: DocumentFiles, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"bookwheel\[{extra}\]"):
+        dump_format.parse(b"Words.", f"a{min(dump_format.endings)}")
+
+
+def test_one_damaged_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"a.md is not UTF-8: give a file with text"):
+        list(MARKDOWN.read_records((tmp_path / "a.md").as_uri()))
+    with pytest.raises(DroppedFileError):
+        MARKDOWN.parse(b"\xff", "a.md")
