@@ -1,16 +1,20 @@
 """Options for readers, and for the prompt that the reader `concat` builds from passages."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import UsageError
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.prompts import Order, PromptSettings, read_prompt
 from rag_model.reading.reader import ReaderName
+
+if TYPE_CHECKING:
+    from rag_model.reading.settings import ReaderSettings
 
 ReaderOption = Annotated[
     ReaderName | None,
@@ -21,7 +25,6 @@ ReaderOption = Annotated[
         "behind an endpoint."
     ),
 ]
-_CONCAT_HELP = "--reader concat: "
 MaxTokens = Annotated[
     int | None,
     Parameter(
@@ -42,34 +45,26 @@ AbstainBelow = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options of the prompt that holds all passages."""
+    """Options of the prompt that holds all passages.
 
-    order: Annotated[
-        Order | None,
-        Parameter(
-            help=f"{_CONCAT_HELP}order of the passages: `rank` is best first, `document` as in their pages, `ends` "
-            "best at both ends. By default by rank."
-        ),
-    ] = None
-    budget: Annotated[
-        int | None,
-        Parameter(
-            help=f"{_CONCAT_HELP}tokens of all passages, with titles and numbers; by default as many as the model "
-            "reads."
-        ),
-    ] = None
-    prompt: Annotated[
-        Path | None,
-        Parameter(
-            help=f"{_CONCAT_HELP}a file with the prompt: an instruction, a line `---`, and a message with {{context}} "
-            "and {question}."
-        ),
-    ] = None
-    cite: Annotated[bool, Parameter(help=f"{_CONCAT_HELP}ask for citations: the number of a passage, [1].")] = False
+    Attributes:
+        order: With --reader concat: order of the passages: `rank` is best first, `document` as in
+            their pages, `ends` best at both ends. By default by rank.
+        budget: With --reader concat: tokens of all passages, with titles and numbers; by default
+            as many as the model reads.
+        prompt: With --reader concat: a file with the prompt: an instruction, a line `---`, and a
+            message with {context} and {question}.
+        cite: With --reader concat: ask for citations: the number of a passage, [1].
+    """
+
+    order: Order | None = None
+    budget: int | None = None
+    prompt: Path | None = None
+    cite: bool = False
 
     def list_given(self) -> list[str]:
         """Return the names of the given options."""
-        return [f"--{name}" for name, value in asdict(self).items() if value not in (None, False)]
+        return [f"--{field.name}" for field in fields(PromptOptions) if getattr(self, field.name) not in (None, False)]
 
     def build_settings(self, readers: Sequence[ReaderName | None], model: str) -> PromptSettings:
         """Return the settings of the prompt.
@@ -83,3 +78,28 @@ class PromptOptions:
             raise UsageError(f"{given_options[0]} says how passages become one prompt: give --reader concat too")
         settings: dict[str, Any] = {"order": self.order or "rank", "budget": self.budget, "cite": self.cite}
         return PromptSettings(**settings if self.prompt is None else read_prompt(self.prompt, **settings))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class ReadingOptions(PromptOptions):
+    """Options of how a model reads passages and when it gives no answer."""
+
+    reader: ReaderOption = None
+    max_tokens: MaxTokens = None
+    abstain_below: AbstainBelow = None
+
+    def build_reader_settings(self, model: str, beams: int = 1) -> "ReaderSettings":
+        """Return the settings of the reader.
+
+        Raises:
+            InputError: the prompt file, or the file of the threshold, cannot be read.
+            UsageError: the reader takes no prompt with all passages, or a setting is invalid.
+        """
+        # These imports load torch, before which `serve` sets its environment.
+        from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
+        from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
+
+        threshold = None if self.abstain_below is None else Threshold.parse(self.abstain_below)
+        decoding = DecodingSettings(beams, self.max_tokens)
+        return ReaderSettings(self.reader, decoding, self.build_settings([self.reader], model), threshold=threshold)

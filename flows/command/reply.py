@@ -149,13 +149,17 @@ def _describe_metric(name: str) -> str:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options of every verb."""
+    """Options of every verb.
 
-    json: Annotated[bool, Parameter(help="Print one JSON document on standard output.")] = False
-    debug: Annotated[bool, Parameter(help="Show the trace of a failure.")] = False
-    trust: Annotated[
-        Path | None, Parameter(help="Open only what a public key of this file has signed (`docs/howto/trust.md`).")
-    ] = None
+    Attributes:
+        json: Print one JSON document on standard output.
+        debug: Show the trace of a failure.
+        trust: Open only what a public key of this file has signed (`docs/howto/trust.md`).
+    """
+
+    json: bool = False
+    debug: bool = False
+    trust: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

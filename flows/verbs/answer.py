@@ -5,20 +5,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.console import show_live_answer
-from flows.command.reading import (
-    AbstainBelow,
-    MaxTokens,
-    PromptOptions,
-    ReaderOption,
-)
+from flows.command.reading import ReadingOptions
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import collect_questions, format_title
 from rag_model.corpus.records import format_day
-from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, answer_json
-from rag_model.reading.confidence import Threshold
 from rag_model.reading.model import open_reader
-from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.expression import choose_expression
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -42,10 +34,7 @@ def answer(
     index: IndexName = None,
     asks: AsksName = None,
     beams: int = 1,
-    max_tokens: MaxTokens = None,
-    reader: ReaderOption = None,
-    prompt_options: PromptOptions | None = None,
-    abstain_below: AbstainBelow = None,
+    reading: ReadingOptions | None = None,
     questions_file: Annotated[str | None, Parameter(name="--questions", allow_leading_hyphen=True)] = None,
     common: Common | None = None,
 ) -> Reply:
@@ -62,9 +51,7 @@ def answer(
         questions_file: A file of questions; `-` reads standard input.
     """
     questions, named_retriever = collect_questions(question, questions_file), choose_expression(index, retriever)
-    concat = (prompt_options or PromptOptions()).build_settings([reader], model)
-    threshold = None if abstain_below is None else Threshold.parse(abstain_below)
-    settings = ReaderSettings(reader, DecodingSettings(beams, max_tokens), concat, threshold=threshold)
+    settings = (reading or ReadingOptions()).build_reader_settings(model, beams)
     snapshot = Snapshot.open(store, ref)
     model_id, opened_reader = open_reader(snapshot, store, model, named_retriever, settings, asks)
     with show_live_answer(_format_question(questions[0]), common) as live_text:

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reading import (
-    AbstainBelow,
-    MaxTokens,
-    PromptOptions,
-    ReaderOption,
-)
+from flows.command.reading import ReadingOptions
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, keep_whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
@@ -41,10 +36,7 @@ def serve(
     asks: AsksName = None,
     folder: Path | None = None,
     mcp: bool = False,
-    max_tokens: MaxTokens = None,
-    reader: ReaderOption = None,
-    prompt_options: PromptOptions | None = None,
-    abstain_below: AbstainBelow = None,
+    reading: ReadingOptions | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     health_port: int | None = None,
@@ -195,10 +187,7 @@ def serve(
     )
     if override_every is not None:
         settings = replace(settings, override_every=override_every)
-    concat = (prompt_options or PromptOptions()).build_settings([reader], model or "")
-    threshold = None if abstain_below is None else serving.Threshold.parse(abstain_below)
-    decoding = serving.DecodingSettings(max_new_tokens=max_tokens)
-    reader_settings = serving.ReaderSettings(reader, decoding, concat, threshold=threshold)
+    reader_settings = (reading or ReadingOptions()).build_reader_settings(model or "")
     source = _build_source(store, ref, dest, folder, model, asks, reader_settings)
     if mcp:
         _serve_tools(source, settings, model)
