@@ -17,7 +17,7 @@ from flows.machine.workplace import open_work_store
 from flows.stage import StageClock
 from rag_model.errors import UsageError
 from rag_model.index.build import check_self_contained, install_index
-from rag_model.index.estimate import estimate_resources, fit_into_memory, list_alternatives
+from rag_model.index.estimate import choose_by_recall, estimate_resources, fit_into_memory, list_alternatives
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.intake import Block, InvalidRowPolicy, VectorInput, inspect_vectors, split_into_parts
 from rag_model.index.quality.tune import IndexEvaluation, evaluate_index, read_queries
@@ -43,6 +43,8 @@ class IndexRequest:
     column: str | None = None  # of Parquet files
     invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None
+    disk: int | None = None  # bytes for the index; None: any
+    can_rerank: bool = False  # whether vectors of a snapshot may rank candidates, as in a recipe
     work: Path | None = None  # folder of the temporary store; None: that of `out`
     beam_options: tuple[str, ...] = ()
 
@@ -100,10 +102,13 @@ def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
         ResourceError: the index needs more memory; the message names one that would fit.
     """
     memory = request.memory or worker_memory(request.beam_options)
-    if memory is None:
+    if memory is None and not (request.fit_structure and (request.disk or request.recipe.recall_target)):
         return resolve(request.recipe, n, d)
-    recipes = list_alternatives(request.recipe, d) if request.fit_structure else [request.recipe]
-    return fit_into_memory(recipes, n, d, memory, serving=request.fit_structure or request.memory is not None)
+    recipes = [request.recipe]
+    if request.fit_structure:
+        recipes = choose_by_recall(list_alternatives(request.recipe, d, refined=request.can_rerank), d)
+    is_serving = request.fit_structure or request.memory is not None
+    return fit_into_memory(recipes, n, d, memory or 1 << 62, serving=is_serving, disk=request.disk)
 
 
 def _check_out(out: Path, vector_input: VectorInput) -> None:

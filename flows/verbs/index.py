@@ -11,6 +11,8 @@ from flows.command.reply import Common, Reply, format_numbers
 from flows.index import IndexOutcome, IndexRequest, index_vectors, plan_index
 from rag_model.errors import ResourceError, UsageError, format_count
 from rag_model.index.build import kept_rows_path
+from rag_model.index.estimate import estimate_max_recall
+from rag_model.index.factory import with_refinement
 from rag_model.index.files.engine import Metric
 from rag_model.index.files.intake import InvalidRowPolicy, inspect_vectors
 from rag_model.index.kind import get_kind_for_factory
@@ -35,7 +37,7 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     vectors = kind.represents == "vectors"
     plan: Any = plan_index(request, n, d) if vectors else kind.plan(request.recipe, n, d)
     cost, row, seconds = kind.estimate(plan), estimate_row_bytes(kind.represents, d), estimate_stage_seconds(plan, d)
-    needed_bytes = cost.peak_bytes()
+    needed_bytes, plan_factory = cost.peak_bytes(), with_refinement(plan.factory, getattr(plan, "refine", None))
     if request.memory is not None and needed_bytes > request.memory:
         what = f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(needed_bytes)} of memory to build"
         raise ResourceError(f"{what}: raise --memory from {format_bytes(request.memory)}")
@@ -45,12 +47,14 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     document |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row}
     error = SECONDS_ERROR.get(plan.kind)
     measured = "" if error is None else f": measured builds of up to 200,000 vectors differ by at most {error:.0%}"
-    document["cpu_seconds_error"] = error
+    max_recall = estimate_max_recall(plan_factory, d) if vectors else None
+    document |= {"cpu_seconds_error": error, "max_recall": max_recall}
     document["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds.items()}
     lines = [
-        f"index     {plan.factory} over {n:,} {f'vectors of {d} dimensions' if vectors else 'passages'}",
+        f"index     {plan_factory} over {n:,} {f'vectors of {d} dimensions' if vectors else 'passages'}",
         f"numbers   {format_numbers(numbers) or 'none'}",
         f"search    {format_numbers(plan.search) or 'exact'}",
+        *([f"recall    at most about {max_recall:.2f}"] if max_recall else []),
         *(f"note      {note}" for note in plan.notes),
         *(
             f"{stage:<9} {format_bytes(cost.stages.get(stage, 0))} of memory a task, "
@@ -90,6 +94,7 @@ def index(
     n: Annotated[int | None, Parameter(alias="-n")] = None,
     d: Annotated[int | None, Parameter(alias="-d")] = None,
     work: Path | None = None,
+    disk: str | None = None,
     common: Common | None = None,
 ) -> Reply:
     """Build one index file over vectors, which plain faiss reads, and report recall and latency.
@@ -106,7 +111,8 @@ def index(
         shards: Cells of a graph, built in parallel; by default by size.
         metric: Inner product, or squared distance.
         memory: Memory to build in and to search in: 16GB, 512MiB; by default the free memory.
-        recall: Set the index for this recall@20, such as 0.95.
+        recall: Set the index for this recall@20, such as 0.95. Without --index only structures
+            that reach it are considered; those of --plan may rerank by the vectors of a snapshot.
         questions: Query vectors to measure with; by default some of the indexed ones.
         column: The column of Parquet files, if several contain vectors.
         invalid: Rows with a NaN or an infinity: refuse them, or drop them and say so in
@@ -119,6 +125,7 @@ def index(
         n: With --plan: the number of vectors, if there are none yet.
         d: With --plan: their dimensions.
         work: Folder for temporary files, which all workers reach; by default that of OUT.
+        disk: Disk for the index, with the vectors that it reranks by: 50GB; by default any.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     for path in files:
@@ -145,6 +152,8 @@ def index(
         invalid=invalid,
         questions=questions,
         work=work,
+        disk=parse_bytes(disk) if disk else None,
+        can_rerank=plan and recall is not None,
         beam_options=paths[len(files) :],
     )
     represents = get_kind_for_factory(recipe.factory).represents

@@ -9,8 +9,8 @@ float32, float16 or 8-bit vectors, then lists of codes.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rag_model.errors import ResourceError
-from rag_model.index.factory import IvfSpec, parse_factory
+from rag_model.errors import ResourceError, UsageError
+from rag_model.index.factory import HnswSpec, IvfSpec, parse_factory
 from rag_model.index.files.engine import FaissIndex, faiss, faiss_metric
 from rag_model.index.files.intake import PART_BYTES
 from rag_model.index.files.vectors import BLOCK_BYTES
@@ -24,6 +24,15 @@ from rag_model.process import format_bytes
 _LINK_BYTES = 8  # a link with its similarity, in a shard
 _MAX_CELL_RATIO = 2.0  # assumed size of the largest cell over the mean; splitting keeps it below
 _MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some lists are random
+
+# Recall@20 of 60,000 passages with every list, or with 512 candidates of a graph: more lists or
+# candidates do not mend what codes lose. For longer vectors and larger corpora it is an estimate.
+_MAX_RECALLS = {
+    **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992},
+    **{"SQ8": 0.993, "SQfp16": 0.999, "Flat": 1.0, "RaBitQ4": 0.939},
+    **{"PQ by 4": 0.87, "PQ by 8": 0.81, "PQ by 16": 0.60, "RaBitQ": 0.65},
+    "Refine(vectors)": 0.99,
+}
 
 # Bytes of the index, bytes of the pieces on disk, and bytes of memory by stage.
 SizeEstimate = tuple[int, float, dict[str, float]]
@@ -85,8 +94,46 @@ def _graph_node_bytes(links: int) -> float:
     return 4 * (2 * links + links / (links - 1)) + 4 + 8
 
 
+def estimate_max_recall(factory: str, d: int) -> float | None:
+    """Return the largest recall@20 that a factory can reach; None: not measured."""
+    spec = parse_factory(factory)
+    if isinstance(spec, HnswSpec):
+        return _MAX_RECALLS[f"HNSW {spec.storage}"]
+    if not isinstance(spec, IvfSpec):
+        return _MAX_RECALLS["Flat"]
+    if spec.refine == "vectors":
+        return _MAX_RECALLS["Refine(vectors)"]
+    if spec.codes.name != "PQ":
+        return _MAX_RECALLS.get(str(spec.codes))
+    return _MAX_RECALLS.get(f"PQ by {round(d / (spec.codes.pieces or d // 4))}")
+
+
+def choose_by_recall(recipes: Sequence[IndexRecipe], d: int) -> list[IndexRecipe]:
+    """Return the recipes that can reach their recall target.
+
+    Raises:
+        UsageError: none can.
+    """
+    target = recipes[0].recall_target or 0.0
+    chosen = [recipe for recipe in recipes if (estimate_max_recall(recipe.factory, d) or 0.0) >= target]
+    if not chosen:
+        best = max(recipes, key=lambda recipe: estimate_max_recall(recipe.factory, d) or 0.0)
+        raise UsageError(
+            f"no index reaches recall@20 {target:g}; {best.factory} reaches about "
+            f"{estimate_max_recall(best.factory, d):g}: lower the target, or use Flat, which is exact"
+        )
+    return chosen
+
+
 def fit_into_memory(
-    recipes: Sequence[IndexRecipe], n: int, d: int, memory: int, part_rows: int | None = None, *, serving: bool = False
+    recipes: Sequence[IndexRecipe],
+    n: int,
+    d: int,
+    memory: int,
+    part_rows: int | None = None,
+    *,
+    serving: bool = False,
+    disk: int | None = None,
 ) -> VectorPlan:
     """Return the plan of the first recipe that fits, with more cells or a smaller sample if needed.
 
@@ -97,18 +144,23 @@ def fit_into_memory(
         memory: bytes of one machine, for the largest stage of the build.
         part_rows: rows of the largest part; None: the default size of a part.
         serving: whether the finished index must fit as well, because the same machine searches it.
+        disk: bytes of disk for the index, and for the vectors that it reranks by; None: any.
 
     Raises:
         ResourceError: no recipe fits. The message gives the memory needed, and for a single recipe
             a factory string that would fit, if there is one.
     """
     plans = [plan for recipe in recipes for plan in _iter_smaller_plans(recipe, resolve(recipe, n, d))]
+    if disk is not None:
+        plans = _choose_by_disk(plans, disk)
     plan_sizes = [(plan, estimate_resources(plan, part_rows).peak_bytes(serving=serving)) for plan in plans]
     plan, needed = min(plan_sizes, key=lambda plan_size: max(memory, plan_size[1]))
     if needed <= memory:
         return plan
     work = "build and search" if serving else "build"
     advice = "add memory, since no index is smaller"
+    if recipes[0].recall_target is not None:
+        advice = "add memory, or lower the target of recall"
     if len(recipes) == 1:
         alternatives = [*recipes, *list_alternatives(recipes[0], d)]
         advice = f"use {fit_into_memory(alternatives, n, d, memory, part_rows, serving=serving).factory}"
@@ -118,16 +170,34 @@ def fit_into_memory(
     )
 
 
-def list_alternatives(recipe: IndexRecipe, d: int) -> list[IndexRecipe]:
+def count_disk_bytes(plan: VectorPlan) -> int:
+    """Return the bytes of an index, and of the float16 vectors on disk that it reranks by."""
+    return estimate_resources(plan).disk_bytes + (2 * plan.n * plan.d if plan.refine else 0)
+
+
+def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
+    sizes = [(plan, count_disk_bytes(plan)) for plan in plans]
+    chosen = [plan for plan, size in sizes if size <= disk]
+    if not chosen:
+        smallest, size = min(sizes, key=lambda plan_size: plan_size[1])
+        raise ResourceError(
+            f"{smallest.factory} over {smallest.n:,} vectors of {smallest.d} dimensions needs {format_bytes(size)} of "
+            f"disk, and --disk allows {format_bytes(disk)}: allow more"
+        )
+    return chosen
+
+
+def list_alternatives(recipe: IndexRecipe, d: int, *, refined: bool = False) -> list[IndexRecipe]:
     """Return the recipe with other factories for d dimensions, the best first.
 
-    A graph keeps its links and cells.
+    A graph keeps its links and cells. `refined` adds lists that rerank by a snapshot's vectors.
     """
     links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
     # d/4, d/8 and d/16 bytes, and 1 bit per dimension
-    factories = [*graphs, "IVF,PQ", *codes, "IVF,RaBitQ"]
+    reranked = [f"{lists},Refine(vectors)" for lists in ("IVF,PQ", "IVF,RaBitQ")] if refined else []
+    factories = [*graphs, *reranked, "IVF,PQ", *codes, "IVF,RaBitQ"]
     return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
 
 

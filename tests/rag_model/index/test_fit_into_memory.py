@@ -1,9 +1,17 @@
 import re
+from dataclasses import replace
 
 import pytest
 
-from rag_model.errors import ResourceError
-from rag_model.index.estimate import estimate_resources, fit_into_memory, list_alternatives
+from rag_model.errors import ResourceError, UsageError
+from rag_model.index.estimate import (
+    choose_by_recall,
+    count_disk_bytes,
+    estimate_resources,
+    fit_into_memory,
+    list_alternatives,
+)
+from rag_model.index.factory import with_refinement
 from rag_model.index.recipe import IndexRecipe, resolve
 
 WIKIPEDIA = (21_015_324, 768)
@@ -25,6 +33,38 @@ def test_best_alternative_that_fits_is_chosen(memory: int, factory: str) -> None
     plan = fit_into_memory(list_alternatives(OPEN, 768), *WIKIPEDIA, memory * GB, serving=True)
     assert plan.factory == factory
     assert estimate_resources(plan).peak_bytes(serving=True) <= memory * GB
+
+
+@pytest.mark.parametrize(
+    ("recall", "memory", "disk", "factory"),
+    [
+        (0.9, 80, 100, "HNSW32"),
+        (0.9, 80, 60, "HNSW32_SQfp16"),
+        (0.98, 30, None, "HNSW32_SQ8"),
+        (0.98, 16, None, "IVF16384_HNSW32,PQ192np,Refine(vectors)"),
+        (0.98, 3, None, "IVF16384_HNSW32,RaBitQ,Refine(vectors)"),
+        (0.8, 3, 10, "OPQ96_384,IVF16384_HNSW32,PQ96np"),
+    ],
+)
+def test_best_alternative_that_reaches_the_recall_is_chosen(
+    recall: float, memory: int, disk: int | None, factory: str
+) -> None:
+    alternatives = list_alternatives(replace(OPEN, recall_target=recall), 768, refined=True)
+    within = None if disk is None else disk * GB
+    plan = fit_into_memory(choose_by_recall(alternatives, 768), *WIKIPEDIA, memory * GB, serving=True, disk=within)
+    assert with_refinement(plan.factory, plan.refine) == factory
+    assert within is None or count_disk_bytes(plan) <= within
+
+
+def test_recall_that_nothing_reaches_in_so_much_memory_or_disk_is_refused() -> None:
+    high, low = (replace(OPEN, recall_target=recall) for recall in (0.9995, 0.95))
+    with pytest.raises(UsageError, match=r"^no index reaches recall@20 0\.9995; HNSW32 reaches about 0\.999: lower"):
+        choose_by_recall(list_alternatives(high, 768), 768)
+    alternatives = choose_by_recall(list_alternatives(low, 768), 768)
+    with pytest.raises(ResourceError, match=r"^HNSW32_SQ8 .* add memory, or lower the target of recall$"):
+        fit_into_memory(alternatives, *WIKIPEDIA, 16 * GB, serving=True)
+    with pytest.raises(ResourceError, match=r"^HNSW32_SQ8 .* needs 21\.9 GB of disk, and --disk allows 20\.0 GB"):
+        fit_into_memory(alternatives, *WIKIPEDIA, 80 * GB, serving=True, disk=20 * GB)
 
 
 def test_error_names_the_smallest_if_nothing_fits() -> None:
