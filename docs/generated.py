@@ -17,7 +17,8 @@ This page is generated from the help texts of the command line: `bookwheel COMMA
 
 Settings come from the flag, then the environment (`BOOKWHEEL_STORE`, …), then `bookwheel.toml` in the working folder
 or a parent folder, then the default. Every command takes `--json`: one JSON document on standard output, progress on
-standard error. Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification failed.
+standard error. The document of a failure has the sentence `error` and the `exit_code`. Exit codes:
+0 ok, 1 failure, 2 usage, 3 a gate or a verification failed.
 """
 _DEVIATIONS_HEAD = """# Deviations from the papers
 

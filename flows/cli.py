@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+    from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
     from cyclopts.argument import ArgumentCollection, update_argument_collection
     from cyclopts.config import Env, Toml
 except ModuleNotFoundError:  # only the core is installed
@@ -158,7 +158,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         0 ok, 1 failure, 2 usage, 3 a gate or a verification failed, 130 interrupted.
     """
-    common = Common()
+    common = Common(json="--json" in argv)
     try:
         verb, bound_arguments, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
         common = bound_arguments.arguments.get("common") or common
@@ -168,23 +168,30 @@ def run(argv: Sequence[str]) -> int:
         with handle_interrupts(), _use_trust_file(common.trust):
             reply = verb(*bound_arguments.args, **bound_arguments.kwargs)
     except CycloptsError as error:
-        return _fail(_describe_usage_error(error, argv), USAGE)
+        return _fail(_describe_usage_error(error, argv), USAGE, as_json=common.json)
     except BookwheelError as error:
         if common.debug:
             traceback.print_exc()
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, as_json=common.json)
     except KeyboardInterrupt:
-        return _fail("interrupted: finished work is recorded; run the same command again to continue", 130)
+        return _fail(
+            "interrupted: finished work is recorded; run the same command again to continue", 130, as_json=common.json
+        )
     except Exception as error:
         if common.debug:
             raise
-        return _fail(f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1)
+        return _fail(
+            f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1, as_json=common.json
+        )
     return _print(reply, common)
 
 
 def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
-    """Return the parser's message; for a missing parameter, one that names the parameter."""
+    """Return the parser's message, or one that names the missing parameter or the surplus argument."""
     text = format_error(error)
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        verb = " ".join(error.command_chain or ())
+        return f"{verb} takes no argument {error.unused_tokens[0]!r}: `bookwheel {verb} --help` lists what it takes"
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return text
     if any(word in error.argument.names for word in argv):
@@ -234,22 +241,28 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _fail(sentence: str, code: int) -> int:
-    print(f"bookwheel: {escape_controls(mask_secrets(sentence))}", file=sys.stderr)
+def _fail(sentence: str, code: int, *, as_json: bool = False) -> int:
+    safe_sentence = escape_controls(mask_secrets(sentence))
+    if as_json:
+        _write_line(json.dumps({"error": safe_sentence, "exit_code": code}, indent=2))
+    print(f"bookwheel: {safe_sentence}", file=sys.stderr)
     return code
 
 
 def _print(reply: Any, common: Common) -> int:
     if not isinstance(reply, Reply):  # --help and --version print their own output
         return 0
+    _write_line(
+        escape_controls(json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text)
+    )
+    return _fail(reply.refusal, RefusedError.exit_code) if reply.refusal else 0
+
+
+def _write_line(text: str) -> None:
     try:
-        print(
-            escape_controls(json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text),
-            flush=True,
-        )
+        print(text, flush=True)
     except BrokenPipeError:  # `bookwheel log | head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - so that the interpreter's last flush does not fail
-    return _fail(reply.refusal, RefusedError.exit_code) if reply.refusal else 0
 
 
 if __name__ == "__main__":

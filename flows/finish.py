@@ -23,7 +23,7 @@ from rag_model.snapshots.content import (
     BuiltIndex,
     build_provenance,
     count_passages,
-    describe_mixture,
+    describe_mixtures,
     list_arithmetics,
     list_row_files,
 )
@@ -120,14 +120,16 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     if range_tasks := list_range_tasks(content):
         with clock("ranges") as on_progress:
             content = digest_ranges(store, content, range_tasks, launch, on_progress)
-    arithmetics = list_arithmetics(build.embeddings, build.parent.provenance if build.parent else {})
+    parent_provenance = build.parent.provenance if build.parent else {}
+    arithmetics = list_arithmetics(build.embeddings, parent_provenance)
+    mixtures = describe_mixtures(build.embeddings, parent_provenance)
     with clock("gate") as on_progress:
-        for note in describe_mixture(arithmetics):
+        for note in mixtures:
             on_progress.say(note)
         measure_arguments = recipe, launch, on_progress, build.parent_content
         metrics = measure_indexes(store, Manifest(content), built_indexes, *measure_arguments)
     own, derived = (
-        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics),
+        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, mixtures),
         build.derived_provenance,
     )
     own["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]

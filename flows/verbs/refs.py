@@ -98,10 +98,13 @@ def rollback(
 
     Args:
         ref: The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists
-            its numbers.
+            its numbers, and REF@NUMBER is the same as REF --to NUMBER.
         to: A number of the ref's log; by default that of the snapshot before.
     """
     opened_store = Store.open(store)
+    name, _, number = ref.partition("@")
+    if to is None and number.isdecimal():
+        ref, to = name, int(number)
     return build_move_reply(ref, roll_back(opened_store, ref, to), opened_store.find_catalog(ref)[0].noun)
 
 

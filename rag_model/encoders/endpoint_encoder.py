@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,11 +54,12 @@ from rag_model.endpoint import (
     parse_retry_after,
     retry,
 )
-from rag_model.errors import EndpointError, InputError, RefusedError, UsageError
+from rag_model.errors import EndpointError, InputError, PromptTooLongError, RefusedError, UsageError, format_count
 from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
 from rag_model.untrusted_text import escape_controls, parse_json
 
 Vectors = npt.NDArray[np.float32]
+_EmbedReply = tuple[Vectors, int]  # the vectors of a request's texts, and the number of their tokens
 EMBED_PREFIX = "BOOKWHEEL_EMBED_"  # prefix of the environment variables of an encoder's endpoint
 # Texts of several scripts, lengths and kinds, so that another model, tokenizer, pooling or prompt
 # changes at least one vector.
@@ -337,7 +339,7 @@ class EmbeddingClient:
             model,
             product="embeddings",
             one_product="a list of embeddings",
-            length_advice=f"cut shorter passages, let the server truncate them, or lower {EMBED_PREFIX}BATCH",
+            length_advice="cut shorter passages, or let the server truncate them",
         )
         self._encoding_format = "base64"  # a third of the bytes of decimal numbers
         self._resume_time = 0.0  # of the event loop: after Retry-After, all requests wait until then
@@ -369,7 +371,7 @@ class EmbeddingClient:
         starts = range(0, len(texts), settings.batch)
         batches = [list(texts[start : start + settings.batch]) for start in starts]
         try:
-            replies = self._start().run(lambda _: self._embed_all(batches, settings))
+            replies = [*chain(*self._start().run(lambda _: self._embed_all(batches, settings)))]
         except FailedAttemptError as failed_attempt:
             raise failed_attempt.error from failed_attempt.__cause__
         widths = {vectors.shape[1] for vectors, _ in replies}
@@ -406,7 +408,7 @@ class EmbeddingClient:
                 self._finalizer = weakref.finalize(self, _close_connections, self._loop, self._client)
             return self._loop
 
-    async def _embed_all(self, batches: Sequence[list[str]], settings: EmbedSettings) -> list[tuple[Vectors, int]]:
+    async def _embed_all(self, batches: Sequence[list[str]], settings: EmbedSettings) -> list[list[_EmbedReply]]:
         tasks = [asyncio.ensure_future(self._embed_batch(batch, settings)) for batch in batches]
         try:
             return list(await asyncio.gather(*tasks))
@@ -414,13 +416,21 @@ class EmbeddingClient:
             for task in tasks:
                 task.cancel()
 
-    async def _embed_batch(self, batch: list[str], settings: EmbedSettings) -> tuple[Vectors, int]:
+    async def _embed_batch(self, batch: list[str], settings: EmbedSettings) -> list[_EmbedReply]:
+        """Request a batch; one that is too long as a whole is halved, which also finds a text that is."""
         assert self._slots is not None
-        async with self._slots:
-            timeout_error = self._errors.timed_out("sent no vectors", settings.whole_seconds)
-            return await retry(settings, partial(self._attempt, batch), timeout_error)
+        try:
+            async with self._slots:
+                timeout_error = self._errors.timed_out("sent no vectors", settings.whole_seconds)
+                return [await retry(settings, partial(self._attempt, batch), timeout_error)]
+        except FailedAttemptError as failed_attempt:
+            if len(batch) == 1 or not isinstance(failed_attempt.error, PromptTooLongError):
+                raise
+        middle = len(batch) // 2
+        first_replies = await self._embed_batch(batch[:middle], settings)
+        return first_replies + await self._embed_batch(batch[middle:], settings)
 
-    async def _attempt(self, batch: list[str]) -> tuple[Vectors, int]:
+    async def _attempt(self, batch: list[str]) -> _EmbedReply:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._resume_time - loop.time()))
         try:
@@ -437,7 +447,7 @@ class EmbeddingClient:
         if not 200 <= status < 300:
             if wait_seconds is not None:
                 self._resume_time = max(self._resume_time, loop.time() + wait_seconds)
-            raise self._errors.with_input(_describe_input(batch)).bad_status(status, body, wait_seconds)
+            raise self._errors.with_input(_describe_input(batch[0])).bad_status(status, body, wait_seconds)
         try:
             return _parse_reply(body, len(batch))
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -473,14 +483,10 @@ class EmbeddingClient:
         return len(batch) * _MAX_DIM * _REPLY_BYTES_PER_VALUE
 
 
-def _describe_input(batch: Sequence[str]) -> str:
-    """Return the words for a request's texts, with the beginning of the longest."""
-    longest = max(batch, key=len)
-    beginning = escape_controls(" ".join(longest[:_MAX_QUOTED].split()))
-    quoted = f"{len(longest):,} characters that begin with {beginning!r}"
-    if len(batch) == 1:
-        return f"a text of {quoted},"
-    return f"one of {len(batch)} texts, the longest of {quoted}, or all together"
+def _describe_input(text: str) -> str:
+    """Return the words for a text that is too long: a request of several is halved down to it."""
+    beginning = escape_controls(" ".join(text[:_MAX_QUOTED].split()))
+    return f"a text of {len(text):,} characters that begin with {beginning!r},"
 
 
 def _close_connections(loop: EventLoopThread, client: httpx.AsyncClient) -> None:
@@ -541,4 +547,4 @@ def describe_endpoint_use(name: str, passages: int, words: float, price: float |
     tokens = round(passages * words * 4 / 3)
     price = EmbedSettings.from_environment().price if price is None else price
     cost = f", for about {tokens * price / 1e6:,.2f}" if price else ""
-    return f"{name} embeds {passages:,} passages, about {tokens:,} tokens{cost}"
+    return f"{name} embeds {format_count(passages, 'passage')}, about {tokens:,} tokens{cost}"

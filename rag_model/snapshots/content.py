@@ -156,11 +156,20 @@ def list_arithmetics(
     return sorted(arithmetics)
 
 
-def describe_mixture(arithmetics: Sequence[str]) -> list[str]:
-    """Return a note if vectors were computed with different devices or dtypes; else an empty list."""
-    if len(arithmetics) < 2:
-        return []
-    return [f"vectors were computed with {' and '.join(arithmetics)}, which agree to 1e-3 but not bit for bit"]
+def describe_mixtures(
+    embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
+) -> list[str]:
+    """Return a note for each representation whose rows were computed with different devices or dtypes.
+
+    The parent's provenance does not say which representation has which, so it counts if there is one.
+    """
+    notes = []
+    for name, results in embeddings.items():
+        arithmetics = list_arithmetics({name: results}, parent_provenance if len(embeddings) == 1 else {})
+        if len(arithmetics) > 1:
+            ways = " and ".join(arithmetics)
+            notes.append(f"vectors of {name} were computed with {ways}, which agree to 1e-3 but not bit for bit")
+    return notes
 
 
 def build_provenance(
@@ -169,6 +178,7 @@ def build_provenance(
     indexes: Sequence[BuiltIndex],
     seconds: Mapping[str, float],
     arithmetics: Sequence[str] = (),
+    mixtures: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return where and how a snapshot was built, and its deviations from the recipe.
 
@@ -180,8 +190,7 @@ def build_provenance(
         "encoder": encoder,
         "processor": platform.processor() or platform.machine(),
         "arithmetic": [*arithmetics],
-        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes]
-        + describe_mixture(arithmetics),
+        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes] + [*mixtures],
         "seconds": dict(seconds),
         SHARDS: {index.name: index.shards for index in indexes if index.shards},
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},

@@ -65,8 +65,9 @@ class Ran:
         assert len(told) == 1, self.err
         others = [line for line in self.err.splitlines() if line not in told]
         assert all(line.endswith(("…", " s", " min", " h", " left")) for line in others), self.err
-        assert self.out == ""
-        return told[0].removeprefix("bookwheel: ")
+        sentence = told[0].removeprefix("bookwheel: ")
+        assert self.out == "" or self.json == {"error": sentence, "exit_code": self.code}
+        return sentence
 
 
 Bookwheel = Callable[..., Ran]

@@ -310,6 +310,22 @@ def test_a_reader_that_leaves_early_is_no_error(library: Path, executable: Path)
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("search", "a", "--store", "nowhere"), 1, "there is no bookwheel store"),
+        (("search", "a"), 2, "search needs --store"),
+        (("rollback", "latest", "1", "--store", "nowhere"), 2, "rollback takes no argument '1'"),
+    ],
+)
+def test_a_failure_is_one_document_too(words: tuple[str, ...], code: int, message: str, bookwheel: Any) -> None:
+    ran = bookwheel(*words, "--json")
+    assert ran.code == ran.json["exit_code"] == code
+    assert ran.json["error"] == ran.complaint
+    assert message in ran.complaint
+    assert not bookwheel(*words).out
+
+
 def test_debug_shows_the_trace(library: Path, bookwheel: Any) -> None:
     ran = bookwheel("show", "nothing", "--debug", "--store", library)
     assert ran.code == 1

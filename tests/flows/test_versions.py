@@ -49,7 +49,7 @@ def test_versions_are_compared_named_and_rolled_back(store: Path, bookwheel: Any
     assert (tagged["ref"], tagged["number"], tagged["snapshot"], tagged["note"]) == ("good", 1, old, "as in the paper")
     back = bookwheel("rollback", "latest", "--store", store, "--json").json
     assert (back["number"], back["snapshot"], back["previous"], back["note"]) == (3, old, new, "rollback to @1")
-    assert bookwheel("rollback", "latest", "--to", 2, "--store", store).out.startswith("latest@4 is snapshot")
+    assert bookwheel("rollback", "latest@2", "--store", store).out.startswith("latest@4 is snapshot")
     assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [4, 3, 2, 1]
 
 

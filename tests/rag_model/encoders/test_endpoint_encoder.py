@@ -96,12 +96,20 @@ def test_a_store_keeps_the_space_of_an_endpoint_and_refuses_a_changed_model(
 
 def test_a_text_that_is_too_long_is_named_without_a_retry(endpoint: str) -> None:
     client = EmbeddingClient("tiny", FAST)
-    with pytest.raises(PromptTooLongError, match=r"^a text of 5,000 characters that begin with 'xxx.*', is longer"):
-        client.embed(["x" * 5_000])
-    longest = r"^one of 2 texts, the longest of 5,000 .* 'Danube x.*', or all together is .* lower \w+_BATCH$"
-    with pytest.raises(PromptTooLongError, match=longest):
-        client.embed(["short", "Danube\n" + "x" * 4_993])
+    named = r"^a text of 5,007 characters that begin with 'Danube x.*', is longer .* truncate them$"
+    with pytest.raises(PromptTooLongError, match=named):
+        client.embed([*TEXTS, "Danube\n" + "x" * 5_000, *TEXTS])
     client.close()
+
+
+def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
+    refusal = replies(413, {"error": {"message": "batch is too large"}})
+    vectors = [[[1.0, 0.0]], [[0.0, 1.0], [2.0, 0.0]]]
+    steps = (write_reply(part, usage={"prompt_tokens": 3}) for part in vectors)
+    with scripted(refusal, *steps) as server:
+        received, tokens = embed(server, ["one", "two", "three"])
+        assert [body["input"] for body in server.bodies] == [["one", "two", "three"], ["one"], ["two", "three"]]
+    assert (received.tolist(), tokens) == ([*vectors[0], *vectors[1]], 6)
 
 
 @pytest.mark.parametrize(
