@@ -184,6 +184,7 @@ class CirrusPages(PageLines):
     """Pages of a search index of CirrusSearch, with plain text; every other line is an action."""
 
     description = "a dump of CirrusSearch"
+    extracts_structures = False  # the text has none
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether the first line is the action of an index."""
