@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import chain
 from typing import Literal
 
-from rag_model.corpus.language_names import get_names
+from rag_model.corpus.language_names import get_names, list_fallbacks
 from rag_model.corpus.records import Page, Siteinfo
 
 
@@ -332,10 +333,11 @@ def get_base_language(code: str) -> str:
 
 
 def get_language(code: str) -> Language:
-    """Return the words of a language (`de`, `pt-BR`, …) together with the English ones."""
-    language = LANGUAGES.get(get_base_language(code), Language())
+    """Return the words of a language (`de`, `pt-BR`, …), of those that it falls back to, and of English."""
+    codes = dict.fromkeys(map(get_base_language, list_fallbacks(code)))
+    languages = [*(LANGUAGES[each] for each in codes if each in LANGUAGES), ENGLISH]
     field_names = [field.name for field in fields(Language)]
-    words = {name: getattr(language, name) + getattr(ENGLISH, name) for name in field_names}
+    words = {name: tuple(chain.from_iterable(getattr(each, name) for each in languages)) for name in field_names}
     words["disambiguation_templates"] += get_names(code).disambiguation
     return Language(**words)
 

@@ -3,9 +3,10 @@
 `.ci/language-names` generates `language_names.tsv` from the message files of MediaWiki 1.39
 (`languages/messages`, `languages/i18n`), by its authors and the translators of translatewiki.net;
 these files are under the GPL, version 2 or later. The table has only these names: the language, the
-language that it falls back to, and seven lists. English names, which every wiki accepts, are in the
+language that it falls back to, and eight lists. English names, which every wiki accepts, are in the
 row of English. The names of disambiguation templates are those of wtf_wikipedia 10.4 (npm, MIT
-licence, by Spencer Kelly and contributors).
+licence, by Spencer Kelly and contributors). The headings are those of `noreferences.py` of
+pywikibot-scripts 11.9 (PyPI, MIT licence, by the Pywikibot team).
 """
 
 from functools import cache
@@ -29,6 +30,8 @@ class LanguageNames(NamedTuple):
     months: tuple[str, ...] = ()  # as in a date, from January
     date: tuple[str, ...] = ()  # the format of a date, of `day`, `month`, `number` and `year`
     disambiguation: tuple[str, ...] = ()  # names of templates of disambiguation pages; lower case
+    # Headings of sections of references and links; lower case. Those of English are in `blocks`.
+    headings: tuple[str, ...] = ()
 
 
 @cache
@@ -39,18 +42,27 @@ def get_names(code: str) -> LanguageNames:
     >>> get_names("el").files, get_names("pt-BR").redirects
     (('αρχείο', 'εικόνα'), ('#REDIRECIONAMENTO',))
     """
-    table, code = _read_table(), code.lower()
-    code = code if code in table else _RENAMED.get(code, code)
-    variants = [variant for variant in table if variant.partition("-")[0] == code]
-    codes = [code]
-    while len(codes) < _MAX_FALLBACKS:
-        last = codes[-1]
-        codes.append(table[last][0] if last in table else last.rpartition("-")[0])
+    table, codes = _read_table(), list_fallbacks(code)
+    variants = [variant for variant in table if variant.partition("-")[0] == codes[0]]
     rows = [table[key][1] for key in (*codes, *variants) if key in table]
     columns = zip(*rows, strict=True) if rows else LanguageNames()
     names = LanguageNames(*(tuple(dict.fromkeys(chain.from_iterable(column))) for column in columns))
     months, date = (next((column for row in rows if (column := row[number])), ()) for number in (4, 5))
     return names._replace(months=months, date=date[:1])
+
+
+def list_fallbacks(code: str) -> list[str]:
+    """Return a language and those that it falls back to.
+
+    >>> list_fallbacks("bar"), list_fallbacks("pt-BR")
+    (['bar', 'de'], ['pt-br', 'pt'])
+    """
+    table, code = _read_table(), code.lower()
+    codes = [code if code in table else _RENAMED.get(code, code)]
+    while len(codes) < _MAX_FALLBACKS:
+        last = codes[-1]
+        codes.append(table[last][0] if last in table else last.rpartition("-")[0])
+    return [codes[0], *dict.fromkeys(each for each in codes[1:] if each and each != codes[0])]
 
 
 def format_local_date(code: str, day: str, month: int, year: str) -> str:

@@ -21,11 +21,13 @@ import html
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
 from rag_model.corpus.articles import get_base_language
+from rag_model.corpus.language_names import get_names, list_fallbacks
 from rag_model.corpus.markup.literal import GAP, protect
 from rag_model.corpus.markup.prose import SENTENCE_ENDS
 from rag_model.corpus.markup.tex import render_tex
@@ -260,9 +262,15 @@ def split_sections(text: str) -> Iterator[RawSection]:
 
 def is_apparatus(heading: str, language: str) -> bool:
     """Return whether a section with this heading usually has only references or links."""
-    name = heading.strip(" :").replace(",", "").lower()
-    names = APPARATUS_HEADINGS.get(get_base_language(language), frozenset())
-    return name in names or name in APPARATUS_HEADINGS["en"]
+    return heading.strip(" :").replace(",", "").lower() in _list_apparatus_headings(language)
+
+
+@cache
+def _list_apparatus_headings(language: str) -> frozenset[str]:
+    """Return the headings in a language, in those that it falls back to, and in English."""
+    codes = {*map(get_base_language, list_fallbacks(language)), "en"}
+    tables = (APPARATUS_HEADINGS.get(code, frozenset()) for code in codes)
+    return frozenset(get_names(language).headings).union(*tables)
 
 
 # A line that contains the end of a sentence, and is not a list item, a table cell, or only a

@@ -84,6 +84,9 @@ def test_what_dpr_left_out_is_dropped_with_its_reason(page, reason: str) -> None
         ("sk", {"text": "x {{Rozlišovacia stránka}}"}, "disambiguation"),
         ("hi", {"title": "देशों की सूची"}, "list"),
         ("nb", {"title": "Liste over land"}, "list"),
+        ("bar", {"title": "Liste der Flüsse"}, "list"),  # falls back to German
+        ("bar", {"title": "Fluss (Begriffsklärung)"}, "disambiguation"),
+        ("is", {"title": "Liste der Flüsse"}, "article"),
         ("en", {"text": "x {{Begriffsklärung}}"}, "article"),
     ],
 )

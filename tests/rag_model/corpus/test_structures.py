@@ -232,6 +232,6 @@ class="plainlist"><ul><li>1815</li><li>London</li></ul></div></td></tr>
 
 
 def test_an_unknown_structure_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'pictures' in the recipe: choose from tables, infobox, lists"):
+    with pytest.raises(UsageError, match=r"'pictures': choose from tables, infobox, lists"):
         ChunkRecipe(structures=("pictures",))  # type: ignore[arg-type]
     assert ChunkRecipe(structures=("tables", "infobox", "tables")).to_json()["structures"] == ["infobox", "tables"]

@@ -148,6 +148,9 @@ def test_prose_under_the_title_of_an_apparatus_is_kept() -> None:
         ("ko", "각주", "이 강은 산에서 시작한다."),
         ("ar", "مصادر", "للنهر مصدران في الجبال."),
         ("en", "Links", "He asked: “Who built the links?”"),
+        ("ur", "حوالہ جات", "یہ دریا پہاڑوں سے نکلتا ہے۔"),
+        ("is", "Heimildir", "Áin á sér tvær heimildir."),
+        ("bar", "Weblinks", "Da Fluss hod zwoa Quain."),
     ],
 )
 def test_prose_is_kept_in_each_language(language: str, heading: str, sentence: str) -> None:
