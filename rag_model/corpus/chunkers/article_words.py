@@ -203,7 +203,7 @@ def _iter_lines(text: str) -> Iterator[tuple[str, int]]:
 
     Every line break is a boundary, because a reader of the text has joined wrapped lines.
     """
-    boundary, line_break = HEADING, "\n"
+    boundary, line_break = HEADING, "\n\n"
     for line in text.split("\n"):
         words = _iter_boundaries(line)
         if (first := next(words, None)) is None:

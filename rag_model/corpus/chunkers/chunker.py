@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, ClassVar, Protocol
 
 from rag_model.corpus.records import Article, Passage
@@ -73,7 +74,9 @@ def build_passage(article: Article, position: str, heading: str, start_word: int
 
     `position` is the second half of its id; `start_word` is the number of its first word.
     """
-    text = "".join(words).strip()
+    text = "".join(words)
+    # The first line keeps its indentation as far as others do.
+    text = dedent(text).strip("\n") if article.keeps_lines and text.startswith("\n") else text.strip()
     return Passage(
         id=f"{article.page_id}:{position}",
         page_id=article.page_id,

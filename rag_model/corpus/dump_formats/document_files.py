@@ -39,11 +39,12 @@ _DROP_REASONS = {
     "not_utf8": "not UTF-8",
     "encrypted": "encrypted",
     "damaged": "damaged",
+    "minified": "minified",
     "no_text": "without text",
 }
 _UNSAFE = re.compile(r"[%\s\x00-\x1f\x7f]")  # characters of a path that its id cannot have
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_MAX_HEADING = 100  # characters of one heading in a path of headings
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+MAX_HEADING_PART = 100  # characters of one heading in a path of headings
 _SURROGATE = re.compile("[\ud800-\udfff]")  # from bytes of a name that are not UTF-8
 
 
@@ -151,6 +152,11 @@ def decode_text(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DroppedFileError("not_utf8") from error
+    return clean_text(text)
+
+
+def clean_text(text: str) -> str:
+    """Return a text with plain line ends, and without control characters and lone surrogates."""
     return _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -168,7 +174,7 @@ class SectionBuilder:
     def start_section(self, level: int, heading: str) -> None:
         """Start the section of a heading; lower levels enclose it."""
         self.finish()
-        heading = " ".join(heading.split())[:_MAX_HEADING]
+        heading = " ".join(heading.split())[:MAX_HEADING_PART]
         self._headings = list(takewhile(lambda outer: outer[0] < level, self._headings))
         if heading and heading not in {name for _, name in self._headings[-1:]}:
             self._headings.append((level, heading))

@@ -12,6 +12,8 @@ from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats.document_files import DocumentFiles, DroppedFileError
 from rag_model.corpus.dump_formats.dump_format import get_part_format
 from rag_model.corpus.dump_formats.markup_files import MARKDOWN
+from rag_model.corpus.dump_formats.pdf import PDF
+from rag_model.corpus.dump_formats.source_code import _GRAMMAR_BY_ENDING, SOURCE_CODE
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Passage, Plan
@@ -216,13 +218,180 @@ def test_a_folder_without_documents_says_what_it_has(tmp_path: Path) -> None:
         plan_folder(f"{tmp_path}/docs/*", tmp_path / "work")
 
 
-@pytest.mark.parametrize(("dump_format", "module", "extra"), [(MARKDOWN, "markdown_it", "markdown")])
+PYTHON = '''"""A module."""
+
+import os
+
+LIMIT = 3
+
+
+# The largest.
+@decorated
+def first(x):
+    """Return it."""
+
+    def inner():
+        return x
+
+    return inner
+
+
+class Outer(Base):
+    """A class."""
+
+    size = 1
+
+    def method(self):
+        a = 1
+        return a
+
+    class Inner:
+        def deep(self):
+            b = 2
+            return b
+
+
+if True:
+    def late():
+        return 1
+
+print(first)
+'''
+SOURCES = {
+    "a.sh": ("greet() {\n  echo hi\n}\n", ["greet"]),
+    "a.c": ("#include <a.h>\n\nstatic int *add(int a)\n{\n  return a;\n}\n", ["", "add"]),
+    "a.cs": (
+        "namespace N {\n  class A {\n    void F() {\n      G();\n    }\n  }\n}\n",
+        ["N > A", "N > A > F"],
+    ),
+    "a.hpp": ("class A {\n  int f() {\n    return 1;\n  }\n};\n", ["A > f"]),
+    "a.go": ("package a\n\nfunc (a T) F() int {\n\treturn 1\n}\n", ["", "F"]),
+    "A.java": ("class A {\n  A() {\n    x();\n  }\n\n  int f() {\n    return 1;\n  }\n}\n", ["A > A", "A > f"]),
+    "a.mjs": (
+        "export const f = (x) => {\n  return x;\n};\n\nclass A {\n  g() {\n    f();\n  }\n}\n",
+        ["f", "A > g"],
+    ),
+    "a.php": ("<?php\nclass A {\n  function f() {\n    g();\n  }\n}\n", ["A", "A > f"]),
+    "a.py": (PYTHON, ["", "first", "Outer", "Outer > method", "Outer > Inner > deep", "late", ""]),
+    "a.rb": ("module M\n  class A\n    def f\n      1\n    end\n  end\nend\n", ["M > A", "M > A > f"]),
+    "a.rs": ("impl A {\n    fn f() {\n        g();\n    }\n}\n", ["A > f"]),
+    "a.ts": ("interface I {\n  a: 1;\n}\nfunction f(): I {\n  g();\n}\n", ["I", "f"]),
+    "a.tsx": ("function F() {\n  return <b>x</b>;\n}\n", ["F"]),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_source_code_is_cut_at_functions_and_classes(name: str) -> None:
+    source, headings = SOURCES[name]
+    sections = SOURCE_CODE.parse(source.encode(), name).sections
+    assert [heading for heading, _ in sections] == headings
+    lines = [line for _, text in sections for line in text.split("\n") if line.strip()]
+    assert lines == [line for line in source.split("\n") if line.strip()]
+
+
+def test_every_grammar_has_a_source_here() -> None:
+    grammars = {grammar for ending, grammar in _GRAMMAR_BY_ENDING.items() if f"a{ending}" in {*map(str.lower, SOURCES)}}
+    assert grammars == {*_GRAMMAR_BY_ENDING.values()}
+
+
+def test_a_definition_keeps_its_comment_and_decorator_and_is_whole_while_it_fits(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(PYTHON)
+    passages = list_passages(tmp_path / "a.py", tmp_path / "work", words=20)
+    texts = [passage.text for passage in passages]
+    assert any(text.endswith("size = 1\n\n    def method(self):\n        a = 1\n        return a") for text in texts)
+    assert any(text.startswith("    class Inner:\n        def deep(self):\n            b = 2") for text in texts)
+    assert any(text.startswith("# The largest.\n@decorated\ndef first(x):") for text in texts)
+    (method,) = [
+        one for one in list_passages(tmp_path / "a.py", tmp_path / "work", words=7) if "> method" in one.section
+    ]
+    assert method.text == "def method(self):\n    a = 1\n    return a", "without the indentation of its class"
+    assert all(passage.n_words <= 20 for passage in passages)
+
+
+def test_minified_code_is_dropped() -> None:
+    with pytest.raises(DroppedFileError, match="minified"):
+        SOURCE_CODE.parse(b"a();" * 5_000, "a.min.js")
+
+
+def build_pdf(pages: list[list[str]], extra: str = "") -> bytes:
+    """Return a PDF with lines of text on pages; all pages but the last are in the outline."""
+    outline = range(len(pages) - 1)
+    entries = [
+        f"{100 + i} 0 obj <</Title (Chapter {i + 1}) /Parent 99 0 R /Dest [{10 + i} 0 R /Fit] "
+        + (f"/Next {101 + i} 0 R" if i + 1 in outline else "")
+        + ">> endobj"
+        for i in outline
+    ]
+    texts = [" ".join(f"({line}) Tj 0 -20 Td" for line in lines) for lines in pages]
+    streams = [f"BT /F 12 Tf 50 700 Td {text} ET" for text in texts]
+    kids = " ".join(f"{10 + i} 0 R" for i in range(len(pages)))
+    objects = [
+        "1 0 obj <</Type /Catalog /Pages 2 0 R /Outlines 99 0 R>> endobj",
+        f"2 0 obj <</Type /Pages /Kids [{kids}] /Count {len(pages)}>> endobj",
+        "3 0 obj <</Type /Font /Subtype /Type1 /BaseFont /Helvetica>> endobj",
+        "4 0 obj <</ModDate (D:20261101120000Z)>> endobj",
+        f"99 0 obj <</First 100 0 R /Last {98 + len(pages)} 0 R>> endobj",
+        *entries,
+        *(
+            f"{10 + i} 0 obj <</Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {50 + i} 0 R "
+            f"/Resources <</Font <</F 3 0 R>>>>>> endobj\n{50 + i} 0 obj <</Length {len(stream)}>> "
+            f"stream\n{stream}\nendstream endobj"
+            for i, stream in enumerate(streams)
+        ),
+    ]
+    return ("%PDF-1.7\n" + "\n".join(objects) + f"\ntrailer <</Root 1 0 R /Info 4 0 R {extra}>>\n%%EOF").encode()
+
+
+def test_a_pdf_has_a_section_per_page_with_its_chapter() -> None:
+    document = PDF.parse(
+        build_pdf([["First line", "second line."], ["Contents . . . . . . . 7"], [], ["Last."]]), "a.pdf"
+    )
+    assert document.sections == [
+        ("Chapter 1 (page 1)", "First line\nsecond line."),
+        ("Chapter 2 (page 2)", "Contents 7"),
+        ("Chapter 3 (page 4)", "Last."),
+    ]
+    assert document.revised == 1793534400
+
+
+def test_a_pdf_that_cannot_be_read_is_dropped() -> None:
+    key = "<" + "00" * 32 + ">"
+    encrypt = f"/Encrypt <</Filter /Standard /V 1 /R 2 /O {key} /U {key} /P -1>> /ID [<00> <00>]"
+    for data, reason in [
+        (build_pdf([["a"], ["b"]], encrypt), "encrypted"),
+        (build_pdf([["a"], ["b"]])[:60], "damaged"),
+        (b"not a PDF", "damaged"),
+    ]:
+        with pytest.raises(DroppedFileError, match=reason):
+            PDF.parse(data, "a.pdf")
+    assert PDF.parse(build_pdf([[], []]), "a.pdf").sections == []
+
+
+def test_a_folder_mixes_formats(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/a.pdf").write_bytes(build_pdf([["Text of a page."], []]))
+    (tmp_path / "docs/b.PY").write_text("x = 1")
+    (tmp_path / "docs/c.md").write_text("Words.")
+    (tmp_path / "docs/d.pdf").write_bytes(b"%PDF-")
+    plan = plan_folder(tmp_path / "docs", tmp_path / "work")
+    assert (list_ids(plan), plan.dropped) == (["a.pdf", "b.PY", "c.md"], {"damaged": 1})
+    assert list_ids(plan_folder(f"{tmp_path}/docs/*", tmp_path / "work")) == ["a.pdf", "b.PY", "c.md"]
+
+
+MISSING = [
+    (MARKDOWN, "markdown_it", "markdown"),
+    (SOURCE_CODE, "tree_sitter_python", "code"),
+    (PDF, "pypdfium2", "pdf"),
+]
+
+
+@pytest.mark.parametrize(("dump_format", "module", "extra"), MISSING)
 def test_a_missing_library_is_named(
     dump_format: DocumentFiles, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"bookwheel\[{extra}\]"):
-        dump_format.parse(b"Words.", f"a{min(dump_format.endings)}")
+        dump_format.parse(b"Words.", "a.py")
 
 
 def test_one_damaged_file_is_an_error(tmp_path: Path) -> None:

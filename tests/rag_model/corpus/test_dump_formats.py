@@ -43,6 +43,7 @@ from rag_model.corpus.source import MAX_DECODED_BYTES, decode, read_decoded
 from rag_model.errors import InputError, MissingExtraError, UsageError
 from tests.fixtures.mail_dump import FORMAT as MAIL
 from tests.fixtures.mail_dump import MailArchive, install
+from tests.rag_model.corpus.test_document_files import build_pdf
 
 DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(60)]
 TABLE = "".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(60))
@@ -182,6 +183,12 @@ def write_folder(path: Path, ending: str, text: str) -> None:
         (path / f"{i}{ending}").write_text(text.format(i=i))
 
 
+def write_pdfs(path: Path) -> None:
+    path.mkdir()
+    for i in range(60):
+        (path / f"{i}.pdf").write_bytes(build_pdf([[f"Text number {i}."], []]))
+
+
 # For each format its dumps: file name, and a function that writes the file.
 DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("jsonl", "a.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, DOCUMENTS)))),
@@ -235,6 +242,8 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("tsv", "a.tsv.zst", lambda path: path.write_bytes(compress_zstd(TABLE.encode()))),
     ("mediawiki", "nameless-wiki", lambda path: path.write_text(XML)),
     ("markdown", "notes", lambda path: write_folder(path, ".md", "# Title {i}\n\nText number {i}.")),
+    ("source_code", "package", lambda path: write_folder(path, ".py", 'def f{i}():\n    """Text number {i}."""')),
+    ("pdf", "papers", write_pdfs),
     ("mail", "a.mbox", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
     ("mail", "nameless-mail", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
     ("pages", "a.wikipages", lambda path: path.write_text(XML)),

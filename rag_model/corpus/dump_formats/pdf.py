@@ -1,0 +1,86 @@
+"""PDF files: a section per page, with its chapter of the outline, in the reading order of PDFium."""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from rag_model.corpus.chunkers.chunker import MAX_HEADING
+from rag_model.corpus.dump_formats.document_files import (
+    MAX_HEADING_PART,
+    DocumentFiles,
+    DroppedFileError,
+    ParsedFile,
+    clean_text,
+)
+from rag_model.corpus.records import parse_seconds
+from rag_model.extras import format_versions, require
+
+_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a word that a line breaks
+_MAX_BOOKMARKS = 100_000
+_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
+_DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
+
+
+class Pdf(DocumentFiles):
+    """PDF files with text. Pages that are only pictures have none."""
+
+    version = f"1, {format_versions('pypdfium2')}"
+    endings = frozenset({".pdf"})
+    max_bytes = 256 << 20
+    keeps_lines = False  # lines are wrapped, and the chunker joins them
+
+    def parse(self, data: bytes, name: str) -> ParsedFile:
+        """Return the pages with text.
+
+        Raises:
+            DroppedFileError: The file is damaged, or needs a password.
+            MissingExtraError: pypdfium2 is not installed.
+        """
+        pdfium = require("pypdfium2", extra="pdf")
+        try:
+            with pdfium.PdfDocument(data) as document:
+                chapters = _find_chapters(document)
+                pages = list(_iter_pages(document, chapters, pdfium.PdfiumError))
+                changed = _DATE.match(document.get_metadata_value("ModDate"))
+        except pdfium.PdfiumError as error:
+            is_encrypted = "password" in str(error).lower()
+            raise DroppedFileError("encrypted" if is_encrypted else "damaged") from error
+        return ParsedFile(pages, _to_seconds(changed))
+
+
+def _find_chapters(document: Any) -> dict[int, str]:
+    """Return the path of titles in the outline of the first chapter that starts on each page."""
+    chapters: dict[int, str] = {}
+    path: list[str] = []
+    for bookmark in islice(document.get_toc(), _MAX_BOOKMARKS):
+        destination = bookmark.get_dest()
+        path[bookmark.level :] = [" ".join(clean_text(bookmark.get_title()).split())[:MAX_HEADING_PART]]
+        number = destination.get_index() if destination else None
+        if number is not None:
+            chapters.setdefault(number, " > ".join(filter(None, path))[: MAX_HEADING - 20])
+    return chapters
+
+
+def _iter_pages(document: Any, chapters: Mapping[int, str], error_type: type[Exception]) -> Iterator[tuple[str, str]]:
+    """Yield the chapter with the number of the page, and the text of each page with text."""
+    chapter = ""
+    for number in range(len(document)):
+        chapter = chapters.get(number, chapter)
+        try:
+            text = document[number].get_textpage().get_text_bounded()
+        except error_type:  # the other pages are read
+            continue
+        text = _LEADERS.sub(" ", _HYPHEN.sub("", text))
+        if text.strip():
+            yield f"{chapter} (page {number + 1})" if chapter else f"page {number + 1}", clean_text(text)
+
+
+def _to_seconds(changed: re.Match[str] | None) -> int | None:
+    try:
+        return parse_seconds("{}-{}-{}T{}:{}:{}".format(*changed.groups())) if changed else None
+    except ValueError:
+        return None
+
+
+PDF = Pdf()
