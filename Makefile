@@ -64,7 +64,7 @@ docs: .venv/dev
 
 # Those that train and answer want data and a generator, and Flink its jars, named by hand: `--help` says which.
 bench: .venv/bench
-	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,cited.py llama.py dpr.py rag_finetune.py open_book.py flink.py), \
+	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,cited.py dpr.py rag_finetune.py flink.py), \
 	  $(wildcard tests/benchmarks/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench; done
 
 # Every benchmark of a GPU, recorded in gpu-day/ and resumed by the same command; on tiny sizes without a GPU. ARGS="--list".

@@ -207,6 +207,12 @@ def built(mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.Te
     return Built(store, json.loads(out.getvalue()))
 
 
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    """A copy of the library."""
+    return Path(shutil.copytree(library, tmp_path / "store"))
+
+
 @pytest.fixture(scope="session")
 def library(built: Built) -> Path:
     """The store of `built`."""

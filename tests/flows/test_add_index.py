@@ -1,6 +1,5 @@
 """Indexes over a snapshot that exists: its passages and vectors stay, its dump is not asked for."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ factory = "HNSW4"
 [gate]
 floors = { hnsw = { mean = 0.0, p5 = 0.0 }, lists = { mean = 0.0, p5 = 0.0 } }
 """
-
-
-@pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    """A copy of the library."""
-    return Path(shutil.copytree(library, tmp_path / "store"))
 
 
 @pytest.fixture

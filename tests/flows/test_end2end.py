@@ -41,11 +41,6 @@ every = 2
 
 
 @pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(library, tmp_path / "store"))
-
-
-@pytest.fixture
 def words(store: Path, tmp_path: Path) -> list[object]:
     """The words of a command that trains on questions about real passages."""
     passages = Snapshot.open(str(store)).passages(range(0, 120, 10))

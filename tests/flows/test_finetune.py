@@ -84,11 +84,6 @@ goal = "kl"
 """
 
 
-@pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(library, tmp_path / "store"))
-
-
 @pytest.fixture(scope="session")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bart(tmp_path_factory.mktemp("generator"))

@@ -1,6 +1,5 @@
 """`bookwheel finetune realm` in this process: it needs no examples, masks links, and its index moves."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,6 @@ dev_texts = 8
 every = 2
 """
 RANDOM = SETTINGS.replace("[realm]", '[realm]\nmasks = "random"').replace("\nevery = 2", "\nevery = 0")
-
-
-@pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(library, tmp_path / "store"))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import bz2
 import json
 import logging
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,6 @@ def artifacts_beside(report: str) -> dict[str, Any]:
 
 def records(store: Path) -> dict[str, int]:
     return {stage.name: len(list(stage.iterdir())) for stage in (store / "memo").iterdir()}
-
-
-@pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    """A copy of the library."""
-    return Path(shutil.copytree(library, tmp_path / "store"))
 
 
 def test_a_dump_becomes_a_snapshot_that_a_ref_names(built: Any, bookwheel: Any) -> None:

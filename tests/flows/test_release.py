@@ -46,12 +46,6 @@ refuse_collapse = false
 """
 
 
-@pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    """A copy of the library."""
-    return Path(shutil.copytree(library, tmp_path / "store"))
-
-
 @pytest.fixture(scope="module")
 def grown_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The next dump: a few more pages."""

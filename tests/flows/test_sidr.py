@@ -1,7 +1,6 @@
 """SiDR and OpenRAG as a user runs them: train, build bags and weights, search, train on, rebuild without encoding."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,6 @@ over = "bag"
 search = {{ terms = 40 }}
 """
 QUESTION = "who was the king of the river city?"
-
-
-@pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(library, tmp_path / "store"))
 
 
 @pytest.fixture

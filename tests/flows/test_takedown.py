@@ -1,7 +1,6 @@
 """A page is taken down: out of every snapshot, out of all bytes of the store, and out of whatever is built later."""
 
 import os
-import shutil
 import subprocess
 import time
 from hashlib import blake2b
@@ -22,12 +21,6 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.held_text import told
 
 PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # of the small dump, and of no other page of it
-
-
-@pytest.fixture
-def store(library: Path, tmp_path: Path) -> Path:
-    """A copy of the library."""
-    return Path(shutil.copytree(library, tmp_path / "store"))
 
 
 def pages_of(snapshot: Snapshot) -> set[str]:

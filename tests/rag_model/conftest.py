@@ -46,6 +46,12 @@ def _passage(page: int, title: str, text: str) -> Passage:
     return Passage(f"{page}-0", str(page), 1000 + page, title, "", text, 0, words, Passage.hash_of(title, text))
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A new store on this disk."""
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
 @pytest.fixture(scope="session")
 def passages() -> list[Passage]:
     """The corpus, in row order."""

@@ -25,11 +25,6 @@ BEFORE = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 AFTER = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def evaluated(
     store: Store, folder: Path, retrievers: dict[str, ValueColumns], ids: str = "abcdef", **k: int
 ) -> EvaluationManifest:

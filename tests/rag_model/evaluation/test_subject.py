@@ -22,11 +22,6 @@ MODEL = "a" * 64
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-@pytest.fixture
 def snapshot(store: Store) -> Snapshot:
     blob = store.blobs.put_bytes(b"index")
     index = {"hnsw": {"kind": "hnsw", "factory": "HNSW8", "file": "index/hnsw.faiss", "n": 1, "d": 4}}

@@ -98,11 +98,11 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     assert sum("precision bf16" in row[0] for row in rows) == 1
     assert "failed" not in (tmp_path / "day" / "report.md").read_text()
     dates = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "day").glob("*.json")}
-    (tmp_path / "day" / "decoding.json").write_text('{"half')  # of a run that was killed while it wrote
-    again = [*command[:4], "decoding", "index", *command[8:]]
+    (tmp_path / "day" / "embedding.json").write_text('{"half')  # of a run that was killed while it wrote
+    again = [*command[:4], "embedding", "index", *command[8:]]
     done = subprocess.run([sys.executable, *map(str, again)], check=True, capture_output=True, text=True, env=there)
     assert "index: recorded" in done.stderr
-    assert "decoding: bench_rag_decode.py" in done.stderr
+    assert "embedding: bench_embedding_gpu.py" in done.stderr
     assert (tmp_path / "day" / "index.json").stat().st_mtime_ns == dates["index.json"]
 
 

@@ -59,11 +59,6 @@ ROWS, DIM = 50, 8
 PART = 4 * DIM * 12  # bytes of twelve rows
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def vectors_of(count: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
 

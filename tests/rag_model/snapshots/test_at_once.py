@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,6 @@ PUBLISHERS, SWEEPERS = 32, 2
 AT_ONCE = ExpirePolicy(keep=1, older_than=0)
 DAY = 86400.0
 processes = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
 
 
 def build(store: Store, name: str, number: int = 0) -> str:

@@ -21,11 +21,6 @@ from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 RECIPE = Recipe(part_bytes=100_000)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def staged(store: Store, folder: Path) -> int:
     return len(list((folder / "store" / "memo" / "plan").glob("*.json")))
 

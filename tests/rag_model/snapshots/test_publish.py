@@ -3,7 +3,6 @@
 import multiprocessing
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,6 @@ from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 
 PUBLISHERS = 12
 processes = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
 
 
 def manifest(store: Store, day: int, rows: int = 10) -> Manifest:

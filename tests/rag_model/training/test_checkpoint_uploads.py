@@ -32,11 +32,6 @@ class LostError(Exception):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-@pytest.fixture
 def told() -> list[str]:
     return []
 

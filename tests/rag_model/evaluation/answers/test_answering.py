@@ -26,11 +26,6 @@ def condition(make_hits) -> Condition:
     return Condition("open book", 2, questions, tuple(make_hits([(f"{n}", f"said {n}"), ("a", "b")]) for n in range(N)))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def test_answers_are_made_once(store: Store, condition: Condition) -> None:
     first, told = LastWord(), []
     made = AnswerCache(store, lambda: first, INPUTS)(condition, lambda done, total: told.append((done, total)))

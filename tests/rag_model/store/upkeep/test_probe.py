@@ -10,11 +10,6 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import probe_store
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def test_a_good_store(store: Store, tmp_path: Path) -> None:
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     probed = probe_store(store)

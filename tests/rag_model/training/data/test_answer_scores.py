@@ -38,11 +38,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def by_transformers(folder: Path, prompt: str, answer: list[int]) -> float:
     """The log-probability of tokens after a prompt, one sequence at a time, from a model's own loss."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

@@ -78,11 +78,6 @@ def graph(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pytes
     return folder
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 class Workers:
     """Does blocks in this process, and keeps them."""
 
