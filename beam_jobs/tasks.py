@@ -71,14 +71,20 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
         ) from error
 
 
-_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+_TOKENIZER_VARIABLE = "TOKENIZERS_PARALLELISM"
+_VARIABLES = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
+    _TOKENIZER_VARIABLE,
+)
 
 
 def limit_threads(threads: int) -> None:
     """Limit each numeric library of this process to `threads` threads, whether it is loaded already
     or not.
     """
+    # A GPU has one worker, whose tokenizer would be slower than the GPU with one thread.
     os.environ |= dict.fromkeys(_VARIABLES, str(threads))
+    os.environ[_TOKENIZER_VARIABLE] = "false" if threads == 1 else "true"
     import faiss  # noqa: PLC0415 - after the environment is set
 
     faiss.omp_set_num_threads(threads)

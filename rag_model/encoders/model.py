@@ -1,7 +1,7 @@
 """Run transformer encoders on one device: token ids in, vectors out."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import groupby
@@ -66,21 +66,26 @@ class Model:
                 halved.
         """
         out = torch.empty((len(tokens), self.dim), device=self.device)
-        lengths, min_tokens = (
-            [len(ids) for ids in tokens],
-            min(BATCH_INVARIANT_TOKENS, self.batch_tokens) if batch_invariant else 0,
-        )
-        packing = batch_invariant and self._can_pack
-        run = self._forward_packed if packing else self.forward
-        batches = (
-            batch_without_padding(lengths, self.batch_tokens)
-            if packing
-            else batch_by_length(lengths, self.batch_tokens, min_tokens, mix_lengths=isinstance(self.body, Bert))
-        )
+        run = self._forward_packed if batch_invariant and self._can_pack else self.forward
+        batches = self.split_into_batches([len(ids) for ids in tokens], batch_invariant=batch_invariant)
         for rows, vectors in run_batches(batches, lambda rows: run([tokens[row] for row in rows])):
             out[_move_to(torch.from_numpy(rows), self.device)] = vectors  # (b,) positions; (b, d)
         result: npt.NDArray[np.float32] = out.cpu().numpy()
         return result
+
+    def split_into_batches(self, lengths: Sequence[int], *, batch_invariant: bool) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield batches of row numbers for inputs of these lengths, longest inputs first.
+
+        On a GPU the token budget alone decides: its kernels round by the batch anyway, and every
+        new shape of a batch costs time, about 45 ms with cuDNN's attention (H200, torch 2.11). With
+        a budget the same few shapes return.
+        """
+        if not batch_invariant or self.device.type == "cuda":
+            return batch_by_length(lengths, self.batch_tokens)
+        if self._can_pack:
+            return batch_without_padding(lengths, self.batch_tokens)
+        min_tokens = min(BATCH_INVARIANT_TOKENS, self.batch_tokens)
+        return batch_by_length(lengths, self.batch_tokens, min_tokens, mix_lengths=isinstance(self.body, Bert))
 
     def forward(self, batch: Sequence[TokenIds], multiple: int = LENGTH_MULTIPLE) -> Tensor:
         """Return the (b, d) float32 vectors of one batch, with gradient; pads to a multiple of

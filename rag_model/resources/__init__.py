@@ -24,7 +24,9 @@ MEMORY_MARGIN = 1.25
 # Operations per second of a core for a transformer in fp32; measured with MiniLM, 47 passages per
 # second.
 CORE_FLOPS = 1.5e11
-GPU_FLOPS = 2e13  # the same for a recent GPU: a fifth of its specified performance
+# The same for a small recent GPU, such as an L4: a third of its specified performance. An H200
+# reached a third of its own, 3.3e14, so its hours are upper bounds.
+GPU_FLOPS = 2e13
 # Bytes of any process without data and models; 490 MB measured with Prefect, torch and faiss.
 PROCESS_BYTES = 700 << 20
 # Seconds of a core to encode a passage with a static encoder; measured, 16,000 passages per second.

@@ -9,6 +9,7 @@ import pytest
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
+from beam_jobs.tasks import limit_threads, restore_threads
 from beam_jobs.workers import LOCAL_START_SECONDS, MEMORY_VARIABLE, START_VARIABLE
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.process import CORES_VARIABLE
@@ -74,6 +75,16 @@ def test_a_small_job_is_done_by_the_launcher_itself(store: Store) -> None:
     assert seen == [(1, 2), (2, 2)]
     assert (faiss.omp_get_max_threads(), os.environ.get("OMP_NUM_THREADS")) == before
     assert store.runs.count_reports("run-1", "note") == 0
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("threads", "parallel"), [(1, "false"), (2, "true")])
+def test_a_worker_tokenises_with_all_its_threads(threads: int, parallel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as the command sets it
+    with restore_threads():
+        limit_threads(threads)
+        assert os.environ["TOKENIZERS_PARALLELISM"] == parallel
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
 @pytest.mark.xdist_group("beam")

@@ -17,8 +17,8 @@ Without a GPU it runs the CPU side alone, on little, to be tried: `device` is th
 Nothing but this may run on the GPU. `--sides gpu` leaves the CPU out, as for `--vectors 1000000`. Prints one JSON line,
 behind what cuVS prints.
 `python tests/benchmarks/bench_gpu_index.py [--vectors 125000] [--dim 768] [--factory HNSW32 IVF4096,PQ192np]`; by
-`gpu_day.py` it prints rows of a table. Never run on a GPU: the time it takes there is not known, perhaps ten minutes,
-of which most are the CPU's.
+`gpu_day.py` it prints rows of a table. With `--vectors 50000 --factory HNSW32 IVF4096,PQ96np` an H200 took a minute, a
+core of its machine four.
 """
 
 import argparse

@@ -1,16 +1,16 @@
 """All benchmarks of a GPU, one after the other: `make gpu-day`. It records each result, and resumes after an end.
 
-Steps: embedding (with batches of other sizes, with other versions of torch, and on every GPU at once), index stages
-(CAGRA beside faiss's HNSW, if faiss has cuVS), training steps in float32, TF32 and bf16, and decoding. Each step is a
-benchmark of this folder in a process of its own. Written to `--out`:
+Steps: embedding (with batches of other sizes, without cuDNN's attention, with other versions of torch, and on every
+GPU at once), index stages (CAGRA beside faiss's HNSW, if faiss has cuVS), training steps in float32, TF32 and bf16, and
+decoding. Each step is a benchmark of this folder in a process of its own. Written to `--out`:
 
 * `STEP.json`: the command, the reports, the seconds and the environment of a finished step. A step that finished with
   the same command on the same device is not run again; `STEP.error.txt` has the end of what a failed one printed.
 * `rows.md`: rows for docs/benchmarks.md; `report.md`: the machine, every step, its figures and its command.
 
-Without a GPU every step runs on tiny sizes on the CPU, to check that each row can be written. Exit code 1 if a step
-failed; the others still run.
-`python tests/benchmarks/gpu_day.py [--out gpu-day] [--only STEP ...] [--python PATH ...]`.
+Without a GPU every step runs on tiny sizes on the CPU, to check that each row can be written. `--short` takes small
+sizes and few rounds, for minutes instead of an hour. Exit code 1 if a step failed; the others still run.
+`python tests/benchmarks/gpu_day.py [--out gpu-day] [--short] [--only STEP ...] [--python PATH ...]`.
 """
 
 import argparse
@@ -48,8 +48,10 @@ def embedding_rows(reports: Sequence[Report]) -> Iterator[Row]:
     yield (
         f"encoding, {model}, batches of {first['batch_tokens']:,} tokens" + (f", {devices}" if reports[1:] else ""),
         f"{rate:,.0f} passages/s, {max(report['peak_gpu_mb'] for report in reports):,} MB",
-        f"matrix multiply: {first['matmul_tflops']:g} TFLOP/s; DPR's release: 83 passages/s",
-        f"{first['share_of_matmul']:.0%} of it; {rate / 83:.1f}",
+        f"matrix multiply: {first['matmul_tflops']:g} TFLOP/s; transformers: "
+        f"{sum(report['transformers_per_s'] for report in reports):,.0f} passages/s; DPR's release: 83",
+        f"{first['share_of_matmul']:.0%} of it; {rate / sum(one['transformers_per_s'] for one in reports):.2f}; "
+        f"{rate / 83:,.0f}",
     )
     yield (
         "same: from texts, tokenised while the device works",
@@ -128,16 +130,17 @@ class DayStep:
         return f"{self.script} {self.options}".strip()
 
 
-def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str]) -> list[DayStep]:
-    """Return the steps of the day: of tiny sizes without a GPU."""
+def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str], *, is_short: bool = False) -> list[DayStep]:
+    """Return the steps of the day: of tiny sizes without a GPU, of small ones for a short day."""
     embedding, device = "bench_embedding_gpu.py", "cuda" if gpus else "cpu"
-    short = "" if gpus else "--passages 16 --windows 1"
+    short = "--passages 16 --windows 1" if not gpus else "--windows 2" if is_short else ""
     step = f"--device {device} --kind sequence" + (
-        " --layers 12 --steps 20 --rounds 3" if gpus else " --layers 1 --steps 1"
+        f" --layers 12 --steps 20 --rounds {1 if is_short else 3}" if gpus else " --layers 1 --steps 1"
     )
     tiny = "--questions 1 --k 2 --context 8 --answer 2 --layers 1 --beams 1 --rounds 1"
     sizes = "--questions 16 --k 5 --width 1024 --layers 12" if gpus else tiny
-    index = "" if gpus else "--vectors 600 --dim 16 --parts 1 --questions 20 --k 5 --factory HNSW8"
+    index = "--vectors 50000 --factory HNSW32 IVF4096,PQ96np" if is_short else ""
+    index = index if gpus else "--vectors 600 --dim 16 --parts 1 --questions 20 --k 5 --factory HNSW8"
     steps = [DayStep("embedding", embedding, short, embedding_rows)]
     steps += [
         DayStep(f"embedding-{tokens}", embedding, f"{short} --batch-tokens {tokens}".strip(), embedding_rows)
@@ -147,6 +150,7 @@ def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str]) -> li
         DayStep(f"embedding-python-{number}", embedding, short, embedding_rows, python=python)
         for number, python in enumerate(pythons, start=1)
     ]
+    steps += [DayStep("embedding-no-cudnn", embedding, f"{short} --no-cudnn".strip(), embedding_rows)]
     steps += [DayStep("embedding-slots", embedding, short, embedding_rows, processes=max(2, gpus))]
     steps += [DayStep("index", "bench_gpu_index.py", index, index_rows)]
     steps += [
@@ -274,10 +278,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of steps")
     parser.add_argument("--python", nargs="+", default=[], help="interpreters with other versions of torch, to embed")
     parser.add_argument("--options", nargs="+", default=[], metavar="STEP=OPTIONS", help="replace a step's options")
+    parser.add_argument("--short", action="store_true", help="small sizes, few rounds: minutes")
     parser.add_argument("--list", action="store_true", help="print the steps, and run none")
     options = parser.parse_args()
     replaced = dict(one.partition("=")[::2] for one in options.options)
-    steps = list_steps(torch.cuda.device_count(), options.python, replaced)
+    steps = list_steps(torch.cuda.device_count(), options.python, replaced, is_short=options.short)
     names = [step.name for step in steps]
     if unknown := [name for name in (*(options.only or ()), *replaced) if name not in names]:
         parser.error(f"there is no step {unknown[0]}: choose from {', '.join(names)}")

@@ -49,5 +49,6 @@ def _taken(optimizer: torch.optim.Optimizer, loss: Loss, steps: int) -> list[Ste
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        found.append(Step(time.perf_counter() - started, time.process_time() - cpu, value.item()))
+        loss_value = value.item()  # waits for a GPU, which has only been told so far
+        found.append(Step(time.perf_counter() - started, time.process_time() - cpu, loss_value))
     return found

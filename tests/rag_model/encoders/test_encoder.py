@@ -2,6 +2,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from transformers import (
 )
 
 from rag_model.encoders.encoder import Encoder, prefetch
+from rag_model.encoders.model import Model
 from rag_model.encoders.spec import read_encoder_spec
+from rag_model.encoders.tokens import pad_length
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.tiny import write_json
 
@@ -357,6 +360,20 @@ def test_an_error_of_the_next_window_reaches_the_reader() -> None:
     assert next(ahead) == 0
     with pytest.raises(InputError, match="second window"):
         next(ahead)
+
+
+def test_batches_for_a_gpu_have_the_same_few_shapes_again(tiny_bert: Path) -> None:
+    model = Encoder.load(tiny_bert, device="cpu").model
+    assert isinstance(model, Model)
+    on_gpu = replace(model, device=torch.device("cuda"), batch_tokens=65_536)  # divides, and computes nothing
+    random = np.random.default_rng(0)
+    windows = [random.integers(100, 180, 32_768).tolist() for _ in range(2)]
+    shapes = list[set[tuple[int, int]]]()
+    for lengths in windows:
+        batches = list(on_gpu.split_into_batches(lengths, batch_invariant=True))
+        assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
+        shapes.append({(len(rows), pad_length(lengths[rows[0]])) for rows in batches})
+    assert len(shapes[1] - shapes[0]) <= 1  # the last batch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
