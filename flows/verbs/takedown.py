@@ -41,7 +41,7 @@ def takedown(
     lines = [
         f"record    {outcome.record or 'none: all pages were ordered before'}",
         *(f"replaced  {old_id[:12]} by {new_id[:12] or 'nothing'}" for old_id, new_id in outcome.replaced.items()),
-        *(f"waiting   {old_id[:12]}: a writer relies on it; run this again" for old_id in outcome.waiting),
+        *(f"waiting   {old_id[:12]}: a build or service relies on it; run this again" for old_id in outcome.waiting),
         *(
             f"unsigned  {_shorten_id(version)}: look at it, then sign it with `tag`, if it is yours"
             for version in outcome.unsigned
@@ -56,8 +56,8 @@ def takedown(
         "`gc --grace 0 --yes` deletes the bytes",
     ]
     refusal = (
-        f"running writers still need {format_count(len(outcome.waiting), 'snapshot')} with the pages: "
-        "run the takedown again when the writers have ended"
+        f"running builds or services still need {format_count(len(outcome.waiting), 'snapshot')} with the pages: "
+        "run the takedown again when they have ended or moved on"
         if outcome.waiting
         else ""
     )

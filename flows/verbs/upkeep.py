@@ -66,7 +66,7 @@ def gc(
     """
     opened_store = Store.open(store)
     tallies = collect(opened_store, parse_age(grace), dry_run=not yes)
-    writers = [intent.name for intent in opened_store.intents.list_live(time.time())]
+    writers = [intent.name for intent in opened_store.intents.list_live(time.time()) if not intent.is_lease]
     files, size = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("files", "bytes"))
     document = {
         "dry_run": not yes,

@@ -122,7 +122,7 @@ def test_a_takedown_that_waits_for_a_writer_exits_3(store: Path, bookwheel: Any)
     old = opened.snapshots.resolve("latest")
     with opened.intents.hold("move-1", [f"snapshots/{old}.json"]):
         waiting = bookwheel("takedown", PAGE, "--store", store, "--yes")
-    assert (waiting.code, "running writers still need 1 snapshot with the pages" in waiting.err) == (3, True)
+    assert (waiting.code, "running builds or services still need 1 snapshot with the pages" in waiting.err) == (3, True)
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
 
 

@@ -40,6 +40,7 @@ _PAUSE = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
 _TURN_VALID_SECONDS = 900.0  # after its last renewal, the turn of a killed process ends
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
+LEASE_PREFIX = "asked-"  # of the intents of readers, which write nothing
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
@@ -65,6 +66,11 @@ class Intent:
     name: str
     started: float  # seconds by the store's clock
     needs: frozenset[str] | None  # paths in the store; None: a build, which may reuse any file
+
+    @property
+    def is_lease(self) -> bool:
+        """Whether a reader holds it, which relies on nothing but the files that it names."""
+        return self.name.startswith(LEASE_PREFIX) and self.needs is not None
 
 
 @dataclass(frozen=True, slots=True)

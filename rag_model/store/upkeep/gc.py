@@ -11,7 +11,8 @@ These files are needed:
 * files that valid intents need (`store.objects.intents`) and, while a build runs, files that any
   record of the memo names, since the build may be about to reuse them;
 * recent files: written less than `grace` ago, or later than 24 hours before the oldest running
-  writer started.
+  writer started. The lease of a reader is not a writer's, so that a service that reads the store for
+  months keeps its snapshot and nothing else.
 
 The last rule keeps writers simple. A writer trusts an existing blob only if it is younger than
 twelve hours, and otherwise writes it again (`Blobs`). So every blob that a running writer trusted
@@ -119,7 +120,8 @@ class _GarbagePlanner:
                 "so nothing was deleted: use the bookwheel version that created it, or move it "
                 "elsewhere"
             )
-        cutoff = min([view.time - self.grace, *(intent.started - SAFETY_MARGIN for intent in view.intents)])
+        starts = [intent.started for intent in view.intents if not intent.is_lease]
+        cutoff = min([view.time - self.grace, *(start - SAFETY_MARGIN for start in starts)])
         marked = mark_needed(self.store, view, cutoff)
         if marked.all_blobs and not view.has_root:
             raise StoreError(

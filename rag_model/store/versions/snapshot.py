@@ -26,6 +26,7 @@ from rag_model.corpus.passages import FULL_SCHEMA, PassageFile
 from rag_model.corpus.records import CATEGORY_SEPARATOR, Passage
 from rag_model.errors import InputError, StoreError, UsageError, format_error
 from rag_model.store.objects.cache import build_link_tree
+from rag_model.store.objects.intents import LEASE_PREFIX
 from rag_model.store.pulling.folder import (
     CURRENT,
     MANIFEST,
@@ -502,7 +503,7 @@ class SnapshotLease:
             *(blob.path for blob in manifest.content.files.values()),
         }
         intent = ExitStack()
-        intent.enter_context(self._store.intents.hold(f"asked-{secrets.token_hex(8)}", needs))
+        intent.enter_context(self._store.intents.hold(f"{LEASE_PREFIX}{secrets.token_hex(8)}", needs))
         try:
             # It may have been deleted before the intent existed.
             self._store.snapshots.get(snapshot)
