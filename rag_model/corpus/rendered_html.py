@@ -132,7 +132,7 @@ def _protect_text(text: str) -> str:
 
 def _walk(text: str) -> Any:
     """Return an iterator over the starts and ends of the elements of a page."""
-    _check_attributes(text)
+    check_attributes(text)
     parser = etree.HTMLParser(
         encoding="utf-8",
         remove_comments=True,
@@ -186,7 +186,7 @@ def _read_table(table: Any) -> Grid:
     return grid
 
 
-def _check_attributes(text: str) -> None:
+def check_attributes(text: str) -> None:
     """Refuse a tag with so many attributes that the parser, which compares all pairs, takes long."""
     for tag in _TAG.finditer(text):
         # an attribute has a character and a separator

@@ -1,4 +1,4 @@
-"""Files of Markdown: a section per heading, with blocks of code and tables as they are."""
+"""Files of Markdown and of HTML: a section per heading, with blocks of code and tables as they are."""
 
 import re
 import tomllib
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from rag_model.corpus.dump_formats.document_files import (
     DocumentFiles,
+    DroppedFileError,
     ParsedFile,
     SectionBuilder,
+    clean_text,
     decode_text,
 )
-from rag_model.corpus.records import parse_seconds
+from rag_model.corpus.records import UnparsablePageError, parse_seconds
 from rag_model.extras import format_versions, require
 
 if TYPE_CHECKING:
@@ -22,6 +24,20 @@ if TYPE_CHECKING:
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.{0,65536}?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 _DATES = ("lastmod", "updated", "date")
 _TAG = re.compile(r"<!--.*?(?:-->|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL)
+
+# What declares the encoding of a page, in its first bytes.
+_CHARSET, _HEAD_BYTES = re.compile(rb"""charset\s*=\s*["']?([\w-]{1,40})""", re.IGNORECASE), 1024
+_BLANKS = re.compile(r"\s+")
+_HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+_BLOCK = (
+    "address article aside blockquote body caption center dd details div dl dt fieldset figcaption figure "
+    "hr html li main p section summary table tbody td tfoot th thead tr"
+)
+_BLOCKS = frozenset(_BLOCK.split())
+_LAYOUT = "table", "pre", "ul", "ol", *sorted(_HEADINGS)  # what tables of data do not have in their cells
+_NO_CONTENT = "aside button footer form head header iframe nav noscript script select style svg template"
+_DROPPED = frozenset(_NO_CONTENT.split())
+_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
 
 
 class Markdown(DocumentFiles):
@@ -152,4 +168,137 @@ def _render_inline(token: "Token") -> str:
     )
 
 
+class HtmlPages(DocumentFiles):
+    """Pages of HTML: headings, paragraphs, lists, tables and code of the main part of each page."""
+
+    version = f"1, {format_versions('lxml')}"
+    endings = frozenset({".html", ".htm", ".xhtml"})
+    max_bytes = 8 << 20
+
+    def parse(self, data: bytes, name: str) -> ParsedFile:
+        """Return the sections of a page, by headings.
+
+        Raises:
+            DroppedFileError: The page is binary, of an unknown encoding, or cannot be parsed.
+        """
+        from lxml import etree  # noqa: PLC0415 - takes long to import
+
+        from rag_model.corpus.rendered_html import check_attributes  # noqa: PLC0415 - imports lxml
+
+        text = _decode_html(data)
+        parser = etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, no_network=True)
+        try:
+            check_attributes(text)
+            root = etree.fromstring(text.encode(), parser)
+        except (etree.ParseError, UnparsablePageError) as error:
+            raise DroppedFileError("damaged") from error
+        if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
+            raise DroppedFileError("damaged")  # the parser leaves out what is nested too deeply
+        builder = SectionBuilder()
+        if root is not None:
+            if title := root.findtext("head/title"):
+                builder.start_section(0, title)
+            articles = root.findall(".//article")
+            parts = [root.find(".//main"), root.find(".//*[@role='main']"), *articles[: len(articles) == 1]]
+            main = next((part for part in parts if part is not None), root)
+            _ElementReader(builder).read(etree.iterwalk(main, events=("start", "end")))
+        return ParsedFile(builder.finish())
+
+
+def _decode_html(data: bytes) -> str:
+    """Return a page as text, in UTF-8 or in the encoding that it declares."""
+    try:
+        return decode_text(data)
+    except DroppedFileError:
+        declared = _CHARSET.search(data[:_HEAD_BYTES])
+        if declared is None:
+            raise
+        try:
+            return clean_text(data.decode(declared[1].decode()))
+        except (LookupError, ValueError) as error:
+            raise DroppedFileError("not_utf8") from error
+
+
+class _ElementReader:
+    """Add the blocks of a page to a builder in their order; a list is one block."""
+
+    def __init__(self, builder: SectionBuilder) -> None:
+        self._builder = builder
+        self._pieces: list[str] = []  # of the block
+        self._lists = 0  # enclosing lists
+
+    def read(self, walker: Any) -> None:
+        is_skipped = False  # whether the next event is the end of a skipped element
+        for event, element in walker:
+            if event == "end":
+                if not is_skipped:
+                    self._end(element.tag)
+                is_skipped = False
+                self._add_text(element.tail)
+            elif self._replace(element):
+                is_skipped = True
+                walker.skip_subtree()
+            else:
+                self._start(element.tag)
+                self._add_text(element.text)
+
+    def _replace(self, element: Any) -> bool:
+        """Add the block of code or of a table, and return whether nothing else of an element is read."""
+        name = element.tag
+        if name == "pre":
+            self._add_block("".join(element.itertext()))
+            return True
+        if name == "table" and all(element.find(f".//{inner}") is None for inner in _LAYOUT):
+            rows = (
+                [" ".join("".join(cell.itertext()).split()) for cell in row if cell.tag in {"td", "th"}]
+                for row in element.iter("tr")
+            )
+            self._add_block("\n".join(" | ".join(row) for row in rows if any(row)))
+            return True
+        is_hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true"
+        return name in _DROPPED or element.get("role") in _ROLES or is_hidden
+
+    def _start(self, name: str) -> None:
+        if name in {"ul", "ol"}:
+            self._end_block()
+            self._lists += 1
+        elif name == "li":
+            self._pieces.append("\n" + "  " * (self._lists - 1) + "- ")
+        elif name == "br":
+            self._pieces.append("\n")
+        elif name in _BLOCKS or name in _HEADINGS:
+            self._end_block()
+
+    def _end(self, name: str) -> None:
+        if name in _HEADINGS and not self._lists:
+            heading, self._pieces = "".join(self._pieces), []
+            self._builder.start_section(int(name[1]), heading)
+        elif name in {"ul", "ol"}:
+            self._lists -= 1
+            self._end_block()
+        elif name in _BLOCKS:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        if not self._lists:
+            self._builder.add_block("".join(self._pieces))
+            self._pieces = []
+        elif not self._pieces[-1].endswith("- "):
+            self._pieces.append("\n" + "  " * self._lists)
+
+    def _add_block(self, text: str) -> None:
+        if self._lists:
+            self._pieces.append("".join(f"\n{'  ' * self._lists}{line}" for line in text.split("\n")))
+        else:
+            self._end_block()
+            self._builder.add_block(text)
+
+    def _add_text(self, text: str | None) -> None:
+        words = _BLANKS.sub(" ", text or "")
+        is_at_start = not self._pieces or self._pieces[-1][-1].isspace()
+        if words := words.lstrip() if is_at_start else words:
+            self._pieces.append(words)
+
+
 MARKDOWN = Markdown()
+HTML = HtmlPages()

@@ -11,7 +11,7 @@ from flows.outcome import BuildOutcome
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats.document_files import DocumentFiles, DroppedFileError
 from rag_model.corpus.dump_formats.dump_format import get_part_format
-from rag_model.corpus.dump_formats.markup_files import MARKDOWN
+from rag_model.corpus.dump_formats.markup_files import HTML, MARKDOWN
 from rag_model.corpus.dump_formats.pdf import PDF
 from rag_model.corpus.dump_formats.source_code import _GRAMMAR_BY_ENDING, SOURCE_CODE
 from rag_model.corpus.passages import PassageFile
@@ -104,17 +104,17 @@ def test_markdown_has_sections_whose_blocks_are_whole() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "matter",
-    [
-        "---\ntitle: [" + "[" * 20_000 + "]" * 20_000 + "]\n---\n",
-        "---\n" + "- " * 20_000 + "\n---\n",
-        "---\ntitle: !!python/object/apply:os.system ['false']\n---\n",
-        "---\ntitle: {a: [b\n---\n",
-        "+++\ntitle = \n+++\n",
-        "---\njust text\n---\n",
-    ],
-)
+INVALID_FRONT_MATTER = {
+    "deep": "---\ntitle: [" + "[" * 2_000 + "]" * 2_000 + "]\n---\n",
+    "deep list": "---\n" + "- " * 2_000 + "\n---\n",
+    "code": "---\ntitle: !!python/object/apply:os.system ['false']\n---\n",
+    "YAML": "---\ntitle: {a: [b\n---\n",
+    "TOML": "+++\ntitle = \n+++\n",
+    "no table": "---\njust text\n---\n",
+}
+
+
+@pytest.mark.parametrize("matter", INVALID_FRONT_MATTER.values(), ids=INVALID_FRONT_MATTER)
 def test_invalid_front_matter_is_left_out(matter: str) -> None:
     assert MARKDOWN.parse(f"{matter}Words.".encode(), "a.md").sections == [("", "Words.")]
 
@@ -216,6 +216,64 @@ def test_a_folder_without_documents_says_what_it_has(tmp_path: Path) -> None:
     assert plan_folder(f"{tmp_path}/docs/*.md", tmp_path / "work").dropped == {"too_large": 1}
     with pytest.raises(UsageError, match="files of several formats"):
         plan_folder(f"{tmp_path}/docs/*", tmp_path / "work")
+
+
+PAGE = """<!DOCTYPE html><html><head><title>The  guide</title><style>p {}</style></head><body>
+<nav><ul><li>Home</ul></nav><header>Top</header>
+<main><p>A paragraph with <b>bold</b> and <a href="/">a
+link</a>.</p>
+<h2 id="x">Install <span hidden>#</span></h2>
+<p>Run this:</p>
+<pre><code><span>def</span> f(x):
+
+    return x &lt; 1
+</code></pre>
+<table><tr><th>name</th><th>value</th></tr><tr><td>a <i>b</i></td><td>1</td></tr></table>
+<ul><li><p>first</p><p>more</p><ol><li>nested</li></ol></li><li>second</li></ul>
+<div>One<br>two<div>three</div>four</div>
+<table><tr><td><h3>Deep</h3><p>In a layout.</p></td></tr></table>
+<script>alert("x")</script><form><p>Search</p></form>
+</main><footer>Bottom</footer></body></html>"""
+
+
+def test_html_has_sections_whose_blocks_are_whole() -> None:
+    assert HTML.parse(PAGE.encode(), "a.html").sections == [
+        ("The guide", "The guide\nA paragraph with bold and a link."),
+        (
+            "The guide > Install",
+            "The guide > Install\nRun this:\ndef f(x):\n    return x < 1\n\nname | value\na b | 1\n\n"
+            "- first\n  more\n  - nested\n- second\n\nOne\ntwo\n\nthree\n\nfour",
+        ),
+        ("The guide > Install > Deep", "The guide > Install > Deep\nIn a layout."),
+    ]
+
+
+def test_html_in_another_encoding_is_read_if_it_says_so() -> None:
+    page = "<meta charset='{}'><p>Zürich — Genève"
+    for encoding in ("utf-8", "windows-1252"):
+        assert HTML.parse(page.format(encoding).encode(encoding), "a.htm").sections == [("", "Zürich — Genève")]
+    for declared in ("", "zlib", "no-such-code", "ascii"):
+        with pytest.raises(DroppedFileError, match="not_utf8"):
+            HTML.parse(page.format(declared).encode("windows-1252"), "a.htm")
+
+
+HOSTILE_PAGES = {
+    "deep": "<div>" * 20_000 + "Words.",
+    "attributes": "<p " + "a=1 " * 20_000 + ">Words.",
+    "nested tables": "<table><tr><td>" * 5_000 + "Words.",
+    "nested lists": "<ul><li>" * 5_000 + "x",
+    "open comment": "<!-- ",
+    "only ends": "</p></li></ul>",
+}
+
+
+@pytest.mark.parametrize("page", HOSTILE_PAGES.values(), ids=HOSTILE_PAGES)
+def test_hostile_html_does_not_stop_a_build(page: str, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(page)
+    (tmp_path / "b.html").write_text("<p>Words.")
+    plan = plan_folder(f"{tmp_path}/*.html", tmp_path / "work")
+    assert "b.html" in list_ids(plan)
+    assert ("a.html" in list_ids(plan)) != bool(plan.dropped)
 
 
 PYTHON = '''"""A module."""

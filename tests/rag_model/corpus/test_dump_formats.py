@@ -242,6 +242,7 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("tsv", "a.tsv.zst", lambda path: path.write_bytes(compress_zstd(TABLE.encode()))),
     ("mediawiki", "nameless-wiki", lambda path: path.write_text(XML)),
     ("markdown", "notes", lambda path: write_folder(path, ".md", "# Title {i}\n\nText number {i}.")),
+    ("html", "site", lambda path: write_folder(path, ".html", "<h1>Title {i}</h1><p>Text number {i}.")),
     ("source_code", "package", lambda path: write_folder(path, ".py", 'def f{i}():\n    """Text number {i}."""')),
     ("pdf", "papers", write_pdfs),
     ("mail", "a.mbox", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
