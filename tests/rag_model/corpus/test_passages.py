@@ -15,6 +15,7 @@ from rag_model.corpus.passages import (
     PASSAGE_SCHEMA,
     ROW_GROUP,
     UNDATED_SCHEMA,
+    GroupCache,
     PassageFile,
     PassageWriter,
 )
@@ -72,6 +73,21 @@ def test_only_the_row_groups_of_the_rows_are_read(path: Path, tmp_path: Path) ->
     assert PassageFile(damaged).read_rows([ROW_GROUP + 5]) == [passage(ROW_GROUP + 5)]
     with pytest.raises(InputError, match="not a readable passage file"):
         PassageFile(damaged).read_rows([5])
+
+
+@pytest.mark.parametrize(("max_bytes", "is_cached"), [(1 << 20, True), (1, False)])
+def test_rows_of_a_cached_group_need_no_file(path: Path, tmp_path: Path, max_bytes: int, is_cached: bool) -> None:
+    other = tmp_path / "other.parquet"
+    other.write_bytes(path.read_bytes())
+    with PassageFile(other, group_cache=GroupCache(max_bytes)) as file:
+        assert file.read_rows([3, ROW_GROUP + 1]) == [passage(3), passage(ROW_GROUP + 1)]
+        with other.open("r+b") as damaged:
+            damaged.write(b"PAR1" + bytes(other.stat().st_size - 4))
+        if is_cached:
+            assert file.read_rows([ROW_GROUP, 4]) == [passage(ROW_GROUP), passage(4)]
+        else:
+            with pytest.raises(InputError):
+                file.read_rows([4])
 
 
 @pytest.mark.filterwarnings("ignore")  # looking at all objects touches deprecated ones
