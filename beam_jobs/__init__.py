@@ -1,7 +1,7 @@
 """Beam jobs over descriptors of parts and shards. Does not import Prefect.
 
-* `chunk`, `embed`, `index`, `gate`, `corpus`, `redact`: one module for each job; `index_work` holds
-  the tasks of the index jobs.
+* `chunk`, `embed`, `index`, `gate`: one module for each job; `index_work` holds the tasks of the
+  index jobs. `corpus` has the smaller jobs over a snapshot, such as deltas and redaction.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
 * `launch`, `options`, `workers`: the settings of a run, and its workers.
 * `flink`, `local_worker`: a runner and the local worker process.

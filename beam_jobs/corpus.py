@@ -3,12 +3,12 @@
 `run` maps the tasks of `rag_model.store.recorded_tasks` over workers: each reads one part of the
 corpus, or scores one block of texts with a model. `build_index` builds an index that a training
 searches and no snapshot has. `write_deltas` compares the files of two snapshots, so that a service
-that has the first one pulls only the changes.
+that has the first one pulls only the changes. `redact_parts` rewrites parts without some pages.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,11 @@ from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.workers import count_gpus
 from rag_model.arrays import Rows
 from rag_model.corpus.ragged_file import SparseVectors
+from rag_model.corpus.redact import PartFiles, redact_part
 from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.tensors import find_row_stretches
 from rag_model.index.plan import IndexPlan
+from rag_model.process import temporary_folder
 from rag_model.snapshots.encoding import store_bag_tokenizer
 from rag_model.snapshots.parent_index import (
     PartWithParents,
@@ -31,11 +33,12 @@ from rag_model.snapshots.parent_index import (
     match_parts,
     match_weighted_terms,
 )
+from rag_model.snapshots.takedown import ARTICLES, SPANS, RedactResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.deltas import DeltaStep, build_delta, list_delta_steps
 from rag_model.store.recorded_tasks import RecordedTask, compute_once
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, passages_path
+from rag_model.store.versions.manifest import TEXT, Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _COMPARED_BYTES_PER_SECOND = 1e8  # of the two versions of a file, per second of one core
@@ -159,3 +162,50 @@ def write_deltas(before: Content, after: Content, launch: Launch, on_progress: O
 def _estimate_delta_seconds(step: DeltaStep) -> float:
     base_bytes = (step.base_head_bytes or step.base.size) if step.base else 0
     return (base_bytes + (step.head_bytes or step.target.size)) / _COMPARED_BYTES_PER_SECOND
+
+
+# bytes of passages per second of one core: read, filtered and written again, with their vectors
+_REWRITTEN_BYTES_PER_SECOND = 1.6e6
+
+
+@dataclass(frozen=True, slots=True)
+class RedactTask:
+    """A part's files and the pages to leave out of them."""
+
+    pages: tuple[str, ...]
+    # `text`, `articles`, `spans`, and vectors by representation
+    files: tuple[tuple[str, BlobRef], ...]
+
+    @property
+    def passages(self) -> BlobRef:
+        """The part's passages."""
+        return dict(self.files)[TEXT]
+
+
+def redact(task: RedactTask, store: Store) -> Report:
+    """Rewrite one part's files without the pages."""
+    local = {name: store.blobs.get_local_path(ref) for name, ref in task.files}
+    passages, articles, spans = local.pop(TEXT), local.pop(ARTICLES, None), local.pop(SPANS, None)
+    with temporary_folder("redact") as folder:
+        redacted, rows = redact_part(PartFiles(passages, local, articles, spans), {*task.pages}, folder)
+        paths = {TEXT: redacted.passages, ARTICLES: redacted.articles, SPANS: redacted.spans, **redacted.vectors}
+        files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
+    return RedactResult(rows, files).to_json()
+
+
+def redact_parts(
+    tasks: Sequence[RedactTask], launch: Launch, on_progress: OnProgress | None = None
+) -> list[RedactResult]:
+    """Redact all parts; return their results in order.
+
+    It writes no memo record, because a record would name the files that contain the pages and so
+    keep `gc` from deleting them. The job is cheap, and running it again gives the same files.
+    """
+    return [
+        RedactResult.from_json(report)
+        for report in run_job("redact", redact, tasks, launch, on_progress, _estimate_redaction)
+    ]
+
+
+def _estimate_redaction(task: RedactTask) -> float:
+    return task.passages.size / _REWRITTEN_BYTES_PER_SECOND

@@ -6,8 +6,8 @@ Command line:
     command: options, replies and output formats that verbs share.
 
 Builds:
-    reindex, add_index, import_library, reencode: build a snapshot from a dump, from another snapshot, from
-        existing vectors, or with another encoder.
+    reindex, add_index, import_library: build a snapshot from a dump, from another snapshot (with other
+        indexes or another encoder), or from existing vectors.
     finish: the stages that all builds share, from the indexes to the ref.
     index: one index over vectors from files.
     takedown, maintain: remove pages; rebuild and expire by schedule.

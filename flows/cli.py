@@ -114,7 +114,7 @@ app.command("flows.verbs.index:index", help="Build one index over vectors of any
 app.command("flows.verbs.builds:add_index", name="add-index", help="Build indexes over an existing snapshot.")
 app.command("flows.verbs.refs:log", help="List the moves of a ref, newest first.")
 app.command("flows.verbs.show:show", help="Show the content of a snapshot and the recipe that rebuilds it.")
-app.command("flows.verbs.diff:diff", help="Compare two snapshots: articles, passages, settings, bytes to pull.")
+app.command("flows.verbs.show:diff", help="Compare two snapshots: articles, passages, settings, bytes to pull.")
 app.command("flows.verbs.refs:tag", help="Give a snapshot a name: create a ref, or move it.")
 app.command("flows.verbs.refs:rollback", help="Move a ref back to a snapshot that it named before.")
 app.command("flows.verbs.takedown:takedown", help="Take pages out of every snapshot, and keep them out.")

@@ -20,11 +20,11 @@ from typing import Any
 from beam_jobs import corpus
 from beam_jobs.launch import Launch
 from flows import artifacts
+from flows.add_index import reencode
 from flows.command.console import ProgressReporter, format_seconds
 from flows.machine.workplace import lock_folder
 from flows.parameters import Url
 from flows.rebuild import delete_rebuild_refs, open_rebuild_launcher
-from flows.reencode import reencode
 from flows.stage import StageClock, deployment_flow, log, run_flow, stage
 from flows.training import KindParameter, RecipeTablesParameter
 from rag_model.errors import UsageError

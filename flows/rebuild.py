@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.workers import exit_with_holder, hold_lease
-from flows.reencode import reencode
+from flows.add_index import reencode
 from flows.stage import run_flow
 from rag_model.atomic_write import atomic_write
 from rag_model.encoders.space import read_declared_space

@@ -35,9 +35,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from beam_jobs import corpus, redact
+from beam_jobs import corpus
+from beam_jobs.corpus import RedactTask
 from beam_jobs.launch import Launch, OnProgress
-from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, build_indexes, group_by_stage
 from flows.outcome import TakedownOutcome
@@ -147,7 +147,7 @@ def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProg
     """Write the parts that contain the pages again without them; return the results by part."""
     content, parts = affected.manifest.content, parts_to_redact(affected)
     tasks = [RedactTask(affected.pages, tuple(part_blobs(content, part).items())) for part in parts]
-    results = redact.run(tasks, launch, on_progress)
+    results = corpus.redact_parts(tasks, launch, on_progress)
     return {part.name: result for part, result in zip(parts, results, strict=True)}
 
 

@@ -2,5 +2,4 @@
 
 reply: common options, and the reply of a verb; reading: options of readers and prompts.
 console: progress on standard error, and a growing answer on standard output.
-evaluations: text formats of evaluations.
 """

@@ -1,20 +1,24 @@
-"""`bookwheel show`: describe a snapshot, a model, an evaluation, or an unfinished training."""
+"""`bookwheel show` and `diff`: describe a version or an unfinished training; compare two versions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
 from flows.command.reply import Common, Reply, StoreUrl, format_index_metrics, format_settings, format_value
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import NotFoundError, UsageError, format_count
+from rag_model.evaluation.records import EvaluationComparison, MeasureComparison, compare_evaluations
 from rag_model.snapshots.encoding import COMMITS
 from rag_model.snapshots.recipe import format_recipe
-from rag_model.store.store import TRAINING_PREFIX, Store
-from rag_model.store.versions.evaluation_manifest import EvaluationManifest
+from rag_model.store.diff import CHANGES, SnapshotDiff, diff_snapshots
+from rag_model.store.store import EVALUATION_PREFIX, TRAINING_PREFIX, Store
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject, MetricValue
 from rag_model.store.versions.evaluations import list_evaluations
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
+from rag_model.store.versions.snapshot import Snapshot
 from rag_model.store.versions.trainings import StoredCheckpoint
 
 
@@ -216,3 +220,211 @@ def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str,
 
 def _format_setting(value: Any) -> str:
     return format_settings(value) if isinstance(value, Mapping) else format_value(value)
+
+
+def build_evaluation_reply(manifest: EvaluationManifest, signature: str) -> Reply:
+    """Build the reply that shows one evaluation and its signature."""
+    return Reply(
+        manifest.to_json() | {"signed": signature},
+        "\n".join([*_iter_evaluation_lines(manifest), f"signature {signature}"]),
+    )
+
+
+def summarize_evaluation(manifest: EvaluationManifest) -> dict[str, Any]:
+    """Return the summary of an evaluation in a list, as JSON values."""
+    subject = manifest.content.subject
+    summary = {"id": manifest.id, "snapshot": subject.snapshot, "model": subject.model or None}
+    summary |= {"model_name": _model_label(subject) or None}
+    provenance = {name: manifest.provenance.get(name) for name in ("questions", "n", "created_at")}
+    values = {
+        name: {label: metric.value for label, metric in metrics.items()}
+        for name, metrics in _get_metrics(manifest).items()
+    }
+    return {**summary, **provenance, "figures": values}
+
+
+def format_evaluation_line(manifest: EvaluationManifest) -> str:
+    """Format an evaluation in one line: id, model, questions, and the metrics of each retriever."""
+    subject, provenance = manifest.content.subject, manifest.provenance
+    answered_by = f"model {_model_label(subject)}" if subject.model else "retrieval"
+    figures = "; ".join(
+        f"{retriever}: {_format_metrics(metrics)}" for retriever, metrics in _get_metrics(manifest).items()
+    )
+    questions_text = f"{provenance.get('n')} questions of {provenance.get('questions')}"
+    return f"{manifest.id[:12]}: {answered_by}, {questions_text}, {figures}"
+
+
+def build_comparison_reply(comparison: EvaluationComparison) -> Reply:
+    """Build the reply that compares two evaluations."""
+    document = {
+        "before": summarize_evaluation(comparison.before),
+        "after": summarize_evaluation(comparison.after),
+        "retrievers": {
+            name: {label: asdict(pair) for label, pair in pairs.items()} for name, pairs in comparison.pairs.items()
+        },
+        "settings": {name: list(values) for name, values in _find_changed_settings(comparison).items()},
+    }
+    return Reply(document, "\n".join(_iter_comparison_lines(comparison)))
+
+
+def _iter_comparison_lines(comparison: EvaluationComparison) -> Iterator[str]:
+    yield f"from      {format_evaluation_line(comparison.before)}"
+    yield f"to        {format_evaluation_line(comparison.after)}"
+    yield from (
+        f"setting   {name}: {format_value(old_value)} -> {format_value(new_value)}"
+        for name, (old_value, new_value) in _find_changed_settings(comparison).items()
+    )
+    for retriever, pairs in comparison.pairs.items():
+        yield f"retriever {retriever}"
+        for name, pair in pairs.items():
+            sample_text = f" over {pair.n:,} questions" if pair.n else ", of the whole set, without an interval"
+            values_text = f"{pair.before.value:.3f} -> {pair.after.value:.3f}"
+            yield f"figure    {name:<12} {values_text}: {_format_difference(pair)}{sample_text}"
+
+
+def _find_changed_settings(comparison: EvaluationComparison) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which the subjects of two evaluations differ, by name."""
+    old_settings, new_settings = (
+        {**manifest.content.subject.to_json(), **manifest.content.subject.settings}
+        for manifest in (comparison.before, comparison.after)
+    )
+    names = [
+        name
+        for name in {**old_settings, **new_settings}
+        if name != "settings" and old_settings.get(name) != new_settings.get(name)
+    ]
+    return {name: (old_settings.get(name), new_settings.get(name)) for name in names}
+
+
+def _format_difference(pair: MeasureComparison) -> str:
+    difference = pair.difference
+    interval = (
+        "" if difference.low is None or difference.high is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
+    )
+    return f"{difference.value:+.3f}{interval}"
+
+
+def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:
+    content, provenance = manifest.content, manifest.provenance
+    subject = content.subject
+    yield f"evaluation {manifest.id}"
+    yield f"snapshot  {subject.snapshot}"
+    model_label = f"{_model_label(subject)} ({subject.model})" if _endpoint_model(subject) else subject.model
+    yield f"model     {model_label or 'none: retrieval alone'}"
+    yield f"questions {provenance.get('n')} of {provenance.get('questions')} ({subject.questions})"
+    yield from (
+        f"setting   {name}: {format_value(value)}"
+        for name, value in subject.settings.items()
+        if value not in (None, "", {})
+    )
+    for retriever, metrics in _get_metrics(manifest).items():
+        yield f"retriever {retriever}"
+        yield from (f"figure    {name:<12} {metric}" for name, metric in metrics.items())
+    yield from (f"file      {path}: {ref.size:,} bytes, {ref.path}" for path, ref in sorted(content.files.items()))
+    yield f"made      {provenance.get('created_at', 'unknown')}"
+
+
+def _model_label(subject: EvaluationSubject) -> str:
+    """Return `openai:MODEL` for a model behind an endpoint, else 12 digits of its id or digest."""
+    return _endpoint_model(subject) or subject.model.removeprefix("sha256:")[:12]
+
+
+def _endpoint_model(subject: EvaluationSubject) -> str:
+    """Return the name of a model behind an endpoint; empty for every other model."""
+    endpoint = subject.settings.get("endpoint")
+    return f"{ENDPOINT_PREFIX}{endpoint.get('model')}" if isinstance(endpoint, Mapping) else ""
+
+
+def _get_metrics(manifest: EvaluationManifest) -> Mapping[str, Mapping[str, MetricValue]]:
+    return manifest.content.metrics
+
+
+def _format_metrics(metrics: Mapping[str, MetricValue]) -> str:
+    return ", ".join(f"{name} {metric.value:.3f}" for name, metric in metrics.items())
+
+
+def diff(
+    before: str,
+    after: str,
+    /,
+    *,
+    store: StoreUrl,
+    limit: int = 10,
+    common: Common | None = None,
+) -> Reply:
+    """Compare two snapshots: changed articles, passages and settings, and the bytes of a pull.
+
+    `evaluation:ID` twice compares two evaluations: metrics side by side, and the difference of each
+    measure, paired by question, with its 95 % interval.
+
+    Passages are joined by id and hash. The bytes are those that a pull of the second fetches into a
+    folder with the first.
+
+    Args:
+        before: A ref, ref@number, an id, or a unique prefix of one; with `evaluation:` before
+            it, that of an evaluation.
+        after: The snapshot or evaluation to compare with, named in the same way.
+        limit: Number of articles to list for each kind of change.
+    """
+    opened_store = Store.open(store)
+    kinds = {name.startswith(EVALUATION_PREFIX) for name in (before, after)}
+    if kinds == {True}:
+        return _compare_evaluations(opened_store, before, after)
+    if True in kinds:
+        raise UsageError(f"an evaluation is compared with another one, not with a snapshot: {before}, {after}")
+    snapshot_diff = diff_snapshots(
+        Snapshot.from_store(opened_store, before), Snapshot.from_store(opened_store, after), limit
+    )
+    return Reply(snapshot_diff.to_json(), "\n".join(_format_diff(snapshot_diff)))
+
+
+def _compare_evaluations(store: Store, before: str, after: str) -> Reply:
+    catalog = store.evaluations
+    old_evaluation, new_evaluation = (
+        catalog.get(catalog.resolve_trusted(name.removeprefix(EVALUATION_PREFIX))) for name in (before, after)
+    )
+    return build_comparison_reply(compare_evaluations(store, old_evaluation, new_evaluation))
+
+
+def _format_diff(snapshot_diff: SnapshotDiff) -> Iterator[str]:
+    yield f"from      {snapshot_diff.before}"
+    yield f"to        {snapshot_diff.after}"
+    yield f"articles  {_format_counts(snapshot_diff.articles)}"
+    yield f"passages  {_format_counts(snapshot_diff.passages)}"
+    for change in CHANGES:
+        examples = snapshot_diff.examples[change]
+        further_count = snapshot_diff.articles[change] - len(examples)
+        if examples:
+            titles = ", ".join(article.title or article.page_id for article in examples)
+            yield f"{change:<9} {titles}" + (f" and {further_count:,} more" if further_count else "")
+    for name, (old_value, new_value) in snapshot_diff.settings.items():
+        yield from format_difference(name, old_value, new_value)
+    for kind, pull in snapshot_diff.pull.items():
+        yield f"pull      {kind}: {pull.fetched_bytes:,} of {pull.fetched_bytes + pull.reused_bytes:,} bytes"
+
+
+def _format_counts(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{counts[change]:,} {change}" for change in CHANGES)
+
+
+_SIZE_UNITS = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}  # by key of an index
+
+
+def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str]:
+    """Yield the line of a changed setting, or of a changed property of the corpus or an index.
+
+    Yield nothing for fields of an index that only a later build reads.
+    """
+    section, _, key = name.partition(".")
+    if section != "indexes":
+        label, text = ("corpus", key) if section == "corpus" else ("setting", name)
+        yield f"{label:<9} {text}: {format_value(old_value)} -> {format_value(new_value)}"
+        return
+    index, _, key = key.partition(".")
+    if not key:
+        change, entry = ("removed", old_value) if new_value is None else ("added", new_value)
+        yield f"index     {index}: {change}, {format_index(entry)}"
+    elif key in _SIZE_UNITS and isinstance(old_value, int) and isinstance(new_value, int):
+        yield f"index     {index}: {old_value:,} -> {new_value:,} {_SIZE_UNITS[key]}"
+    elif key.partition(".")[0] != "trained":
+        yield f"index     {index}: {key} {format_value(old_value)} -> {format_value(new_value)}"

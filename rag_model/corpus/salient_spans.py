@@ -1,6 +1,6 @@
 """Find salient spans of passages (words of links, and dates), and store them in files.
 
-Spans follow the words of an article through cleaning (`markup.links`) and chunking: a passage is a
+Spans follow the words of an article through cleaning (`wikitext`) and chunking: a passage is a
 substring of the article's clean text on one line (the contract of chunkers), so it is located there
 and the spans inside it are shifted.
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from flows.cli import app, handle_interrupts
-from flows.verbs.diff import format_difference
+from flows.verbs.show import format_difference
 
 VERBS = ["demo", "evaluate", "log", "pull", "reindex", "search", "show", "verify"]
 QUESTIONS = [

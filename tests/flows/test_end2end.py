@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.reencode import reencode
+from flows.add_index import reencode
 from flows.stage import run_flow
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot

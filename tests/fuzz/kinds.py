@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 from tokenizers import BertWordPieceTokenizer
 
-from flows.command.evaluations import build_evaluation_reply, format_evaluation_line, summarize_evaluation
+from flows.verbs.show import build_evaluation_reply, format_evaluation_line, summarize_evaluation
 from rag_model.chat_template import TemplateRefusalError, _render_in_this_child
 from rag_model.corpus.dump_formats.mediawiki import parse_pages
 from rag_model.corpus.dump_formats.record_format import describe_slice, find_record_format

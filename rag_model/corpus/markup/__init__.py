@@ -7,7 +7,6 @@
 | `templates` | choose the renderer of a template |
 | `inline`, `dates_and_numbers` | renderers of templates, by subject |
 | `convert`, `units` | convert measures |
-| `links` | render links; locate their words in clean text |
 | `prose` | convert the remaining markup to plain text |
 | `tex`, `literal` | render formulas; protect text that looks like markup |
 """

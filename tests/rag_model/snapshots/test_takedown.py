@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.redact import RedactTask, redact
+from beam_jobs.corpus import RedactTask, redact
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import RefusedError, StoreError, UsageError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.chunk import chunk, plan_chunk_tasks
-from beam_jobs.redact import RedactTask, redact
+from beam_jobs.corpus import RedactTask, redact
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
