@@ -27,7 +27,7 @@ from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble_content, build_commits_provenance
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_dry_run, plan_indexes, plan_parts, store_encoders
+from rag_model.snapshots.planning import describe_missing_prose, plan_dry_run, plan_indexes, plan_parts, store_encoders
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.snapshots.reused_training import (
     ReusedTraining,
@@ -124,7 +124,10 @@ def plan_dump(
     store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent, on_progress: ProgressReporter
 ) -> Plan:
     """Plan the parts: those of the parent, and new ones for new pages."""
-    return plan_parts(store, dump, recipe, limit, parent, say=on_progress.say)
+    plan = plan_parts(store, dump, recipe, limit, parent, say=on_progress.say)
+    if advice := describe_missing_prose(plan, recipe):
+        on_progress.say(advice)
+    return plan
 
 
 @stage

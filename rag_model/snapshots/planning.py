@@ -17,6 +17,7 @@ from typing import Any
 from rag_model.corpus import chunk
 from rag_model.corpus.dump_formats.document_files import find_dump_files
 from rag_model.corpus.dump_formats.dump_format import (
+    SITE,
     can_plan_fast,
     detect_format,
     get_format,
@@ -117,6 +118,30 @@ def plan_parts(
             "plan", store.memo.compute_key(plan_inputs), staged, plan_json, plan_inputs
         ).stats
     return Plan.from_json(plan_json)
+
+
+# Projects whose wikitext has little prose: what stands in its place.
+_UNRENDERED_PROJECTS = {
+    "wiktionary": "entries are mostly templates with Lua modules",
+    "wikisource": "texts are included from pages of scanned books",
+}
+
+
+def describe_missing_prose(plan: Plan, recipe: Recipe) -> str:
+    """Return advice if the wikitext of a project has little prose; otherwise an empty text.
+
+    Rendered HTML has what readers of such a project see.
+    """
+    formats = {part.format for part in plan.parts}
+    is_wikitext = formats == {""} or (formats == {SITE} and recipe.site.text == "wikitext")
+    project = next((name for name in _UNRENDERED_PROJECTS if plan.siteinfo.dbname.endswith(name)), "")
+    if not (project and is_wikitext and plan.kind == "wiki"):
+        return ""
+    return (
+        f"{plan.siteinfo.dbname} is a {project.capitalize()}, whose {_UNRENDERED_PROJECTS[project]}, "
+        "so its wikitext gives little text: use its HTML dump of Wikimedia Enterprise, or the "
+        "address of the wiki with --text html"
+    )
 
 
 def _extracts_structures(name: str) -> bool:

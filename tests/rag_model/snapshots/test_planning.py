@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from rag_model.corpus.chunk import ChunkStats
+from rag_model.corpus.records import Part, Plan, Siteinfo, SiteSettings
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_dry_run, plan_indexes, plan_parts
+from rag_model.snapshots.planning import (
+    describe_missing_prose,
+    plan_dry_run,
+    plan_indexes,
+    plan_parts,
+)
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
@@ -133,3 +139,24 @@ def test_a_dry_run_refuses_a_repeated_id(name: str, line: str, tmp_path: Path) -
     (tmp_path / name).write_text(2 * line)
     with pytest.raises(InputError, match="the id '7' comes twice"):
         plan_dry_run(str(tmp_path / name), RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("dbname", "part_format", "text", "expected"),
+    [
+        ("frwiktionary", "", "wikitext", "frwiktionary is a Wiktionary, whose entries are mostly templates"),
+        ("enwikisource", "", "wikitext", "enwikisource is a Wikisource, whose texts are included from"),
+        ("enwiktionary", "wiki_site", "wikitext", "or the address of the wiki with --text html"),
+        ("enwiktionary", "wiki_site", "html", ""),
+        ("enwiktionary", "enterprise", "wikitext", ""),
+        ("enwiki", "", "wikitext", ""),
+    ],
+)
+def test_a_project_without_prose_in_its_wikitext_is_told_to_use_html(
+    dbname: str, part_format: str, text: str, expected: str
+) -> None:
+    part = Part("part-00000", "wiki", 0, 9, (), True, part_format)
+    plan = Plan("wiki", Siteinfo(dbname, "en", ""), (part,))
+    advice = describe_missing_prose(plan, Recipe(site=SiteSettings(text=text)))
+    assert expected in advice
+    assert bool(advice) == bool(expected)
