@@ -5,16 +5,18 @@ stages them as the elements of an export. So a part reads only its own pages, an
 unchanged ones.
 """
 
-import gzip
 import heapq
-import json
 import re
+import secrets
+import struct
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeGuard
+
+import pyarrow as pa
 
 from rag_model.corpus.articles import get_namespace_aliases, has_disambiguation_template
 from rag_model.corpus.dump_formats import mediawiki
@@ -326,6 +328,9 @@ _CIRRUS_ACTION = re.compile(rb'\s*\{\s*"index"\s*:\s*\{')
 _CIRRUS_NAME = re.compile(r"([a-z][a-z_]+)-\d{8}-cirrus")
 
 
+_HEADER = struct.Struct("<qqqQ")  # of a page in a sorted file: its id, age and bytes
+
+
 class _SortedPage(NamedTuple):
     """A page as XML, in the order of ids; of pages with one id, the newest comes first."""
 
@@ -337,8 +342,8 @@ class _SortedPage(NamedTuple):
 def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the id and the `<page>` element of each page, in the order of ids, each id once.
 
-    Of several revisions of a page, the newest is used. Sorted files of at most `MAX_SORTED_BYTES`
-    are written to `workdir` and merged.
+    Of several revisions of a page, the newest is used. Beyond `MAX_SORTED_BYTES`, sorted files are
+    written to `workdir` and merged.
 
     Raises:
         ResourceError: `workdir` cannot be written to.
@@ -348,13 +353,17 @@ def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, byte
         translate_write_errors(workdir),
     ):
         batches = (sorted(batch) for batch in _batch_pages(pages))
-        files = [_write_pages(batch, Path(folder)) for batch in batches]
+        last_batch, files = list[_SortedPage](), list[Path]()
+        for batch in batches:
+            files += [_write_pages(last_batch, Path(folder))] if last_batch else []
+            last_batch = batch
         while len(files) > MAX_MERGED_FILES:
             files = [
                 _write_pages(_merge(files[start : start + MAX_MERGED_FILES]), Path(folder))
                 for start in range(0, len(files), MAX_MERGED_FILES)
             ]
-        for page_id, revisions in groupby(_merge(files), key=lambda page: page.page_id):
+        merged = heapq.merge(_merge(files), last_batch)
+        for page_id, revisions in groupby(merged, key=lambda page: page.page_id):
             yield page_id, next(revisions).xml
 
 
@@ -372,14 +381,12 @@ def _batch_pages(pages: Iterable[Page]) -> Iterator[list[_SortedPage]]:
 
 
 def _write_pages(pages: Iterable[_SortedPage], folder: Path) -> Path:
-    with (
-        tempfile.NamedTemporaryFile(dir=folder, suffix=".gz", delete=False) as file,
-        gzip.open(file, "wb", compresslevel=1) as out,
-    ):
+    path = folder / f"{secrets.token_hex(8)}.lz4"  # a tenth of the time of gzip
+    with pa.CompressedOutputStream(pa.OSFile(str(path), "wb"), "lz4") as out:
         for page in pages:
-            header = json.dumps([page.page_id, page.age, len(page.xml)])
-            out.write(header.encode() + b"\n" + page.xml)
-    return Path(file.name)
+            out.write(_HEADER.pack(page.page_id, *page.age, len(page.xml)))
+            out.write(page.xml)
+    return path
 
 
 def _merge(files: Sequence[Path]) -> Iterator[_SortedPage]:
@@ -389,9 +396,9 @@ def _merge(files: Sequence[Path]) -> Iterator[_SortedPage]:
 
 
 def _read_pages(path: Path) -> Iterator[_SortedPage]:
-    with gzip.open(path, "rb") as file:
-        while line := file.readline():
-            page_id, (age, rev_id), size = json.loads(line)
+    with pa.CompressedInputStream(pa.OSFile(str(path)), "lz4") as file:
+        while header := file.read(_HEADER.size):
+            page_id, age, rev_id, size = _HEADER.unpack(header)
             yield _SortedPage(page_id, (age, rev_id), file.read(size))
 
 

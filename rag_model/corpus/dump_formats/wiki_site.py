@@ -31,10 +31,12 @@ from typing import Any
 from rag_model.corpus.articles import DropReason, get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.mediawiki import CANONICAL_NAMESPACES, RenderedPages
+from rag_model.corpus.metadata import build_metadata
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, assemble_parts, choose_starts
 from rag_model.corpus.records import (
     HTML_MODEL,
     MAX_TITLE,
+    Metadata,
     Page,
     Plan,
     Siteinfo,
@@ -73,7 +75,12 @@ _EVENTS = {
     "rctype": "edit|new|log",
     "leprop": "ids|title|type|details|timestamp",
 }
-_RENDER = {"prop": "text|revid", "disablelimitreport": 1, "disableeditsection": 1, "disabletoc": 1}
+_RENDER = {
+    "prop": "text|revid|categories|properties",
+    "disablelimitreport": 1,
+    "disableeditsection": 1,
+    "disabletoc": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +327,7 @@ class SiteFollower:
         text = parsed.get("text")
         if not isinstance(text, str):
             raise InputError(f"{self._client.url} sends no HTML of page {page.page_id}: check the wiki")
-        return replace(page, model=HTML_MODEL, text=text)
+        return replace(page, model=HTML_MODEL, text=text, metadata=_read_metadata(parsed))
 
     def _find_uses(self, templates: Collection[str]) -> set[int]:
         """Return the ids of pages that use templates, after telling the site to render them again."""
@@ -427,6 +434,19 @@ def _get_rows(reply: Reply, name: str) -> list[Reply]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"the wiki answers {rows!r:.40} as its {name}: check that it is a MediaWiki site")
     return rows
+
+
+def _read_metadata(parsed: Reply) -> Metadata:
+    """Return the categories of a rendered page, without hidden ones, and its Wikidata item."""
+    categories, properties = parsed.get("categories"), parsed.get("properties")
+    rows = categories if isinstance(categories, list) else []
+    names = [row.get("category") for row in rows if isinstance(row, dict) and not row.get("hidden")]
+    return build_metadata(
+        {
+            "categories": [name.replace("_", " ") for name in names if isinstance(name, str)],
+            "wikidata": properties.get("wikibase_item") if isinstance(properties, dict) else None,
+        }
+    )
 
 
 def _get_revision(page: Reply) -> Reply | None:

@@ -141,11 +141,17 @@ def titles_of(plan: Plan, folder: Path) -> set[str]:
 def test_rendered_html_has_the_words_of_templates(wiki: Wiki, tmp_path: Path) -> None:
     followed, settings = Store.open(str(tmp_path / "html"), create=True), SiteSettings("html", (4,))
     text = "Rendered {{echo|here}}<ref>Gone.</ref>\n\n== Sub & head ==\n* one\n* two\n{|\n|a table\n|}"
+    text += "[[Category:Small_pages]]"
     wiki.edit("Project:One", text)
     wiki.edit("Project:Two", "No template.")
     plan = plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings))
     expected = {"Test Wiki:One": "Rendered And so it was here. one two", "Test Wiki:Two": "No template."}
     assert {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)} == expected
+    pages = [page for part in plan.parts for page in wiki_site.FORMAT.read(part)]
+    assert {page.title: page.metadata.categories for page in pages} == {
+        "Test Wiki:One": ("Small pages",),
+        "Test Wiki:Two": (),
+    }
     wiki.edit("Template:Echo", "It became {{{1}}}.")
     wiki.queries.clear()
     plan = plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings))
