@@ -120,7 +120,7 @@ def plan_parts(
     return Plan.from_json(plan_json)
 
 
-# Projects whose wikitext has little prose: what stands in its place.
+# Projects whose wikitext has little prose, and the reason.
 _UNRENDERED_PROJECTS = {
     "wiktionary": "entries are mostly templates with Lua modules",
     "wikisource": "texts are included from pages of scanned books",
