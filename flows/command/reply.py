@@ -186,5 +186,5 @@ def parse_age(text: str) -> float:
     """
     match = _AGE.fullmatch(text)
     if not match:
-        raise UsageError(f"{text!r} is not an age: write it as 90d, 24h, 30m, 45s or 0")
+        raise UsageError(f"{text!r} is not a length of time: write it as 90d, 24h, 30m, 45s or 0")
     return float(int(match[1]) * _SECONDS[match[2]])

@@ -76,11 +76,15 @@ def reindex(
     dump, store = arguments["dump"], arguments["store"]
     shared = {name: arguments[name] for name in ("encoder", "recipe", "ref", "limit", "beam_options")}
     if every is not None:
-        if not is_wiki_site(dump) or explain or arguments["dry_run"]:
+        if not is_wiki_site(dump):
             raise UsageError(f"--every follows a wiki, and {dump} is none: give mediawiki+https:// and its address")
+        if explain or arguments["dry_run"]:
+            raise UsageError("--every builds whenever the wiki changes: leave out --dry-run and --explain")
+        if (seconds := parse_age(every)) < 1:
+            raise UsageError(f"--every is {every!r}, which would ask the wiki without a pause: give 1s or more")
         from flows.maintain import watch  # noqa: PLC0415 - imports Prefect's client
 
-        _follow(parse_age(every), partial(run_flow, watch, dump, store, **shared), common)
+        _follow(seconds, partial(run_flow, watch, dump, store, **shared), common)
     if explain:
         reuse_report = explain_build(Store.open(store), dump, *shared.values())
         return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))

@@ -254,6 +254,23 @@ def test_options_after_two_dashes_reach_beam(tmp_path: Path, reindex: Any) -> No
     assert "NoSuchRunner" in ran.complaint
 
 
+@pytest.mark.parametrize(
+    ("dump", "words", "message"),
+    [
+        ("dump.jsonl", ["1m"], "--every follows a wiki, and dump.jsonl is none"),
+        ("mediawiki+https://127.0.0.1:1/", ["0"], "--every is '0', which would ask the wiki without a pause"),
+        ("mediawiki+https://127.0.0.1:1/", ["soon"], "'soon' is not a length of time"),
+        ("mediawiki+https://127.0.0.1:1/", ["1m", "--dry-run"], "leave out --dry-run"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_at_once(
+    dump: str, words: list[str], message: str, tmp_path: Path, bookwheel: Any
+) -> None:
+    ran = bookwheel("reindex", "--dump", dump, "--store", tmp_path, "--every", *words)
+    assert ran.code == 2
+    assert message in ran.complaint
+
+
 @pytest.mark.parametrize("word", ["--rnner=FlinkRunner", "stray.xml.bz2"])
 def test_nothing_else_does(word: str, tmp_path: Path, bookwheel: Any, mini_dump: Path) -> None:
     ran = bookwheel("reindex", "--dump", mini_dump, "--store", tmp_path, word)

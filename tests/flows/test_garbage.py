@@ -74,8 +74,8 @@ def test_a_build_that_died_is_gone_on_with_after_a_gc_and_cleared_after_a_longer
     ("verb", "why"),
     [
         (["expire", "--keep", "0"], "keep must be at least 1"),
-        (["expire", "--older-than", "soon"], "'soon' is not an age"),
-        (["gc", "--grace", "1.5h"], "is not an age"),
+        (["expire", "--older-than", "soon"], "'soon' is not a length of time"),
+        (["gc", "--grace", "1.5h"], "is not a length of time"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(store: Path, bookwheel: Any, verb: list[str], why: str) -> None:
@@ -90,5 +90,5 @@ def test_ages_are_read(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "d", "-1d", "1.5h", "1 d", "9999999"])
 def test_what_is_no_age_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not an age"):
+    with pytest.raises(UsageError, match="is not a length of time"):
         parse_age(text)
