@@ -1,7 +1,11 @@
-"""PDF files: a section per page, with its chapter of the outline, in the reading order of PDFium."""
+"""PDF files: a section per page, with its chapter of the outline, in the reading order of PDFium.
+
+PDFium is native code, and a file may be made to crash it, so it runs in a child process.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -15,9 +19,12 @@ from rag_model.corpus.dump_formats.document_files import (
 )
 from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
+from rag_model.process import ChildDiedError, ChildWorker, serve_calls, temporary_folder
 
 _HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a word that a line breaks
 _MAX_BOOKMARKS = 100_000
+_SECONDS = 120  # for one file
+_MEMORY = 1 << 30  # bytes of the child
 _LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
@@ -37,16 +44,33 @@ class Pdf(DocumentFiles):
             DroppedFileError: The file is damaged, or needs a password.
             MissingExtraError: pypdfium2 is not installed.
         """
-        pdfium = require("pypdfium2", extra="pdf")
-        try:
-            with pdfium.PdfDocument(data) as document:
-                chapters = _find_chapters(document)
-                pages = list(_iter_pages(document, chapters, pdfium.PdfiumError))
-                changed = _DATE.match(document.get_metadata_value("ModDate"))
-        except pdfium.PdfiumError as error:
-            is_encrypted = "password" in str(error).lower()
-            raise DroppedFileError("encrypted" if is_encrypted else "damaged") from error
-        return ParsedFile(pages, _to_seconds(changed))
+        require("pypdfium2", extra="pdf")
+        with temporary_folder("pdf") as folder:
+            (folder / "file.pdf").write_bytes(data)
+            try:
+                reply = _get_worker().call(str(folder / "file.pdf"), _SECONDS)
+            except ChildDiedError as error:
+                raise DroppedFileError("damaged") from error
+        if reason := reply.get("dropped"):
+            raise DroppedFileError(reason)
+        return ParsedFile([(heading, text) for heading, text in reply["pages"]], reply["revised"])
+
+
+@cache
+def _get_worker() -> ChildWorker:
+    return ChildWorker(__name__, None, memory=_MEMORY)
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    """Return the pages and the time of the last change of a file, or the reason to drop it."""
+    pdfium = require("pypdfium2", extra="pdf")
+    try:
+        with pdfium.PdfDocument(path) as document:
+            pages = list(_iter_pages(document, _find_chapters(document), pdfium.PdfiumError))
+            changed = _DATE.match(document.get_metadata_value("ModDate"))
+    except pdfium.PdfiumError as error:
+        return {"dropped": "encrypted" if "password" in str(error).lower() else "damaged"}
+    return {"pages": pages, "revised": _to_seconds(changed)}
 
 
 def _find_chapters(document: Any) -> dict[int, str]:
@@ -84,3 +108,6 @@ def _to_seconds(changed: re.Match[str] | None) -> int | None:
 
 
 PDF = Pdf()
+
+if __name__ == "__main__":
+    serve_calls(lambda _: _read_file)

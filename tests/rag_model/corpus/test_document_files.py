@@ -12,7 +12,7 @@ from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats.document_files import DocumentFiles, DroppedFileError
 from rag_model.corpus.dump_formats.dump_format import get_part_format
 from rag_model.corpus.dump_formats.markup_files import HTML, MARKDOWN
-from rag_model.corpus.dump_formats.pdf import PDF
+from rag_model.corpus.dump_formats.pdf import PDF, _get_worker
 from rag_model.corpus.dump_formats.source_code import _GRAMMAR_BY_ENDING, SOURCE_CODE
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
@@ -423,6 +423,17 @@ def test_a_pdf_that_cannot_be_read_is_dropped() -> None:
         with pytest.raises(DroppedFileError, match=reason):
             PDF.parse(data, "a.pdf")
     assert PDF.parse(build_pdf([[], []]), "a.pdf").sections == []
+
+
+def test_a_pdf_that_crashes_its_parser_is_dropped_and_the_next_is_read() -> None:
+    data = build_pdf([["Words."], []])
+    assert PDF.parse(data, "a.pdf").sections
+    process = _get_worker()._process
+    assert process is not None
+    process.kill()
+    with pytest.raises(DroppedFileError, match="damaged"):
+        PDF.parse(data, "a.pdf")
+    assert PDF.parse(data, "a.pdf").sections
 
 
 def test_a_folder_mixes_formats(tmp_path: Path) -> None:
