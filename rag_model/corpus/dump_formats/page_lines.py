@@ -216,10 +216,9 @@ class CirrusPages(PageLines):
     def read_siteinfo(self, url: str) -> Siteinfo:
         """Return the wiki of a dump, by its first page or else by the name of the file."""
         siteinfo = super().read_siteinfo(url)
-        if siteinfo.dbname:
-            return siteinfo
         name = _CIRRUS_NAME.match(basename(url))
-        return _build_siteinfo(name[1] if name else "", siteinfo.language, siteinfo.base)
+        dbname = siteinfo.dbname or (name[1] if name else "")
+        return _build_siteinfo(dbname, siteinfo.language, _find_base(dbname))
 
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
         """Return the wiki by `wiki` and `language`."""
@@ -256,6 +255,19 @@ class CirrusPages(PageLines):
                 }
             ),
         )
+
+
+def _find_base(dbname: str) -> str:
+    """Return the address of the pages of a wiki of Wikimedia in one language; otherwise nothing.
+
+    >>> _find_base("zh_min_nanwiki"), _find_base("commonswiki")
+    ('https://zh-min-nan.wikipedia.org/wiki/', '')
+    """
+    name = _WIKIMEDIA_NAME.fullmatch(dbname)
+    if name is None:
+        return ""
+    project = "wikipedia" if name[2] == "wiki" else name[2]
+    return f"https://{name[1].replace('_', '-')}.{project}.org/wiki/"
 
 
 def _build_siteinfo(dbname: str, language: str, base: str) -> Siteinfo:
@@ -325,6 +337,9 @@ _ENTERPRISE_FIELD = re.compile(
 _MIN_FIELDS = 3
 _WIKI_ADDRESS = re.compile(r"https?://[\w.:-]+/wiki/")
 _CIRRUS_ACTION = re.compile(rb'\s*\{\s*"index"\s*:\s*\{')
+_WIKIMEDIA_NAME = re.compile(
+    "([a-z]{2,3}(?:_[a-z_]+)?|simple)(wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage)"
+)
 _CIRRUS_NAME = re.compile(r"([a-z][a-z_]+)-\d{8}-cirrus")
 
 

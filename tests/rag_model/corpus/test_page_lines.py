@@ -19,6 +19,7 @@ from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import compute_source_digest, plan_dump
 from rag_model.corpus.records import Article, Page, Passage, Plan, Section
 from rag_model.errors import InputError
+from rag_model.retrieve.attribution import find_licence
 
 HTML = (
     '<html><body><section><p>Ada <b>Lovelace</b> wrote notes.<sup typeof="mw:Extension/ref">[1]</sup></p></section>'
@@ -275,6 +276,7 @@ def test_pages_of_cirrussearch_are_plain_text(tmp_path: Path) -> None:
     ]
     plan = plan_of(write_lines(tmp_path / "enwiki-20261101-cirrussearch-content.json.gz", rows))
     assert (plan.siteinfo.dbname, plan.siteinfo.language) == ("enwiki", "en")
+    assert find_licence(plan.siteinfo.base) == "CC BY-SA 4.0"
     stats, passages = chunk(plan, tmp_path / "out.parquet")
     assert stats.dropped == {"disambiguation": 1, "empty": 1, "namespace": 1, "not_wikitext": 1}
     assert [(p.page_id, p.rev_id, p.text) for p in passages] == [("5", 7, "The [[plain]] {{text}} of 1815.")]
