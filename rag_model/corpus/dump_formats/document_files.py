@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from rag_model.corpus.chunkers.chunker import MAX_HEADING
 from rag_model.corpus.dump_formats.dump_format import (
+    BUILT_IN_FORMATS,
     FORMATS,
     PlanRequest,
     detect_format,
@@ -71,6 +72,7 @@ class ParsedFile:
 
     sections: list[tuple[str, str]]  # path of headings, and text
     revised: int | None = None  # seconds since 1970, UTC, if the file says it
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # as `corpus.metadata.to_fields`
 
 
 class DocumentFiles(RecordFormat):
@@ -125,7 +127,7 @@ class DocumentFiles(RecordFormat):
         if not document.sections:
             raise DroppedFileError("no_text")
         record: Any = _to_id(path), " ".join(path.split()), document.sections, document.revised
-        return (*record, {}, True) if self.keeps_lines else record
+        return (*record, dict(document.metadata), self.keeps_lines)
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
         """Return the parts of the documents, and count the files without one.
@@ -277,8 +279,8 @@ def _to_id(path: str) -> str:
 
 def _no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:
     reasons = ", ".join(f"{_DROP_REASONS.get(name, name)}: {count:,}" for name, count in sorted(dropped.items()))
+    formats = [entry.summary for name, entry in BUILT_IN_FORMATS.items() if has_document_files([name])]
     return InputError(
-        f"{folder} has no documents ({reasons or 'it is empty'}): give a folder of files that "
-        f"{' or '.join(sorted(ending for one in list_document_formats() for ending in one.endings))} end, "
+        f"{folder} has no documents ({reasons or 'it is empty'}): give {', '.join(formats)}, "
         "or a glob of dumps such as 'dumps/*.bz2'"
     )

@@ -15,6 +15,7 @@ from rag_model.corpus.dump_formats.document_files import (
     clean_text,
     decode_text,
 )
+from rag_model.corpus.metadata import build_metadata, to_fields
 from rag_model.corpus.records import UnparsablePageError, parse_seconds
 from rag_model.extras import format_versions, require
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.{0,65536}?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 _DATES = ("lastmod", "updated", "date")
+_METADATA = {"language": "lang", "categories": "tags", "aliases": "aliases"}
 _TAG = re.compile(r"<!--.*?(?:-->|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL)
 
 # What declares the encoding of a page, in its first bytes.
@@ -62,7 +64,9 @@ class Markdown(DocumentFiles):
         builder.add_block(_get_text(values, "description"))
         parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
         _TokenReader(builder).read(parser.parse(text))
-        return ParsedFile(builder.finish(), next(filter(None, map(_to_seconds, map(values.get, _DATES))), None))
+        revised = next(filter(None, map(_to_seconds, map(values.get, _DATES))), None)
+        known = {name: values.get(source) for name, source in _METADATA.items()}
+        return ParsedFile(builder.finish(), revised, to_fields(build_metadata(known)))
 
 
 def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:

@@ -44,6 +44,8 @@ GUIDE = """---
 title: The guide
 description: All about it.
 lastmod: 2026-11-01
+tags: [setup, 7]
+lang: en
 bomb: &a [x, x]
 more: [*a, *a]
 ---
@@ -88,6 +90,7 @@ The last.
 def test_markdown_has_sections_whose_blocks_are_whole() -> None:
     document = MARKDOWN.parse(GUIDE.replace("\n", "\r\n").encode("utf-8-sig"), "guide.md")
     assert document.revised == 1793491200
+    assert document.metadata == {"language": "en", "categories": ["setup"]}
     assert document.sections == [
         ("The guide", "The guide\nAll about it."),
         (
@@ -135,6 +138,13 @@ def test_a_section_a_table_and_code_that_fit_are_not_cut(tmp_path: Path) -> None
     assert sum("row 0 | value\nrow 1 | value\nrow 2 | value\nrow 3 | value\nrow 4 | value" in one for one in texts) == 1
     assert sum("if a:\n    for b in c:\n        print(b)" in one for one in texts) == 1
     assert texts[-1] == "Two\nShort."
+
+
+def test_tags_of_front_matter_are_categories_of_passages(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("---\ntags: [setup]\naliases: [First steps]\n---\n# A\n\n    x = 1\n    y = 2\n")
+    (passage,) = list_passages(tmp_path / "a.md", tmp_path / "work", metadata=("categories", "aliases"))
+    assert passage.text == "First steps.\n\nA\nx = 1\ny = 2"
+    assert passage.categories == "setup"
 
 
 def test_an_edit_changes_the_passages_of_its_file_alone(tmp_path: Path) -> None:
@@ -204,7 +214,7 @@ def test_hostile_files_of_a_folder_are_counted(tmp_path: Path) -> None:
 
 def test_a_folder_without_documents_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    with pytest.raises(InputError, match=r"docs has no documents \(it is empty\): give a folder of files"):
+    with pytest.raises(InputError, match=r"docs has no documents \(it is empty\): give folders of Markdown"):
         plan_folder(tmp_path / "docs", tmp_path / "work")
     (tmp_path / "docs/a.xml").write_text("<mediawiki/>")
     (tmp_path / "docs/b.md").write_text("\0")
