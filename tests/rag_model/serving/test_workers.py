@@ -32,7 +32,7 @@ def workers(library: Library, dest: Path) -> Iterator[tuple[str, int]]:
     assert process.stdout is not None
     try:
         url = json.loads(process.stdout.readline())["url"]
-        until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE).status_code == 200)
         yield url, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
@@ -47,7 +47,7 @@ def list_workers(supervisor: int) -> list[int]:
 
 
 def get_metric(url: str, name: str) -> float:
-    text = httpx.get(f"{url}/metrics").text
+    text = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
     values = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     assert len(values) <= 1, text
     return float(values[0]) if values else 0.0
@@ -92,7 +92,9 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
         try:
             for snapshot in (library.blue, library.red):
                 library.move(snapshot)
-                until(lambda wanted=snapshot: httpx.get(f"{url}/snapshot").json()["snapshot"] == wanted)
+                until(
+                    lambda wanted=snapshot: httpx.get(f"{url}/snapshot", timeout=PATIENCE).json()["snapshot"] == wanted
+                )
                 count = len(clients.replies)
                 until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
             swapped = len(clients.replies)
@@ -103,7 +105,7 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
             for deaths, index in enumerate((1, 0), start=1):
                 killed = list_workers(supervisor)[index]
                 os.kill(killed, signal.SIGKILL)
-                until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+                until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE).status_code == 200)
                 until(lambda n=deaths: get_metric(url, 'bookwheel_thread_deaths_total{thread="worker"}') == n)
                 until(lambda: get_metric(url, "bookwheel_workers") == 2)
                 assert killed not in list_workers(supervisor)
@@ -112,13 +114,15 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
             for _ in range(2):  # each on a connection, and so perhaps in a worker, of its own
                 until(
                     lambda: (
-                        httpx.post(f"{url}/retrieve?snapshot={library.blue}", json=pinned).json().get("snapshot")
+                        httpx.post(f"{url}/retrieve?snapshot={library.blue}", json=pinned, timeout=PATIENCE)
+                        .json()
+                        .get("snapshot")
                         == library.blue
                     )
                 )
 
             library.store.takedowns.record_replacement(library.red, "")
-            until(lambda: [httpx.get(f"{url}/snapshot").status_code for _ in range(8)] == [503] * 8)
+            until(lambda: [httpx.get(f"{url}/snapshot", timeout=PATIENCE).status_code for _ in range(8)] == [503] * 8)
         finally:
             clients.end()
 
