@@ -120,8 +120,8 @@ def _format_outcome(outcome: BuildOutcome) -> str:
     if outcome.snapshot is None:
         parts = format_count(outcome.counts["parts"], "part")
         dropped = outcome.counts.get("dropped")
-        without = f", without {format_numbers(dropped)}" if dropped else ""
-        return f"would read {parts}, {outcome.counts['bytes']:,} bytes{without}; nothing was built"
+        drops = f", dropped {format_numbers(dropped)}" if dropped else ""
+        return f"would read {parts}, {outcome.counts['bytes']:,} bytes{drops}; nothing was built"
     counts = outcome.counts
     lines = [
         f"snapshot  {outcome.snapshot}",

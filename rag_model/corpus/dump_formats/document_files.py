@@ -172,14 +172,16 @@ class SectionBuilder:
         self.sections: list[tuple[str, str]] = []
         self._headings: list[tuple[int, str]] = []
         self._blocks: list[str] = []
+        self._is_new = False  # whether no section has the last heading yet
 
     def start_section(self, level: int, heading: str) -> None:
         """Start the section of a heading; lower levels enclose it."""
-        self.finish()
+        self._end_section(has_subsection=bool(self._headings) and self._headings[-1][0] < level)
         heading = " ".join(heading.split())[:MAX_HEADING_PART]
         self._headings = list(takewhile(lambda outer: outer[0] < level, self._headings))
         if heading and heading not in {name for _, name in self._headings[-1:]}:
             self._headings.append((level, heading))
+            self._is_new = True
 
     def add_block(self, text: str) -> None:
         """Add a paragraph, a table or a block of code, which is cut only if it is too long."""
@@ -191,12 +193,16 @@ class SectionBuilder:
 
     def finish(self) -> list[tuple[str, str]]:
         """End the last section, and return all."""
-        if self._blocks:
+        self._end_section(has_subsection=False)
+        return self.sections
+
+    def _end_section(self, *, has_subsection: bool) -> None:
+        """Add the section, also of a heading without text, unless that is in a subsection's path."""
+        if self._blocks or (self._is_new and not has_subsection):
             path = " > ".join(heading for _, heading in self._headings)[:MAX_HEADING]
             text = "\n\n".join(self._blocks)
-            self.sections.append((path, f"{path}\n{text}" if path else text))
-            self._blocks = []
-        return self.sections
+            self.sections.append((path, f"{path}\n{text}".strip("\n")))
+            self._blocks, self._is_new = [], False
 
 
 def find_dump_files(pattern: str) -> DumpFiles:

@@ -80,6 +80,8 @@ def f(x):
 
 <div>Some <b>HTML</b> &amp; text</div><!-- hidden -->
 
+## Only a heading
+
 Install
 =======
 
@@ -103,6 +105,7 @@ def test_markdown_has_sections_whose_blocks_are_whole() -> None:
             "name | value\na | 1\nb |\n\n- first\n  - nested\n- second\n  with more",
         ),
         ("The guide > Empty > Deep", "The guide > Empty > Deep\n Some  HTML  & text"),
+        ("The guide > Only a heading", "The guide > Only a heading"),
         ("The guide > Install", "The guide > Install\nThe last."),
     ]
 
