@@ -285,20 +285,23 @@ class ReproductionRun:
     def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
         """Read the questions of a data set, and check that the row's measures apply to them."""
         file = self.plan.data[data]
-        settings = EvaluationSettings(
-            kind=file.answers,
-            k=row.k,
-            depth=row.depth,
-            judged_by=file.judged_by,
-            retriever=row.retriever,
-            readers=row.readers,
-            decoding=DecodingSettings(beams=row.beams),
-            labels=row.labels,
-        )
         encoder = _find_model(self.plan.folder, row.passage_encoder) if row.passage_encoder else None
-        evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder, _TIMING_SECONDS)
         measures = dict.fromkeys(row.list_measures(data), 0.0)
-        evaluator.check(Acceptance(measures, None), answers=row.command == "answer")
+        try:
+            settings = EvaluationSettings(
+                kind=file.answers,
+                k=row.k,
+                depth=row.depth,
+                judged_by=file.judged_by,
+                retriever=row.retriever,
+                readers=row.readers,
+                decoding=DecodingSettings(beams=row.beams),
+                labels=row.labels,
+            )
+            evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder, _TIMING_SECONDS)
+            evaluator.check(Acceptance(measures, None), answers=row.command == "answer")
+        except UsageError as error:
+            raise UsageError(f"row {row.name!r} on {data}: {error}") from error
         return evaluator
 
     def name_ref(self, library: str) -> str:
@@ -441,7 +444,11 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
                 path = Path(api.hf_hub_download(f"{owner}/{repository}", name, **settings, local_dir=partial_folder))
                 path.replace(partial_folder / path.name)
     except Exception as error:  # the hub may raise any exception of its HTTP library
-        raise InputError(f"the hub cannot be read ({type(error).__name__})") from error
+        problem = {
+            "RevisionNotFoundError": f"{owner}/{repository} has no revision {revision}",
+            "RepositoryNotFoundError": f"the hub has no data set {owner}/{repository}, or you may not read it",
+        }.get(type(error).__name__, f"the hub cannot be read ({type(error).__name__})")
+        raise InputError(problem) from error
     if not matching:
         raise InputError(f"{url} names no file")
     partial_folder.rename(folder)

@@ -28,6 +28,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path} ({error.strerror}): check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML ({error}): correct it, and save it as UTF-8") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} has tables or lists nested too deep: correct it") from error
 
 
 def from_table(dataclass_type: type[T], table: Any, where: str) -> T:

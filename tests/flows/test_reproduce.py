@@ -223,6 +223,13 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
     ran = bookwheel(*arguments, "--data", folder / "some")  # the files of the sample are not all files
     assert ran.code == 0, ran.err
     assert any("has 60 passages" in note for note in ran.json["notes"])
+    table.write_text(table.read_text().replace("@main", "@nope"))
+    no_revision = bookwheel(*arguments, "--data", folder / "other")
+    assert (no_revision.code, "could not be downloaded (me/pieces has no revision nope)" in no_revision.err) == (
+        1,
+        True,
+    )
+    table.write_text(table.read_text().replace("@nope", "@main"))
     shutil.rmtree(folder / "some" / first_files)
     again = bookwheel(*arguments, "--data", folder / "some", "--fraction", ".3").json  # links to complete copies
     assert again["snapshots"] == sample.json["snapshots"]
@@ -244,7 +251,9 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
         ),
         ("published.dev", "published.test", 2, "names the data set 'test', which is not defined"),
         ("40.0", "140.0", 2, "values and tolerance are in percent"),
-        ('"Success@5" = 100.0', '"Sucess@5" = 100.0', 2, "Sucess@5"),
+        ('"Success@5" = 100.0', '"Sucess@5" = 100.0', 2, "row 'BM25' on dev: 'Sucess@5'"),
+        ('measures = ["Success@5"]', 'measures = ["Success@0"]', 2, "row 'exact' on dev: "),
+        ('title = "Small table"', f"title = {'[' * 5_000}", 2, "nested too deep"),
         ('measures = ["Success@5"]', 'measures = ["R-precision"]', 2, "R-precision"),
         ('retriever = "hnsw"', 'retriever = "hnws"', 2, "has no index 'hnws'"),
         ('path = "questions.jsonl"', 'path = "nothing.jsonl"', 1, "nothing.jsonl"),
