@@ -16,147 +16,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flows import artifacts
-from flows.compare import compare
-from flows.evaluate import evaluate
-from flows.evaluation_records import OUTCOME
 from flows.finetune import finetune
-from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome, ReleaseOutcome, ReleaseRefusedError
+from flows.outcome import ReleaseOutcome, ReleaseRefusedError
 from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, read_file
 from flows.reindex import DEFAULT_ENCODER, reindex
+from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.stage import StageClock, deployment_flow, stage
 from flows.training import KindName, RecipeTables
-from rag_model.errors import StoreError, UsageError
-from rag_model.evaluation.answers.scores import deciding_measure, list_measures
+from rag_model.errors import UsageError
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import Acceptance, GateVerdict, MetricMap, check_release
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.gate import Acceptance, GateVerdict, check_release
 from rag_model.evaluation.records import compare_evaluations
-from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence_measures
-from rag_model.evaluation.retrieval.staged import DEFAULT_TIMING
-from rag_model.evaluation.subject import answers_subject, retrieval_subject
 from rag_model.reading.model import resolve_model_id
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import Inputs, collect_inputs, find_snapshot, record_snapshot
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.store.store import MODEL_PREFIX, Store
-from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject
-from rag_model.store.versions.evaluations import find_evaluation
 from rag_model.store.versions.model_manifest import GENERATOR
 from rag_model.store.versions.moves import advance, tag
 from rag_model.store.versions.refs import RefMove, check_ref_name
-from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 from rag_model.training.objectives.objective import get_objective
-from rag_model.untrusted_text import parse_json
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseEvaluation:
-    """A recorded evaluation of a release's candidate, or of the present version."""
-
-    manifest: EvaluationManifest
-    collapsed: str  # the reason why the model's retrieval has collapsed; empty: it has not
-    is_new: bool  # False: it was recorded by an earlier run
-
-    @property
-    def metrics(self) -> MetricMap:
-        """The metrics of its only retriever."""
-        return next(iter(self.manifest.content.metrics.values()))
-
-
-class ReleaseEvaluator:
-    """Evaluates snapshots with the same questions and settings, each once."""
-
-    def __init__(
-        self,
-        store: Store,
-        questions: str,
-        settings: EvaluationSettings,
-        asks: str | None = None,
-        timing_seconds: float = DEFAULT_TIMING.seconds,
-    ) -> None:
-        """Read the questions; `asks` as of `flows.evaluate`.
-
-        Raises:
-            InputError: the questions cannot be read.
-            UsageError: the questions cannot be judged as the settings require.
-        """
-        self.store, self.questions, self.settings, self.asks = store, questions, settings, asks
-        self._timing_seconds = timing_seconds  # of a retriever
-        self.question_set = read_questions(questions)
-        self.judge = RetrievalJudge.for_questions(
-            self.question_set, settings.judged_by, patterns=settings.kind == "patterns"
-        )
-
-    def headline(self, model: str | None) -> str:
-        """Return the deciding measure: of answers if there is a model, else of retrieval."""
-        return deciding_measure(self.settings.kind) if model else self.judge.headline(self.settings.depth)
-
-    def check(self, acceptance: Acceptance, *, answers: bool) -> None:
-        """Check before the build that the measures of the acceptance are available.
-
-        `answers` says that a model answers the questions.
-
-        Raises:
-            UsageError: evaluations with these settings do not have a named measure.
-        """
-        depth, evidence = self.settings.depth, any(question.evidence for question in self.question_set.questions)
-        has_no_text_answers = (
-            answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
-        )  # no passage holds a label
-        measures = [] if has_no_text_answers else [*self.judge.measures(depth), *self.judge.rank_measures(depth)]
-        measures += list_evidence_measures() if evidence and answers else []
-        measures += list_measures(self.settings.kind, evidence=evidence) if answers else []
-        acceptance.check_measures(dict.fromkeys(measures))
-
-    def __call__(self, snapshot: str, model: str | None) -> ReleaseEvaluation:
-        """Return the evaluation of a snapshot (full id): of retrieval, or of a model's answers.
-
-        Raises:
-            StoreError: the evaluation cannot be recorded.
-            BookwheelError: the snapshot or the model cannot be evaluated.
-        """
-        recorded = find_evaluation(self.store, self._subject(snapshot, model))
-        if recorded is not None:
-            return ReleaseEvaluation(recorded, self._read_collapse(recorded), is_new=False)
-        outcome = self._evaluate(snapshot, model)
-        if outcome.evaluation is None:
-            raise StoreError(f"the evaluation of the release could not be recorded: {outcome.unrecorded}")
-        recorded_now = self.store.evaluations.get(self.store.evaluations.resolve_trusted(outcome.evaluation))
-        return ReleaseEvaluation(recorded_now, self._read_collapse(recorded_now), is_new=True)
-
-    def _subject(self, snapshot: str, model: str | None) -> EvaluationSubject:
-        with Snapshot.from_store(self.store, snapshot) as opened_snapshot:
-            if model:
-                return answers_subject(self.store, opened_snapshot, model, self.question_set, self.settings, self.asks)
-            expressions = [self.settings.expression] if self.settings.expression else []
-            return retrieval_subject(
-                self.store, opened_snapshot, self.question_set, expressions, self.settings.depth, self.judge
-            )
-
-    def _evaluate(self, snapshot: str, model: str | None) -> CompareOutcome | EvaluateOutcome:
-        if model is None:
-            expressions = [self.settings.expression] if self.settings.expression else []
-            settings = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
-            timing_seconds = self._timing_seconds
-            return compare.fn(
-                self.store.url, self.questions, expressions, snapshot, *settings, timing_seconds=timing_seconds
-            )
-        try:
-            return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings, asks=self.asks)
-        except CollapseRefusedError as error:
-            return error.outcome
-
-    def _read_collapse(self, manifest: EvaluationManifest) -> str:
-        try:
-            outcome: Any = parse_json(self.store.blobs.read(manifest.content.files[OUTCOME]), finite=False)
-            return str(outcome.get("refusal", ""))
-        except (AttributeError, KeyError, ValueError) as error:
-            raise StoreError(
-                f"{OUTCOME} of evaluation {manifest.id[:12]} in {self.store.url} is damaged "
-                f"({error}): restore it from a copy"
-            ) from error
-
 
 CANDIDATE = "-candidate"  # suffix of the ref of a snapshot or model that is not accepted yet
 
@@ -246,7 +126,9 @@ def release(
         present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
             inputs = collect_release_inputs(target, dump, encoder, recipe or Recipe(), limit, ref)
-            snapshot = None if rebuild_graphs else find_recorded_snapshot(target, inputs, present_snapshot)
+            snapshot = None
+            if inputs is not None and not rebuild_graphs:
+                snapshot = find_snapshot(target, inputs, present_snapshot)
         present_model, candidate_model = resolve_models(target, model, training)
         answers = training is not None or candidate_model is not None
         has_comparison = (
@@ -259,7 +141,8 @@ def release(
         if done.setdefault("reindex", snapshot is None):
             arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
             snapshot = reindex.fn(*arguments).snapshot
-            record_release_inputs(target, inputs, present_snapshot, snapshot)
+            if inputs is not None and snapshot is not None:
+                record_snapshot(target, inputs, present_snapshot, snapshot)
         assert snapshot is not None  # only a rehearsal has none
         if training is not None:
             candidate_model, done["finetune"] = train_candidate(training, store, snapshot, beam_options)
@@ -345,20 +228,6 @@ def collect_release_inputs(
     """Return all inputs that decide the snapshot; None if they cannot be determined."""
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     return collect_inputs(store, dump, encoder, recipe, limit, Parent.of(store, ref).pins)
-
-
-def find_recorded_snapshot(store: Store, inputs: Inputs | None, base: str | None) -> str | None:
-    """Return the snapshot that an earlier release built from these inputs.
-
-    None if there is none.
-    """
-    return None if inputs is None else find_snapshot(store, inputs, base)
-
-
-def record_release_inputs(store: Store, inputs: Inputs | None, base: str | None, snapshot: str | None) -> None:
-    """Record the snapshot of these inputs, so that the next release does not build it again."""
-    if inputs is not None and snapshot is not None:
-        record_snapshot(store, inputs, base, snapshot)
 
 
 def resolve_models(store: Store, model: str | None, training: ReleaseTraining | None) -> tuple[str | None, str | None]:

@@ -29,7 +29,7 @@ from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionRefusedError
 from flows.parameters import Url
 from flows.reindex import reindex
-from flows.release import ReleaseEvaluation, ReleaseEvaluator, find_recorded_snapshot, record_release_inputs
+from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.dump_catalog import fetch_file, hash_file
@@ -57,7 +57,7 @@ from rag_model.resources import PROMPT_TOKENS, WorkEstimate
 from rag_model.resources.estimates import estimate_build_of, estimate_passages, estimate_row_bytes
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.retrieve.models import resolve_encoders
-from rag_model.snapshots.planning import Inputs, collect_inputs
+from rag_model.snapshots.planning import Inputs, collect_inputs, find_snapshot, record_snapshot
 from rag_model.snapshots.recipe import Recipe, draft_snapshot
 from rag_model.store.pulling.export import open_destination
 from rag_model.store.store import MODEL_PREFIX, Store
@@ -184,9 +184,11 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
 def _count_passages(plan: ReproductionPlan, name: str) -> int:
     library = plan.reproduction.library[name]
     file = plan.data[library.dump]
-    count = library.passages or file.records
-    if not count and plan.local_path(file).exists():
-        count = estimate_passages(str(plan.local_path(file)), 100)
+    count, path = library.passages or file.records, plan.local_path(file)
+    if path.is_file() and (not count or plan.fraction is not None):
+        # A local copy may be a small part of the published data, and a sample is a share of the copy.
+        estimate = estimate_passages(str(path), 100)
+        count = min(count or estimate, estimate)
     return count if plan.fraction is None else min(count, _count_sample(count, plan.fraction, _MIN_RECORDS))
 
 
@@ -556,11 +558,12 @@ def _choose_build(
 
 
 def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str | None]) -> str:
-    snapshot = find_recorded_snapshot(store, inputs, None)
+    snapshot = None if inputs is None else find_snapshot(store, inputs, None)
     if snapshot is None:
         snapshot = build()
-        record_release_inputs(store, inputs, None, snapshot)
-    assert snapshot is not None  # only a dry run builds no snapshot
+        assert snapshot is not None  # only a dry run builds no snapshot
+        if inputs is not None:
+            record_snapshot(store, inputs, None, snapshot)
     return snapshot
 
 

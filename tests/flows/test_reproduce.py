@@ -161,8 +161,11 @@ def test_a_table_has_the_values_of_evaluate_and_is_found_again(
 def test_a_sample_runs_every_row_and_does_not_compare(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table = write_table(folder, tiny)
     arguments = "reproduce", table, "--store", folder / "store", "--fraction", ".5"
-    planned = bookwheel(*arguments, "--dry-run")
+    declared = table.read_text().replace('path = "documents.jsonl"', 'path = "documents.jsonl"\nrecords = 21015324')
+    table.write_text(declared)
+    planned = bookwheel(*arguments, "--dry-run", "--json")
     assert planned.code == 0
+    assert planned.json["passages"]["small"] <= 1_000, "a share of the copy, which is small"
     assert not (folder / "store").exists()
     ran = bookwheel(*arguments, "--json")
     assert ran.code == 0
@@ -460,6 +463,11 @@ def test_a_verdict_follows_from_tolerance_and_interval(
         verdict == "reproduced",
         verdict in {"higher", "lower"},
     )
+
+
+def test_a_look_up_imports_no_training() -> None:
+    program = "import flows.reproduce, sys; print('flows.finetune' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
 
 
 def test_the_verb_has_help(bookwheel: Any) -> None:

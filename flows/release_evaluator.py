@@ -1,0 +1,134 @@
+"""Evaluate several versions with the same questions and settings, each once.
+
+It is a module of its own because a release also trains models, and the imports of training take
+longer than the look-up of a recorded evaluation.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flows.compare import compare
+from flows.evaluate import evaluate
+from flows.evaluation_records import OUTCOME
+from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome
+from rag_model.errors import StoreError
+from rag_model.evaluation.answers.scores import deciding_measure, list_measures
+from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.gate import Acceptance, MetricMap
+from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence_measures
+from rag_model.evaluation.retrieval.staged import DEFAULT_TIMING
+from rag_model.evaluation.subject import answers_subject, retrieval_subject
+from rag_model.store.store import Store
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject
+from rag_model.store.versions.evaluations import find_evaluation
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.untrusted_text import parse_json
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseEvaluation:
+    """A recorded evaluation of a release's candidate, or of the present version."""
+
+    manifest: EvaluationManifest
+    collapsed: str  # the reason why the model's retrieval has collapsed; empty: it has not
+    is_new: bool  # False: it was recorded by an earlier run
+
+    @property
+    def metrics(self) -> MetricMap:
+        """The metrics of its only retriever."""
+        return next(iter(self.manifest.content.metrics.values()))
+
+
+class ReleaseEvaluator:
+    """Evaluates snapshots with the same questions and settings, each once."""
+
+    def __init__(
+        self,
+        store: Store,
+        questions: str,
+        settings: EvaluationSettings,
+        asks: str | None = None,
+        timing_seconds: float = DEFAULT_TIMING.seconds,
+    ) -> None:
+        """Read the questions; `asks` as of `flows.evaluate`.
+
+        Raises:
+            InputError: the questions cannot be read.
+            UsageError: the questions cannot be judged as the settings require.
+        """
+        self.store, self.questions, self.settings, self.asks = store, questions, settings, asks
+        self._timing_seconds = timing_seconds  # of a retriever
+        self.question_set = read_questions(questions)
+        self.judge = RetrievalJudge.for_questions(
+            self.question_set, settings.judged_by, patterns=settings.kind == "patterns"
+        )
+
+    def headline(self, model: str | None) -> str:
+        """Return the deciding measure: of answers if there is a model, else of retrieval."""
+        return deciding_measure(self.settings.kind) if model else self.judge.headline(self.settings.depth)
+
+    def check(self, acceptance: Acceptance, *, answers: bool) -> None:
+        """Check before the build that the measures of the acceptance are available.
+
+        `answers` says that a model answers the questions.
+
+        Raises:
+            UsageError: evaluations with these settings do not have a named measure.
+        """
+        depth, evidence = self.settings.depth, any(question.evidence for question in self.question_set.questions)
+        has_no_text_answers = (
+            answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
+        )  # no passage holds a label
+        measures = [] if has_no_text_answers else [*self.judge.measures(depth), *self.judge.rank_measures(depth)]
+        measures += list_evidence_measures() if evidence and answers else []
+        measures += list_measures(self.settings.kind, evidence=evidence) if answers else []
+        acceptance.check_measures(dict.fromkeys(measures))
+
+    def __call__(self, snapshot: str, model: str | None) -> ReleaseEvaluation:
+        """Return the evaluation of a snapshot (full id): of retrieval, or of a model's answers.
+
+        Raises:
+            StoreError: the evaluation cannot be recorded.
+            BookwheelError: the snapshot or the model cannot be evaluated.
+        """
+        recorded = find_evaluation(self.store, self._subject(snapshot, model))
+        if recorded is not None:
+            return ReleaseEvaluation(recorded, self._read_collapse(recorded), is_new=False)
+        outcome = self._evaluate(snapshot, model)
+        if outcome.evaluation is None:
+            raise StoreError(f"the evaluation of the release could not be recorded: {outcome.unrecorded}")
+        recorded_now = self.store.evaluations.get(self.store.evaluations.resolve_trusted(outcome.evaluation))
+        return ReleaseEvaluation(recorded_now, self._read_collapse(recorded_now), is_new=True)
+
+    def _subject(self, snapshot: str, model: str | None) -> EvaluationSubject:
+        with Snapshot.from_store(self.store, snapshot) as opened_snapshot:
+            if model:
+                return answers_subject(self.store, opened_snapshot, model, self.question_set, self.settings, self.asks)
+            expressions = [self.settings.expression] if self.settings.expression else []
+            return retrieval_subject(
+                self.store, opened_snapshot, self.question_set, expressions, self.settings.depth, self.judge
+            )
+
+    def _evaluate(self, snapshot: str, model: str | None) -> CompareOutcome | EvaluateOutcome:
+        if model is None:
+            expressions = [self.settings.expression] if self.settings.expression else []
+            settings = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
+            timing_seconds = self._timing_seconds
+            return compare.fn(
+                self.store.url, self.questions, expressions, snapshot, *settings, timing_seconds=timing_seconds
+            )
+        try:
+            return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings, asks=self.asks)
+        except CollapseRefusedError as error:
+            return error.outcome
+
+    def _read_collapse(self, manifest: EvaluationManifest) -> str:
+        try:
+            outcome: Any = parse_json(self.store.blobs.read(manifest.content.files[OUTCOME]), finite=False)
+            return str(outcome.get("refusal", ""))
+        except (AttributeError, KeyError, ValueError) as error:
+            raise StoreError(
+                f"{OUTCOME} of evaluation {manifest.id[:12]} in {self.store.url} is damaged "
+                f"({error}): restore it from a copy"
+            ) from error
