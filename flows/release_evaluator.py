@@ -15,6 +15,7 @@ from rag_model.errors import StoreError
 from rag_model.evaluation.answers.scores import deciding_measure, list_measures
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import Acceptance, MetricMap
+from rag_model.evaluation.matching import compile_pattern
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence_measures
 from rag_model.evaluation.retrieval.staged import DEFAULT_TIMING
@@ -74,8 +75,12 @@ class ReleaseEvaluator:
         `answers` says that a model answers the questions.
 
         Raises:
+            InputError: an answer is not a regular expression, and the settings require one.
             UsageError: evaluations with these settings do not have a named measure.
         """
+        for question in self.question_set.questions if self.settings.kind == "patterns" else ():
+            for answer in question.answers:
+                compile_pattern(answer)
         depth, evidence = self.settings.depth, any(question.evidence for question in self.question_set.questions)
         has_no_text_answers = (
             answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"

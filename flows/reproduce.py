@@ -302,8 +302,8 @@ class ReproductionRun:
             )
             evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder, _TIMING_SECONDS)
             evaluator.check(Acceptance(measures, None), answers=row.command == "answer")
-        except UsageError as error:
-            raise UsageError(f"row {row.name!r} on {data}: {error}") from error
+        except (InputError, UsageError) as error:
+            raise type(error)(f"row {row.name!r} on {data}: {error}") from error
         return evaluator
 
     def name_ref(self, library: str) -> str:

@@ -256,6 +256,12 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
         ("40.0", "140.0", 2, "values and tolerance are in percent"),
         ('"Success@5" = 100.0', '"Sucess@5" = 100.0', 2, "row 'BM25' on dev: 'Sucess@5'"),
         ('measures = ["Success@5"]', 'measures = ["Success@0"]', 2, "row 'exact' on dev: "),
+        (
+            'path = "questions.jsonl"',
+            'path = "questions.jsonl"\nanswers = "patterns"',
+            1,
+            "row 'BM25' on dev: the answer '(' is not a regular expression",
+        ),
         ('title = "Small table"', f"title = {'[' * 5_000}", 2, "nested too deep"),
         ('measures = ["Success@5"]', 'measures = ["R-precision"]', 2, "R-precision"),
         ('retriever = "hnsw"', 'retriever = "hnws"', 2, "has no index 'hnws'"),
@@ -273,6 +279,8 @@ def test_what_is_wrong_is_named_before_anything_is_built(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(folder)
     table = write_table(folder, Path("encoder") if before == 'encoder = "' else tiny)
+    if "patterns" in after:
+        (folder / "questions.jsonl").write_text('{"question": "who?", "answers": ["("]}\n')
     text = table.read_text()
     assert before in text
     table.write_text(text.replace(before, after, 1))
