@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,28 @@ def test_every_verb_and_every_option_has_help(verb: str, bookwheel: Any) -> None
     assert "--debug" in ran.out
     for argument in app[verb].assemble_argument_collection(parse_docstring=True):
         assert argument.parameter.help or not argument.parameter.show, f"{verb} {argument.name} has no help"
+
+
+@pytest.mark.parametrize(
+    ("verb", "flow", "omitted"),
+    [
+        ("reindex", "reindex:reindex", {"base"}),
+        ("release", "release:release", {"settings", "acceptance", "rebuild_graphs"}),
+        ("add-index", "add_index:add_index", set()),
+        ("import", "import_library:import_library", {"beam_options"}),
+        ("takedown", "takedown:takedown", {"pages", "beam_options"}),
+        ("finetune", "finetune:finetune", set()),
+    ],
+)
+def test_a_command_takes_the_parameters_of_its_flow(verb: str, flow: str, omitted: set[str]) -> None:
+    module, _, name = flow.partition(":")
+    parameters = signature(getattr(import_module(f"flows.{module}"), name).fn).parameters
+    arguments = {
+        argument.field_info.name: argument for argument in app[verb].assemble_argument_collection(parse_docstring=True)
+    }
+    expected = {*parameters} - omitted
+    assert expected <= {*arguments}
+    assert all(arguments[one].parameter.help for one in expected)
 
 
 @pytest.mark.parametrize(("words", "parameter"), [(("search", "a"), "--store"), (("pull", "latest"), "DEST")])
