@@ -99,7 +99,7 @@ class GraphKind(VectorKind):
     """HNSW: `HNSW32`, `HNSW32_SQ8`, `HNSW32_SQfp16`."""
 
     name: ClassVar[str] = "hnsw"
-    VERSION: ClassVar[int] = 11
+    VERSION: ClassVar[int] = 12
     threaded: ClassVar[bool] = True
     factories = re.compile("HNSW")
 
@@ -336,7 +336,8 @@ def _update_shard(
     """Return an updated shard with its `history`, and why the cell has to be built again, if it has."""
     old_sources = match_digests(earlier.history.sources, sources.digests)
     graph = update_cell_graph(plan, earlier.lists, old_members, members.vectors)
-    reason = CellQuality.measure(graph, members.vectors, plan.metric).explain_decay(history.built)
+    quality = CellQuality.measure(graph, members.vectors, plan.metric, history.built)
+    reason = quality.explain_decay(history.built)
     crossings = update_cross_links(
         plan,
         earlier.crossings,

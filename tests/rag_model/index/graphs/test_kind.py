@@ -480,7 +480,7 @@ def test_a_cell_whose_graph_is_worse_than_built_is_built_again(
     piece = scatter_and_write(plan, tmp_path, vectors, "changed")
     shard = Shard.read(plan, path_opener(tmp_path / "shard"))
     for name, value, told in (
-        ("degree", shard.history.built.degree * 1.5, "its vectors have fewer links"),
+        ("degree", shard.history.built.degree * 2, "its vectors have fewer links"),
         ("unreachable", -1.0, "a search cannot reach"),
         ("recall", 1.5, "its recall is"),
     ):

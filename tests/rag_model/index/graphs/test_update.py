@@ -96,6 +96,26 @@ def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
     assert measure_recall(unrepaired, vectors, queries, metric) < updated - 0.005
 
 
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_a_link_that_replaces_a_lost_one_leads_in_a_direction_of_its_own(metric: Metric, make_vectors: Make) -> None:
+    plan, vectors = plan_cells(metric), make_vectors(1_000)
+    graph = CellGraph.build(plan, vectors)
+    remaining = np.flatnonzero(np.arange(1_000) % 5)
+    targets = unpack_links(update_cell_graph(plan, graph.lists, remaining, vectors[remaining]).lists)
+    replacements = 0
+    for member, row in enumerate(targets):
+        links, old = remaining[row[row >= 0]], set(unpack_links(graph.lists[remaining[member]]).tolist())
+        difference = vectors[links] - vectors[remaining[member]]
+        nearness = vectors[links] @ vectors[remaining[member]] if metric == "ip" else -np.square(difference).sum(axis=1)
+        for i, link in enumerate(links):
+            if link not in old:
+                replacements += 1
+                others = vectors[links[:i]]
+                near = others @ vectors[link] if metric == "ip" else -np.square(others - vectors[link]).sum(axis=1)
+                assert (near <= nearness[i] + 1e-5).all()
+    assert replacements > 500
+
+
 def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Make) -> None:
     plan, vectors, new, sources = (
         plan_cells(),
