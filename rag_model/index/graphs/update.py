@@ -171,7 +171,7 @@ def _rank_candidates(
         axis=1,
     )
     row = np.repeat(np.arange(len(members)), counts)
-    # None of a member's best is behind so many others in one row of candidates.
+    # The nearest candidates of a member are among the nearest of each row.
     return _group_keys(row, keys[:, :_REPAIR_CANDIDATES], len(members))[:, :_REPAIR_CANDIDATES]
 
 
