@@ -1,5 +1,6 @@
 """A page is taken down: out of every snapshot, out of all bytes of the store, and out of whatever is built later."""
 
+import bz2
 import os
 import subprocess
 import time
@@ -11,6 +12,8 @@ import faiss
 import numpy as np
 import pytest
 
+from flows import finish
+from flows import reindex as flow
 from rag_model.digest import digest_json
 from rag_model.index.files.pieces import PieceReader, path_opener
 from rag_model.snapshots.reused_training import read_shards
@@ -200,3 +203,56 @@ def test_a_page_that_is_nowhere_is_told_before_it_is_ordered(library: Path, book
 def test_what_begins_with_one_hyphen_is_no_option_of_beam(given: list[str], library: Path, bookwheel: Any) -> None:
     said = bookwheel("takedown", "--store", library, *given).out
     assert f"page      {given[-2]}: in no snapshot\npage      999: in no snapshot" in said
+
+
+def delete_files_of(store: Path, snapshot_id: str) -> None:
+    """Delete the files of an expired snapshot, except the encoder, which the build has put there again."""
+    opened = Store.open(str(store))
+    for path, blob in opened.snapshots.get(snapshot_id).content.files.items():
+        if not path.startswith("encoder"):
+            opened.files.local_path(blob.path).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("event", "stage", "code"), [("takedown", "chunk", 0), ("takedown", "train", 1), ("expire", "chunk", 0)]
+)
+def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_or_none(
+    event: str,
+    stage: str,
+    code: int,
+    store: Path,
+    reindex: Any,
+    command: Any,
+    mini_dump: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = Store.open(str(store))
+    parent = opened.snapshots.resolve("latest")
+    module, name = (flow, "chunk_parts") if stage == "chunk" else (finish, "train_indexes")
+    run_stage = getattr(module, name)
+
+    def lose_parent(*arguments: Any, **options: Any) -> Any:
+        if event == "takedown":
+            assert command("takedown", PAGE, "--store", store, "--yes").code in {0, 3}
+        else:
+            delete_files_of(store, parent)
+        return run_stage(*arguments, **options)
+
+    dump = tmp_path / "edited.xml"
+    before, end, after = bz2.decompress(mini_dump.read_bytes()).rpartition(b". The ")
+    dump.write_bytes(before + b". Edited since" + end + after)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, lose_parent)
+        ran = reindex(store, dump=dump)
+    assert ran.code == code, ran.err
+    if code:
+        assert f"page {PAGE} in it ('{TITLE}') was taken down meanwhile: run the same command again" in ran.complaint
+        assert len(opened.snapshots.list_ids()) == 1, "only the snapshot of the takedown is there"
+        ran = reindex(store, dump=dump)
+    latest = opened.snapshots.resolve("latest")
+    assert (ran.json["snapshot"], latest == parent) == (latest, False)
+    assert verify_version(opened, latest) == []
+    with Snapshot.open(str(store)) as snapshot:
+        assert (PAGE in pages_of(snapshot)) == (event == "expire")
+        assert any("Edited since." in passage.text for passage in snapshot.passages(range(snapshot.n)))
