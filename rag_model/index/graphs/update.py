@@ -5,13 +5,13 @@ are linked into the cell: they have links to members, and members to them, but t
 its graph, and no link leads from one source to another (`stitch`).
 
 An update needs only the bottom lists of the old shard and the vectors of the new members. Upper
-levels are drawn and linked anew: they hold one member in M, so that costs less than keeping them.
+levels are drawn and linked again: they hold one member in M, which is cheaper than to keep them.
 
 A dropped member leaves two kinds of gaps. A member that linked to it loses a link, and a member
 that it linked to loses a way in. Both are closed at once: a member that lost a link is linked to a
-near remaining member that the dropped one was linked to, if none of its links leads in the same
-direction. (Links to the nearest members in place of the lost ones lose 1.5 points of recall in 24
-updates of weak vectors.) Then faiss inserts the new members. The links that stay keep their
+near remaining member that the dropped one was linked to, unless another of its links leads in the
+same direction. (Links to the nearest members in place of the lost ones lose 1.4 points of recall in
+24 updates of weak vectors.) Then faiss inserts the new members. The links that stay keep their
 similarities.
 
 Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index for streaming
