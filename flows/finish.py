@@ -23,7 +23,7 @@ from rag_model.snapshots.content import (
     BuiltIndex,
     build_provenance,
     count_passages,
-    describe_mixtures,
+    describe_mixed_arithmetics,
     list_arithmetics,
     list_row_files,
 )
@@ -122,14 +122,14 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
             content = digest_ranges(store, content, range_tasks, launch, on_progress)
     parent_provenance = build.parent.provenance if build.parent else {}
     arithmetics = list_arithmetics(build.embeddings, parent_provenance)
-    mixtures = describe_mixtures(build.embeddings, parent_provenance)
+    arithmetic_notes = describe_mixed_arithmetics(build.embeddings, parent_provenance)
     with clock("gate") as on_progress:
-        for note in mixtures:
+        for note in arithmetic_notes:
             on_progress.say(note)
         measure_arguments = recipe, launch, on_progress, build.parent_content
         metrics = measure_indexes(store, Manifest(content), built_indexes, *measure_arguments)
     own, derived = (
-        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, mixtures),
+        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, arithmetic_notes),
         build.derived_provenance,
     )
     own["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]

@@ -193,15 +193,15 @@ def derive_command(
     flow_parameters = signature(flow_function, eval_str=True).parameters.values()
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = [*signature(function, eval_str=True).parameters.values()][1:]
-        own_words = [parameter.name for parameter in own if parameter.kind is parameter.VAR_POSITIONAL]
-        omitted = {*excluded, *([_OPTIONS] if own_words else [])}
+        own_parameters = [*signature(function, eval_str=True).parameters.values()][1:]
+        variadic_names = [parameter.name for parameter in own_parameters if parameter.kind is parameter.VAR_POSITIONAL]
+        excluded_names = {*excluded, *([_OPTIONS] if variadic_names else [])}
         derived = [
             _derive_parameter(parameter, is_positional=parameter.name in positional)
             for parameter in flow_parameters
-            if parameter.name not in omitted
+            if parameter.name not in excluded_names
         ]
-        command_parameters = sorted([*derived, *own], key=lambda parameter: parameter.kind)
+        command_parameters = sorted([*derived, *own_parameters], key=lambda parameter: parameter.kind)
         command_signature = signature(function).replace(parameters=command_parameters)
 
         @wraps(function)
@@ -215,7 +215,7 @@ def derive_command(
                     f"{function.__name__} takes no argument {words[0]!r}: give a value with its "
                     f"option, such as --{option} {words[0]}"
                 )
-            return function(arguments, *bound.arguments.pop("".join(own_words), ()), **bound.arguments)
+            return function(arguments, *bound.arguments.pop("".join(variadic_names), ()), **bound.arguments)
 
         run.__dict__["__signature__"] = command_signature
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in command_parameters}
@@ -232,10 +232,10 @@ def _derive_parameter(parameter: FunctionParameter, *, is_positional: bool) -> F
     return parameter.replace(kind=parameter.POSITIONAL_ONLY if is_positional else parameter.KEYWORD_ONLY)
 
 
-def _join_docstrings(own: str, flow: str) -> str:
+def _join_docstrings(command_docstring: str, flow_docstring: str) -> str:
     """Return a command's docstring with the arguments that its flow's docstring describes."""
-    text, _, own_arguments = own.partition(_ARGS)
-    flow_arguments = flow.partition(_ARGS)[2].partition("\n\n")[0]
+    text, _, own_arguments = command_docstring.partition(_ARGS)
+    flow_arguments = flow_docstring.partition(_ARGS)[2].partition("\n\n")[0]
     return f"{text.rstrip()}\n\n{_ARGS}{flow_arguments}\n{own_arguments}"
 
 

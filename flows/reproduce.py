@@ -462,13 +462,13 @@ def _find_model(folder: Path, name: str) -> str:
     return str(local.absolute()) if name and not Path(name).is_absolute() and local.is_dir() else name
 
 
-def take_local_models(recipe: Recipe, folder: Path) -> Recipe:
+def use_local_models(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with the paths of the models that have a copy in the data folder."""
     question_encoder = _find_model(folder, recipe.encode.question_encoder)
-    represent = {
+    representations = {
         name: replace(extra, encoder=_find_model(folder, extra.encoder)) for name, extra in recipe.represent.items()
     }
-    return replace(recipe, encode=replace(recipe.encode, question_encoder=question_encoder), represent=represent)
+    return replace(recipe, encode=replace(recipe.encode, question_encoder=question_encoder), represent=representations)
 
 
 @stage
@@ -526,7 +526,7 @@ def build_library(run: ReproductionRun, name: str) -> str:
     """
     plan, ref = run.plan, run.name_ref(name)
     library, indexes = plan.reproduction.library[name], plan.reproduction.select_indexes(name, plan.rows)
-    library_recipe = take_local_models(library.recipe, plan.folder)
+    library_recipe = use_local_models(library.recipe, plan.folder)
     base_recipe = replace(library_recipe, index={}, retriever="")
     build, inputs = _choose_build(run, name, base_recipe, ref)
     base = _find_or_build(run.store, inputs, build)

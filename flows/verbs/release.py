@@ -77,8 +77,8 @@ def release(
         decoding=DecodingSettings(max_new_tokens=max_tokens),
         **depth,
     )
-    largest_loss = None if tolerance is None or tolerance < 0 else tolerance
-    arguments["acceptance"] = Acceptance(_parse_floors(floor), largest_loss, measure)
+    max_loss = None if tolerance is None or tolerance < 0 else tolerance
+    arguments["acceptance"] = Acceptance(_parse_floors(floor), max_loss, measure)
     try:
         outcome = run_flow(release_flow, **arguments)
     except ReleaseRefusedError as error:

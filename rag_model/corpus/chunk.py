@@ -39,7 +39,7 @@ from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
 from rag_model.corpus.markup.templates import use_templates
 from rag_model.corpus.metadata import VERSION as METADATA_VERSION
-from rag_model.corpus.metadata import add_aliases, collect_metadata, label_passages
+from rag_model.corpus.metadata import add_aliases, collect_metadata, set_passage_metadata
 from rag_model.corpus.passages import FULL_SCHEMA, KIND_SCHEMA, PASSAGE_SCHEMA, PassageWriter
 from rag_model.corpus.records import (
     Article,
@@ -343,7 +343,7 @@ def _chunk_document(
     if "aliases" in names:
         sections = add_aliases(article.sections, article.title, article.metadata.aliases)
         article = replace(article, sections=sections)
-    return ArticleResult(label_passages(chunk_article(article), article.metadata, names))
+    return ArticleResult(set_passage_metadata(chunk_article(article), article.metadata, names))
 
 
 def _chunk_pages(
@@ -421,5 +421,5 @@ def _chunk_page(
         structured = list(build_structure_passages(article, sections, words, used_ids))
         passages += structured
         passage_spans += [find_spans(passage.text) for passage in structured if spans]
-    passages = label_passages(passages, metadata, names)
+    passages = set_passage_metadata(passages, metadata, names)
     return ArticleResult(passages, spans=passage_spans, templates=tuple(sorted(use.names)))

@@ -42,8 +42,8 @@ def build_metadata(values: Mapping[str, Any]) -> Metadata:
     Metadata(language='de', wikidata='Q42', categories=('Schriftsteller',), aliases=())
     """
     return Metadata(
-        language=_match(_LANGUAGE, values.get("language")),
-        wikidata=_match(_ITEM, values.get("wikidata") or values.get("wikidata_id")),
+        language=_match_text(_LANGUAGE, values.get("language")),
+        wikidata=_match_text(_ITEM, values.get("wikidata") or values.get("wikidata_id")),
         categories=_list_titles(values.get("categories")),
         aliases=_list_titles(values.get("aliases")),
     )
@@ -60,10 +60,10 @@ def parse_metadata(text: str) -> Metadata:
 
 def format_metadata(metadata: Metadata) -> str:
     """Return metadata as JSON, without what is unknown."""
-    return json.dumps(to_fields(metadata), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return json.dumps(metadata_to_dict(metadata), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
-def to_fields(metadata: Metadata) -> dict[str, Any]:
+def metadata_to_dict(metadata: Metadata) -> dict[str, Any]:
     """Return metadata as JSON values, without what is unknown."""
     values = {
         "language": metadata.language,
@@ -83,7 +83,7 @@ def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
     if not metadata.categories and page.model == "wikitext":
         metadata = replace(metadata, categories=find_categories(page.text, siteinfo))
     if not metadata.language:
-        metadata = replace(metadata, language=_match(_LANGUAGE, siteinfo.language))
+        metadata = replace(metadata, language=_match_text(_LANGUAGE, siteinfo.language))
     return metadata
 
 
@@ -111,7 +111,9 @@ def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str])
     return (replace(first, text=text, links=links), *others)
 
 
-def label_passages(passages: Iterable[Passage], metadata: Metadata, names: Collection[MetadataName]) -> list[Passage]:
+def set_passage_metadata(
+    passages: Iterable[Passage], metadata: Metadata, names: Collection[MetadataName]
+) -> list[Passage]:
     """Return passages with the requested columns of their page's metadata."""
     language = metadata.language if "language" in names else ""
     item = metadata.wikidata if "wikidata" in names else ""
@@ -121,7 +123,7 @@ def label_passages(passages: Iterable[Passage], metadata: Metadata, names: Colle
     return [replace(passage, language=language, wikidata=item, categories=categories) for passage in passages]
 
 
-def _match(pattern: re.Pattern[str], value: object) -> str:
+def _match_text(pattern: re.Pattern[str], value: object) -> str:
     return value if isinstance(value, str) and pattern.fullmatch(value) else ""
 
 
@@ -145,12 +147,12 @@ def _join_categories(categories: Sequence[str]) -> str:
 
 
 def _join_aliases(title: str, aliases: Iterable[str]) -> str:
-    known, chosen, size = set(_WORD.findall(title.casefold())), list[str](), 0
+    known_words, new_aliases, size = set(_WORD.findall(title.casefold())), list[str](), 0
     for alias in aliases:
         words = _WORD.findall(alias.casefold())
-        if known.issuperset(words) or size + len(words) > MAX_ALIAS_WORDS:
+        if known_words.issuperset(words) or size + len(words) > MAX_ALIAS_WORDS:
             continue
-        chosen.append(alias)
-        known.update(words)
+        new_aliases.append(alias)
+        known_words.update(words)
         size += len(words)
-    return f"{'; '.join(chosen)}." if chosen else ""  # chunkers cut between sentences
+    return f"{'; '.join(new_aliases)}." if new_aliases else ""  # chunkers cut between sentences

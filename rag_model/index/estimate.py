@@ -27,7 +27,7 @@ _MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some lists are rand
 
 # Recall@20 of 60,000 passages with every list, or with 512 candidates of a graph: more lists or
 # candidates do not mend what codes lose. For longer vectors and larger corpora it is an estimate.
-_MAX_RECALLS = {
+_MAX_RECALL_BY_CODES = {
     **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992},
     **{"SQ8": 0.993, "SQfp16": 0.999, "Flat": 1.0, "RaBitQ4": 0.939},
     **{"PQ by 4": 0.87, "PQ by 8": 0.81, "PQ by 16": 0.60, "RaBitQ": 0.65},
@@ -98,14 +98,14 @@ def estimate_max_recall(factory: str, d: int) -> float | None:
     """Return the largest recall@20 that a factory can reach; None: not measured."""
     spec = parse_factory(factory)
     if isinstance(spec, HnswSpec):
-        return _MAX_RECALLS[f"HNSW {spec.storage}"]
+        return _MAX_RECALL_BY_CODES[f"HNSW {spec.storage}"]
     if not isinstance(spec, IvfSpec):
-        return _MAX_RECALLS["Flat"]
+        return _MAX_RECALL_BY_CODES["Flat"]
     if spec.refine == "vectors":
-        return _MAX_RECALLS["Refine(vectors)"]
+        return _MAX_RECALL_BY_CODES["Refine(vectors)"]
     if spec.codes.name != "PQ":
-        return _MAX_RECALLS.get(str(spec.codes))
-    return _MAX_RECALLS.get(f"PQ by {round(d / (spec.codes.pieces or d // 4))}")
+        return _MAX_RECALL_BY_CODES.get(str(spec.codes))
+    return _MAX_RECALL_BY_CODES.get(f"PQ by {round(d / (spec.codes.pieces or d // 4))}")
 
 
 def choose_by_recall(recipes: Sequence[IndexRecipe], d: int) -> list[IndexRecipe]:
@@ -115,14 +115,14 @@ def choose_by_recall(recipes: Sequence[IndexRecipe], d: int) -> list[IndexRecipe
         UsageError: none can.
     """
     target = recipes[0].recall_target or 0.0
-    chosen = [recipe for recipe in recipes if (estimate_max_recall(recipe.factory, d) or 0.0) >= target]
-    if not chosen:
-        best = max(recipes, key=lambda recipe: estimate_max_recall(recipe.factory, d) or 0.0)
+    suitable = [recipe for recipe in recipes if (estimate_max_recall(recipe.factory, d) or 0.0) >= target]
+    if not suitable:
+        closest = max(recipes, key=lambda recipe: estimate_max_recall(recipe.factory, d) or 0.0)
         raise UsageError(
-            f"no index reaches recall@20 {target:g}; {best.factory} reaches about "
-            f"{estimate_max_recall(best.factory, d):g}: lower the target, or use Flat, which is exact"
+            f"no index reaches recall@20 {target:g}; {closest.factory} reaches about "
+            f"{estimate_max_recall(closest.factory, d):g}: lower the target, or use Flat, which is exact"
         )
-    return chosen
+    return suitable
 
 
 def fit_into_memory(
@@ -177,17 +177,17 @@ def count_disk_bytes(plan: VectorPlan) -> int:
 
 def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
     sizes = [(plan, count_disk_bytes(plan)) for plan in plans]
-    chosen = [plan for plan, size in sizes if size <= disk]
-    if not chosen:
+    suitable = [plan for plan, size in sizes if size <= disk]
+    if not suitable:
         smallest, size = min(sizes, key=lambda plan_size: plan_size[1])
         raise ResourceError(
             f"{smallest.factory} over {smallest.n:,} vectors of {smallest.d} dimensions needs {format_bytes(size)} of "
             f"disk, and --disk allows {format_bytes(disk)}: allow more"
         )
-    return chosen
+    return suitable
 
 
-def list_alternatives(recipe: IndexRecipe, d: int, *, refined: bool = False) -> list[IndexRecipe]:
+def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False) -> list[IndexRecipe]:
     """Return the recipe with other factories for d dimensions, the best first.
 
     A graph keeps its links and cells. `refined` adds lists that rerank by a snapshot's vectors.
@@ -196,8 +196,8 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, refined: bool = False) -> 
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
     # d/4, d/8 and d/16 bytes, and 1 bit per dimension
-    reranked = [f"{lists},Refine(vectors)" for lists in ("IVF,PQ", "IVF,RaBitQ")] if refined else []
-    factories = [*graphs, *reranked, "IVF,PQ", *codes, "IVF,RaBitQ"]
+    reranking_factories = [f"{lists},Refine(vectors)" for lists in ("IVF,PQ", "IVF,RaBitQ")] if with_vectors else []
+    factories = [*graphs, *reranking_factories, "IVF,PQ", *codes, "IVF,RaBitQ"]
     return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
 
 

@@ -267,8 +267,8 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
             f"{condition!r:.60} is not a condition: give kind= and one or more of "
             f"{', '.join(PASSAGE_KINDS)}, or language=, wikidata= or category= and a value"
         )
-    spelled = [str(Word(condition, 0, word)) for word in words]
-    value = spelled[0] if len(spelled) == 1 else f"[{', '.join(spelled)}]"
+    quoted_values = [str(Word(condition, 0, word)) for word in words]
+    value = quoted_values[0] if len(quoted_values) == 1 else f"[{', '.join(quoted_values)}]"
     return f"where({f'{expression}, ' if expression else ''}{field}={value})"
 
 

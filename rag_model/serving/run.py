@@ -15,7 +15,7 @@ from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.settings import ReaderSettings
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
-from rag_model.serving.following.group import LeaderState, LedFollower
+from rag_model.serving.following.group import LeaderStatePublisher, WorkerFollower
 from rag_model.serving.http.app import MetricsExposition, create_app, create_health_app
 from rag_model.serving.http.guard import BearerTokens
 from rag_model.serving.http.server import (
@@ -92,7 +92,7 @@ def run(
         on_listening: Called with the URLs once connections are accepted, which may be long before
             the first snapshot is loaded.
         on_ready: Called with the URLs once the first snapshot is served.
-        link: Of a worker: to the supervisor and the other workers; it has the listening sockets.
+        link: A worker's link to the supervisor, with the listening sockets.
 
     Raises:
         StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
@@ -159,12 +159,12 @@ def run(
 
 
 def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) -> None:
-    """Let the leader tell the other workers its state from now on."""
-    if not isinstance(service.follower, LedFollower):
-        leader_state = LeaderState(link, service.slot, service.follower, service.pins)
+    """Publish the leader's state to the other workers every second."""
+    if not isinstance(service.follower, WorkerFollower):
+        state_publisher = LeaderStatePublisher(link, service.slot, service.follower, service.pins)
 
         def tick() -> None:
-            leader_state.tick()
+            state_publisher.tick()
             metrics.share_state()
 
         link.on_tick = tick

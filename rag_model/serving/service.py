@@ -13,14 +13,14 @@ from rag_model.retrieve.hits import Hit
 from rag_model.serving.answering import execution
 from rag_model.serving.answering.batcher import AnswerProgress, Batcher, QueueFullError
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
-from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, explain_retriever, list_kinds
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, explain_retriever, list_passage_kinds
 from rag_model.serving.following.follower import (
     FolderFollower,
     FollowedRef,
     PulledFolder,
     RefFollower,
 )
-from rag_model.serving.following.group import LeadingSlot, LedFollower, SharedSlot
+from rag_model.serving.following.group import LeaderSlot, WorkerFollower, WorkerSlot
 from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, notify
@@ -66,7 +66,7 @@ class Service:
             observer: Receives the service's events.
             on_fatal: Called with the error if nothing can be served.
             tracer: Records a trace of each request; None: no traces.
-            link: To the other processes of this service; None: there are none.
+            link: The worker's link to the other workers; None for a single process.
         """
         self.target, self.settings, self.observer = (
             target,
@@ -256,7 +256,7 @@ class Service:
                 "refused": None if refusal is None else refusal.to_json(),
                 "store_problem": self.follower.problem or None,
                 "explanations": [explain_retriever(loaded.snapshot, text) for text in loaded.retrievers],
-                "kinds": list(list_kinds(loaded.snapshot)),
+                "kinds": list(list_passage_kinds(loaded.snapshot)),
                 "notes": list(loaded.notes),
             }
 
@@ -274,14 +274,14 @@ class Service:
         on_freed = partial(notify, self.observer.on_freed)
         if link is None:
             return SnapshotSlot(on_freed)
-        return LeadingSlot(on_freed, link) if link.is_leader else SharedSlot(on_freed, link)
+        return LeaderSlot(on_freed, link) if link.is_leader else WorkerSlot(on_freed, link)
 
     def _create_follower(
         self, on_fatal: Callable[[BookwheelError], None], link: WorkerLink | None
-    ) -> RefFollower | FolderFollower | LedFollower:
+    ) -> RefFollower | FolderFollower | WorkerFollower:
         if link is not None and not link.is_leader:
-            assert isinstance(self.slot, SharedSlot)
-            return LedFollower(self.target, self.slot, self.settings, self.observer, self.pins, link)
+            assert isinstance(self.slot, WorkerSlot)
+            return WorkerFollower(self.target, self.slot, self.settings, self.observer, self.pins, link)
         if isinstance(self.target, PulledFolder):
             return FolderFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)
         return RefFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)

@@ -31,7 +31,7 @@ class ServiceSettings:
     pull: bool = True  # False, with `from_store`: pull nothing, and always answer by ranges
     # maximum size of the ranges on disk; None: that of the cache of blobs
     cache_bytes: int | None = None
-    # maximum memory of the indexes that are served, the encoders and the processes; None: no limit
+    # memory limit of the processes with their encoders and the served indexes; None: no limit
     memory_bytes: int | None = None
     processes: int = 1  # that serve the same snapshot
     run_trials: bool = True  # try the indexes and models of a new version in a child process first

@@ -1,12 +1,12 @@
 """Serve from several processes: a supervisor starts them, and restarts one that dies.
 
-All processes accept connections from one listening socket and map the same files, which are in
-memory once. The first one leads: it follows the ref and pulls, and before a new snapshot is served,
-all others have opened it too. A number in shared memory then switches all of them at once. The
-supervisor passes on the messages between the leader and the others, and loads neither models nor
-indexes, so nothing that ends a worker ends the service.
+All workers accept connections from one listening socket and map the same index files, so that these
+are in memory once. Worker 0, the leader, follows the ref and pulls new snapshots. Once all workers
+have opened a snapshot, a number in shared memory switches them to it at the same moment. The
+supervisor forwards messages between the leader and the other workers. It loads no models or
+indexes, so a fault that ends a worker does not end the service.
 
-This module imports no library of models, indexes or HTTP, because the supervisor runs it.
+This module imports no libraries of models, indexes or HTTP, to keep the supervisor small.
 """
 
 import errno
@@ -35,13 +35,13 @@ from rag_model.secrets import mask_secrets
 
 _LOG = logging.getLogger(__name__)
 _LAST_PORT = 65_535
-_TICK_SECONDS = 1.0  # between two calls of `WorkerLink.on_tick`
+_TICK_SECONDS = 1.0  # interval of `WorkerLink.on_tick`
 _POLL_SECONDS = 0.2
-_STOP_SECONDS = 60.0  # from a signal until workers that have not ended are killed
-_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled at each further death
-_HEALTHY_SECONDS = 60.0  # a worker that ran for longer restarts with the first pause again
+_STOP_SECONDS = 60.0  # time to shut down before a worker is killed
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
+_HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 _MAX_FAILED_STARTS = 3
-# by prometheus_client, which sums the metrics of all processes from files of this folder
+# Folder in which prometheus_client stores the metrics of each process, to sum them.
 _METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _PROCESSES = multiprocessing.get_context("spawn")  # a fork would copy locks of other threads
 
@@ -80,7 +80,7 @@ def format_url(listener: socket.socket, scheme: str = "http") -> str:
 
 
 class WorkerLink:
-    """What a worker shares with the supervisor and with the other workers."""
+    """A worker's connection to the supervisor, and the state that all workers share."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class WorkerLink:
         *,
         is_restarted: bool,
     ) -> None:
-        """Collect what the worker gets at its start.
+        """Store what the supervisor passes to a new worker.
 
         Args:
             index: The worker's index; worker 0 leads.
-            connection: To the supervisor.
+            connection: Connection to the supervisor.
             listeners: The listening sockets of the service and of its health port.
-            shared_numbers: In shared memory: the number of the switch to the current snapshot, and
+            shared_numbers: Array in shared memory: the switch number of the current snapshot, then
                 the number of open connections of each worker.
             metrics_folder: Folder of the metrics of all workers.
             is_restarted: Whether it replaces a worker that died.
@@ -111,20 +111,20 @@ class WorkerLink:
         """Begin to receive messages; call it once, in the worker."""
         self._send_lock = threading.Lock()
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # to `open` of the leader
-        self.stop_signals: list[int] = []  # in the order in which the supervisor received them
-        self.process_ids: list[int] = [os.getpid()]  # of the supervisor and all workers
+        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # to the leader's `open`
+        self.stop_signals: list[int] = []  # in the order of their arrival
+        self.process_ids: list[int] = [os.getpid()]  # supervisor and all workers
         self.on_tick: Callable[[], None] = lambda: None  # called every second
         threading.Thread(target=self._receive, name="link", daemon=True).start()
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker follows the ref for all."""
+        """Whether this worker is the leader, which follows the ref for all workers."""
         return self.index == 0
 
     @property
     def switch_number(self) -> int:
-        """The number of the last switch to a snapshot; the same in all workers."""
+        """Number of the last switch to a snapshot, shared by all workers."""
         return int(self._numbers[0])
 
     @switch_number.setter
@@ -162,7 +162,7 @@ class WorkerLink:
         try:
             self.on_tick()
         except Exception:
-            _LOG.exception("the state of this worker cannot be shared")
+            _LOG.exception("cannot publish the state of this worker")
 
 
 def _run_worker(serve: Callable[[WorkerLink], None], link: WorkerLink, cores: int) -> None:
@@ -180,7 +180,7 @@ def _run_worker(serve: Callable[[WorkerLink], None], link: WorkerLink, cores: in
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker as the supervisor sees it; times by the monotonic clock."""
+    """A worker's process and connection in the supervisor; times are monotonic."""
 
     index: int
     process: BaseProcess
@@ -188,12 +188,12 @@ class _Worker:
     start_time: float = field(default_factory=time.monotonic)
 
     def send(self, message: Message) -> None:
-        with suppress(OSError):  # it has died, which the next step notices
+        with suppress(OSError):  # the worker has died; `_step` handles it
             self.connection.send_bytes(json.dumps(message).encode())
 
 
 class Supervisor:
-    """Starts workers, passes on their messages, and restarts those that die."""
+    """Start workers, forward their messages, and restart those that die."""
 
     def __init__(
         self,
@@ -218,15 +218,15 @@ class Supervisor:
         self._numbers = _PROCESSES.RawArray("Q", 1 + count)
         self._workers: dict[int, _Worker] = {}
         self._restart_times: dict[int, float] = {}
-        self._pauses = dict.fromkeys(range(count), _FIRST_PAUSE)
+        self._restart_pauses = dict.fromkeys(range(count), _FIRST_PAUSE)
         self._failed_starts = 0
-        self._is_listening = self._was_ready = False
+        self._has_listened = self._was_ready = False
         self._stop_time: float | None = None
-        self._error: BookwheelError | None = None
+        self._first_error: BookwheelError | None = None
         self._open_count = 0
-        self._opening: tuple[Message, set[int]] | None = None  # and the workers that have not opened it
-        self._current: Message | None = None  # the `open` of the snapshot that is served
-        self._state: Message | None = None  # the last one of the leader
+        self._opening: tuple[Message, set[int]] | None = None  # with the workers that have not opened it
+        self._current: Message | None = None  # `open` message of the current snapshot
+        self._state: Message | None = None  # last state of the leader
 
     def run(self) -> None:
         """Serve until a signal arrives and all workers have ended.
@@ -247,20 +247,20 @@ class Supervisor:
                 worker.process.kill()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        if self._error is not None:
-            raise self._error
+        if self._first_error is not None:
+            raise self._first_error
 
     def _start(self, index: int, *, is_restarted: bool) -> None:
-        ours, theirs = _PROCESSES.Pipe()
+        supervisor_end, worker_end = _PROCESSES.Pipe()
         self._numbers[1 + index] = 0
         link = WorkerLink(
-            index, theirs, self._listeners, self._numbers, self._metrics_folder, is_restarted=is_restarted
+            index, worker_end, self._listeners, self._numbers, self._metrics_folder, is_restarted=is_restarted
         )
         cores = max(1, count_cores() // self._count)
         process = _PROCESSES.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {index}")
         process.start()
-        theirs.close()
-        worker = self._workers[index] = _Worker(index, process, ours)
+        worker_end.close()
+        worker = self._workers[index] = _Worker(index, process, supervisor_end)
         if index and self._current is not None:
             worker.send({**self._current, "is_served": True})
         if index and self._state is not None:
@@ -269,7 +269,7 @@ class Supervisor:
         self._send_to(self._workers, {"kind": "processes", "ids": ids})
 
     def _step(self) -> None:
-        """Handle the messages and deaths of the next moment."""
+        """Wait briefly for messages and deaths of workers, and handle them."""
         workers = list(self._workers.values())
         wait([*(w.connection for w in workers), *(w.process.sentinel for w in workers)], _POLL_SECONDS)
         for worker in workers:
@@ -309,8 +309,8 @@ class Supervisor:
     def _handle_message(self, sender: _Worker, message: Message) -> None:
         match message["kind"]:
             case "listening":
-                if not self._is_listening:
-                    self._is_listening = True
+                if not self._has_listened:
+                    self._has_listened = True
                     self._on_listening()
             case "failed":
                 self._handle_failure(sender, error_from_dict(message["error"], message["message"]))
@@ -343,7 +343,7 @@ class Supervisor:
         self._finish_opening(message.get("error"))
 
     def _finish_opening(self, error: dict[str, str] | None = None) -> None:
-        """Tell the leader that all workers have opened a snapshot, or that one of them cannot."""
+        """Tell the leader that all workers have opened a snapshot, or that a worker cannot."""
         if self._opening is None or (self._opening[1] and error is None):
             return
         opening, self._opening = self._opening[0], None
@@ -352,17 +352,17 @@ class Supervisor:
         self._send_to([0], {"kind": "all_opened", "opening": opening, "error": error})
 
     def _handle_failure(self, worker: _Worker, error: BookwheelError) -> None:
-        """End the service if nothing was served yet; later a worker that fails is restarted."""
+        """Stop the service if it has not served yet; afterwards the worker is restarted."""
         if self._was_ready:
             _LOG.error("worker %d ends: %s", worker.index, mask_secrets(str(error)))
-        elif self._error is None:
-            self._error = error
+        elif self._first_error is None:
+            self._first_error = error
             self._stop(signal.SIGINT)
 
     def _handle_death(self, worker: _Worker) -> None:
         index, exit_code = worker.index, worker.process.exitcode or 0
         del self._workers[index]
-        self._numbers[1 + index] = 2**63  # has no fewer connections than the others
+        self._numbers[1 + index] = 2**63  # a dead worker never has fewer connections
         for file in self._metrics_folder.glob(f"gauge_live*_{worker.process.pid}.db"):
             file.unlink()
         worker.connection.close()
@@ -375,15 +375,15 @@ class Supervisor:
             self._finish_opening(error_to_dict(ResourceError(reason)))
         if self._stop_time is not None:
             return
-        pause = self._pauses[index]
+        pause = self._restart_pauses[index]
         if time.monotonic() - worker.start_time > _HEALTHY_SECONDS:
             pause = _FIRST_PAUSE
-        self._pauses[index] = min(2 * pause, _LAST_PAUSE)
+        self._restart_pauses[index] = min(2 * pause, _LAST_PAUSE)
         self._restart_times[index] = time.monotonic() + pause
-        _LOG.error("worker %d %s and is started again", index, _describe_exit(exit_code))
+        _LOG.error("worker %d %s and is restarted", index, _describe_exit(exit_code))
         self._failed_starts += not self._was_ready
         if self._failed_starts >= _MAX_FAILED_STARTS:
-            self._error = ResourceError(
+            self._first_error = ResourceError(
                 f"worker {index} {_describe_exit(exit_code)} before the service could answer, as workers did "
                 f"{self._failed_starts} times: give the service more memory, or fewer --workers"
             )
@@ -410,9 +410,9 @@ def supervise(
     Args:
         count: Number of processes that answer.
         serve: Serves in a worker; see `Supervisor`.
-        address: Host, port, and port for health checks or None.
+        address: Host, port, and the port for health checks, or None for none.
         on_listening: Called with the URLs of both ports once connections are accepted.
-        on_ready: Called with them once the first snapshot is served.
+        on_ready: Called with the same URLs once the first snapshot is served.
         scheme: `http` or `https`.
 
     Raises:

@@ -156,7 +156,7 @@ def list_arithmetics(
     return sorted(arithmetics)
 
 
-def describe_mixtures(
+def describe_mixed_arithmetics(
     embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
 ) -> list[str]:
     """Return a note for each representation whose rows were computed with different devices or dtypes.
@@ -167,8 +167,10 @@ def describe_mixtures(
     for name, results in embeddings.items():
         arithmetics = list_arithmetics({name: results}, parent_provenance if len(embeddings) == 1 else {})
         if len(arithmetics) > 1:
-            ways = " and ".join(arithmetics)
-            notes.append(f"vectors of {name} were computed with {ways}, which agree to 1e-3 but not bit for bit")
+            arithmetic_names = " and ".join(arithmetics)
+            notes.append(
+                f"vectors of {name} were computed with {arithmetic_names}, which agree to 1e-3 but not bit for bit"
+            )
     return notes
 
 
@@ -178,7 +180,7 @@ def build_provenance(
     indexes: Sequence[BuiltIndex],
     seconds: Mapping[str, float],
     arithmetics: Sequence[str] = (),
-    mixtures: Sequence[str] = (),
+    arithmetic_notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return where and how a snapshot was built, and its deviations from the recipe.
 
@@ -190,7 +192,8 @@ def build_provenance(
         "encoder": encoder,
         "processor": platform.processor() or platform.machine(),
         "arithmetic": [*arithmetics],
-        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes] + [*mixtures],
+        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes]
+        + [*arithmetic_notes],
         "seconds": dict(seconds),
         SHARDS: {index.name: index.shards for index in indexes if index.shards},
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},

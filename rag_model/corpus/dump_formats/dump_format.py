@@ -110,7 +110,7 @@ class BuiltInFormat(NamedTuple):
 
 
 _PACKAGE = "rag_model.corpus.dump_formats"
-_PAGE_LINES = f"{_PACKAGE}.page_lines"
+_PAGE_LINES_MODULE = f"{_PACKAGE}.page_lines"
 BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "jsonl": BuiltInFormat(f"{_PACKAGE}.jsonl:FORMAT", "documents", "documents as JSONL (.jsonl, .ndjson)"),
     "parquet": BuiltInFormat(f"{_PACKAGE}.parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
@@ -123,13 +123,13 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
         has_own_parts=True,
     ),
     "enterprise": BuiltInFormat(
-        f"{_PAGE_LINES}:ENTERPRISE",
+        f"{_PAGE_LINES_MODULE}:ENTERPRISE",
         "wiki",
         "HTML of Wikimedia Enterprise (.tar.gz, .ndjson)",
         has_own_parts=True,
     ),
     "cirrus": BuiltInFormat(
-        f"{_PAGE_LINES}:CIRRUS",
+        f"{_PAGE_LINES_MODULE}:CIRRUS",
         "wiki",
         "CirrusSearch dumps (.json.gz)",
         has_own_parts=True,
@@ -152,8 +152,8 @@ DUMP_HELP = (
     "files but Parquet also compressed (.bz2, .gz, .xz, .zst, .7z)."
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
-_ROOT_TAG, _PARQUET = b"<mediawiki", b"PAR1"
-_GENERAL = {"jsonl", "parquet"}  # asked after formats whose files are also valid files of these
+_ROOT_TAG, _PARQUET_MAGIC = b"<mediawiki", b"PAR1"
+_GENERIC_FORMATS = {"jsonl", "parquet"}  # asked after formats whose files are also valid files of these
 SITE = "wiki_site"  # recognized by the scheme of its URL
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
@@ -358,7 +358,7 @@ def _find_name(url: str) -> str | None:
     if is_wiki_site(url):
         return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
-    names = sorted(FORMATS.list_names(), key=_get_asking_order)
+    names = sorted(FORMATS.list_names(), key=_get_detection_rank)
     problem: InputError | None = None  # error of the first broken plugin
     for name in names:
         if is_standard(name):
@@ -380,8 +380,8 @@ def _find_name(url: str) -> str | None:
     return None
 
 
-def _get_asking_order(name: str) -> tuple[bool, ...]:
-    return name == _FALLBACK, not is_standard(name), name in _GENERAL
+def _get_detection_rank(name: str) -> tuple[bool, ...]:
+    return name == _FALLBACK, not is_standard(name), name in _GENERIC_FORMATS
 
 
 def _is_companion(file_name: str) -> bool:
@@ -411,7 +411,7 @@ def _read_head(url: str) -> bytes:
         if len(head) >= HEAD_BYTES:
             break
     head = head[:HEAD_BYTES]
-    return head + _read_parquet_schema(url) if head.startswith(_PARQUET) else head
+    return head + _read_parquet_schema(url) if head.startswith(_PARQUET_MAGIC) else head
 
 
 def _read_parquet_schema(url: str) -> bytes:
@@ -421,6 +421,6 @@ def _read_parquet_schema(url: str) -> bytes:
     size = get_size(url)
     tail = b"".join(read_bytes(url, max(0, size - 8), min(8, size)))
     length = int.from_bytes(tail[:4], "little")
-    if not (tail.endswith(_PARQUET) and length <= size - 12):
+    if not (tail.endswith(_PARQUET_MAGIC) and length <= size - 12):
         return b""
     return b"".join(read_bytes(url, size - 8 - length, min(length, HEAD_BYTES)))

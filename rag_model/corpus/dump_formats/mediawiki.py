@@ -465,8 +465,8 @@ def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Ite
     streams = groupby(_read_entries(index, namespaces), _get_offset)
     size = get_size(url)
     run: PageRun | None = None
-    all_entries = ((offset, list(entries)) for offset, entries in streams)
-    for (offset, entries), (end, _) in pairwise(chain(all_entries, [(size, list[_IndexEntry]())])):
+    stream_entries = ((offset, list(entries)) for offset, entries in streams)
+    for (offset, entries), (end, _) in pairwise(chain(stream_entries, [(size, list[_IndexEntry]())])):
         if not offset < end <= size:
             raise InputError(
                 f"{basename(index)} places a stream at byte {offset} of {basename(url)}, "

@@ -120,8 +120,8 @@ class PageFormat:
             last = max(run.slice.last_page for run in runs)
         starts = choose_starts(runs, request.part_bytes, boundaries)
         parts, template_parts = (
-            assemble_parts("wiki", some_runs, starts, last, request.part_format)
-            for some_runs in (runs, select_template_runs(runs))
+            assemble_parts("wiki", page_runs, starts, last, request.part_format)
+            for page_runs in (runs, select_template_runs(runs))
         )
         return Plan("wiki", siteinfo, parts, template_parts=tuple(part for part in template_parts if part.slices))
 

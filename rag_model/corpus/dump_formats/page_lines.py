@@ -104,11 +104,11 @@ class PageLines(RenderedPages):
         rows = self.iter_rows(url)
         pages: Iterator[Page] = (self.build_page(row, siteinfo, where) for where, row in rows)
         if request.limit is not None:
-            pages = self._take_articles(pages, request.limit, siteinfo)
+            pages = self._limit_articles(pages, request.limit, siteinfo)
         runs = _group_pages(sort_pages(pages, request.workdir))
         yield from stage_runs(runs, request.workdir, request.stage)
 
-    def _take_articles(
+    def _limit_articles(
         self,
         pages: Iterable[Page],
         limit: int,
@@ -167,8 +167,8 @@ class EnterprisePages(PageLines):
             text=html,
             metadata=build_metadata(
                 {
-                    "language": _find(row, "in_language.identifier"),
-                    "wikidata": _find(row, "main_entity.identifier"),
+                    "language": _get_value(row, "in_language.identifier"),
+                    "wikidata": _get_value(row, "main_entity.identifier"),
                     "categories": list(map(_remove_namespace, _read_names(row, "categories"))),
                     "aliases": _read_names(row, "redirects"),
                 }
@@ -176,7 +176,7 @@ class EnterprisePages(PageLines):
         )
 
     def _read_text(self, row: Row, path: str, where: str) -> str:
-        value = _find(row, path)
+        value = _get_value(row, path)
         if not _is_text(value):
             raise InputError(f"{where} has no text `{path}`: give {self.description}")
         return value
@@ -275,7 +275,7 @@ def _build_siteinfo(dbname: str, language: str, base: str) -> Siteinfo:
     return Siteinfo(dbname, language, base, namespaces)
 
 
-def _find(row: Row, path: str) -> Any:
+def _get_value(row: Row, path: str) -> Any:
     """Return the value at a path of keys, such as `version.identifier`, or None."""
     value: Any = row
     for key in path.split("."):
@@ -304,7 +304,7 @@ def _remove_namespace(name: str) -> str:
 
 
 def _read_number(row: Row, path: str, where: str, default: int | None = None) -> int:
-    value = _find(row, path)
+    value = _get_value(row, path)
     value = default if value is None else value
     if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
         raise InputError(f"{where} has {value!r:.40} as its `{path}`: give a whole number from 0")

@@ -21,11 +21,11 @@ from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
 from rag_model.process import ChildDiedError, ChildWorker, serve_calls, temporary_folder
 
-_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a word that a line breaks
+_LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a word that a line breaks
 _MAX_BOOKMARKS = 100_000
-_SECONDS = 120  # for one file
-_MEMORY = 1 << 30  # bytes of the child
-_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
+_MAX_SECONDS = 120  # for one file
+_MAX_MEMORY = 1 << 30  # bytes of the child
+_DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
 
@@ -48,7 +48,7 @@ class Pdf(DocumentFiles):
         with temporary_folder("pdf") as folder:
             (folder / "file.pdf").write_bytes(data)
             try:
-                reply = _get_worker().call(str(folder / "file.pdf"), _SECONDS)
+                reply = _get_worker().call(str(folder / "file.pdf"), _MAX_SECONDS)
             except ChildDiedError as error:
                 raise DroppedFileError("damaged") from error
         if reason := reply.get("dropped"):
@@ -58,7 +58,7 @@ class Pdf(DocumentFiles):
 
 @cache
 def _get_worker() -> ChildWorker:
-    return ChildWorker(__name__, None, memory=_MEMORY)
+    return ChildWorker(__name__, None, memory=_MAX_MEMORY)
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -67,10 +67,10 @@ def _read_file(path: str) -> dict[str, Any]:
     try:
         with pdfium.PdfDocument(path) as document:
             pages = list(_iter_pages(document, _find_chapters(document), pdfium.PdfiumError))
-            changed = _DATE.match(document.get_metadata_value("ModDate"))
+            date_match = _DATE.match(document.get_metadata_value("ModDate"))
     except pdfium.PdfiumError as error:
         return {"dropped": "encrypted" if "password" in str(error).lower() else "damaged"}
-    return {"pages": pages, "revised": _to_seconds(changed)}
+    return {"pages": pages, "revised": _to_seconds(date_match)}
 
 
 def _find_chapters(document: Any) -> dict[int, str]:
@@ -95,14 +95,14 @@ def _iter_pages(document: Any, chapters: Mapping[int, str], error_type: type[Exc
             text = document[number].get_textpage().get_text_bounded()
         except error_type:  # the other pages are read
             continue
-        text = _LEADERS.sub(" ", _HYPHEN.sub("", text))
+        text = _DOT_LEADERS.sub(" ", _LINE_END_HYPHEN.sub("", text))
         if text.strip():
             yield f"{chapter} (page {number + 1})" if chapter else f"page {number + 1}", clean_text(text)
 
 
-def _to_seconds(changed: re.Match[str] | None) -> int | None:
+def _to_seconds(date_match: re.Match[str] | None) -> int | None:
     try:
-        return parse_seconds("{}-{}-{}T{}:{}:{}".format(*changed.groups())) if changed else None
+        return parse_seconds("{}-{}-{}T{}:{}:{}".format(*date_match.groups())) if date_match else None
     except ValueError:
         return None
 

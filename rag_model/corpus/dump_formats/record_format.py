@@ -26,7 +26,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     iterate_results,
     plugin_error,
 )
-from rag_model.corpus.metadata import build_metadata, to_fields
+from rag_model.corpus.metadata import build_metadata, metadata_to_dict
 from rag_model.corpus.parts import (
     COMPRESSION_RATIO,
     PartBoundaries,
@@ -55,7 +55,7 @@ from rag_model.corpus.source import basename, describe_slice, get_size, read_sli
 from rag_model.errors import InputError
 
 # (id, title, text or sections, time of the last change in seconds since 1970, UTC, or None). A
-# section is (heading, text). The metadata of a document may follow (`corpus.metadata.to_fields`).
+# section is (heading, text). The metadata of a document may follow (`corpus.metadata.metadata_to_dict`).
 Record = (
     tuple[str, str, str, int | None]
     | tuple[str, str, list[tuple[str, str]], int | None]
@@ -162,12 +162,12 @@ def check_record(record_format: RecordFormat, record: object) -> None:
     if not isinstance(record, tuple) or not _RECORD_FIELDS <= len(record) <= _RECORD_FIELDS + 1:
         is_valid = False
     else:
-        record_id, title, content, revised, *others = record
+        record_id, title, content, revised, *metadata_items = record
         is_content = isinstance(content, str) if record_format.kind == "passages" else _is_sections(content)
         is_time = revised is None or type(revised) is int
         has_texts = isinstance(record_id, str) and isinstance(title, str)
-        is_metadata = all(isinstance(other, dict) for other in others)
-        is_valid = has_texts and is_content and is_time and is_metadata
+        has_valid_metadata = all(isinstance(item, dict) for item in metadata_items)
+        is_valid = has_texts and is_content and is_time and has_valid_metadata
     if not is_valid:
         content_name = "text" if record_format.kind == "passages" else "[(heading, text), …]"
         raise plugin_error(
@@ -340,7 +340,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
         raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from error
     record = (document_id_text, title, content, _parse_date(row.get(DATE_FIELD), where))
     has_metadata = not row.keys().isdisjoint(_METADATA_FIELDS)
-    metadata = to_fields(build_metadata(row)) if has_metadata else {}
+    metadata = metadata_to_dict(build_metadata(row)) if has_metadata else {}
     return (*record, metadata) if metadata else record
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 # The packages of the grammars and the endings of their files; `module:function` if it is not `language`.
-_GRAMMARS = {
+_ENDINGS_BY_GRAMMAR = {
     "tree_sitter_bash": ".sh .bash",
     "tree_sitter_c": ".c .h",
     "tree_sitter_c_sharp": ".cs",
@@ -33,20 +33,20 @@ _GRAMMARS = {
     "tree_sitter_typescript:language_typescript": ".ts .mts .cts",
     "tree_sitter_typescript:language_tsx": ".tsx",
 }
-_GRAMMAR_BY_ENDING = {ending: grammar for grammar, endings in _GRAMMARS.items() for ending in endings.split()}
-_PACKAGES = sorted({grammar.partition(":")[0].replace("_", "-") for grammar in _GRAMMARS})
+_GRAMMAR_BY_ENDING = {ending: grammar for grammar, endings in _ENDINGS_BY_GRAMMAR.items() for ending in endings.split()}
+_PACKAGES = sorted({grammar.partition(":")[0].replace("_", "-") for grammar in _ENDINGS_BY_GRAMMAR})
 # Types of nodes of these grammars. The body of a container has definitions of its own.
-_FUNCTION = re.compile(
+_FUNCTION_TYPES = re.compile(
     r"(generator_)?(function|method|constructor)_(definition|declaration|item)|method|singleton_method"
 )
-_CONTAINER = re.compile(
+_CONTAINER_TYPES = re.compile(
     r"(abstract_class|class|enum|impl|interface|mod|namespace|record|struct|trait|type|union)_"
     r"(declaration|definition|item|specifier)|class|module|internal_module"
 )
-_CLOSING = re.compile(r"(?:[\s(){}\[\];,]|\bend\b)*")  # ends of classes, which belong to their last member
+_CLOSING_BRACKETS = re.compile(r"(?:[\s(){}\[\];,]|\bend\b)*")  # ends of classes, which belong to their last member
 _MAX_DEPTH = 8  # containers in containers
 _MAX_DECLARATORS = 20
-_MAX_LINE = 10_000  # characters; longer lines are not written by people
+_MAX_LINE_CHARACTERS = 10_000  # characters; longer lines are not written by people
 
 
 class _Definition(NamedTuple):
@@ -74,7 +74,7 @@ class SourceCode(DocumentFiles):
         """
         text = decode_text(data)
         lines = text.split("\n")
-        if max(map(len, lines)) > _MAX_LINE:
+        if max(map(len, lines)) > _MAX_LINE_CHARACTERS:
             raise DroppedFileError("minified")
         tree_sitter = require("tree_sitter", extra="code")
         module, _, function = _GRAMMAR_BY_ENDING[f".{name.lower().rpartition('.')[2]}"].partition(":")
@@ -83,7 +83,7 @@ class SourceCode(DocumentFiles):
         sections: list[tuple[str, str]] = []
         for path, first, end in _split_lines(root, lines, 0, len(lines), ()):
             section = "\n".join(lines[first:end]).strip("\n")
-            if sections and _CLOSING.fullmatch(section):
+            if sections and _CLOSING_BRACKETS.fullmatch(section):
                 sections[-1] = (sections[-1][0], f"{sections[-1][1]}\n{section}".strip("\n"))
             elif section.strip():
                 sections.append((" > ".join(path)[:MAX_HEADING], section))
@@ -100,23 +100,23 @@ def _split_lines(
     position = first
     body = node.child_by_field_name("body")
     # the earliest line that may belong to a member: the head of a class does not
-    floor = body.start_point.row + (body.text or b"").startswith(b"{") if body else first
+    first_member_row = body.start_point.row + (body.text or b"").startswith(b"{") if body else first
     for member in _find_definitions(node):
         start = max(member.first, position)
         if member.end <= start:
             continue
-        while start > max(position, floor) and lines[start - 1].strip():
+        while start > max(position, first_member_row) and lines[start - 1].strip():
             start -= 1
         if path and start - position == 1 and position == first:
             start = first  # the only line of the head of a class
         if position < start:
             yield path, position, start
         member_path = (*path, member.name)
-        if _CONTAINER.fullmatch(member.node.type) and len(path) < _MAX_DEPTH:
+        if _CONTAINER_TYPES.fullmatch(member.node.type) and len(path) < _MAX_DEPTH:
             yield from _split_lines(member.node, lines, start, member.end, member_path)
         else:
             yield member_path, start, member.end
-        position = floor = member.end
+        position = first_member_row = member.end
     if position < end:
         yield path, position, end
 
@@ -139,19 +139,19 @@ def _is_definition(node: "Node") -> bool:
     if node.type == "variable_declarator":  # of JavaScript: `const f = () => {…}`
         value = node.child_by_field_name("value")
         return value is not None and "function" in value.type
-    return bool(_FUNCTION.fullmatch(node.type) or _CONTAINER.fullmatch(node.type))
+    return bool(_FUNCTION_TYPES.fullmatch(node.type) or _CONTAINER_TYPES.fullmatch(node.type))
 
 
 def _find_name(node: "Node") -> str:
     """Return the name of a definition; a declarator of C contains declarators."""
-    named = node
+    name_node = node
     for _ in range(_MAX_DECLARATORS):
-        fields = (named.child_by_field_name(field) for field in ("name", "declarator", "type"))
-        inner = next((field for field in fields if field is not None), None)
-        if inner is None:
+        fields = (name_node.child_by_field_name(field) for field in ("name", "declarator", "type"))
+        next_node = next((field for field in fields if field is not None), None)
+        if next_node is None:
             break
-        named = inner
-    name = node.type if named is node else (named.text or b"").decode()
+        name_node = next_node
+    name = node.type if name_node is node else (name_node.text or b"").decode()
     return " ".join(name.split())[:MAX_HEADING_PART]
 
 

@@ -442,7 +442,7 @@ def iter_finite_rows(
             # an overflowing float64 becomes an infinity, detected below
             with np.errstate(over="ignore"):
                 block = np.ascontiguousarray(raw, dtype=vectors.dtype)
-            not_finite = _find_not_finite(block)
+            not_finite = _find_non_finite_rows(block)
             if len(not_finite) and invalid == "refuse":
                 raise InputError(
                     f"row {row + not_finite[0]} of {file.path} holds a NaN or an infinity"
@@ -455,12 +455,12 @@ def iter_finite_rows(
             number += len(block)
 
 
-def _find_not_finite(block: Block) -> Rows:
+def _find_non_finite_rows(block: Block) -> Rows:
     """Return the rows, ascending, that hold a NaN or an infinity."""
     # A sum is finite only if its terms are, and costs a tenth of a look at each; it may overflow.
     with np.errstate(over="ignore", invalid="ignore"):
-        suspects = np.flatnonzero(~np.isfinite(block.sum(axis=1, dtype=np.float32)))  # (m, d) -> (m,) -> rows
-    return suspects[~np.isfinite(block[suspects]).all(axis=1)]
+        suspect_rows = np.flatnonzero(~np.isfinite(block.sum(axis=1, dtype=np.float32)))  # (m, d) -> (m,) -> rows
+    return suspect_rows[~np.isfinite(block[suspect_rows]).all(axis=1)]
 
 
 def _list_files(path: Path) -> list[Path]:

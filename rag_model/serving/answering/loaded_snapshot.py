@@ -56,7 +56,7 @@ from rag_model.store.versions.snapshot import Snapshot
 _LOG = logging.getLogger(__name__)
 _CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's limits
 _READ_BYTES = 1 << 20
-_PROCESS_BYTES = 450_000_000  # of a process with torch, faiss and its batches, without an encoder
+_LIBRARY_BYTES = 450_000_000  # a process with torch and faiss, without an encoder
 _INDEX_FOLDER = "index/"
 
 
@@ -216,7 +216,7 @@ class LoadedSnapshot:
         self.retrievers = tuple(dict.fromkeys(str(parse(text)) for text in available.retrievers))
         self.indexes, self.notes = available.indexes, available.notes
         self._default_retriever = self.retrievers[0]
-        # retrievers that nobody named are opened by the first query, so that others start sooner
+        # Retrievers that no option names are opened by their first query, to start sooner.
         self._retrievers: dict[str, SnapshotRetriever] = {}
         self._lock = threading.Lock()
         for text in self.retrievers if settings.retrievers else self.retrievers[:1]:
@@ -507,11 +507,14 @@ def _choose_retrievers(
     opened_files = _list_resource_files(snapshot, default_needs, settings)
     free_bytes = get_free_bytes() if settings.memory_bytes is None else settings.memory_bytes
     names, retrievers = [name for name in content.indexes if name != default], [default]
-    needed_by_name = {default: _count_bytes(opened_files, settings)}
-    if settings.memory_bytes is not None and needed_by_name[default] > settings.memory_bytes:
-        over = {content.representation_of(name) for name in default_needs.index_names}
+    bytes_by_retriever = {default: _count_bytes(opened_files, settings)}
+    if settings.memory_bytes is not None and bytes_by_retriever[default] > settings.memory_bytes:
+        default_representations = {content.representation_of(name) for name in default_needs.index_names}
         names.sort(
-            key=lambda name: (content.representation_of(name) not in over, -(_get_recall(snapshot, name)[1] or 0))
+            key=lambda name: (
+                content.representation_of(name) not in default_representations,
+                -(_get_recall(snapshot, name)[1] or 0),
+            )
         )
         retrievers, opened_files = [], {}
     for name in names:
@@ -524,13 +527,13 @@ def _choose_retrievers(
             continue
         if isinstance(snapshot.location, Path) and not _are_pulled(snapshot, [*needs.files(snapshot), *files]):
             continue
-        needed_by_name[name] = needed_bytes = _count_bytes(opened_files | files, settings)
+        bytes_by_retriever[name] = needed_bytes = _count_bytes(opened_files | files, settings)
         if free_bytes is not None and needed_bytes > free_bytes and not files.keys() <= opened_files.keys():
             continue
         opened_files |= files
         retrievers.append(name)
     if settings.memory_bytes is not None:
-        notes += _explain_choice(snapshot, needed_by_name, retrievers, settings.memory_bytes)
+        notes += _describe_unserved_indexes(snapshot, bytes_by_retriever, retrievers, settings.memory_bytes)
     text_index = next(
         (name for name in retrievers if name in content.indexes and _takes_text(snapshot, name)),
         None,
@@ -541,31 +544,31 @@ def _choose_retrievers(
 
 
 def _count_bytes(files: Mapping[str, int], settings: ServiceSettings) -> int:
-    """Return the memory for files and processes; each process has the encoder for itself."""
+    """Return the memory of files and processes; each process has its own copy of an encoder."""
     if settings.memory_bytes is None:
         return sum(files.values())
     shared_bytes = sum(size for path, size in files.items() if path.startswith(_INDEX_FOLDER))
-    own_bytes = sum(files.values()) - shared_bytes + _PROCESS_BYTES
-    return shared_bytes + own_bytes * settings.processes
+    process_bytes = sum(files.values()) - shared_bytes + _LIBRARY_BYTES
+    return shared_bytes + process_bytes * settings.processes
 
 
-def _explain_choice(
-    snapshot: Snapshot, needed_by_name: Mapping[str, int], retrievers: Sequence[str], memory_bytes: int
+def _describe_unserved_indexes(
+    snapshot: Snapshot, bytes_by_retriever: Mapping[str, int], retrievers: Sequence[str], memory_bytes: int
 ) -> list[str]:
     """Return a sentence for each index that does not fit, with the recall that this costs.
 
     Raises:
-        ResourceError: None fits.
+        ResourceError: No index fits.
     """
     if not retrievers:
-        name, needed_bytes = min(needed_by_name.items(), key=lambda item: item[1])
+        name, needed_bytes = min(bytes_by_retriever.items(), key=lambda item: item[1])
         raise ResourceError(
             f"the smallest index of snapshot {snapshot.id[:12]} is {name}, which needs {format_bytes(needed_bytes)} "
             f"with the service, and --memory allows {format_bytes(memory_bytes)}: allow more, or build a smaller index"
         )
-    measure, best = _get_recall(snapshot, retrievers[0])
+    measure, served_recall = _get_recall(snapshot, retrievers[0])
     notes, indexes = [], snapshot.manifest.content.indexes
-    for name, needed_bytes in needed_by_name.items():
+    for name, needed_bytes in bytes_by_retriever.items():
         if name in retrievers:
             continue
         note = (
@@ -573,9 +576,11 @@ def _explain_choice(
         )
         recall = _get_recall(snapshot, name)[1]
         # the recall of an index is measured against an exhaustive search of the same representation
-        overs = {snapshot.manifest.content.representation_of(one) for one in (name, retrievers[0]) if one in indexes}
-        if best is not None and recall is not None and len(overs) == 1:
-            note += f"; {retrievers[0]} has {measure} {best:.3f}, {name} has {recall:.3f}"
+        representations = {
+            snapshot.manifest.content.representation_of(index) for index in (name, retrievers[0]) if index in indexes
+        }
+        if served_recall is not None and recall is not None and len(representations) == 1:
+            note += f"; {retrievers[0]} has {measure} {served_recall:.3f}, {name} has {recall:.3f}"
         notes.append(note)
     return notes
 
@@ -589,7 +594,7 @@ def _get_recall(snapshot: Snapshot, name: str) -> tuple[str, float | None]:
     return "recall", None
 
 
-_EXPLANATIONS = {
+_INDEX_EXPLANATIONS = {
     "exact": "by meaning: compares the question with every passage",
     "hnsw": "by meaning, along a graph of near passages: fast",
     "ivf": "by meaning, in lists of compressed vectors: little memory",
@@ -597,7 +602,7 @@ _EXPLANATIONS = {
     "impact": "by learned weights of words, also of related ones",
     "tokens": "by meaning, word by word",
 }
-_CALL_EXPLANATIONS = {
+_FUNCTION_EXPLANATIONS = {
     "rrf": "joins the rankings of {}",
     "interpolate": "joins the scores of {}",
     "rerank": "a model reads the best passages of {} and orders them again",
@@ -607,22 +612,22 @@ _CALL_EXPLANATIONS = {
 
 
 def explain_retriever(snapshot: Snapshot, expression: str) -> str:
-    """Return one line for people on how a retriever finds passages, with its recall if measured."""
+    """Return a line for the search page on how a retriever works, with its recall if measured."""
     tree, indexes = parse(expression), snapshot.manifest.content.indexes
-    if isinstance(tree, Call) and tree.name in _CALL_EXPLANATIONS:
+    if isinstance(tree, Call) and tree.name in _FUNCTION_EXPLANATIONS:
         legs = [str(leg) for leg in tree.arguments if isinstance(leg, Word | Call)]
         legs = legs[:1] if tree.name in ("rerank", "maxsim", "where") else legs
-        return _CALL_EXPLANATIONS[tree.name].format(" and ".join(legs))
+        return _FUNCTION_EXPLANATIONS[tree.name].format(" and ".join(legs))
     name = tree.name if isinstance(tree, Call) else tree.with_depth()[0]
     entry = indexes.get(name, {})
     kind = entry.get("kind", name) if isinstance(entry, dict) else name
-    line = _EXPLANATIONS.get(kind, f"by an index of the kind {kind}")
+    line = _INDEX_EXPLANATIONS.get(kind, f"by an index of the kind {kind}")
     measure, recall = _get_recall(snapshot, name)
     return f"{line}; {measure} {recall:.3f}" if recall is not None else line
 
 
-def list_kinds(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the kinds of passages that the snapshot's recipe made; empty if only prose."""
+def list_passage_kinds(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the kinds of passages in a snapshot; empty if it has only prose."""
     chunk_recipe = snapshot.manifest.content.recipe.get("chunk")
     structures = chunk_recipe.get("structures") if isinstance(chunk_recipe, dict) else None
     kinds = [kind for kind, structure in STRUCTURES.items() if structure in (structures or ())]
@@ -638,7 +643,7 @@ def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
     if needs.graphs or not all(can_read_by_ranges(snapshot, name) for name in needs.index_names):
         return False
     content, ranges = snapshot.manifest.content, snapshot.ranges
-    rows = [content.rows_path(over, part.name) for over in needs.vectors for part in content.parts if part.rows]
+    rows = [content.rows_path(name, part.name) for name in needs.vectors for part in content.parts if part.rows]
     return ranges is not None and all(map(ranges.covers, rows))
 
 

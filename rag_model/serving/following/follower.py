@@ -480,7 +480,7 @@ class RefFollower:
 
     def _check_stopping(self, done: int, total: int) -> None:
         if self._stop_event.is_set():
-            raise FollowerStoppedError("the service shuts down")
+            raise FollowerStoppedError("the service is shutting down")
 
     def _refuse(
         self,

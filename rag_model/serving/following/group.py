@@ -1,9 +1,9 @@
 """Switch all workers of a service to a new snapshot at once; see `rag_model.serving.workers`.
 
-The leader has a `LeadingSlot`: before it serves a snapshot that its follower opened, every other
-worker has opened it. These have a `SharedSlot` and a `LedFollower`, which opens what the leader
-says. The switch is a number in shared memory, which each request reads: no request that begins
-after it is answered from the old snapshot, in any worker.
+Worker 0 is the leader. Its `LeaderSlot` waits until every other worker has opened a new snapshot
+before it serves it. The other workers have a `WorkerSlot` and a `WorkerFollower`, which opens the
+snapshots that the leader announces. The leader switches to a snapshot by raising a number in shared
+memory, which every request reads. No worker answers a later request from the old snapshot.
 """
 
 import queue
@@ -39,79 +39,79 @@ from rag_model.store.versions.snapshot import Snapshot
 _POLL_SECONDS = 0.2
 
 
-class SharedSlot(SnapshotSlot):
-    """The slot of a worker, which changes to a prepared snapshot when the shared number says so."""
+class WorkerSlot(SnapshotSlot):
+    """A slot that switches to its prepared snapshot once the shared switch number reaches it."""
 
     def __init__(self, on_freed: Callable[[str], None], link: WorkerLink) -> None:
         """Create an empty slot."""
         super().__init__(on_freed)
         self._link = link
-        self._number = 0  # of the switch to the current snapshot
-        self._next: tuple[int, LoadedSnapshot] | None = None  # opened, not served yet
+        self._served_number = 0  # switch number of the current snapshot
+        self._prepared: tuple[int, LoadedSnapshot] | None = None  # opened, not served yet
 
     @property
     def served_ref(self) -> ServedRef | None:
-        """The ref of the current snapshot; None if the others serve a newer one."""
+        """The ref of the current snapshot; None if other workers serve a newer snapshot."""
         self.switch_if_due()
-        return super().served_ref if self._number >= self._link.switch_number else None
+        return super().served_ref if self._served_number >= self._link.switch_number else None
 
     def hold_current(self) -> LoadedSnapshot:
         """Return the current snapshot, held open.
 
         Raises:
-            NotReadyError: No snapshot is loaded, or the others serve a newer one.
+            NotReadyError: No snapshot is loaded, or other workers serve a newer snapshot.
         """
         self.switch_if_due()
-        if self._number < self._link.switch_number:
-            raise NotReadyError("this worker opens the snapshot that the others serve: ask again in a moment")
+        if self._served_number < self._link.switch_number:
+            raise NotReadyError("this worker is still opening the current snapshot: retry in a moment")
         return super().hold_current()
 
-    def put_next(self, loaded: LoadedSnapshot, number: int) -> None:
-        """Keep an open snapshot ready for the switch with this number."""
-        self.drop_next()
+    def set_prepared(self, loaded: LoadedSnapshot, number: int) -> None:
+        """Store an open snapshot, to be served from switch `number` on."""
+        self.discard_prepared()
         with self._lock:
-            self._next = number, loaded
+            self._prepared = number, loaded
 
-    def drop_next(self, number: int | None = None) -> None:
-        """Close a snapshot that will not be served; None: whatever its number is."""
+    def discard_prepared(self, number: int | None = None) -> None:
+        """Close the prepared snapshot; with `number`, only if it was prepared for that switch."""
         with self._lock:
-            if self._next is None or number not in (None, self._next[0]):
+            if self._prepared is None or number not in (None, self._prepared[0]):
                 return
-            loaded, self._next = self._next[1], None
+            loaded, self._prepared = self._prepared[1], None
             is_served = loaded is self._current
         if not is_served:
             loaded.close()
 
-    def is_missing(self, number: int) -> bool:
-        """Whether the snapshot of a switch is neither served nor prepared."""
+    def needs_snapshot(self, number: int) -> bool:
+        """Return whether the snapshot of switch `number` is neither served nor prepared."""
         with self._lock:
-            return self._number < number and (self._next is None or self._next[0] != number)
+            return self._served_number < number and (self._prepared is None or self._prepared[0] != number)
 
     def switch_if_due(self) -> None:
-        """Serve the prepared snapshot if the switch to it has happened."""
+        """Serve the prepared snapshot if the leader has switched to it."""
         with self._lock:
-            if self._next is None or self._next[0] > self._link.switch_number:
+            if self._prepared is None or self._prepared[0] > self._link.switch_number:
                 return
-            (self._number, loaded), self._next = self._next, None
+            (self._served_number, loaded), self._prepared = self._prepared, None
             is_served = loaded is self._current
         if not is_served:
             super().swap(loaded)
 
     def close(self) -> None:
         """Remove the current and the prepared snapshot."""
-        self.drop_next()
+        self.discard_prepared()
         super().close()
 
 
-class LeadingSlot(SharedSlot):
-    """The slot of the worker that follows the ref for all."""
+class LeaderSlot(WorkerSlot):
+    """The slot of the leader, the worker that follows the ref for all workers."""
 
     def prepare(self, loaded: LoadedSnapshot) -> None:
-        """Let every other worker open the snapshot.
+        """Wait until every other worker has opened the snapshot.
 
         Raises:
-            BookwheelError: One of them cannot; `loaded` is closed.
-            FollowerStoppedError: The service shuts down.
+            BookwheelError: A worker cannot open the snapshot; `loaded` is closed.
+            FollowerStoppedError: The service is shutting down.
         """
         self._link.send("open", **describe_snapshot(loaded))
         try:
@@ -127,60 +127,60 @@ class LeadingSlot(SharedSlot):
                 if reply["error"] is not None:
                     raise error_from_dict(**reply["error"])
                 return dict(reply["opening"])
-        raise FollowerStoppedError("the service shuts down")
+        raise FollowerStoppedError("the service is shutting down")
 
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Switch all workers to the prepared snapshot."""
         number = self._opening["number"]
-        self.put_next(loaded, number)
+        self.set_prepared(loaded, number)
         self._link.switch_number = number
         self.switch_if_due()
         self._link.send("switch", opening=self._opening)
 
     def update_ref(self, served_ref: ServedRef) -> None:
-        """Record in all workers that the ref moved and names the current snapshot again."""
+        """Record in all workers that the ref moved, but still names the current snapshot."""
         super().update_ref(served_ref)
         self._link.send("ref", ref=asdict(served_ref))
 
     def withdraw(self) -> None:
-        """Let no worker serve the current snapshot any more."""
+        """Stop serving the current snapshot in all workers."""
         self._link.send("withdraw")
         super().withdraw()
 
 
 def describe_snapshot(loaded: LoadedSnapshot) -> Message:
-    """Return what another worker needs to open the same snapshot."""
+    """Return the message from which another worker opens the same snapshot."""
     return {
         "folder": None if loaded.is_ranged else str(loaded.snapshot.location),
         "ref": asdict(loaded.served_ref),
         "model": loaded.model and loaded.model.id,
-        # chosen once, because they depend on the free memory
+        # The leader chooses them for all workers, because the choice depends on the free memory.
         "retrievers": loaded.retrievers,
         "notes": loaded.notes,
     }
 
 
-class LeaderState:
-    """Tells the other workers what the leader's follower knows, and opens what they are asked for."""
+class LeaderStatePublisher:
+    """Send the leader's state to the other workers, and pin the snapshots that they request."""
 
     def __init__(
         self, link: WorkerLink, slot: SnapshotSlot, follower: RefFollower | FolderFollower, pins: PinnedSnapshots
     ) -> None:
-        """Prepare to share; `tick` does it."""
+        """Store the arguments; `tick` sends the state."""
         self._link, self._slot, self._follower, self._pins = link, slot, follower, pins
-        self._shared_state: Message = {}
+        self._published_state: Message = {}
         self._pin_requests: list[Message] = []
 
     def tick(self) -> None:
-        """Send changes of the state, and reply to the workers that wait for a pinned snapshot."""
+        """Send the state if it has changed, and reply to workers that wait for a pinned snapshot."""
         refusal = self._follower.refusal
         state = {
             "refusal": refusal and asdict(refusal),
             "problem": self._follower.problem,
             "taken_down": sorted(self._follower.taken_down),
         }
-        if state != self._shared_state:
-            self._shared_state = state
+        if state != self._published_state:
+            self._published_state = state
             self._link.send("state", **state)
         with suppress(queue.Empty):
             while True:
@@ -188,7 +188,7 @@ class LeaderState:
         self._pin_requests = [request for request in self._pin_requests if not self._reply_to_pin(request)]
 
     def _reply_to_pin(self, request: Message) -> bool:
-        """Pin a snapshot here, and say where it is; return False if it is being opened."""
+        """Pin a snapshot and reply with its location; return False while it is being opened."""
         name, reply = request["name"], {"to": request["sender"], "name": request["name"]}
         try:
             loaded = self._pins.hold(name)
@@ -202,28 +202,28 @@ class LeaderState:
         return True
 
 
-class LedFollower:
-    """Opens the snapshots that the leader serves, in its own thread."""
+class WorkerFollower:
+    """Follow the leader: open the snapshots that it announces, in a thread of its own."""
 
     def __init__(
         self,
-        target: FollowedRef | PulledFolder,
-        slot: SharedSlot,
+        followed_source: FollowedRef | PulledFolder,
+        slot: WorkerSlot,
         settings: ServiceSettings,
         observer: Observer,
         pins: PinnedSnapshots,
         link: WorkerLink,
     ) -> None:
-        """Prepare to follow the leader."""
-        self._target, self._slot, self._settings, self._observer = target, slot, settings, observer
+        """Store the arguments; `start` begins to follow."""
+        self._followed_source, self._slot, self._settings, self._observer = followed_source, slot, settings, observer
         self._pins, self._link = pins, link
-        self._scorers = PairScorerCache(target.url) if isinstance(target, FollowedRef) else None
-        self._announced: LoadedSnapshot | None = None  # the last one that the observer knows
-        self._asked_pins: set[str] = set()
+        self._scorers = PairScorerCache(followed_source.url) if isinstance(followed_source, FollowedRef) else None
+        self._announced_snapshot: LoadedSnapshot | None = None  # last one reported to the observer
+        self._requested_pins: set[str] = set()
         self._pin_replies: dict[str, Message] = {}
         self._stop_event = threading.Event()
         self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
-        self.refusal: Refusal | None = None  # of the leader, as the next two
+        self.refusal: Refusal | None = None  # the leader's state, as the next two
         self.problem = ""
         self.taken_down: frozenset[str] = frozenset()
 
@@ -242,19 +242,19 @@ class LedFollower:
                 self._handle(self._link.inbox.get(timeout=_POLL_SECONDS))
             self._slot.switch_if_due()
             current = self._slot.current
-            if current is not None and current is not self._announced:
+            if current is not None and current is not self._announced_snapshot:
                 notify(self._observer.on_swap, current, 0.0)
-            self._announced = current
+            self._announced_snapshot = current
             self._pins.update(self._open_pinned, self.taken_down)
 
     def _handle(self, message: Message) -> None:
         match message["kind"]:
             case "open":
                 self._prepare(message)
-            case "switch" if self._slot.is_missing(message["opening"]["number"]):
+            case "switch" if self._slot.needs_snapshot(message["opening"]["number"]):
                 self._prepare(message["opening"])
             case "drop":
-                self._slot.drop_next(message["number"])
+                self._slot.discard_prepared(message["number"])
             case "withdraw":
                 self._slot.withdraw()
             case "ref":
@@ -268,7 +268,7 @@ class LedFollower:
                 self.problem, self.taken_down = message["problem"], frozenset(message["taken_down"])
 
     def _prepare(self, opening: Message) -> None:
-        """Open a snapshot, keep it ready for the switch, and tell the supervisor."""
+        """Open a snapshot, store it for its switch, and report the result to the supervisor."""
         error: BookwheelError | None = None
         try:
             loaded = self._open(opening)
@@ -278,11 +278,11 @@ class LedFollower:
             error = ResourceError(f"unexpected {type(failure).__name__}: {failure}")
         else:
             loaded.served_ref = ServedRef(**opening["ref"])
-            self._slot.put_next(loaded, opening["number"])
+            self._slot.set_prepared(loaded, opening["number"])
         self._link.send("opened", number=opening["number"], error=error and error_to_dict(error))
 
     def _open(self, opening: Message) -> LoadedSnapshot:
-        """Open a snapshot and warm it up, or return the current one if it is the same."""
+        """Open a snapshot and warm it up; return the current one if it is the same snapshot."""
         current, served_ref, folder = self._slot.current, ServedRef(**opening["ref"]), opening["folder"]
         if current is not None and current.id == served_ref.snapshot:
             description = describe_snapshot(current)
@@ -312,28 +312,28 @@ class LedFollower:
         return LoadedSnapshot.open_ranged(snapshot, served_ref, settings, current, self._scorers)
 
     def _load_model(self, model_id: str | None, current: LoadedSnapshot | None) -> ServedModel | None:
-        """Return the current model, or load another one, which the leader has tried."""
+        """Return the current model if it has this id; otherwise load the model."""
         if model_id is None or (current is not None and current.model is not None and current.model.id == model_id):
             return current.model if current is not None and model_id is not None else None
-        target = self._get_ref()
-        store = None if target.is_model_local else Store.open(target.url)
+        followed_ref = self._get_ref()
+        store = None if followed_ref.is_model_local else Store.open(followed_ref.url)
         return ServedModel.load(
-            store, model_id, target.reader_settings, target.passage_encoder, self._settings.batch_answers
+            store, model_id, followed_ref.reader_settings, followed_ref.passage_encoder, self._settings.batch_answers
         )
 
     def _get_ref(self) -> FollowedRef:
-        assert isinstance(self._target, FollowedRef)
-        return self._target
+        assert isinstance(self._followed_source, FollowedRef)
+        return self._followed_source
 
     def _open_pinned(self, name: str) -> LoadedSnapshot | None:
-        """Open a pinned snapshot that the leader has pulled; None: it has not yet."""
+        """Open a pinned snapshot; return None until the leader has pulled it."""
         reply = self._pin_replies.pop(name, None)
         if reply is None:
-            if name not in self._asked_pins:
-                self._asked_pins.add(name)
+            if name not in self._requested_pins:
+                self._requested_pins.add(name)
                 self._link.send("pin", name=name)
             return None
-        self._asked_pins.discard(name)
+        self._requested_pins.discard(name)
         if reply["error"] is not None:
             error = error_from_dict(**reply["error"])
             raise NotFoundError(str(error)) if isinstance(error, GoneError) else error

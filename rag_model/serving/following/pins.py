@@ -81,7 +81,7 @@ class PinnedSnapshots:
         raise NotReadyError(f"snapshot {name} is being opened: ask again in a moment")
 
     def is_opening(self, name: str) -> bool:
-        """Whether a snapshot waits to be opened."""
+        """Return whether a snapshot is still to be opened."""
         with self._lock:
             return name in self._pins and self._pins[name].state is None
 

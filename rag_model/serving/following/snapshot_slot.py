@@ -10,7 +10,7 @@ from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRe
 
 
 class FollowerStoppedError(BookwheelError):
-    """The service shuts down while a version is pulled or opened."""
+    """The service is shutting down while a version is pulled or opened."""
 
 
 class SnapshotSlot:
@@ -73,10 +73,10 @@ class SnapshotSlot:
         return loaded
 
     def prepare(self, loaded: LoadedSnapshot) -> None:
-        """Prepare the swap to `loaded`; a service of several processes lets the others open it.
+        """Prepare the swap to `loaded`; with several workers, wait until all have opened it.
 
         Raises:
-            BookwheelError: Another process cannot open it; `loaded` is closed.
+            BookwheelError: Another worker cannot open it; `loaded` is closed.
         """
 
     def withdraw(self) -> None:

@@ -99,7 +99,7 @@ class ReloadingCertificate:
         self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
 
-_YIELD_SECONDS = 0.01  # in which another process can accept a connection
+_YIELD_SECONDS = 0.01  # time for another worker to accept a connection
 _FAILED_ACCEPT_SECONDS = 1.0
 _HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
 
@@ -112,27 +112,27 @@ class HealthPort:
     socket: socket.socket
 
 
-class _SharingAcceptor:
-    """Accepts connections of a socket that several processes share.
+class _SharedSocketAcceptor:
+    """Accept connections from a socket that several workers share.
 
-    A process with more connections than another one leaves a new connection to that one for a
-    moment. Otherwise the process that wakes first would take all of them.
+    A worker with more connections than another one waits a moment, so that the other can accept the
+    new connection. Otherwise the worker that wakes first would accept all of them.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         connect: Callable[[socket.socket], Coroutine[Any, Any, Any]],
-        has_more_than_others: Callable[[], bool],
+        has_more_connections: Callable[[], bool],
     ) -> None:
         """Begin to accept.
 
         Args:
             listener: The shared listening socket.
             connect: Takes over an accepted connection.
-            has_more_than_others: Whether another process has fewer connections.
+            has_more_connections: Whether another worker has fewer connections.
         """
-        self._listener, self._connect, self._has_more_than_others = listener, connect, has_more_than_others
+        self._listener, self._connect, self._has_more_connections = listener, connect, has_more_connections
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -140,7 +140,7 @@ class _SharingAcceptor:
         self._loop.add_reader(listener.fileno(), self._handle_readable)
 
     def close(self) -> None:
-        """Accept no further connection."""
+        """Stop accepting connections."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._listener.fileno())
@@ -150,13 +150,13 @@ class _SharingAcceptor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _handle_readable(self) -> None:
-        if self._has_more_than_others():
+        if self._has_more_connections():
             self._pause(_YIELD_SECONDS)
         else:
             self._accept()
 
     def _pause(self, seconds: float) -> None:
-        """Leave connections to other processes, then accept one in any case."""
+        """Wait while other workers may accept connections, then accept one in any case."""
         self._loop.remove_reader(self._listener.fileno())
         self._timer = self._loop.call_later(seconds, self._resume)
 
@@ -169,9 +169,9 @@ class _SharingAcceptor:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # another process was faster, or the client has left
+            return  # another worker accepted it, or the client left
         except OSError as error:  # too many open files, for example
-            _LOG.error("a connection cannot be accepted: %s", error)
+            _LOG.error("cannot accept a connection: %s", error)
             self._pause(_FAILED_ACCEPT_SECONDS)
             return
         connection.setblocking(False)
@@ -221,7 +221,7 @@ class ServiceServer(uvicorn.Server):
         self._exit_time = float("inf")  # monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
         self._on_ready, self._was_ready = on_ready, False
-        self._link, self._stop_count = link, 0  # signals of the supervisor that were handled
+        self._link, self._stop_count = link, 0  # number of handled stop signals of the supervisor
 
     def stop_if(self, should_stop: Callable[[], bool]) -> None:
         """Let the server stop once `should_stop` returns True; it is called ten times a second."""
@@ -234,8 +234,10 @@ class ServiceServer(uvicorn.Server):
         if link is not None:
             factory = _create_protocol_factory(self.config, self.server_state, self.lifespan.state)
             connect = partial(asyncio.get_running_loop().connect_accepted_socket, factory, ssl=self.config.ssl)
-            # uvicorn closes them as it closes asyncio's servers
-            acceptors: list[Any] = [_SharingAcceptor(one, connect, self._has_more_than_others) for one in sockets or ()]
+            # uvicorn closes the acceptors together with asyncio's servers.
+            acceptors: list[Any] = [
+                _SharedSocketAcceptor(one, connect, self._has_more_connections) for one in sockets or ()
+            ]
             self.servers.extend(acceptors)
         if self._health is not None:
             await self._listen_for_health(self._health)
@@ -255,7 +257,7 @@ class ServiceServer(uvicorn.Server):
             self._was_ready = True
             self._on_ready()
         if self._link is not None:
-            self._has_more_than_others()
+            self._has_more_connections()
             for number in self._link.stop_signals[self._stop_count :]:
                 self._stop_count += 1
                 self.handle_exit(number, None)
@@ -271,8 +273,8 @@ class ServiceServer(uvicorn.Server):
         factory = _create_protocol_factory(config, self._health_state, {})
         self.servers.append(await asyncio.get_running_loop().create_server(factory, sock=health.socket))
 
-    def _has_more_than_others(self) -> bool:
-        """Return whether another process has fewer connections, and tell the others of ours."""
+    def _has_more_connections(self) -> bool:
+        """Publish this worker's number of connections; return whether another has fewer."""
         return self._link is not None and self._link.record_connections(len(self.server_state.connections))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -309,7 +309,7 @@ class ServiceMetrics(Observer):
         return generate_latest(registry)
 
     def share_state(self) -> None:
-        """Write the state of the leader, which the other workers add to their metrics."""
+        """Write the leader's gauges to a file, which the other workers add to their metrics."""
         if self._link is not None:
             registry = CollectorRegistry()
             registry.register(_ScrapeCollector(self.collect_state))
@@ -446,7 +446,7 @@ class ServiceMetrics(Observer):
 
 
 class _ProcessesCollector(Collector):
-    """Sums what the kernel says of all processes; memory that they share counts in each of them."""
+    """Sum the kernel's statistics of all processes; memory that they share counts in each."""
 
     def __init__(self, link: WorkerLink) -> None:
         self._link = link

@@ -531,8 +531,8 @@ def _match_column(column: pa.ChunkedArray, field: str, values: Sequence[str]) ->
     if field != "categories":
         return np.asarray(pc.is_in(column, pa.array(values, pa.string())).to_numpy())
     separator = CATEGORY_SEPARATOR
-    enclosed = pc.binary_join_element_wise("", column, "", separator)
-    matches = [pc.match_substring(enclosed, f"{separator}{value}{separator}") for value in values]
+    delimited_column = pc.binary_join_element_wise("", column, "", separator)
+    matches = [pc.match_substring(delimited_column, f"{separator}{value}{separator}") for value in values]
     is_match: NDArray[np.bool_] = np.logical_or.reduce([match.to_numpy() for match in matches])
     return is_match
 

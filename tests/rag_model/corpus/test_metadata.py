@@ -14,8 +14,8 @@ from rag_model.corpus.metadata import (
     build_metadata,
     find_categories,
     format_metadata,
-    label_passages,
     parse_metadata,
+    set_passage_metadata,
 )
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
@@ -87,7 +87,7 @@ def test_what_every_passage_repeats_is_bounded() -> None:
     assert len(section.text.split()) == MAX_ALIAS_WORDS + 1
     passage = Passage("1:0", "1", 0, "T", "", "x", 0, 1, "")
     metadata = build_metadata({"categories": [f"Category {i}" for i in range(10_000)]})
-    (labelled,) = label_passages([passage], metadata, ("categories",))
+    (labelled,) = set_passage_metadata([passage], metadata, ("categories",))
     assert len(labelled.categories) <= MAX_CATEGORIES
     assert labelled.categories.split("|")[-1].startswith("Category ")
 

@@ -49,7 +49,7 @@ def test_best_alternative_that_fits_is_chosen(memory: int, factory: str) -> None
 def test_best_alternative_that_reaches_the_recall_is_chosen(
     recall: float, memory: int, disk: int | None, factory: str
 ) -> None:
-    alternatives = list_alternatives(replace(OPEN, recall_target=recall), 768, refined=True)
+    alternatives = list_alternatives(replace(OPEN, recall_target=recall), 768, with_vectors=True)
     within = None if disk is None else disk * GB
     plan = fit_into_memory(choose_by_recall(alternatives, 768), *WIKIPEDIA, memory * GB, serving=True, disk=within)
     assert with_refinement(plan.factory, plan.refine) == factory

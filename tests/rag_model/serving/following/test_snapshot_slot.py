@@ -12,7 +12,7 @@ from rag_model.retrieve.context import RetrieverContext
 from rag_model.retrieve.retriever import Queries
 from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers, LoadedSnapshot, ServedRef
 from rag_model.serving.answering.served_model import SharedQuestionEncoder
-from rag_model.serving.following.group import SharedSlot
+from rag_model.serving.following.group import WorkerSlot
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.workers import WorkerLink
 from rag_model.store.pulling.pull import pull
@@ -118,15 +118,15 @@ def test_an_edition_outlives_the_folder_of_its_encoder(shared_library: Library, 
 def test_all_workers_serve_a_prepared_snapshot_from_the_moment_of_the_switch(library: Library, dest: Path) -> None:
     link = WorkerLink(1, None, (None, None), [0, 0, 0], dest, is_restarted=False)  # type: ignore[arg-type]
     freed: list[str] = []
-    slot = SharedSlot(freed.append, link)
+    slot = WorkerSlot(freed.append, link)
     red, blue = opened(library, dest, library.red), opened(library, dest, library.blue)
 
-    slot.put_next(red, 1)
+    slot.set_prepared(red, 1)
     with pytest.raises(NotReadyError):
         slot.hold_current()
     link.switch_number = 1
     assert slot.hold_current() is red
-    slot.put_next(blue, 2)
+    slot.set_prepared(blue, 2)
     assert slot.served_ref == red.served_ref
     link.switch_number = 2
     with slot.acquire() as current:
