@@ -136,6 +136,6 @@ def test_all_workers_serve_a_prepared_snapshot_from_the_moment_of_the_switch(lib
     assert freed == [library.red]
     link.switch_number = 3  # the others serve what this worker has not opened
     assert slot.served_ref is None
-    with pytest.raises(NotReadyError, match="this worker opens the snapshot that the others serve"):
+    with pytest.raises(NotReadyError, match="this worker is still opening the current snapshot"):
         slot.hold_current()
     slot.close()
