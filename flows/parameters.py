@@ -41,7 +41,7 @@ Url = Annotated[str, Field(min_length=1)]  # a URL, a path, a glob or a name
 
 
 def read_file(read: Callable[[Path], Any], description: str, name: str | None = None) -> Parameter:
-    """Return an option that takes a file, for a parameter with the settings that `read` returns."""
+    """Return an option whose value is a file, for a parameter of the type that `read` returns."""
 
     def convert(kind: object, tokens: "Sequence[Token]") -> Any:
         path = Path(tokens[0].value)
@@ -51,7 +51,7 @@ def read_file(read: Callable[[Path], Any], description: str, name: str | None = 
     return Parameter(name, converter=convert, accepts_keys=False, n_tokens=1, help=description)
 
 
-# What a form takes as a table of settings, the command line takes as a file.
+# A form has these settings as a table, and the command line reads them from a file.
 RecipeParameter = Annotated[Recipe | None, read_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
 StoreParameter = Annotated[StoreUrl, Field(min_length=1)]
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
@@ -182,12 +182,12 @@ def derive_command(
 
     The function of the command gets the arguments of the flow by name. Its other parameters are
     options that only the command has. Words after `--` are the flow's `beam_options`, unless the
-    function itself takes the words that are no options.
+    function has a variadic parameter for them.
 
     Args:
         flow: the flow; the `Args` of its docstring become help texts.
-        positional: parameters that are given without an option.
-        excluded: parameters of the flow that are no options.
+        positional: parameters that are positional arguments of the command.
+        excluded: parameters of the flow that the command does not have.
     """
     flow_function = unwrap(flow)
     flow_parameters = signature(flow_function, eval_str=True).parameters.values()
@@ -226,7 +226,7 @@ def derive_command(
 
 
 def _derive_parameter(parameter: FunctionParameter, *, is_positional: bool) -> FunctionParameter:
-    """Return the parameter of a command for one of its flow."""
+    """Return the command's parameter for a parameter of its flow."""
     if parameter.name == _OPTIONS:
         return FunctionParameter(_OPTIONS, parameter.VAR_POSITIONAL, annotation=str)
     return parameter.replace(kind=parameter.POSITIONAL_ONLY if is_positional else parameter.KEYWORD_ONLY)

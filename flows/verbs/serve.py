@@ -212,10 +212,10 @@ def serve(
 
 
 def _check_workers(workers: int, *, in_memory: bool, mcp: bool) -> None:
-    """Check the number of workers, and that their options can be combined with several.
+    """Check the number of workers, and that the other options allow several workers.
 
     Raises:
-        UsageError: They cannot.
+        UsageError: The number is out of range, or an option allows one worker only.
     """
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"--workers is {workers}: give 1 to {_MAX_WORKERS}")

@@ -106,7 +106,7 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
     """Return the 16-byte key of a document, or of a page whose element is unknown.
 
     The metadata of a document are part of it if they are chunked. Those of a page are always part
-    of the key, because only pages that `page_lines` staged have some.
+    of the key, because only pages that `page_lines` staged have any.
     """
     hasher = hashlib.sha256(basis)
     for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):

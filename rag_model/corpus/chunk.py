@@ -129,7 +129,7 @@ class ChunkRecipe:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of passages that are chunked by this recipe."""
+        """The Arrow schema of the passages that this recipe produces."""
         if {*self.metadata} - {"aliases"}:
             return FULL_SCHEMA
         return KIND_SCHEMA if self.structures else PASSAGE_SCHEMA

@@ -24,19 +24,19 @@ from rag_model.corpus.records import (
 )
 
 VERSION = 1  # increase it when the same page would give other metadata
-# Bounds of what every passage of a page repeats.
+# Limits, because every passage of a page repeats its metadata.
 MAX_CATEGORIES = 2_000  # characters
 MAX_ALIAS_WORDS = 24
 _CATEGORY = 14  # the namespace
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,34}")
 _ITEM = re.compile(r"Q[1-9][0-9]{0,14}")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON may contain, but UTF-8 cannot
+_SURROGATE = re.compile("[\ud800-\udfff]")  # valid in JSON, but not in UTF-8
 _WORD = re.compile(r"\w+")
 _LINK = re.compile(r"\[\[\s*([^\W\d][^\[\]|:\n]{0,80}):\s*([^\[\]|\n#]{1,255})(?:\|[^\[\]\n]*)?\]\]")
 
 
 def build_metadata(values: Mapping[str, Any]) -> Metadata:
-    """Return the metadata in fields of a source, without values that have another form.
+    """Build metadata from the fields of a source; invalid values are left out.
 
     >>> build_metadata({"language": "de", "wikidata": "Q42", "categories": ["Schriftsteller"]})
     Metadata(language='de', wikidata='Q42', categories=('Schriftsteller',), aliases=())
@@ -50,7 +50,7 @@ def build_metadata(values: Mapping[str, Any]) -> Metadata:
 
 
 def parse_metadata(text: str) -> Metadata:
-    """Return the metadata that `format_metadata` wrote; none if it is something else."""
+    """Parse the output of `format_metadata`; return empty metadata for any other text."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -59,12 +59,12 @@ def parse_metadata(text: str) -> Metadata:
 
 
 def format_metadata(metadata: Metadata) -> str:
-    """Return metadata as JSON, without what is unknown."""
+    """Return metadata as JSON, without unknown fields."""
     return json.dumps(metadata_to_dict(metadata), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 def metadata_to_dict(metadata: Metadata) -> dict[str, Any]:
-    """Return metadata as JSON values, without what is unknown."""
+    """Return metadata as a dictionary of JSON values, without unknown fields."""
     values = {
         "language": metadata.language,
         "wikidata": metadata.wikidata,
@@ -97,7 +97,7 @@ def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
 def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str]) -> tuple[Section, ...]:
     """Return the sections with the aliases as the first sentence and line of the introduction.
 
-    An alias without a new word is left out, since the title finds the page as well.
+    An alias is left out if the title and earlier aliases have all its words.
     """
     line = _join_aliases(title, aliases)
     if not line or not sections:

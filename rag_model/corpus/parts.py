@@ -20,7 +20,7 @@ from rag_model.errors import ResourceError
 # Compressed bytes of a part, unless the recipe sets a size.
 MIN_PART_BYTES, MAX_PART_BYTES = 256 << 10, 32 << 20
 TARGET_PARTS = 16  # number of parts of a dump, within the limits above
-_MAX_TEMPLATE_GAP = 1 << 18  # bytes without templates that are read nevertheless
+_MAX_TEMPLATE_GAP = 1 << 18  # bytes without templates that are read to save a slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ def _extend_starts(runs: Sequence[PageRun], weight: int, parent_boundaries: Part
 
 
 def select_template_runs(runs: Sequence[PageRun]) -> list[PageRun]:
-    """Return the runs with templates, and those between two of them that are close to each other.
+    """Return the runs with templates, and the runs in short gaps between them.
 
-    So a part needs few slices, however many of its runs have templates.
+    Including short gaps keeps the number of slices of a part small.
     """
     selected_runs: list[PageRun] = []
     skipped_runs: list[PageRun] = []

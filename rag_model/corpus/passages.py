@@ -79,7 +79,7 @@ FULL_SCHEMA = pa.schema([*KIND_SCHEMA, *_METADATA_FIELDS])
 PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, FULL_SCHEMA, UNDATED_SCHEMA)
 _REQUIRED = UNDATED_SCHEMA.names
 _TEXTS = [field.name for field in FULL_SCHEMA if pa.types.is_string(field.type)]
-_DEFAULTS = {KIND: PROSE, **dict.fromkeys(METADATA_COLUMNS, "")}  # of columns that a file lacks
+_DEFAULTS = {KIND: PROSE, **dict.fromkeys(METADATA_COLUMNS, "")}  # values of columns that a file lacks
 
 
 class PassageWriter:
@@ -196,7 +196,7 @@ class PassageWriter:
 
 
 class GroupCache:
-    """The decoded row groups of several files that were read last. Not thread-safe."""
+    """A least-recently-used cache of decoded row groups of several files; not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         """Keep up to `max_bytes` of groups."""
@@ -204,13 +204,13 @@ class GroupCache:
         self._tables: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
 
     def find(self, key: tuple[str, int]) -> pa.Table | None:
-        """Return the group of a key (file and number), as the last used one; None: it is not here."""
+        """Return the group of a key (file and number), or None, and mark it as recently used."""
         if key in self._tables:
             self._tables.move_to_end(key)
         return self._tables.get(key)
 
     def add(self, key: tuple[str, int], table: pa.Table) -> None:
-        """Keep a group, and drop those that were not used for longest."""
+        """Add a group, and evict the least recently used groups beyond the limit."""
         self._tables[key] = table
         self._bytes += table.nbytes
         while self._bytes > self._max_bytes:

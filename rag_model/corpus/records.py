@@ -25,9 +25,9 @@ PassageKind = Literal["prose", "table", "infobox", "list"]
 PROSE: PassageKind = "prose"
 PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
-# The structure that passages of a kind are made of.
+# The structure of a page that passages of each kind come from.
 STRUCTURES: dict[str, StructureName] = {"table": "tables", "infobox": "infobox", "list": "lists"}
-CATEGORY_SEPARATOR = "|"  # in a column; no title of a wiki has it
+CATEGORY_SEPARATOR = "|"  # in a column; wiki titles cannot contain it
 MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # that a recipe can request
 
 # Content models of pages that are rendered HTML or plain text; no wiki uses these names.
@@ -232,9 +232,9 @@ class Plan:
     parts: tuple[Part, ...]
     licence: str = ""  # of the text, if the source names it
     read_at: str = ""  # of a site: when it was read, ISO 8601
-    # Parts of which only the slices with templates are left; None if these are unknown.
+    # Parts with only the slices that have templates; None if these slices are unknown.
     template_parts: tuple[Part, ...] | None = None
-    # Number of files without a document by reason, of a folder.
+    # Number of dropped files of a folder by reason.
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _walk(text: str) -> Any:
     text = text.replace("\x00", "")  # the parser would stop there
     try:
         root = etree.fromstring(text.encode("utf-8", "replace"), parser)
-    except etree.ParseError:  # of a text without any element or words
+    except etree.ParseError:  # the text has no element and no words
         root = None
     if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
         raise _nesting_error()

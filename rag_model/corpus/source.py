@@ -63,7 +63,7 @@ def expand_pattern(pattern: str) -> list[str]:
 
 
 class FolderEntry(NamedTuple):
-    """A file of a folder, or an entry that is not read."""
+    """A file of a folder, or another entry, with the reason why it is not read."""
 
     url: str
     path: str  # relative to the folder
@@ -72,7 +72,7 @@ class FolderEntry(NamedTuple):
 
 
 def list_folder(pattern: str) -> list[FolderEntry] | None:
-    """Return the entries of a folder and its subfolders by path; None if the pattern names none.
+    """List a folder and its subfolders in the order of paths; None if this is not a folder.
 
     Links are not followed, and hidden folders are not opened. A folder of an HTTP server has no
     list of files.
@@ -349,11 +349,11 @@ def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
 
 
 class _TarHeader(tarfile.TarInfo):
-    """A header of a tar archive; the base class takes a damaged one for the end."""
+    """A tar header that reports damage, where the base class would end the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
-        """Return the header of a block."""
+        """Parse the header in a block."""
         try:
             header = super().frombuf(buf, encoding, errors)  # type: ignore[arg-type]
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]

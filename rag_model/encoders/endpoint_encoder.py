@@ -417,7 +417,10 @@ class EmbeddingClient:
                 task.cancel()
 
     async def _embed_batch(self, batch: list[str], settings: EmbedSettings) -> list[_EmbedReply]:
-        """Request a batch; one that is too long as a whole is halved, which also finds a text that is."""
+        """Request the vectors of a batch; a batch that is too long for the server is halved.
+
+        Halving ends at a single text, which the error then names.
+        """
         assert self._slots is not None
         try:
             async with self._slots:
@@ -484,7 +487,7 @@ class EmbeddingClient:
 
 
 def _describe_input(text: str) -> str:
-    """Return the words for a text that is too long: a request of several is halved down to it."""
+    """Describe a text that is too long for the server, for the error message."""
     beginning = escape_controls(" ".join(text[:_MAX_QUOTED].split()))
     return f"a text of {len(text):,} characters that begin with {beginning!r},"
 

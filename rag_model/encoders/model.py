@@ -76,9 +76,9 @@ class Model:
     def split_into_batches(self, lengths: Sequence[int], *, batch_invariant: bool) -> Iterator[npt.NDArray[np.int64]]:
         """Yield batches of row numbers for inputs of these lengths, longest inputs first.
 
-        On a GPU the token budget alone decides: its kernels round by the batch anyway, and every
-        new shape of a batch costs time, about 45 ms with cuDNN's attention (H200, torch 2.11). With
-        a budget the same few shapes return.
+        On a GPU only the token budget limits a batch: its kernels round by the batch anyway, and
+        every new shape of a batch costs about 45 ms with cuDNN's attention (H200, torch 2.11). With
+        a budget, the same few shapes recur.
         """
         if not batch_invariant or self.device.type == "cuda":
             return batch_by_length(lengths, self.batch_tokens)

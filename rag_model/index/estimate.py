@@ -26,7 +26,7 @@ _MAX_CELL_RATIO = 2.0  # assumed size of the largest cell over the mean; splitti
 _MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some lists are random
 
 # Recall@20 of 60,000 passages with every list, or with 512 candidates of a graph: more lists or
-# candidates do not mend what codes lose. For longer vectors and larger corpora it is an estimate.
+# candidates do not recover what codes lose. For longer vectors and larger corpora it is an estimate.
 _MAX_RECALL_BY_CODES = {
     **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992},
     **{"SQ8": 0.993, "SQfp16": 0.999, "Flat": 1.0, "RaBitQ4": 0.939},
@@ -95,7 +95,7 @@ def _graph_node_bytes(links: int) -> float:
 
 
 def estimate_max_recall(factory: str, d: int) -> float | None:
-    """Return the largest recall@20 that a factory can reach; None: not measured."""
+    """Return the largest recall@20 that a factory can reach; None if it was not measured."""
     spec = parse_factory(factory)
     if isinstance(spec, HnswSpec):
         return _MAX_RECALL_BY_CODES[f"HNSW {spec.storage}"]
@@ -112,7 +112,7 @@ def choose_by_recall(recipes: Sequence[IndexRecipe], d: int) -> list[IndexRecipe
     """Return the recipes that can reach their recall target.
 
     Raises:
-        UsageError: none can.
+        UsageError: no recipe can.
     """
     target = recipes[0].recall_target or 0.0
     suitable = [recipe for recipe in recipes if (estimate_max_recall(recipe.factory, d) or 0.0) >= target]
@@ -190,7 +190,8 @@ def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
 def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False) -> list[IndexRecipe]:
     """Return the recipe with other factories for d dimensions, the best first.
 
-    A graph keeps its links and cells. `refined` adds lists that rerank by a snapshot's vectors.
+    A graph keeps its links and cells. With `with_vectors`, inverted lists whose candidates are
+    reranked by the snapshot's vectors are among them.
     """
     links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]

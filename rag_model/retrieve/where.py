@@ -25,7 +25,7 @@ _MAX_REQUEST_DEPTH = 10_000  # maximum depth of a search for a request
 
 
 class FilteredRetriever(SnapshotRetriever):
-    """Return those hits of another retriever whose passages have given values in columns."""
+    """Retriever of those hits of another one whose passages have given values in columns."""
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ def describe_mixed_arithmetics(
 ) -> list[str]:
     """Return a note for each representation whose rows were computed with different devices or dtypes.
 
-    The parent's provenance does not say which representation has which, so it counts if there is one.
+    The parent's provenance does not name representations, so it is used only if there is one.
     """
     notes = []
     for name, results in embeddings.items():

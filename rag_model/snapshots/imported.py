@@ -238,7 +238,7 @@ def _identify_passages(urls: Sequence[str], vector_identities: Mapping[Path, lis
 
 
 def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator[pa.Table]:
-    """Yield the passages of a part, of the records or else of its Parquet files."""
+    """Yield the passages of a part as tables, from its records or from its Parquet files."""
     if records is None:
         blocks: Iterator[tuple[pa.Array, ...]] = chain.from_iterable(
             PARQUET.read_columns(*file_range) for file_range in task.passages

@@ -128,7 +128,7 @@ _UNRENDERED_PROJECTS = {
 
 
 def describe_missing_prose(plan: Plan, recipe: Recipe) -> str:
-    """Return advice if the wikitext of a project has little prose; otherwise an empty text.
+    """Return advice if the wikitext of a project has little prose; otherwise an empty string.
 
     Rendered HTML has what readers of such a project see.
     """

@@ -199,9 +199,9 @@ def _iter_boundaries(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iter_lines(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the words of a text whose lines are kept: the first word of a line has its break and indentation.
+    """Yield the words of a text with kept lines; a line's first word has its break and indentation.
 
-    Every line break is a boundary, because a reader of the text has joined wrapped lines.
+    Every line break is a boundary, because the dump format has already joined wrapped lines.
     """
     boundary, line_break = HEADING, "\n\n"
     for line in text.split("\n"):

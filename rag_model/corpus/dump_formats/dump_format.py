@@ -37,8 +37,8 @@ class PlanRequest:
     part_format: str = ""  # value of `Part.format` for parts that only this format can read
     site: SiteSettings = field(default_factory=SiteSettings)  # what is read of a MediaWiki site
     mirror: "Mirror | None" = None  # the pages of a site that earlier builds fetched
-    folder: str = ""  # URL of the folder to which the ids of documents with a file each are relative
-    dropped: Mapping[str, int] = field(default_factory=dict)  # files of the folder, by reason
+    folder: str = ""  # URL of the folder that document ids are relative to
+    dropped: Mapping[str, int] = field(default_factory=dict)  # dropped files of the folder by reason
 
 
 class DumpFormat(Protocol):
@@ -105,7 +105,7 @@ class BuiltInFormat(NamedTuple):
     target: str  # `module:object`
     kind: SourceKind  # as `DumpFormat.kind`
     summary: str  # for help texts, error messages and the documentation
-    # Whether workers read its parts with it, instead of the standard format of its kind.
+    # Whether workers read its parts with this format, not with the standard format of its kind.
     has_own_parts: bool = False
 
 
@@ -153,7 +153,7 @@ DUMP_HELP = (
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG, _PARQUET_MAGIC = b"<mediawiki", b"PAR1"
-_GENERIC_FORMATS = {"jsonl", "parquet"}  # asked after formats whose files are also valid files of these
+_GENERIC_FORMATS = {"jsonl", "parquet"}  # tried after formats whose files they can read too
 SITE = "wiki_site"  # recognized by the scheme of its URL
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
@@ -337,7 +337,7 @@ def get_format_identity(part: Part) -> dict[str, Any]:
 def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
     """Return the entries of memo keys that formats add: the versions of their packages.
 
-    Most built-in formats have none: their code has the version `chunk.VERSION`.
+    Most built-in formats add none, because `chunk.VERSION` covers their code.
     """
     versions = {name: get_format(name).version for name in sorted(names)}
     versions = {name: version for name, version in versions.items() if version or not is_standard(name)}

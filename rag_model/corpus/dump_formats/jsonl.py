@@ -10,7 +10,7 @@ from rag_model.corpus.source import COMPRESSED_ENDING, basename, read_lines
 from rag_model.errors import InputError
 from rag_model.untrusted_text import describe_json_error, limit_blank_lines
 
-# Of all files that hold a JSON object a line, whatever their format is.
+# File name endings of all formats with one JSON object per line.
 LINES_ENDING = re.compile(rf"\.(?:jsonl?|ndjson|tar){COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
 _ENDING = re.compile(rf"\.(jsonl|ndjson){COMPRESSED_ENDING}", re.IGNORECASE)
 

@@ -1,4 +1,4 @@
-"""The pages of two sets of questions, as JSON objects with lists of text: KILT's and HotpotQA's."""
+"""Read the Wikipedia pages of KILT and HotpotQA: JSON objects whose text is a list."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ class KiltPages(JsonLines):
     """Files with one page per line, as in `kilt_knowledgesource.json`."""
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        """Return whether a file of lines has a `wikipedia_title` at its start."""
+        """Return whether the start of a JSON Lines file has a `wikipedia_title`."""
         return LINES_ENDING.search(name) is not None and _TITLE_KEY in read_head()
 
     def read_records(self, url: str) -> Iterator[Record]:
@@ -58,7 +58,7 @@ class HotpotPages(JsonLines):
     """Files with one page per line, as in HotpotQA's `enwiki-20171001-*-withlinks-*.tar.bz2`."""
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        """Return whether a file of lines starts with a page whose text is a list of sentences."""
+        """Return whether a JSON Lines file starts with a page whose text is a list of sentences."""
         if not LINES_ENDING.search(name):
             return False
         head = read_head()

@@ -73,7 +73,7 @@ _REVISION_FIELDS = [f"{_REVISION}/{name}" for name in ("id", "timestamp", "model
 _NAMESPACE = "/siteinfo/namespaces/namespace"
 _CAPTURED = {
     *("/siteinfo/dbname", "/siteinfo/base", "/siteinfo/case", _NAMESPACE),
-    # No export has the last one: pages of other dumps are staged with it.
+    # Exports have no `metadata`; it is in the staged pages of other dump formats.
     *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS, "/page/metadata"),
 }
 
@@ -676,7 +676,7 @@ class RenderedPages(MediaWiki):
     has_templates = False
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
-        """Return an article, otherwise the reason to drop it; rendered text has no wikitext."""
+        """Return the page if it is an article, otherwise the reason to drop it."""
         if page.model in {HTML_MODEL, PLAIN_MODEL}:
             text = "rendered" if page.text.strip() else ""
             verdict = super().classify(replace(page, text=text, model="wikitext"), siteinfo)

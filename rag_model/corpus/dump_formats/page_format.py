@@ -82,7 +82,7 @@ class PageFormat:
     def read_templates(self, part: Part) -> Iterator[Page]:
         """Yield the pages of a part that define templates, in their order; by default none.
 
-        The part has the slices of runs with `has_templates`.
+        The part has only the slices of runs with `has_templates`.
         """
         return iter(())
 

@@ -1,4 +1,4 @@
-"""Dumps with one page of a wiki a line, as JSON: those of Wikimedia Enterprise and of CirrusSearch.
+"""Read wiki dumps with one JSON page per line: Wikimedia Enterprise and CirrusSearch.
 
 Their pages come in no order. Planning sorts them by page id on the disk, in bounded memory, and
 stages them as the elements of an export. So a part reads only its own pages, and later builds reuse
@@ -46,18 +46,18 @@ from rag_model.errors import InputError
 MAX_SORTED_BYTES = 64 << 20  # bytes of pages that are sorted in memory
 MAX_MERGED_FILES = 64  # files that are merged at once; each needs a decoder and a page of memory
 _MAX_NUMBER = (1 << 63) - 1
-_DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's own mark; nothing else of such a page is needed
+_DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's mark; it replaces the page's text
 Row = dict[str, Any]
 
 
 class PageLines(RenderedPages):
-    """Files with a JSON object a page; subclasses say what its fields are."""
+    """Files with one JSON object per page; subclasses read its fields."""
 
-    description: ClassVar[str]  # of a dump, for messages
+    description: ClassVar[str]  # name of such a dump in messages
 
     @abstractmethod
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
-        """Return the wiki of the first page of a dump.
+        """Build the siteinfo of a dump from its first page.
 
         Raises:
             InputError: The page does not name its wiki; the message starts with `where`.
@@ -65,14 +65,14 @@ class PageLines(RenderedPages):
 
     @abstractmethod
     def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
-        """Return the page of an object.
+        """Build the page of a JSON object.
 
         Raises:
             InputError: A field is missing or has another type; the message starts with `where`.
         """
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
-        """Yield the object of each page, with its place in the file for messages."""
+        """Yield the location of each page, for messages, and its JSON object."""
         for number, row in iter_objects(url):
             yield f"line {number} of {basename(url)}", row
 
@@ -98,7 +98,7 @@ class PageLines(RenderedPages):
         """Yield the staged runs of the pages, in the order of their ids.
 
         Raises:
-            InputError: The file is damaged, or a line is no page of this wiki.
+            InputError: The file is damaged, or a line is not a page of this wiki.
         """
         siteinfo = self.read_siteinfo(url)
         rows = self.iter_rows(url)
@@ -186,7 +186,7 @@ class CirrusPages(PageLines):
     """Pages of a search index of CirrusSearch, with plain text; every other line is an action."""
 
     description = "a dump of CirrusSearch"
-    extracts_structures = False  # the text has none
+    extracts_structures = False  # plain text has no tables or infoboxes
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether the first line is the action of an index."""

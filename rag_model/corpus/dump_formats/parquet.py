@@ -32,7 +32,7 @@ _TEXTS = ("id", "title", "text")
 class Parquet(RecordFormat):
     """Parquet files with one document per row."""
 
-    columns: ClassVar[Collection[str]] = DOCUMENT_FIELDS  # that are read, if a file has them
+    columns: ClassVar[Collection[str]] = DOCUMENT_FIELDS  # columns to read, if a file has them
     date_field: ClassVar[str] = DATE_FIELD
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
@@ -55,7 +55,7 @@ class Parquet(RecordFormat):
         yield from self._read(url, _BATCH, first, end, self.parse_batch)
 
     def read_columns(self, url: str, first: int, end: int) -> Iterator[tuple[pa.Array, ...]]:
-        """Yield ids, titles, texts and seconds, or nulls, of the rows [first, end), as columns.
+        """Yield the rows [first, end) as columns: ids, titles, texts, and seconds or nulls.
 
         Raises:
             InputError: As for `read_rows`.
@@ -93,10 +93,10 @@ class Parquet(RecordFormat):
             ) from error
 
     def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
-        """Yield the records of a batch of the file `name`, after `number` rows of the file.
+        """Yield the records of a batch that follows the first `number` rows of the file `name`.
 
         Raises:
-            InputError: A row is no record.
+            InputError: A row is not a record.
         """
         if _is_plain(batch):
             # Columns become records in a fifth of the time that their rows take.
@@ -118,7 +118,7 @@ class Parquet(RecordFormat):
 
 
 def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
-    """Return ids, titles, texts and seconds, or nulls, of records; the texts of sections are joined."""
+    """Convert records to columns: ids, titles, joined texts of sections, and seconds or nulls."""
     rows = [record[:4] for record in records]  # without metadata
     ids, titles, bodies, dates = zip(*rows, strict=True) if rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
@@ -202,7 +202,7 @@ def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _is_plain(batch: pa.RecordBatch) -> bool:
-    """Return whether all columns are ids, titles and texts, each row has an id, and none is too long."""
+    """Return whether a batch is valid as it is: text columns, an id in each row, none too long."""
     if {*batch.schema.names} != {*_TEXTS} or not all(map(pa.types.is_string, batch.schema.types)):
         return False
     ids, titles = pc.min_max(pc.binary_length(batch["id"])), pc.min_max(pc.binary_length(batch["title"]))

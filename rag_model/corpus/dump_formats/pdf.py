@@ -21,16 +21,16 @@ from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
 from rag_model.process import ChildDiedError, ChildWorker, serve_calls, temporary_folder
 
-_LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a word that a line breaks
+_LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
 _MAX_BOOKMARKS = 100_000
 _MAX_SECONDS = 120  # for one file
-_MAX_MEMORY = 1 << 30  # bytes of the child
+_MAX_MEMORY = 1 << 30  # bytes of the child process
 _DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
 
 class Pdf(DocumentFiles):
-    """PDF files with text. Pages that are only pictures have none."""
+    """PDF files with text; pages without text, such as scanned ones, are left out."""
 
     version = f"1, {format_versions('pypdfium2')}"
     endings = frozenset({".pdf"})
@@ -74,7 +74,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _find_chapters(document: Any) -> dict[int, str]:
-    """Return the path of titles in the outline of the first chapter that starts on each page."""
+    """Return, by page number, the outline path of the first chapter that starts on the page."""
     chapters: dict[int, str] = {}
     path: list[str] = []
     for bookmark in islice(document.get_toc(), _MAX_BOOKMARKS):
@@ -87,7 +87,7 @@ def _find_chapters(document: Any) -> dict[int, str]:
 
 
 def _iter_pages(document: Any, chapters: Mapping[int, str], error_type: type[Exception]) -> Iterator[tuple[str, str]]:
-    """Yield the chapter with the number of the page, and the text of each page with text."""
+    """Yield a heading (chapter and page number) and the text of each page with text."""
     chapter = ""
     for number in range(len(document)):
         chapter = chapters.get(number, chapter)

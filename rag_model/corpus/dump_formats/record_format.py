@@ -125,7 +125,7 @@ class RecordFormat:
         return plan
 
     def plan_records(self, records: Iterator[Record], urls: Sequence[str], request: PlanRequest) -> Plan:
-        """Return the parts of the records of files, after writing those of each part to a file."""
+        """Write the records of each part to a file, and return the plan."""
         if request.limit is not None:
             records = islice(records, min(request.limit, sys.maxsize))  # maximum of islice
         boundaries = request.parent_boundaries

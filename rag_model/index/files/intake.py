@@ -457,7 +457,8 @@ def iter_finite_rows(
 
 def _find_non_finite_rows(block: Block) -> Rows:
     """Return the rows, ascending, that hold a NaN or an infinity."""
-    # A sum is finite only if its terms are, and costs a tenth of a look at each; it may overflow.
+    # A row's sum is finite only if all its values are, and a sum costs a tenth of a check of each
+    # value. A sum may overflow, so the values of the suspect rows are checked.
     with np.errstate(over="ignore", invalid="ignore"):
         suspect_rows = np.flatnonzero(~np.isfinite(block.sum(axis=1, dtype=np.float32)))  # (m, d) -> (m,) -> rows
     return suspect_rows[~np.isfinite(block[suspect_rows]).all(axis=1)]

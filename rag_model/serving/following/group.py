@@ -63,7 +63,7 @@ class WorkerSlot(SnapshotSlot):
         """
         self.switch_if_due()
         if self._served_number < self._link.switch_number:
-            raise NotReadyError("this worker is still opening the current snapshot: retry in a moment")
+            raise NotReadyError("this worker is still opening the current snapshot: ask again in a moment")
         return super().hold_current()
 
     def set_prepared(self, loaded: LoadedSnapshot, number: int) -> None:

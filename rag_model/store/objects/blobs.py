@@ -164,7 +164,7 @@ class Blobs:
     def put_file(self, path: Path, *, move: bool = False) -> BlobRef:
         """Store a local file; nothing is copied if it was stored within the last twelve hours.
 
-        With `move` a store on the same disk takes the file itself, and `path` is gone.
+        With `move`, a store on the same disk renames the file instead of copying it.
 
         Raises:
             StoreError: the store is full or unwritable, or the file cannot be read.
@@ -176,7 +176,7 @@ class Blobs:
         write = self.files.link if move else self.files.upload
         is_written = self._write_if_needed(ref, partial(write, path, ref.path))
         if move:
-            path.unlink()  # before the stamp, which the loss of a link would invalidate
+            path.unlink()  # before the stamp, which a removed link invalidates
         if is_written and self.files.is_local:
             cache_stamps().record(self.files.local_path(ref.path), ref.id)
         return ref

@@ -69,7 +69,7 @@ class Intent:
 
     @property
     def is_lease(self) -> bool:
-        """Whether a reader holds it, which relies on nothing but the files that it names."""
+        """Whether this is a reader's lease, which protects only the files that it names."""
         return self.name.startswith(LEASE_PREFIX) and self.needs is not None
 
 

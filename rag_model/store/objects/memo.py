@@ -104,8 +104,8 @@ class Memo:
         """Return the record of `inputs`, produced first if there is none, and whether it is new.
 
         It is new if `produce` ran, or if this memo's owner wrote it before it was interrupted.
-        `produce` is called with an empty work folder, which is always removed afterwards; the store
-        takes the outputs in it.
+        `produce` is called with an empty work folder, which is always removed afterwards.
+        Outputs in this folder are moved into the store.
 
         Raises:
             NotRecordedError: there is no record, and this memo may not produce one.

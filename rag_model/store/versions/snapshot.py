@@ -51,7 +51,7 @@ from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
 _MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot meanwhile
 _FOOTER_BYTES = 64 << 10  # Arrow reads this much at the end; a footer takes about 1.2 per row
-_MAX_MASKS = 8  # filters whose rows are remembered, a byte per passage each
+_MAX_MASKS = 8  # cached results of `match_rows`, one byte per passage each
 _GROUP_CACHE_BYTES = 32 << 20  # of decoded row groups: about 40 with 1,024 passages each
 _OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
 
@@ -358,8 +358,8 @@ class Snapshot:
     def match_rows(self, field: str, values: tuple[str, ...]) -> NDArray[np.bool_]:
         """Return whether each row has one of these values in a column: (n,).
 
-        A row has each of its categories. The column is read once for values, and the result of the
-        last `_MAX_MASKS` is kept.
+        A row has the value if one of its categories is it. The last `_MAX_MASKS` results are
+        cached, so that the column is not read again for the same values.
 
         Raises:
             StoreError: a passage file is missing or damaged.

@@ -221,7 +221,7 @@ def test_a_folder_without_documents_says_what_it_has(tmp_path: Path) -> None:
         plan_folder(tmp_path / "docs", tmp_path / "work")
     (tmp_path / "docs/a.xml").write_text("<mediawiki/>")
     (tmp_path / "docs/b.md").write_text("\0")
-    with pytest.raises(InputError, match=r"has no documents \(binary: 1, of no format of documents: 1\)"):
+    with pytest.raises(InputError, match=r"has no documents \(binary: 1, of an unknown format: 1\)"):
         plan_folder(tmp_path / "docs", tmp_path / "work")
     (tmp_path / "docs/b.md").write_text("Words.")
     with (tmp_path / "docs/large.md").open("wb") as file:
