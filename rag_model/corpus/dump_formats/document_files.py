@@ -1,7 +1,7 @@
-"""Folders of documents: find their files, and the base class of formats with one document a file.
+"""Folders of documents: find their files; base class of document formats.
 
-The files of a folder may have several of these formats. A file without a document is counted by
-the reason, and the others are read.
+The files of a folder may have different formats. A file from which no document can be read is
+dropped and counted by the reason.
 """
 
 import re
@@ -32,8 +32,8 @@ from rag_model.errors import InputError
 _DROP_REASONS = {
     "hidden": "hidden",
     "link": "symbolic links",
-    "unknown_format": "of no format of documents",
-    "bad_name": "with a name that is not UTF-8 or too long",
+    "unknown_format": "of an unknown format",
+    "bad_name": "with a name that is too long or not UTF-8",
     "too_large": "too large",
     "unreadable": "unreadable",
     "binary": "binary",
@@ -43,10 +43,10 @@ _DROP_REASONS = {
     "minified": "minified",
     "no_text": "without text",
 }
-_UNSAFE = re.compile(r"[%\s\x00-\x1f\x7f]")  # characters of a path that its id cannot have
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
+_CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MAX_HEADING_PART = 100  # characters of one heading in a path of headings
-_SURROGATE = re.compile("[\ud800-\udfff]")  # from bytes of a name that are not UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for bytes that are not UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class DumpFiles:
     """The files of a dump."""
 
     urls: Sequence[str]
-    folder: str  # URL of the folder to which ids and titles of documents are relative
-    dropped: Mapping[str, int] = field(default_factory=dict)  # files of a folder, by reason
+    folder: str  # URL of the folder that document ids and titles are relative to
+    dropped: Mapping[str, int] = field(default_factory=dict)  # dropped files of a folder by reason
 
 
 class DroppedFileError(Exception):
-    """A file has no document, for a reason such as `binary`."""
+    """No document can be read from a file, for a reason such as `binary`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -68,15 +68,15 @@ class DroppedFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ParsedFile:
-    """The content of a file."""
+    """The sections of a file, and the time of its last change."""
 
-    sections: list[tuple[str, str]]  # path of headings, and text
-    revised: int | None = None  # seconds since 1970, UTC, if the file says it
+    sections: list[tuple[str, str]]  # (path of headings, text)
+    revised: int | None = None  # seconds since 1970, UTC, if the file states it
     metadata: Mapping[str, Any] = field(default_factory=dict)  # as `corpus.metadata.to_fields`
 
 
 class DocumentFiles(RecordFormat):
-    """A dump format with one document a file: subclasses name the endings and parse the bytes.
+    """A document format: each file is one document. Subclasses name the endings and parse bytes.
 
     The id and the title of a document are its path in the folder.
     """
@@ -91,7 +91,7 @@ class DocumentFiles(RecordFormat):
 
     @abstractmethod
     def parse(self, data: bytes, name: str) -> ParsedFile:
-        """Return the document of a file's bytes.
+        """Parse the bytes of a file.
 
         Raises:
             DroppedFileError: The file has no document.
@@ -99,7 +99,7 @@ class DocumentFiles(RecordFormat):
         """
 
     def read_records(self, url: str) -> Iterator[Record]:
-        """Yield the document of one file, with the name of the file as its id.
+        """Yield the only document of a file, with the file's name as its id.
 
         Raises:
             InputError: The file has no document.
@@ -111,7 +111,7 @@ class DocumentFiles(RecordFormat):
             raise InputError(f"{basename(url)} is {reason}: give a file with text") from error
 
     def read_document(self, url: str, path: str) -> Record:
-        """Return the document of a file, with an id and a title from its path.
+        """Read the document of a file, whose id and title are its path.
 
         Raises:
             DroppedFileError: The file has no document.
@@ -123,14 +123,14 @@ class DocumentFiles(RecordFormat):
         try:
             document = self.parse(data, basename(path)) if data else ParsedFile([])
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise DroppedFileError("damaged") from error  # no file may stop a build
+            raise DroppedFileError("damaged") from error  # one file must not stop a build
         if not document.sections:
             raise DroppedFileError("no_text")
-        record: Any = _to_id(path), " ".join(path.split()), document.sections, document.revised
+        record: Any = _build_document_id(path), " ".join(path.split()), document.sections, document.revised
         return (*record, dict(document.metadata), self.keeps_lines)
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
-        """Return the parts of the documents, and count the files without one.
+        """Plan the parts of the documents, and count the dropped files by reason.
 
         Raises:
             InputError: No file has a document.
@@ -159,13 +159,13 @@ def decode_text(data: bytes) -> str:
 
 def clean_text(text: str) -> str:
     """Return a text with plain line ends, and without control characters and lone surrogates."""
-    return _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return _CONTROL_CHARACTER.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 class SectionBuilder:
     """Collect the blocks of a document below their headings.
 
-    The text of a section starts with its path of headings, so that each is found by its words.
+    The text of a section starts with its path of headings, so that a query finds it by their words.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class SectionBuilder:
         self._is_new = False  # whether no section has the last heading yet
 
     def start_section(self, level: int, heading: str) -> None:
-        """Start the section of a heading; lower levels enclose it."""
+        """Start a section below the headings of lower levels."""
         self._end_section(has_subsection=bool(self._headings) and self._headings[-1][0] < level)
         heading = " ".join(heading.split())[:MAX_HEADING_PART]
         self._headings = list(takewhile(lambda outer: outer[0] < level, self._headings))
@@ -187,12 +187,12 @@ class SectionBuilder:
         """Add a paragraph, a table or a block of code, which is cut only if it is too long."""
         lines = [line.rstrip() for line in text.split("\n") if line.strip()]
         if lines and self._blocks and self._blocks[-1].endswith(":"):
-            self._blocks[-1] += "\n" + "\n".join(lines)  # it introduces this block
+            self._blocks[-1] += "\n" + "\n".join(lines)  # the last block introduces it
         elif lines:
             self._blocks.append("\n".join(lines))
 
     def finish(self) -> list[tuple[str, str]]:
-        """End the last section, and return all."""
+        """End the last section, and return all sections."""
         self._end_section(has_subsection=False)
         return self.sections
 
@@ -206,9 +206,9 @@ class SectionBuilder:
 
 
 def find_dump_files(pattern: str) -> DumpFiles:
-    """Return the files of a dump that a path, URL or glob names; of a folder, those of documents.
+    """Return the files that a path, URL or glob names; of a folder, only the documents.
 
-    Files of a folder that are hidden, links, or of no format of documents are counted.
+    Hidden files, links and files of unknown formats in a folder are counted as dropped.
 
     Raises:
         InputError: No file matches, or a folder has no documents.
@@ -218,7 +218,7 @@ def find_dump_files(pattern: str) -> DumpFiles:
     entries = list_folder(pattern) if is_folder else None
     if entries is None:
         urls = drop_companions(expand_pattern(pattern))
-        return DumpFiles(urls, "" if is_wiki_site(pattern) else _find_root(pattern))
+        return DumpFiles(urls, "" if is_wiki_site(pattern) else _find_root_folder(pattern))
     formats = list_document_formats()
     dropped = Counter[str]()
     urls = []
@@ -233,7 +233,7 @@ def find_dump_files(pattern: str) -> DumpFiles:
 
 
 def list_document_formats() -> list["DocumentFiles"]:
-    """Return the formats with one document a file; broken packages are left out."""
+    """Return the document formats; plugins that cannot be imported are left out."""
     formats = []
     for name in FORMATS.list_names():
         with suppress(InputError):
@@ -242,14 +242,14 @@ def list_document_formats() -> list["DocumentFiles"]:
 
 
 def has_document_files(names: Iterable[str]) -> bool:
-    """Return whether all of these formats have one document a file, so that a dump may mix them."""
+    """Return whether all of these are document formats, which one dump may mix."""
     return all(isinstance(get_format(name), DocumentFiles) for name in names)
 
 
-def _find_root(pattern: str) -> str:
-    """Return the URL of the folder before the first wildcard, so that a new file changes no id."""
-    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    return get_url(fixed.rpartition("/")[0] or ".")
+def _find_root_folder(pattern: str) -> str:
+    """Return the URL of the folder before the first wildcard; new files do not change it."""
+    literal_prefix = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    return get_url(literal_prefix.rpartition("/")[0] or ".")
 
 
 def _find_drop_reason(entry: FolderEntry, formats: Sequence["DocumentFiles"]) -> str:
@@ -261,13 +261,13 @@ def _find_drop_reason(entry: FolderEntry, formats: Sequence["DocumentFiles"]) ->
         return "unknown_format"
     if entry.size > dump_format.max_bytes:
         return "too_large"
-    # fsspec reads `::` as the end of a URL in a URL
+    # fsspec separates chained URLs by `::`.
     is_valid = "::" not in entry.path and _SURROGATE.search(entry.path) is None
-    return "" if is_valid and len(_to_id(entry.path)) <= MAX_ID else "bad_name"
+    return "" if is_valid and len(_build_document_id(entry.path)) <= MAX_ID else "bad_name"
 
 
 def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:
-    """Yield the documents of files of any formats, and count the files without one."""
+    """Yield the documents of files of any formats, and count the dropped files by reason."""
     for url in urls:
         dump_format = get_format(detect_format(url))
         path = url.removeprefix(f"{folder}/") if url.startswith(f"{folder}/") else basename(url)
@@ -279,8 +279,8 @@ def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iter
             dropped[error.reason] += 1
 
 
-def _to_id(path: str) -> str:
-    return _UNSAFE.sub(lambda match: quote(match[0]), path)
+def _build_document_id(path: str) -> str:
+    return _UNSAFE_CHARACTER.sub(lambda match: quote(match[0]), path)
 
 
 def _no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:

@@ -1,4 +1,4 @@
-"""Files of Markdown and of HTML: a section per heading, with blocks of code and tables as they are."""
+"""Read Markdown and HTML files: a section per heading, with unchanged tables and code blocks."""
 
 import re
 import tomllib
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.{0,65536}?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
-_DATES = ("lastmod", "updated", "date")
+_DATE_FIELDS = ("lastmod", "updated", "date")
 _METADATA = {"language": "lang", "categories": "tags", "aliases": "aliases"}
 _TAG = re.compile(r"<!--.*?(?:-->|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL)
 
-# What declares the encoding of a page, in its first bytes.
+# The declaration of a page's encoding, and the number of first bytes that are searched for it.
 _CHARSET, _HEAD_BYTES = re.compile(rb"""charset\s*=\s*["']?([\w-]{1,40})""", re.IGNORECASE), 1024
 _BLANKS = re.compile(r"\s+")
-_HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
-_BLOCK = (
+_HEADING_TAGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+_BLOCK_TAG_NAMES = (
     "address article aside blockquote body caption center dd details div dl dt fieldset figcaption figure "
     "hr html li main p section summary table tbody td tfoot th thead tr"
 )
-_BLOCKS = frozenset(_BLOCK.split())
-_LAYOUT = "table", "pre", "ul", "ol", *sorted(_HEADINGS)  # what tables of data do not have in their cells
-_NO_CONTENT = "aside button footer form head header iframe nav noscript script select style svg template"
-_DROPPED = frozenset(_NO_CONTENT.split())
-_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
+_BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
+_LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)  # not in cells of data tables
+_SKIPPED_TAG_NAMES = "aside button footer form head header iframe nav noscript script select style svg template"
+_SKIPPED_TAGS = frozenset(_SKIPPED_TAG_NAMES.split())
+_SKIPPED_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
 
 
 class Markdown(DocumentFiles):
@@ -64,25 +64,25 @@ class Markdown(DocumentFiles):
         builder.add_block(_get_text(values, "description"))
         parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
         _TokenReader(builder).read(parser.parse(text))
-        revised = next(filter(None, map(_to_seconds, map(values.get, _DATES))), None)
+        revised = next(filter(None, map(_to_seconds, map(values.get, _DATE_FIELDS))), None)
         known = {name: values.get(source) for name, source in _METADATA.items()}
         return ParsedFile(builder.finish(), revised, to_fields(build_metadata(known)))
 
 
 def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
-    """Return the values of YAML or TOML at the start of a text, and the rest; none if they are invalid."""
-    matter = _FRONT_MATTER.match(text)
-    if matter is None:
+    """Return the front matter (YAML or TOML; empty if it is invalid) and the rest of a text."""
+    front_matter = _FRONT_MATTER.match(text)
+    if front_matter is None:
         return {}, text
     try:
-        values = _parse_yaml(matter[2]) if matter[1] == "---" else tomllib.loads(matter[2])
+        values = _parse_yaml(front_matter[2]) if front_matter[1] == "---" else tomllib.loads(front_matter[2])
     except (ValueError, RecursionError):
         values = {}
-    return values if isinstance(values, dict) else {}, text[matter.end() :]
+    return values if isinstance(values, dict) else {}, text[front_matter.end() :]
 
 
 def _parse_yaml(text: str) -> Any:
-    """Return the values of YAML; aliases share their value, and are not copied."""
+    """Parse YAML; aliases share one value, so that nested aliases cannot fill the memory."""
     yaml = require("yaml", extra="markdown")
     try:
         return yaml.safe_load(text)
@@ -103,15 +103,15 @@ def _to_seconds(value: object) -> int | None:
 
 
 class _TokenReader:
-    """Add the blocks of a document to a builder in their order; a list is one block, as a table is."""
+    """Add the blocks of a Markdown document to a builder; a list or a table is one block."""
 
     def __init__(self, builder: SectionBuilder) -> None:
         self._builder = builder
         self._lists: list[str] = []  # marks of the enclosing lists
-        self._lines: list[str] = []  # of the outermost list, or of a table
+        self._lines: list[str] = []  # lines of the outermost list or the table
         self._cells: list[str] = []
-        self._mark = ""  # of the item that has no text yet
-        self._level = 0  # of the heading whose text comes next
+        self._mark = ""  # mark of a list item without text so far
+        self._level = 0  # level of the heading whose text is next
         self._is_in_table = False
 
     def read(self, tokens: "Iterable[Token]") -> None:
@@ -163,7 +163,7 @@ def _render_text(token: "Token") -> str:
 
 
 def _render_inline(token: "Token") -> str:
-    """Return the words of a paragraph that a reader sees, with wrapped lines joined."""
+    """Return the visible text of a paragraph, with wrapped lines joined."""
     return "".join(
         _render_inline(child)
         if child.type == "image"
@@ -210,7 +210,7 @@ class HtmlPages(DocumentFiles):
 
 
 def _decode_html(data: bytes) -> str:
-    """Return a page as text, in UTF-8 or in the encoding that it declares."""
+    """Decode a page from UTF-8, or from the encoding that it declares."""
     try:
         return decode_text(data)
     except DroppedFileError:
@@ -224,12 +224,12 @@ def _decode_html(data: bytes) -> str:
 
 
 class _ElementReader:
-    """Add the blocks of a page to a builder in their order; a list is one block."""
+    """Add the blocks of an HTML page to a builder; a list is one block."""
 
     def __init__(self, builder: SectionBuilder) -> None:
         self._builder = builder
-        self._pieces: list[str] = []  # of the block
-        self._lists = 0  # enclosing lists
+        self._pieces: list[str] = []  # text of the current block
+        self._lists = 0  # number of enclosing lists
 
     def read(self, walker: Any) -> None:
         is_skipped = False  # whether the next event is the end of a skipped element
@@ -247,12 +247,12 @@ class _ElementReader:
                 self._add_text(element.text)
 
     def _replace(self, element: Any) -> bool:
-        """Add the block of code or of a table, and return whether nothing else of an element is read."""
+        """Add a code block or a data table; return whether the whole element was added."""
         name = element.tag
         if name == "pre":
             self._add_block("".join(element.itertext()))
             return True
-        if name == "table" and all(element.find(f".//{inner}") is None for inner in _LAYOUT):
+        if name == "table" and all(element.find(f".//{tag}") is None for tag in _LAYOUT_TAGS):
             rows = (
                 [" ".join("".join(cell.itertext()).split()) for cell in row if cell.tag in {"td", "th"}]
                 for row in element.iter("tr")
@@ -260,7 +260,7 @@ class _ElementReader:
             self._add_block("\n".join(" | ".join(row) for row in rows if any(row)))
             return True
         is_hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true"
-        return name in _DROPPED or element.get("role") in _ROLES or is_hidden
+        return name in _SKIPPED_TAGS or element.get("role") in _SKIPPED_ROLES or is_hidden
 
     def _start(self, name: str) -> None:
         if name in {"ul", "ol"}:
@@ -270,17 +270,17 @@ class _ElementReader:
             self._pieces.append("\n" + "  " * (self._lists - 1) + "- ")
         elif name == "br":
             self._pieces.append("\n")
-        elif name in _BLOCKS or name in _HEADINGS:
+        elif name in _BLOCK_TAGS or name in _HEADING_TAGS:
             self._end_block()
 
     def _end(self, name: str) -> None:
-        if name in _HEADINGS and not self._lists:
+        if name in _HEADING_TAGS and not self._lists:
             heading, self._pieces = "".join(self._pieces), []
             self._builder.start_section(int(name[1]), heading)
         elif name in {"ul", "ol"}:
             self._lists -= 1
             self._end_block()
-        elif name in _BLOCKS:
+        elif name in _BLOCK_TAGS:
             self._end_block()
 
     def _end_block(self) -> None:
