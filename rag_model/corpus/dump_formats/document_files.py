@@ -72,7 +72,7 @@ class ParsedFile:
 
     sections: list[tuple[str, str]]  # (path of headings, text)
     revised: int | None = None  # seconds since 1970, UTC, if the file states it
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # as `corpus.metadata.to_fields`
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # as `corpus.metadata.metadata_to_dict`
 
 
 class DocumentFiles(RecordFormat):

@@ -15,7 +15,7 @@ from rag_model.corpus.dump_formats.document_files import (
     clean_text,
     decode_text,
 )
-from rag_model.corpus.metadata import build_metadata, to_fields
+from rag_model.corpus.metadata import build_metadata, metadata_to_dict
 from rag_model.corpus.records import UnparsablePageError, parse_seconds
 from rag_model.extras import format_versions, require
 
@@ -66,7 +66,7 @@ class Markdown(DocumentFiles):
         _TokenReader(builder).read(parser.parse(text))
         revised = next(filter(None, map(_to_seconds, map(values.get, _DATE_FIELDS))), None)
         known = {name: values.get(source) for name, source in _METADATA.items()}
-        return ParsedFile(builder.finish(), revised, to_fields(build_metadata(known)))
+        return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(known)))
 
 
 def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
