@@ -240,8 +240,10 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         parts = tuple(part.to_json() for part in self.parts)
-        dropped = {"dropped": dict(self.dropped)} if self.dropped else {}
-        return {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts, **dropped}
+        value = {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
+        if self.template_parts is not None:  # plans of earlier versions lack them
+            value["template_parts"] = tuple(part.to_json() for part in self.template_parts)
+        return value | ({"dropped": dict(self.dropped)} if self.dropped else {})
 
     def compute_digest(self) -> str:
         """Return a digest of the pages of a site: of the names of their files, which never change."""
@@ -252,7 +254,11 @@ class Plan:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
         parts = tuple(Part.from_json(part) for part in value["parts"])
-        return cls(value["kind"], Siteinfo(**value["siteinfo"]), parts, dropped=value.get("dropped", {}))
+        template_parts = value.get("template_parts")
+        if template_parts is not None:
+            template_parts = tuple(Part.from_json(part) for part in template_parts)
+        siteinfo, dropped = Siteinfo(**value["siteinfo"]), value.get("dropped", {})
+        return cls(value["kind"], siteinfo, parts, template_parts=template_parts, dropped=dropped)
 
 
 class UnparsablePageError(Exception):

@@ -1,6 +1,7 @@
 """The templates that a dump itself defines: aliases, bodies, boxes, disambiguation pages; and refreshes."""
 
 import bz2
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -14,7 +15,7 @@ from rag_model.corpus.markup.template_table import TemplateEntry, TemplateTable,
 from rag_model.corpus.markup.templates import use_templates
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Page, Siteinfo, hash_id
+from rag_model.corpus.records import Page, Plan, Siteinfo, hash_id
 from rag_model.corpus.wikitext import clean_wikitext
 
 SITE = Siteinfo("ltgwiki", "ltg", "", {"taiss": 10, "template": 10, "file": 6, "category": 14})
@@ -169,6 +170,7 @@ def test_only_runs_of_pages_with_templates_are_read_for_templates(tmp_path, make
     plan = plan_dump(dump, workdir=tmp_path, stage=str)
     info = plan.siteinfo
     assert plan.template_parts
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     tables, sizes = [], []
     for parts in (plan.parts, plan.template_parts):
         pages = [page for part in parts for page in FORMAT.read_templates(part)]
