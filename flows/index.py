@@ -43,8 +43,8 @@ class IndexRequest:
     column: str | None = None  # of Parquet files
     invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None
-    disk: int | None = None  # bytes for the index; None: any
-    can_rerank: bool = False  # whether vectors of a snapshot may rank candidates, as in a recipe
+    disk: int | None = None  # maximum bytes of the index; None: any
+    can_rerank: bool = False  # whether the vectors of a snapshot may rerank candidates, as in a recipe
     work: Path | None = None  # folder of the temporary store; None: that of `out`
     beam_options: tuple[str, ...] = ()
 

@@ -139,13 +139,13 @@ class EndpointErrors:
     model: str
     product: str = "chat completions"  # what the API returns; its singular with the article follows
     one_product: str = "a chat completion"
-    one_input: str = "the prompt"
+    input_name: str = "the prompt"
     # What to do if an input is too long.
     length_advice: str = "give fewer passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
 
-    def with_input(self, one_input: str) -> Self:
-        """Return the errors of a request whose input is described by `one_input`."""
-        return replace(self, one_input=one_input)
+    def with_input_name(self, input_name: str) -> Self:
+        """Return a copy whose messages name the input of the request as `input_name`."""
+        return replace(self, input_name=input_name)
 
     def unreachable(self, reason: object) -> FailedAttemptError:
         """Return the error for a failed or broken connection."""
@@ -218,7 +218,7 @@ class EndpointErrors:
     def _prompt_too_long(self, message: str) -> FailedAttemptError:
         return FailedAttemptError(
             PromptTooLongError(
-                f"{self.one_input} is longer than {self.model} at {self.endpoint.host} "
+                f"{self.input_name} is longer than {self.model} at {self.endpoint.host} "
                 f"reads{self.quote(message)}: {self.length_advice}"
             )
         )

@@ -29,7 +29,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML ({error}): correct it, and save it as UTF-8") from error
     except RecursionError as error:
-        raise UsageError(f"{path} has tables or lists nested too deep: correct it") from error
+        raise UsageError(f"{path} has tables or lists that are nested too deeply: correct it") from error
 
 
 def from_table(dataclass_type: type[T], table: Any, where: str) -> T:

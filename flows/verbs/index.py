@@ -125,7 +125,7 @@ def index(
         n: With --plan: the number of vectors, if there are none yet.
         d: With --plan: their dimensions.
         work: Folder for temporary files, which all workers reach; by default that of OUT.
-        disk: Disk for the index, with the vectors that it reranks by: 50GB; by default any.
+        disk: Limit of disk for the index and the vectors that rerank its candidates: 50GB.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     for path in files:

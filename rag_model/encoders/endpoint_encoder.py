@@ -450,7 +450,7 @@ class EmbeddingClient:
         if not 200 <= status < 300:
             if wait_seconds is not None:
                 self._resume_time = max(self._resume_time, loop.time() + wait_seconds)
-            raise self._errors.with_input(_describe_input(batch[0])).bad_status(status, body, wait_seconds)
+            raise self._errors.with_input_name(_describe_input(batch[0])).bad_status(status, body, wait_seconds)
         try:
             return _parse_reply(body, len(batch))
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:

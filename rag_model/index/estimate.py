@@ -144,7 +144,7 @@ def fit_into_memory(
         memory: bytes of one machine, for the largest stage of the build.
         part_rows: rows of the largest part; None: the default size of a part.
         serving: whether the finished index must fit as well, because the same machine searches it.
-        disk: bytes of disk for the index, and for the vectors that it reranks by; None: any.
+        disk: maximum bytes of the index and of the vectors that rerank its candidates; None: any.
 
     Raises:
         ResourceError: no recipe fits. The message gives the memory needed, and for a single recipe
@@ -171,7 +171,7 @@ def fit_into_memory(
 
 
 def count_disk_bytes(plan: VectorPlan) -> int:
-    """Return the bytes of an index, and of the float16 vectors on disk that it reranks by."""
+    """Return the bytes of an index and of the float16 vectors that rerank its candidates."""
     return estimate_resources(plan).disk_bytes + (2 * plan.n * plan.d if plan.refine else 0)
 
 

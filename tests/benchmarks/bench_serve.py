@@ -107,7 +107,7 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
 
 
 def compare_workers(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Ask a service of several processes and one of a single process, in turns; return the report."""
+    """Measure a service of several processes and one of a single process in turns."""
     store, runs = str(folder / "store"), {}
     with (
         service(store, folder / "many", "--poll", "60", "--workers", str(options.workers)) as many,

@@ -172,7 +172,7 @@ class SectionBuilder:
         self.sections: list[tuple[str, str]] = []
         self._headings: list[tuple[int, str]] = []
         self._blocks: list[str] = []
-        self._is_new = False  # whether no section has the last heading yet
+        self._is_heading_new = False  # whether the last heading is in no section so far
 
     def start_section(self, level: int, heading: str) -> None:
         """Start a section below the headings of lower levels."""
@@ -181,7 +181,7 @@ class SectionBuilder:
         self._headings = list(takewhile(lambda outer: outer[0] < level, self._headings))
         if heading and heading not in {name for _, name in self._headings[-1:]}:
             self._headings.append((level, heading))
-            self._is_new = True
+            self._is_heading_new = True
 
     def add_block(self, text: str) -> None:
         """Add a paragraph, a table or a block of code, which is cut only if it is too long."""
@@ -197,12 +197,12 @@ class SectionBuilder:
         return self.sections
 
     def _end_section(self, *, has_subsection: bool) -> None:
-        """Add the section, also of a heading without text, unless that is in a subsection's path."""
-        if self._blocks or (self._is_new and not has_subsection):
+        """Add the current section; one without text only if no subsection's path has its heading."""
+        if self._blocks or (self._is_heading_new and not has_subsection):
             path = " > ".join(heading for _, heading in self._headings)[:MAX_HEADING]
             text = "\n\n".join(self._blocks)
             self.sections.append((path, f"{path}\n{text}".strip("\n")))
-            self._blocks, self._is_new = [], False
+            self._blocks, self._is_heading_new = [], False
 
 
 def find_dump_files(pattern: str) -> DumpFiles:

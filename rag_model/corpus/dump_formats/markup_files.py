@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.{0,65536}?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 _DATE_FIELDS = ("lastmod", "updated", "date")
-_METADATA = {"language": "lang", "categories": "tags", "aliases": "aliases"}
+_METADATA_FIELDS = {"language": "lang", "categories": "tags", "aliases": "aliases"}
 _TAG = re.compile(r"<!--.*?(?:-->|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL)
 
 # The declaration of a page's encoding, and the number of first bytes that are searched for it.
@@ -65,8 +65,8 @@ class Markdown(DocumentFiles):
         parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
         _TokenReader(builder).read(parser.parse(text))
         revised = next(filter(None, map(_to_seconds, map(values.get, _DATE_FIELDS))), None)
-        known = {name: values.get(source) for name, source in _METADATA.items()}
-        return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(known)))
+        metadata_fields = {name: values.get(source) for name, source in _METADATA_FIELDS.items()}
+        return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(metadata_fields)))
 
 
 def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:

@@ -218,7 +218,7 @@ class CirrusPages(PageLines):
         siteinfo = super().read_siteinfo(url)
         name = _CIRRUS_NAME.match(basename(url))
         dbname = siteinfo.dbname or (name[1] if name else "")
-        return _build_siteinfo(dbname, siteinfo.language, _find_base(dbname))
+        return _build_siteinfo(dbname, siteinfo.language, _build_base_url(dbname))
 
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
         """Return the wiki by `wiki` and `language`."""
@@ -257,10 +257,10 @@ class CirrusPages(PageLines):
         )
 
 
-def _find_base(dbname: str) -> str:
+def _build_base_url(dbname: str) -> str:
     """Return the address of the pages of a wiki of Wikimedia in one language; otherwise nothing.
 
-    >>> _find_base("zh_min_nanwiki"), _find_base("commonswiki")
+    >>> _build_base_url("zh_min_nanwiki"), _build_base_url("commonswiki")
     ('https://zh-min-nan.wikipedia.org/wiki/', '')
     """
     name = _WIKIMEDIA_NAME.fullmatch(dbname)

@@ -23,20 +23,20 @@ from rag_model.index.quality.results import compute_recall
 
 MAX_REPLACED = 0.75  # share of a cell replaced since its build, from which it is built again
 _MAX_INSERTED = 0.5  # share of new members from which an update costs about as much as a build
-# Of an updated cell, as a share of its degree when it was built. Repaired links are fewer than those
-# of a build, and lead in different directions: 24 updates of 2 % leave .85.
+# Minimum degree of an updated cell, as a share of its degree when it was built. Repaired links are
+# fewer than those of a build, but lead in different directions: 24 updates of 2 % leave .85.
 _MIN_DEGREE = 0.65
 _MAX_UNREACHABLE = 0.01  # more unreachable members than when it was built, as a share
 _MAX_RECALL_LOSS = 0.02  # twice the random error of the difference of two samples of `_QUERIES`
-_QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # of the recall that decides whether to build again
-_FIRST_QUERIES = 64  # an updated cell whose recall on them is not below that of its build is good
+_QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # for the recall that decides about a new build
+_FIRST_QUERIES = 64  # a cell without loss of recall on these is good
 
 ARRAYS = 4  # the number of arrays that `CellHistory.to_arrays` returns
 
 
 @dataclass(frozen=True, slots=True)
 class CellQuality:
-    """What is measured of a cell's graph."""
+    """Statistics of a cell's graph that show its quality."""
 
     degree: float  # mean number of links per member
     unreachable: float  # share of the members that no walk from the entry point reaches
@@ -46,8 +46,8 @@ class CellQuality:
     def measure(cls, graph: CellGraph, vectors: Vectors, metric: Metric, built: "CellQuality | None" = None) -> Self:
         """Measure a graph over `vectors`, (m, d) float32.
 
-        With the quality when it was `built`, an updated graph is searched at about as many
-        distances, and with fewer queries if these show no loss.
+        `built` is the quality of an updated graph when it was built. The graph is then searched
+        with about as many distances, and with fewer queries if these show no loss.
         """
         targets, entry = unpack_links(graph.lists), int(graph.index.hnsw.entry_point)
         if entry < 0:

@@ -11,8 +11,8 @@ These files are needed:
 * files that valid intents need (`store.objects.intents`) and, while a build runs, files that any
   record of the memo names, since the build may be about to reuse them;
 * recent files: written less than `grace` ago, or later than 24 hours before the oldest running
-  writer started. The lease of a reader is not a writer's, so that a service that reads the store for
-  months keeps its snapshot and nothing else.
+  writer started. The lease of a reader does not count as a writer, so that a service that reads the
+  store for months keeps only the files of its snapshot.
 
 The last rule keeps writers simple. A writer trusts an existing blob only if it is younger than
 twelve hours, and otherwise writes it again (`Blobs`). So every blob that a running writer trusted
