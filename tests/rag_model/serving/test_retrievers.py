@@ -244,7 +244,7 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
     with Snapshot.open(several_indexes.url) as snapshot:
         content = snapshot.manifest.content
         encoder = sum(ref.size for path, ref in content.files.items() if path.startswith("encoder/question/"))
-        base = encoder + loaded_snapshot._PROCESS_BYTES
+        base = encoder + loaded_snapshot._LIBRARY_BYTES
 
         def plan(allowed: int, *retrievers: str, processes: int = 1) -> AvailableRetrievers:
             bounds = with_limits(memory_bytes=allowed, retrievers=retrievers, processes=processes)
@@ -262,7 +262,7 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
         with pytest.raises(ResourceError, match=r"hnsw of snapshot .* need .*, and --memory allows"):
             plan(base + sizes["hnsw"] - 1, "hnsw")
         with pytest.raises(ResourceError, match=r"the smallest index of snapshot .* is .*, which needs"):
-            plan(loaded_snapshot._PROCESS_BYTES)
+            plan(loaded_snapshot._LIBRARY_BYTES)
     with serving(several_indexes.url, dest, with_limits(memory_bytes=base + sizes["hnsw"] - 1)) as found:
         described = found.snapshot()
         assert described["notes"] == list(less.notes)
