@@ -240,7 +240,8 @@ def test_a_shard_to_be_built_alone_gets_all_cores(
     threads = index_work.engine.use_threads
 
     def noted(count: int) -> AbstractContextManager[None]:
-        given.append(count)
+        if count > 1:  # the recall of a new graph is measured with one
+            given.append(count)
         return threads(count)
 
     monkeypatch.setattr(index_work.engine, "use_threads", noted)

@@ -188,9 +188,9 @@ def test_a_model_behind_an_endpoint_is_named_by_its_address(
         assert found["passages"][0]["text"] in server.bodies[0]["messages"][-1]["content"]
         assert (server.bodies[0]["max_tokens"], found["problem"]["kind"]) == (4096, "prompt_truncated")
         failed = bookwheel(*command)
-    assert (failed.code, failed.out) == (1, "")
+    assert (failed.code, failed.json["exit_code"]) == (1, 1)
     assert failed.err.strip().endswith("(no such model): check both")
-    assert "sk-not" not in failed.err
+    assert "sk-not" not in failed.err + failed.out
     marginal = bookwheel(*command, "--reader", "marginal")
     assert (marginal.code, "does not give the likelihood" in marginal.err) == (2, True)
 

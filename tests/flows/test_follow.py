@@ -143,7 +143,7 @@ def test_a_wiki_is_followed_from_its_dump(wiki: Wiki, tmp_path: Path, tiny: Path
 KILLER = """
 import json, os, shutil, signal, sys
 from flows import cli
-from flows.verbs import reindex
+from flows.verbs import builds
 from rag_model.encoders import model
 from rag_model.index.graphs import kind
 import faiss, pyarrow.dataset, torch, transformers.models.bert.modeling_bert
