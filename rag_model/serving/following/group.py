@@ -223,7 +223,8 @@ class WorkerFollower:
         self._pin_replies: dict[str, Message] = {}
         self._stop_event = threading.Event()
         self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
-        self.refusal: Refusal | None = None  # the leader's state, as the next two
+        # These three are the leader's, from its last message.
+        self.refusal: Refusal | None = None
         self.problem = ""
         self.taken_down: frozenset[str] = frozenset()
 
