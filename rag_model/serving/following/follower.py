@@ -112,7 +112,29 @@ class _TargetVersion:
     model: str | None  # id
 
 
-class RefFollower:
+class FollowerThread:
+    """The thread of a follower, which runs `_run` until it is stopped."""
+
+    def __init__(self, observer: Observer) -> None:
+        """Prepare the thread; the observer is told when it dies."""
+        self._stop_event = threading.Event()
+        self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Stop following."""
+        self._stop_event.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        """Follow until `_stop_event` is set."""
+        raise NotImplementedError
+
+
+class RefFollower(FollowerThread):
     """Polls a ref at regular intervals in its own thread, and swaps to each new version."""
 
     def __init__(
@@ -125,6 +147,7 @@ class RefFollower:
         pins: PinnedSnapshots | None = None,
     ) -> None:
         """Prepare to follow; `on_fatal` receives the error if the first version is unusable."""
+        super().__init__(observer)
         self._pins = pins or PinnedSnapshots(slot, settings)
         self._pins.on_request = self._wake
         self._wake_event = threading.Event()  # polls before the next interval has passed
@@ -140,11 +163,9 @@ class RefFollower:
         # keeps the snapshot that is served from the store
         self._lease: ExitStack | SnapshotLease = ExitStack()
         self.taken_down: frozenset[str] = frozenset()  # ids of snapshots, as of the last poll
-        self._stop_event = threading.Event()
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
-        self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
         self.problem = ""  # why the last poll of the store failed; empty: it succeeded
 
     @property
@@ -152,15 +173,11 @@ class RefFollower:
         """The refused version that the ref names; None if it is served or was not polled yet."""
         return None if self._refused_version is None else self._refused_version[1]
 
-    def start(self) -> None:
-        """Begin to follow."""
-        self.thread.start()
-
     def stop(self) -> None:
         """Stop following; a pull under way is interrupted, and the next one resumes it."""
         self._stop_event.set()
         self._wake()
-        self.thread.join()
+        super().stop()
         self._lease.close()
 
     def poll(self) -> None:
@@ -534,7 +551,7 @@ def _refuse_pin(name: str) -> LoadedSnapshot:
     raise NotFoundError(f"snapshot {name} is not served, since this service serves a pulled folder")
 
 
-class FolderFollower:
+class FolderFollower(FollowerThread):
     """Polls a pulled folder in its own thread, and swaps to what a later pull puts there.
 
     It never contacts a store. A faulty snapshot leaves the current one in service.
@@ -553,6 +570,7 @@ class FolderFollower:
         pins: PinnedSnapshots | None = None,
     ) -> None:
         """Prepare to follow; `on_fatal` receives the error if the first snapshot is unusable."""
+        super().__init__(observer)
         self._pins = pins or PinnedSnapshots(slot, settings)
         self._folder, self._slot, self._settings, self._observer = (
             target.folder,
@@ -562,18 +580,7 @@ class FolderFollower:
         )
         self._on_fatal = on_fatal
         self._rejected_root: Path | None = None  # the snapshot that was refused last
-        self._stop_event = threading.Event()
-        self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
-
-    def start(self) -> None:
-        """Begin to follow."""
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Stop following."""
-        self._stop_event.set()
-        self.thread.join()
 
     def poll(self) -> None:
         """Poll the folder once, and swap to a new snapshot."""

@@ -7,11 +7,9 @@ memory, which every request reads. No worker answers a later request from the ol
 """
 
 import queue
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from rag_model.errors import (
@@ -26,11 +24,16 @@ from rag_model.errors import (
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
 from rag_model.serving.answering.served_model import ServedModel
-from rag_model.serving.following.follower import FolderFollower, FollowedRef, PulledFolder, RefFollower
+from rag_model.serving.following.follower import (
+    FolderFollower,
+    FollowedRef,
+    FollowerThread,
+    PulledFolder,
+    RefFollower,
+)
 from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import FollowerStoppedError, SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, Refusal, notify
-from rag_model.serving.runtime import SupervisedThread
 from rag_model.serving.settings import ServiceSettings
 from rag_model.serving.workers import Message, WorkerLink
 from rag_model.store.store import Store
@@ -202,7 +205,7 @@ class LeaderStatePublisher:
         return True
 
 
-class WorkerFollower:
+class WorkerFollower(FollowerThread):
     """Follow the leader: open the snapshots that it announces, in a thread of its own."""
 
     def __init__(
@@ -215,27 +218,17 @@ class WorkerFollower:
         link: WorkerLink,
     ) -> None:
         """Store the arguments; `start` begins to follow."""
+        super().__init__(observer)
         self._followed_source, self._slot, self._settings, self._observer = followed_source, slot, settings, observer
         self._pins, self._link = pins, link
         self._scorers = PairScorerCache(followed_source.url) if isinstance(followed_source, FollowedRef) else None
         self._announced_snapshot: LoadedSnapshot | None = None  # last one reported to the observer
         self._requested_pins: set[str] = set()
         self._pin_replies: dict[str, Message] = {}
-        self._stop_event = threading.Event()
-        self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
         # These three are the leader's, from its last message.
         self.refusal: Refusal | None = None
         self.problem = ""
         self.taken_down: frozenset[str] = frozenset()
-
-    def start(self) -> None:
-        """Begin to follow."""
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Stop following."""
-        self._stop_event.set()
-        self.thread.join()
 
     def _run(self) -> None:
         while not self._stop_event.is_set():
