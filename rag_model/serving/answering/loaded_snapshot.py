@@ -162,7 +162,7 @@ class AvailableRetrievers:
 
         Raises:
             UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
-            ResourceError: The retrievers need more memory than the settings allow.
+            UsageError: The retrievers need more memory than the settings allow.
         """
         content = snapshot.manifest.content
         notes: list[str] = []
@@ -173,7 +173,7 @@ class AvailableRetrievers:
         if settings.retrievers and settings.memory_bytes is not None:
             needed_bytes = _count_bytes(_list_resource_files(snapshot, needs, settings), settings)
             if needed_bytes > settings.memory_bytes:
-                raise ResourceError(
+                raise UsageError(
                     f"{', '.join(retrievers)} of snapshot {snapshot.id[:12]} need {format_bytes(needed_bytes)}, and "
                     f"--memory allows {format_bytes(settings.memory_bytes)}: allow more, or leave the choice of "
                     "retrievers to the service"
@@ -498,7 +498,7 @@ def _choose_retrievers(
     default does not fit into it, the fitting index with the largest recall comes first.
 
     Raises:
-        ResourceError: No index fits into the memory of the settings.
+        UsageError: No index fits into the memory of the settings.
     """
     content = snapshot.manifest.content
     default = content.default_retriever
@@ -558,11 +558,11 @@ def _describe_unserved_indexes(
     """Return a sentence for each index that does not fit, with the recall that this costs.
 
     Raises:
-        ResourceError: No index fits.
+        UsageError: No index fits.
     """
     if not retrievers:
         name, needed_bytes = min(bytes_by_retriever.items(), key=lambda item: item[1])
-        raise ResourceError(
+        raise UsageError(
             f"the smallest index of snapshot {snapshot.id[:12]} is {name}, which needs {format_bytes(needed_bytes)} "
             f"with the service, and --memory allows {format_bytes(memory_bytes)}: allow more, or build a smaller index"
         )

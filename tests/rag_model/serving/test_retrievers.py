@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rag_model.client.replies import SearchReply
-from rag_model.errors import ResourceError
+from rag_model.errors import UsageError
 from rag_model.reading.answer import answer_json
 from rag_model.reading.model import open_reader
 from rag_model.retrieve.factory import open_retriever
@@ -259,9 +259,9 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
         assert [re.sub(r"needs .* are allowed", "…", note) for note in less.notes] == [
             "hnsw is not served: it …; flat has recall@20 0.953, hnsw has 0.985"
         ]
-        with pytest.raises(ResourceError, match=r"hnsw of snapshot .* need .*, and --memory allows"):
+        with pytest.raises(UsageError, match=r"hnsw of snapshot .* need .*, and --memory allows"):
             plan(base + sizes["hnsw"] - 1, "hnsw")
-        with pytest.raises(ResourceError, match=r"the smallest index of snapshot .* is .*, which needs"):
+        with pytest.raises(UsageError, match=r"the smallest index of snapshot .* is .*, which needs"):
             plan(loaded_snapshot._LIBRARY_BYTES)
     with serving(several_indexes.url, dest, with_limits(memory_bytes=base + sizes["hnsw"] - 1)) as found:
         described = found.snapshot()
