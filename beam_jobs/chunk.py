@@ -3,26 +3,42 @@
 Before it, the template job reads the pages of the template namespace of each part, and the launcher
 merges the results, which are bounded, into one table (`template_table`). The table is an input of
 every part: an article is chunked again if a template that it uses has changed.
+
+If the recipe requests aliases or Wikidata items, the template job reads the redirects of every part
+too, and further jobs sort them by the page that they lead to and read the wiki's table of page
+properties. An article is chunked again if its aliases or its item changed.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.tasks import TaskFunction
 from rag_model.corpus.article_log import ARTICLE_LOG_VERSION, ReusableArticles
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
 from rag_model.corpus.dump_formats.dump_format import get_format_identity, get_part_format
 from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.markup import template_table
-from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
-from rag_model.corpus.plan import compute_source_digest, has_digest_names
-from rag_model.corpus.records import Part, Plan, Siteinfo
+from rag_model.corpus.markup.template_table import NAMESPACES, NO_TEMPLATES, TemplateTable
+from rag_model.corpus.metadata import (
+    NO_PAGES,
+    TABLE_VERSION,
+    PageTable,
+    merge_redirects,
+    write_items,
+    write_redirects,
+)
+from rag_model.corpus.plan import compute_source_digest, find_properties, has_digest_names
+from rag_model.corpus.records import MetadataName, Page, Part, Plan, Siteinfo
 from rag_model.corpus.redact import select_pages
+from rag_model.corpus.source import basename, get_size, read_bytes, read_decoded
+from rag_model.digest import canonical_json, digest_chunks
 from rag_model.extras import get_versions
 from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files
@@ -49,6 +65,7 @@ class TemplateTask:
 
     part: Part
     siteinfo: Siteinfo
+    redirects: bool = False  # whether the redirects are read too
 
     @property
     def bytes(self) -> int:
@@ -61,52 +78,175 @@ class TemplateTask:
             "source": compute_source_digest(self.part),
             "siteinfo": asdict(self.siteinfo),
             "code": template_table.VERSION,
+            **({"redirects": TABLE_VERSION} if self.redirects else {}),
             **get_format_identity(self.part),
         }
 
 
-def plan_template_tasks(plan: Plan) -> list[TemplateTask]:
-    """Return a task for each part that may have templates; none if the format has no templates."""
+def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[TemplateTask]:
+    """Return a task for each part that may have templates, or with `redirects` for each part.
+
+    There is none if the format has no templates.
+    """
     formats = [get_part_format(part) for part in plan.parts[:1]]
     if not any(isinstance(each, PageFormat) and each.has_templates for each in formats):
         return []
-    parts = plan.parts if plan.template_parts is None else plan.template_parts
-    return [TemplateTask(part, plan.siteinfo) for part in parts]
+    parts = plan.parts if redirects or plan.template_parts is None else plan.template_parts
+    return [TemplateTask(part, plan.siteinfo, redirects) for part in parts]
 
 
 def read_templates(task: TemplateTask, store: Store) -> Report:
-    """Read the templates of one part, unless they are recorded."""
+    """Read the templates of one part, and on request its redirects, unless they are recorded."""
 
     def produce(workdir: Path) -> StageResult:
         part_format, siteinfo = get_part_format(task.part), task.siteinfo
-        pages = part_format.read_templates(task.part) if isinstance(part_format, PageFormat) else iter(())
-        templates = template_table.read_templates(pages, siteinfo.language, siteinfo.namespaces)
-        path = workdir / "templates.json"
-        path.write_text(json.dumps(templates), encoding="utf-8")
-        return StageResult({"templates": path}, {"templates": len(templates)})
+        options = {"redirects": True} if task.redirects else {}  # not known to formats of other packages
+        pages = part_format.read_templates(task.part, **options) if isinstance(part_format, PageFormat) else iter(())
+        redirects = list[Page]()
+        template_pages = _take_redirects(pages, redirects)
+        templates = template_table.read_templates(template_pages, siteinfo.language, siteinfo.namespaces)
+        paths = {"templates": workdir / "templates.json"}
+        paths["templates"].write_text(json.dumps(templates), encoding="utf-8")
+        counts = {"templates": len(templates)}
+        if task.redirects:
+            paths["redirects"] = workdir / "redirects.arrow"
+            counts["redirects"] = write_redirects(redirects, siteinfo, paths["redirects"])
+        return StageResult(paths, counts)
 
     record, _ = store.memo.get_or_create("templates", task.inputs(), produce)
-    return {"blob": record.outputs["templates"].to_json(), "templates": record.stats["templates"]}
+    blobs = {name: blob.to_json() for name, blob in record.outputs.items()}
+    return {"blobs": blobs, **record.stats}
+
+
+def _take_redirects(pages: Iterator[Page], redirects: list[Page]) -> Iterator[Page]:
+    """Yield the pages that define templates, and append the others to a list."""
+    for page in pages:
+        if page.namespace in NAMESPACES:
+            yield page
+        else:
+            redirects.append(page)
 
 
 def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
     """Store the table of the templates of all parts; return None if there are no templates."""
-    blobs = [BlobRef.from_json(report["blob"]) for report in reports if report["templates"]]
+    blobs = [BlobRef.from_json(report["blobs"]["templates"]) for report in reports if report["templates"]]
     table = template_table.merge_templates(json.loads(store.blobs.read(blob)) for blob in blobs)
     return store.blobs.put_bytes(table.to_bytes()) if table else None
 
 
-def collect_templates(
-    store: Store, plan: Plan, launch: Launch, on_progress: OnProgress | None = None
-) -> BlobRef | None:
-    """Read the templates of all parts; return the table, or None if the dump has no templates.
+_MAX_FILE_REDIRECTS = 1 << 19  # redirects in one sorted file, which a worker has in memory: 200 MB
+_MERGED_PER_SECOND = 2e5  # redirects
+_PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properties
 
-    Of a dump whose plan knows the titles of pages, only the streams with templates are read.
+
+@dataclass(frozen=True, slots=True)
+class RedirectTask:
+    """The redirects whose keys start with the `bits` bits of `number`."""
+
+    parts: BlobRef  # a list of the files of all parts, as JSON
+    number: int
+    bits: int
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that decide the sorted file."""
+        return {"parts": self.parts.id, "number": self.number, "bits": self.bits, "code": TABLE_VERSION}
+
+
+def sort_redirects(task: RedirectTask, store: Store) -> Report:
+    """Merge redirects of all parts, unless they are recorded."""
+
+    def produce(workdir: Path) -> StageResult:
+        path = workdir / "redirects.arrow"
+        parts = map(BlobRef.from_json, json.loads(store.blobs.read(task.parts)))
+        merge_redirects(map(store.blobs.get_local_path, parts), task.number, task.bits, path)
+        return StageResult({"redirects": path}, {})
+
+    record, _ = store.memo.get_or_create("redirects", task.inputs(), produce)
+    return record.outputs["redirects"].to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTask:
+    """The table of page properties beside a dump."""
+
+    url: str
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all inputs that decide the items. Reads the file."""
+        return {"source": digest_chunks(read_bytes(self.url)), "code": TABLE_VERSION}
+
+
+def read_items(task: ItemTask, store: Store) -> Report:
+    """Read the Wikidata items in the table, unless they are recorded."""
+
+    def produce(workdir: Path) -> StageResult:
+        path = workdir / "items.arrow"
+        rows = write_items(read_decoded(task.url), basename(task.url), path)
+        return StageResult({"items": path}, {"items": rows})
+
+    record, _ = store.memo.get_or_create("items", task.inputs(), produce)
+    return record.outputs["items"].to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class DumpTables:
+    """What a dump says about its pages at other places than their elements; None: nothing."""
+
+    templates: BlobRef | None = None  # the table of the wiki's templates
+    pages: BlobRef | None = None  # the names of the files of a `PageTable`, as JSON
+
+
+# Runs the tasks of a stage: its name, the function, the tasks, and the estimated seconds of one.
+RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], float]], list[Report]]
+
+
+def collect_tables(
+    store: Store, plan: Plan, dump: str, metadata: Collection[MetadataName], run_tasks: RunTasks
+) -> DumpTables:
+    """Read the templates of a dump, and the metadata of its pages that are not in their elements.
+
+    Of a dump whose plan knows the titles of pages, only the streams with templates are read; with
+    aliases, all of the dump is read.
     """
-    tasks = plan_template_tasks(plan)
-    is_small = sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
-    reports = run_job("templates", read_templates, tasks, launch, on_progress, _estimate_reading, memoised=is_small)
-    return merge_templates(store, reports)
+    tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
+    reports = run_tasks("templates", read_templates, tasks, _estimate_reading)
+    files: dict[str, Any] = {}
+    if n_redirects := sum(report.get("redirects", 0) for report in reports):
+        parts = store.blobs.put_bytes(
+            canonical_json([report["blobs"]["redirects"] for report in reports if report["redirects"]])
+        )
+        bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
+        redirect_tasks = [RedirectTask(parts, number, bits) for number in range(1 << bits)]
+        seconds = n_redirects / len(redirect_tasks) / _MERGED_PER_SECOND
+        files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda task: seconds)
+    if tasks and "wikidata" in metadata and (url := find_properties(dump)):
+        files["items"] = run_tasks("items", read_items, [ItemTask(url)], _estimate_items)
+    pages = store.blobs.put_bytes(canonical_json(files)) if files else None
+    return DumpTables(merge_templates(store, reports), pages)
+
+
+def run_table_jobs(
+    store: Store,
+    plan: Plan,
+    dump: str,
+    metadata: Collection[MetadataName],
+    launch: Launch,
+    on_progress: OnProgress | None = None,
+) -> DumpTables:
+    """Read the tables of a dump by jobs; see `collect_tables`."""
+
+    def run_tasks(
+        stage: str, function: TaskFunction[Any], tasks: Sequence[Any], seconds: Callable[[Any], float]
+    ) -> list[Report]:
+        # Looking up a part means reading it.
+        is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
+        return run_job(stage, function, tasks, launch, on_progress, seconds, memoised=is_small)
+
+    return collect_tables(store, plan, dump, metadata, run_tasks)
+
+
+def _estimate_items(task: ItemTask) -> float:
+    return get_size(task.url) / _PROPERTY_BYTES_PER_SECOND
 
 
 def _estimate_reading(task: TemplateTask) -> float:
@@ -123,6 +263,18 @@ def _read_table(path: Path) -> TemplateTable:
     return TemplateTable.from_bytes(path.read_bytes())
 
 
+def load_page_table(store: Store, task: "ChunkTask") -> PageTable:
+    """Return the metadata of the pages of a part that are not in their elements."""
+    if task.tables.pages is None:
+        return NO_PAGES
+    files = json.loads(store.blobs.read(task.tables.pages))
+    paths = {
+        name: [store.blobs.get_local_path(BlobRef.from_json(blob)) for blob in blobs] for name, blobs in files.items()
+    }
+    items = next(iter(paths.get("items", [])), None)
+    return PageTable(paths.get("redirects", []), items, task.part.first_page, task.part.last_page)
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
     """A part to read, clean and chunk."""
@@ -134,7 +286,7 @@ class ChunkTask:
     parent_parts: tuple[ParentPart, ...] = ()
     suppressed: tuple[str, ...] = ()  # ids of the part's pages that were taken down
     setting_files: SettingFiles = ()  # the files that the chunker's settings name
-    templates: BlobRef | None = None  # the table of the wiki's templates
+    tables: DumpTables = DumpTables()
 
     @property
     def bytes(self) -> int:
@@ -161,15 +313,16 @@ class ChunkTask:
             **(
                 {"suppressed": self.suppressed} if self.suppressed else {}
             ),  # left out if empty, so that other parts keep their keys
-            **({"templates": self.templates.id} if self.templates else {}),
+            **({"templates": self.tables.templates.id} if self.tables.templates else {}),
+            **({"pages": self.tables.pages.id} if self.tables.pages else {}),
         }
 
 
 def plan_chunk_tasks(
-    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, templates: BlobRef | None = None
+    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, tables: DumpTables
 ) -> list[ChunkTask]:
     """Return a task for each part of a plan, with the parent's parts to reuse, the removed pages,
-    and the table of `collect_templates`.
+    and the tables of `collect_tables`.
     """
     removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
     return [
@@ -180,7 +333,7 @@ def plan_chunk_tasks(
             parent.find_chunked(part),
             select_pages(part.kind, part.first_page, part.last_page, removed_pages),
             chunker.files,
-            templates,
+            tables,
         )
         for part in plan.parts
     ]
@@ -194,7 +347,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         passages_path, article_log_path = workdir / "passages.parquet", workdir / "articles.parquet"
         spans_path = workdir / "spans.npy" if task.recipe.spans else None
-        table = load_table(store, task.templates)
+        table, page_table = load_table(store, task.tables.templates), load_page_table(store, task)
         with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reuse:
             files = local_paths(store, task.setting_files)
             stats = chunk_part(
@@ -208,6 +361,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
                 files,
                 spans_path,
                 table,
+                page_table,
             )
         outputs = {"passages": passages_path, "article_log": article_log_path} | (
             {"spans": spans_path} if spans_path else {}

@@ -14,11 +14,10 @@ from typing import Any
 
 from beam_jobs.chunk import (
     ChunkTask,
+    collect_tables,
+    load_page_table,
     load_table,
-    merge_templates,
     plan_chunk_tasks,
-    plan_template_tasks,
-    read_templates,
 )
 from beam_jobs.embed import EmbedTask, describe_requests
 from beam_jobs.index_work import index_inputs
@@ -26,6 +25,7 @@ from beam_jobs.workers import worker_memory
 from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.markup.template_table import NO_TEMPLATES
+from rag_model.corpus.metadata import PageTable
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.index.kind import ShardUpdatingKind, get_kind
@@ -161,11 +161,12 @@ def explain(
         chunker = store_chunker(scratch, recipe.chunk)
         files = local_paths(scratch, chunker.files)
         lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
-        reports = [read_templates(template_task, scratch) for template_task in plan_template_tasks(plan)]
-        templates = merge_templates(scratch, reports)
-        lookup.table = load_table(scratch, templates)
-        for task in plan_chunk_tasks(store, plan, chunker, parent, templates):
-            chunk_result = lookup.look_up_passages(task)
+        tables = collect_tables(
+            scratch, plan, dump, recipe.chunk.metadata, lambda _, run, tasks, __: [run(task, scratch) for task in tasks]
+        )
+        lookup.table = load_table(scratch, tables.templates)
+        for task in plan_chunk_tasks(store, plan, chunker, parent, tables):
+            chunk_result = lookup.look_up_passages(task, load_page_table(scratch, task))
             for name, stored_encoder in encoders.items():
                 lookup.look_up_vectors(name, chunk_result, parent.find_encoded(task.part, stored_encoder.space.digest))
     widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
@@ -237,7 +238,7 @@ class _ReuseLookup:
             for name, tally in self._embed.items()
         ]
 
-    def look_up_passages(self, task: ChunkTask) -> ChunkResult:
+    def look_up_passages(self, task: ChunkTask, page_table: PageTable) -> ChunkResult:
         """Return the result that the chunk job would report for a part."""
         inputs = task.inputs()
         record = self._store.memo.find("chunk", self._store.memo.compute_key(inputs))
@@ -248,7 +249,9 @@ class _ReuseLookup:
         else:
             with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reuse:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reuse
-                stats = chunk_part(*chunk_arguments, task.suppressed, self._files, table=self.table)
+                stats = chunk_part(
+                    *chunk_arguments, task.suppressed, self._files, table=self.table, page_table=page_table
+                )
             result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
             self.chunk.add(stats.articles, stats.inherited, inputs)
         self.chunk_results.append(result)

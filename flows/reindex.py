@@ -27,7 +27,14 @@ from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble_content, build_commits_provenance
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import describe_missing_prose, plan_dry_run, plan_indexes, plan_parts, store_encoders
+from rag_model.snapshots.planning import (
+    describe_missing_items,
+    describe_missing_prose,
+    plan_dry_run,
+    plan_indexes,
+    plan_parts,
+    store_encoders,
+)
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.snapshots.reused_training import (
     ReusedTraining,
@@ -36,7 +43,6 @@ from rag_model.snapshots.reused_training import (
     note_obstacles,
 )
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
-from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -94,8 +100,8 @@ def reindex(
             chunker = prepare_chunker(target, recipe)
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
-            templates = read_templates(target, plan, launch, on_progress)
-            passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, templates)
+            tables = read_tables(target, plan, dump, recipe, launch, on_progress)
+            passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
         widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
@@ -152,9 +158,15 @@ def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
 
 
 @stage
-def read_templates(store: Store, plan: Plan, launch: Launch, on_progress: OnProgress) -> BlobRef | None:
-    """Read the templates that a wiki's dump defines, to expand them in its articles."""
-    return chunk.collect_templates(store, plan, launch, on_progress)
+def read_tables(
+    store: Store, plan: Plan, dump: str, recipe: Recipe, launch: Launch, on_progress: ProgressReporter
+) -> chunk.DumpTables:
+    """Read the templates that a wiki's dump defines, to expand them in its articles, and the
+    metadata of pages that the recipe requests.
+    """
+    if advice := describe_missing_items(dump, plan, recipe):
+        on_progress.say(advice)
+    return chunk.run_table_jobs(store, plan, dump, recipe.chunk.metadata, launch, on_progress)
 
 
 @stage
@@ -165,13 +177,13 @@ def chunk_parts(
     parent: Parent,
     launch: Launch,
     on_progress: OnProgress,
-    templates: BlobRef | None = None,
+    tables: chunk.DumpTables,
 ) -> list[ChunkResult]:
     """Chunk every part into passages.
 
     Unchanged articles keep the parent's, and pages taken down have none.
     """
-    return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent, templates), launch, on_progress)
+    return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent, tables), launch, on_progress)
 
 
 @stage

@@ -28,7 +28,7 @@ from rag_model.atomic_write import atomic_write
 from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
 from rag_model.corpus.metadata import format_metadata
 from rag_model.corpus.passages import ARTICLE_DIGEST_BYTES, PassageFile, to_passages
-from rag_model.corpus.records import NO_METADATA, Article, Page, Passage, Siteinfo
+from rag_model.corpus.records import NO_METADATA, Article, Metadata, Page, Passage, Siteinfo
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
 from rag_model.digest import canonical_json, digest_json
 from rag_model.errors import InputError
@@ -122,10 +122,14 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
     return hasher.digest()[:_KEY_BYTES]
 
 
-def compute_element_key(basis: bytes, element: bytes) -> bytes:
-    """Return the 16-byte key of a page from the bytes of its XML element."""
+def compute_element_key(basis: bytes, element: bytes, metadata: Metadata = NO_METADATA) -> bytes:
+    """Return the 16-byte key of a page from the bytes of its XML element, and from the metadata that
+    the element does not have.
+    """
     hasher = hashlib.sha256(basis)
     hasher.update(element)
+    if metadata != NO_METADATA:
+        hasher.update(format_metadata(metadata).encode())
     return hasher.digest()[:_KEY_BYTES]
 
 

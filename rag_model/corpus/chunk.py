@@ -8,10 +8,12 @@ The passages of an article that an earlier build chunked in the same way are reu
 instead of parsing it again. The bytes of the file are the same in both cases.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,11 +40,20 @@ from rag_model.corpus.dump_formats.dump_format import (
 from rag_model.corpus.dump_formats.page_format import PageFormat
 from rag_model.corpus.markup.template_table import NO_TEMPLATES, TemplateTable
 from rag_model.corpus.markup.templates import use_templates
+from rag_model.corpus.metadata import (
+    NO_PAGES,
+    PageTable,
+    add_aliases,
+    collect_metadata,
+    merge_metadata,
+    set_passage_metadata,
+)
 from rag_model.corpus.metadata import VERSION as METADATA_VERSION
-from rag_model.corpus.metadata import add_aliases, collect_metadata, set_passage_metadata
 from rag_model.corpus.passages import FULL_SCHEMA, KIND_SCHEMA, PASSAGE_SCHEMA, PassageWriter
 from rag_model.corpus.records import (
+    NO_METADATA,
     Article,
+    Metadata,
     MetadataName,
     Page,
     Part,
@@ -59,6 +70,10 @@ from rag_model.errors import InputError, UsageError, format_count
 VERSION = 10  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
 MAX_UNKNOWN_TEMPLATES = 100  # names of unknown templates that a part counts
+# Title, namespace and id in an element as MediaWiki writes it; `html.unescape` knows these entities.
+_ELEMENT_HEAD = re.compile(
+    rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
+)
 LENGTH_BIN = 10  # words; bin width of the length histogram
 
 
@@ -177,6 +192,7 @@ def chunk_part(
     files: Mapping[str, Path] | None = None,
     spans: Path | None = None,
     table: TemplateTable = NO_TEMPLATES,
+    page_table: PageTable = NO_PAGES,
 ) -> ChunkStats:
     """Write the passages of one part to a Parquet file, and return the statistics.
 
@@ -191,13 +207,14 @@ def chunk_part(
         files: paths of settings that the recipe stores as digests.
         spans: path for the salient spans, if the recipe stores them.
         table: the wiki's templates; `reusable` has the same.
+        page_table: metadata of the wiki's pages that their elements do not have.
 
     Raises:
         InputError: The source cannot be read, or too many of its pages are unparsable.
     """
     tally, article_log, span_writer = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
     with PassageWriter(out, recipe.schema) as writer:
-        context = _ChunkContext(recipe, siteinfo, files, table)
+        context = _ChunkContext(recipe, siteinfo, files, table, page_table)
         for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
             result, stored = article.result, article.result.stored
             if stored is None:
@@ -291,6 +308,7 @@ class _ChunkContext:
     siteinfo: Siteinfo
     files: Mapping[str, Path] | None
     table: TemplateTable = NO_TEMPLATES
+    page_table: PageTable = NO_PAGES
 
     def open(self) -> ChunkFunction:
         return self.recipe.create_chunker(self.files).open()
@@ -300,6 +318,24 @@ class _ChunkContext:
         if self.table.disambiguation:
             identity["disambiguation"] = self.table.disambiguation.pattern
         return compute_key_basis(self.siteinfo, identity, VERSION)
+
+    def find_element_metadata(self, element: bytes) -> Metadata | None:
+        """Return what the page table has for a page's element, or None if its title is unclear."""
+        if not self.page_table:
+            return NO_METADATA
+        head = _ELEMENT_HEAD.match(element)
+        if head is None:
+            return None
+        if head[2] != b"0":
+            return NO_METADATA
+        return self.page_table.find(int(head[3]), unescape(head[1].decode(errors="replace")))
+
+    def add_metadata(self, page: Page) -> Page:
+        """Return an article with what the page table has for it."""
+        if not self.page_table or page.namespace != 0 or not page.title:  # a logged page has no title
+            return page
+        metadata = merge_metadata(page.metadata, self.page_table.find(page.page_id, page.title))
+        return replace(page, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +389,14 @@ def _chunk_pages(
     open_chunker, key_basis, spans = cache(context.open), context.compute_key_basis(part), context.recipe.spans
 
     def identify(element: bytes) -> tuple[bytes, Page | None]:
-        key = compute_element_key(key_basis, element)
+        metadata = context.find_element_metadata(element)
+        if metadata is None:
+            return b"", None
+        key = compute_element_key(key_basis, element, metadata)
         return key, reusable.find_page(key, with_spans=spans)
 
-    for page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
+    for parsed_page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
+        page = context.add_metadata(parsed_page)
         key = page.key or compute_article_key(key_basis, page)
         reused = reusable.find(key, with_spans=spans)
         if reused is None and page.key:  # logs of earlier versions have no keys of elements

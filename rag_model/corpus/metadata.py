@@ -4,13 +4,25 @@ and the titles that lead to it.
 A recipe names what it wants (`[chunk] metadata`). Language, item and categories become columns of
 the passages, by which hits are filtered. Aliases become the first line of the article, so that
 every retriever finds them and a changed alias changes a passage like any other text.
+
+The export of a wiki has two of these elsewhere than at the page: redirects are pages anywhere in the
+dump, and Wikidata items are in a file beside it. A job reads both once and writes them to
+memory-mapped Arrow files, in which the chunk job looks up each page (`PageTable`). Redirects are
+sorted by a hash of the title that they lead to, and are divided into files by its first bits, so
+neither the writing nor the reading of a file needs memory for all redirects of a wiki.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from rag_model.corpus.records import (
     CATEGORY_SEPARATOR,
@@ -22,11 +34,13 @@ from rag_model.corpus.records import (
     Section,
     Siteinfo,
 )
+from rag_model.errors import InputError
 
 VERSION = 1  # increase it when the same page would give other metadata
 # Limits, because every passage of a page repeats its metadata.
 MAX_CATEGORIES = 2_000  # characters
 MAX_ALIAS_WORDS = 24
+_FIELDS = tuple(field.name for field in fields(Metadata))
 _CATEGORY = 14  # the namespace
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,34}")
 _ITEM = re.compile(r"Q[1-9][0-9]{0,14}")
@@ -74,6 +88,11 @@ def metadata_to_dict(metadata: Metadata) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
+def merge_metadata(metadata: Metadata, other: Metadata) -> Metadata:
+    """Return metadata whose unknown fields are those of the other."""
+    return Metadata(**{name: getattr(metadata, name) or getattr(other, name) for name in _FIELDS})
+
+
 def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
     """Return the metadata of a page, with the wiki's language and the categories of its wikitext.
 
@@ -99,9 +118,10 @@ def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str])
 
     An alias is left out if the title and earlier aliases have all its words.
     """
-    line = _join_aliases(title, aliases)
-    if not line or not sections:
+    new_aliases = select_aliases(title, aliases)
+    if not new_aliases or not sections:
         return tuple(sections)
+    line = f"{'; '.join(new_aliases)}."  # chunkers cut between sentences
     first, *others = sections
     if first.heading:
         return (Section("", line), *sections)
@@ -146,7 +166,12 @@ def _join_categories(categories: Sequence[str]) -> str:
     return joined[: MAX_CATEGORIES + 1].rpartition(CATEGORY_SEPARATOR)[0]
 
 
-def _join_aliases(title: str, aliases: Iterable[str]) -> str:
+def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
+    """Return the aliases that an article is given: those with new words, `MAX_ALIAS_WORDS` in all.
+
+    >>> select_aliases("Ada Lovelace", ["Lovelace, Ada", "Ada King"])
+    ('Ada King',)
+    """
     known_words, new_aliases, size = set(_WORD.findall(title.casefold())), list[str](), 0
     for alias in aliases:
         words = _WORD.findall(alias.casefold())
@@ -155,4 +180,165 @@ def _join_aliases(title: str, aliases: Iterable[str]) -> str:
         new_aliases.append(alias)
         known_words.update(words)
         size += len(words)
-    return f"{'; '.join(new_aliases)}." if new_aliases else ""  # chunkers cut between sentences
+    return tuple(new_aliases)
+
+
+TABLE_VERSION = 1  # increase it when the same pages or properties would give other files
+_REDIRECT_SCHEMA = pa.schema(
+    # `key` is a hash of `title`, the title that the redirect with this id and title leads to.
+    [("key", pa.uint64()), ("title", pa.string()), ("page_id", pa.int64()), ("alias", pa.string())]
+)
+_ITEM_SCHEMA = pa.schema([("page_id", pa.int64()), ("item", pa.int64())])
+_KEY_BITS = 64
+_ITEM_BATCH_ROWS = 1 << 16
+_TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
+_PROPERTY = re.compile(rb"\((\d{1,18}),'wikibase_item','Q(\d{1,15})',")
+_MAX_PROPERTY = 64  # bytes that the pattern matches, at most
+
+
+def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> int:
+    """Write the redirects of a part that are names of articles, sorted; return their number.
+
+    A redirect to a section is left out, because it names a part of the article's subject.
+    """
+    rows: set[tuple[int, str, int, str]] = set()
+    for page in pages:
+        target = _find_target(page, siteinfo)
+        if target and target != page.title and page.namespace == 0:
+            rows.add((_hash_title(target), target, page.page_id, page.title))
+    columns = zip(*sorted(rows), strict=True) if rows else [()] * len(_REDIRECT_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _REDIRECT_SCHEMA, strict=True)]
+    _write_table(pa.table(arrays, schema=_REDIRECT_SCHEMA), path)
+    return len(rows)
+
+
+def _find_target(page: Page, siteinfo: Siteinfo) -> str:
+    """Return the title that a redirect leads to; empty for a section, or if there is none."""
+    link = _TARGET.match(page.text)
+    if link is not None and link[2]:
+        return ""
+    if page.target or link is None:
+        return page.target
+    title = " ".join(link[1].replace("_", " ").split())  # exports before 2012 do not name the target
+    return title[:1].upper() + title[1:] if siteinfo.case == "first-letter" else title
+
+
+def _hash_title(title: str) -> int:
+    return int.from_bytes(hashlib.blake2b(title.encode(), digest_size=_KEY_BITS // 8).digest(), "big")
+
+
+def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path) -> None:
+    """Merge the redirects of all parts whose key starts with the `bits` bits of `number`."""
+    first, last = (end << _KEY_BITS - bits for end in (number, number + 1))
+    tables = []
+    for path in parts:
+        table = _map_table(path)
+        keys = _get_keys(table)
+        start = np.searchsorted(keys, np.uint64(first))
+        end = len(keys) if last >> _KEY_BITS else np.searchsorted(keys, np.uint64(last))
+        tables.append(table.slice(start, end - start))
+    # A page that the dump has twice gives equal rows.
+    table = pa.concat_tables(tables).group_by(_REDIRECT_SCHEMA.names).aggregate([])
+    order = [(name, "ascending") for name in ("key", "title", "page_id", "alias")]
+    _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(order), out)
+
+
+def write_items(chunks: Iterable[bytes], where: str, out: Path) -> int:
+    """Write the Wikidata items in a table of page properties, a dump of SQL; return their number.
+
+    Raises:
+        InputError: The file is not such a table.
+    """
+    rows = 0
+    with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_file(sink, _ITEM_SCHEMA) as writer:
+        for batch in _iter_item_batches(chunks, where):
+            writer.write_batch(batch)
+            rows += len(batch)
+    return rows
+
+
+def _iter_item_batches(chunks: Iterable[bytes], where: str) -> Iterator[pa.RecordBatch]:
+    rest, is_table, values = b"", False, list[tuple[int, int]]()
+    for chunk in chunks:
+        data, start = rest + chunk, 0
+        is_table = is_table or b"page_props" in data
+        for row in _PROPERTY.finditer(data):  # quotes inside of a value are escaped
+            values.append((int(row[1]), int(row[2])))
+            start = row.end()
+        rest = data[max(start, len(data) - _MAX_PROPERTY) :]
+        if len(values) >= _ITEM_BATCH_ROWS:
+            yield _to_batch(values)
+            values = []
+    if not is_table:
+        raise InputError(f"{where} has no table page_props: give the file that dumps.wikimedia.org has, or remove it")
+    if values:
+        yield _to_batch(values)
+
+
+def _to_batch(values: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    columns = zip(*values, strict=True)
+    return pa.record_batch([pa.array(column, pa.int64()) for column in columns], schema=_ITEM_SCHEMA)
+
+
+class PageTable:
+    """Redirects and Wikidata items of the pages of a part, which their elements do not have."""
+
+    def __init__(
+        self, redirects: Sequence[Path] = (), items: Path | None = None, first_page: int = 0, last_page: int = 0
+    ) -> None:
+        """Map files of `merge_redirects`, 1, 2, 4, ..., and read the items of the part's pages."""
+        tables = [_map_table(path) for path in redirects]
+        self._redirects = [(table, _get_keys(table)) for table in tables]
+        self._shift = _KEY_BITS - (len(tables).bit_length() - 1)
+        self._items = _read_items(items, first_page, last_page) if items else {}
+
+    def __bool__(self) -> bool:
+        """Return whether a page can have metadata here."""
+        return bool(self._redirects or self._items)
+
+    def find(self, page_id: int, title: str) -> Metadata:
+        """Return the Wikidata item and the aliases of an article."""
+        item = self._items.get(page_id)
+        return Metadata(wikidata=f"Q{item}" if item else "", aliases=self._find_aliases(title))
+
+    def _find_aliases(self, title: str) -> tuple[str, ...]:
+        if not self._redirects:
+            return ()
+        key = _hash_title(title)
+        table, keys = self._redirects[key >> self._shift]
+        start = int(np.searchsorted(keys, np.uint64(key)))
+        end = int(np.searchsorted(keys, np.uint64(key), "right"))
+        if start == end:
+            return ()
+        rows = table.slice(start, end - start)
+        # The oldest redirects are first, because these are the names that are used most.
+        titles_and_aliases = zip(rows["title"].to_pylist(), rows["alias"].to_pylist(), strict=True)
+        return select_aliases(title, _list_titles([alias for each, alias in titles_and_aliases if each == title]))
+
+
+NO_PAGES = PageTable()
+
+
+def _read_items(path: Path, first_page: int, last_page: int) -> dict[int, int]:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        items: dict[int, int] = {}
+        for number in range(reader.num_record_batches):
+            page_ids, values = (column.to_numpy() for column in reader.get_batch(number).columns)
+            in_part = (first_page <= page_ids) & (page_ids <= last_page)
+            items.update(zip(page_ids[in_part].tolist(), values[in_part].tolist(), strict=True))
+        return items
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        # One batch, so that the keys are one array in the mapped file.
+        writer.write_table(table.combine_chunks())
+
+
+def _get_keys(table: pa.Table) -> npt.NDArray[np.uint64]:
+    keys: npt.NDArray[np.uint64] = np.asarray(table["key"].chunk(0) if len(table) else [], np.uint64)
+    return keys
+
+
+def _map_table(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -20,8 +20,9 @@ from rag_model.corpus.dump_formats.dump_format import (
     explain_format_errors,
     get_format,
 )
+from rag_model.corpus.dump_formats.mediawiki import find_page_properties
 from rag_model.corpus.parts import PartBoundaries, StageFile
-from rag_model.corpus.records import Part, Plan, SiteSettings, Slice
+from rag_model.corpus.records import Part, Plan, SiteSettings, Slice, is_wiki_site
 from rag_model.corpus.source import basename, read_bytes, read_slice
 from rag_model.digest import canonical_json, digest_chunks
 from rag_model.errors import UsageError
@@ -93,6 +94,13 @@ def plan_dump(
     with explain_format_errors(dump_format, "plan"):
         plan = dump_format.plan(urls, request)
     return check_result(dump_format, "plan", plan, Plan)
+
+
+def find_properties(pattern: str) -> str | None:
+    """Return the URL of the table of page properties next to the files of a wiki's export, or None."""
+    if is_wiki_site(pattern):
+        return None
+    return next(filter(None, map(find_page_properties, find_dump_files(pattern).urls[:1])), None)
 
 
 def compute_source_digest(part: Part) -> str:

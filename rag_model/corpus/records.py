@@ -70,6 +70,7 @@ class Page:
     # not parsed: then only its id, time and key are set.
     key: bytes = field(default=b"", compare=False)
     metadata: Metadata = NO_METADATA  # if the source has it
+    target: str = ""  # title of the page that a redirect leads to, if the source names it
 
 
 @dataclass(frozen=True, slots=True)

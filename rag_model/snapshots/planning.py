@@ -26,7 +26,7 @@ from rag_model.corpus.dump_formats.dump_format import (
 )
 from rag_model.corpus.dump_formats.wiki_site import rehearse_site
 from rag_model.corpus.parts import PartBoundaries
-from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.plan import find_properties, plan_dump
 from rag_model.corpus.records import Plan, is_wiki_site
 from rag_model.corpus.source import get_size, get_stamp, read_bytes
 from rag_model.digest import digest_chunks
@@ -118,6 +118,17 @@ def plan_parts(
             "plan", store.memo.compute_key(plan_inputs), staged, plan_json, plan_inputs
         ).stats
     return Plan.from_json(plan_json)
+
+
+def describe_missing_items(dump: str, plan: Plan, recipe: Recipe) -> str:
+    """Return advice if the Wikidata items of an export are requested, but no file beside it has them."""
+    is_export = plan.kind == "wiki" and {part.format for part in plan.parts} == {""}
+    if "wikidata" not in recipe.chunk.metadata or not is_export or find_properties(dump):
+        return ""
+    return (
+        "The passages have no Wikidata items: put NAME-DATE-page_props.sql.gz of the same dump beside its files "
+        "NAME-DATE-pages-articles…"
+    )
 
 
 # Projects whose wikitext has little prose, and the reason.

@@ -1,12 +1,20 @@
 """The estimated time of the chunk job, which decides where it runs, and the template job before it."""
 
+import gzip
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
-from beam_jobs.chunk import ChunkTask, _seconds, collect_templates, load_table, plan_template_tasks
+import pytest
+
+from beam_jobs.chunk import ChunkTask, _seconds, load_table, plan_template_tasks, run, run_table_jobs
 from beam_jobs.launch import Launch
 from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Part, Siteinfo, Slice
+from rag_model.snapshots.parent import ParentPart
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
@@ -39,12 +47,92 @@ def test_the_templates_of_a_dump_are_read_once(tmp_path: Path) -> None:
         dump = tmp_path / f"{name}.xml"
         dump.write_text(f'<mediawiki xml:lang="en"><siteinfo>{names}</siteinfo>{xml}</mediawiki>', encoding="utf-8")
         plan, launch = plan_dump(str(dump), workdir=folder, stage=str), Launch.new(store.url, [])
-        tables.append(collect_templates(store, plan, launch))
+        tables.append(run_table_jobs(store, plan, str(dump), (), launch).templates)
         tasks = plan_template_tasks(plan)
         assert len(tasks) == (name == "with"), "pages without templates are not read"
         for task in tasks:
             assert store.memo.find("templates", store.memo.compute_key(task.inputs()))
-        assert collect_templates(store, plan, launch) == tables[-1]
+        assert run_table_jobs(store, plan, str(dump), (), launch).templates == tables[-1]
     with_templates, without_templates = tables
     assert load_table(store, with_templates).entries["b"].value == "b: {{{1}}}"
     assert without_templates is None, "the parts have the keys of a dump without templates"
+
+
+ARTICLES = {1: "Ada", 2: "Ben & Co", 3: "Cyd", 4: "Dov"}
+REDIRECTS = {
+    11: ("Countess", "Ada", "#REDIRECT [[Ada]]"),
+    12: ("Lady Ada", "Ada", "#redirect [[ada]] {{R}}"),
+    13: ("Ada's youth", "Ada", "#REDIRECT [[Ada#Youth]]"),
+    14: ("Benjamin & Sons", "Ben & Co", "#REDIRECT [[Ben & Co]]"),
+    15: ("Dav", "Cyd", "#REDIRECT [[Cyd]]"),
+    16: ("Loop", "Loop", "#REDIRECT [[Loop]]"),
+}
+PROPERTIES = (
+    "CREATE TABLE `page_props` (...);\nINSERT INTO `page_props` VALUES (1,'defaultsort','Ada',NULL),"
+    "(1,'wikibase_item','Q7259',NULL),(2,'displaytitle','(2,\\'wikibase_item\\',\\'Q1\\',',NULL),(4,'wikibase_item','Q4',NULL);\n"
+)
+
+
+class DumpBuild:
+    """A dump of several parts with redirects, chunked by the jobs."""
+
+    def __init__(
+        self, folder: Path, make_multistream: Any, redirects: Mapping[int, tuple[str, str, str]], parent: Any = None
+    ) -> None:
+        folder.mkdir()
+        pages = [(i, title, "", f"{title} lived.") for i, title in ARTICLES.items()]
+        pages += [(i, title, target, text) for i, (title, target, text) in redirects.items()]
+        elements = "".join(
+            f"<page><title>{escape(title)}</title><ns>0</ns><id>{i}</id>"
+            + (f"<redirect title={quoteattr(target)} />" if target else "")
+            + f"<revision><id>1</id><text>{escape(text)}</text></revision></page>\n"
+            for i, title, target, text in sorted(pages)
+        )
+        source = folder / "source.xml"
+        info = "<siteinfo><dbname>enwiki</dbname></siteinfo>"
+        source.write_text(f'<mediawiki xml:lang="en">{info}\n{elements}</mediawiki>\n', encoding="utf-8")
+        (folder / "enwiki-20261101-page_props.sql.gz").write_bytes(gzip.compress(PROPERTIES.encode()))
+        dump = make_multistream(folder, source, pages_a_stream=2)
+        store = Store.open(str(folder.parent / "store"), create=True)
+        plan = plan_dump(dump, workdir=folder, stage=str, part_bytes=1)
+        launch, names = Launch.new(store.url, []), ("aliases", "wikidata")
+        self.tables = run_table_jobs(store, plan, dump, names, launch)
+        parents = [ParentPart(each.passages, each.article_log) for each in parent.results] if parent else []
+        tasks = [
+            ChunkTask(part, plan.siteinfo, ChunkRecipe(metadata=names), tuple(parents), tables=self.tables)
+            for part in plan.parts
+        ]
+        self.results = run(tasks, launch)
+        self.files = [store.blobs.get_local_path(result.passages) for result in self.results]
+        self.inherited = sum(result.stats.inherited for result in self.results)
+        self.passages = []
+        for path in self.files:
+            with PassageFile(path) as file:
+                self.passages += file.iter_passages()
+
+    def list_texts(self) -> list[tuple[str, str]]:
+        return [(passage.text, passage.wikidata) for passage in self.passages]
+
+
+def test_redirects_and_items_of_a_dump_are_metadata_of_its_articles(
+    tmp_path: Path, make_multistream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = DumpBuild(tmp_path / "first", make_multistream, REDIRECTS)
+    assert len(first.results) > 2, "redirects are in other parts than their targets"
+    assert first.list_texts() == [
+        ("Countess; Lady Ada. Ada lived.", "Q7259"),
+        ("Benjamin & Sons. Ben & Co lived.", ""),
+        ("Dav. Cyd lived.", ""),
+        ("Dov lived.", "Q4"),
+    ]
+    # A redirect gets another target: the articles of both targets are chunked again.
+    changed = {**REDIRECTS, 15: ("Dav", "Dov", "#REDIRECT [[Dov]]")}
+    refresh = DumpBuild(tmp_path / "refresh", make_multistream, changed, first)
+    assert [text for text, _ in refresh.list_texts()[2:]] == ["Cyd lived.", "Dav. Dov lived."]
+    assert refresh.inherited == 2
+    monkeypatch.setattr("beam_jobs.chunk._MAX_FILE_REDIRECTS", 1)  # as many files as redirects
+    full = DumpBuild(tmp_path / "full", make_multistream, changed)
+    assert [path.read_bytes() for path in refresh.files] == [path.read_bytes() for path in full.files]
+    # A further redirect without new words changes no article.
+    more = {**changed, 17: ("Ada Countess", "Ada", "#REDIRECT [[Ada]]")}
+    assert DumpBuild(tmp_path / "more", make_multistream, more, refresh).inherited == 4

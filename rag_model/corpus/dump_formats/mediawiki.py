@@ -124,16 +124,23 @@ def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: Identify
 _NAMESPACE_HEAD = 4096  # bytes of a page's start, which has its title and namespace
 
 
-def parse_namespace_pages(chunks: Iterable[bytes], where: str, namespaces: Collection[int]) -> Iterator[Page]:
-    """Yield the pages of some namespaces; other pages, and damaged ones, are not parsed."""
-    tags = [b"<ns>%d</ns>" % key for key in namespaces]
+def parse_namespace_pages(
+    chunks: Iterable[bytes], where: str, namespaces: Collection[int], *, redirects: bool = False
+) -> Iterator[Page]:
+    """Yield the pages of some namespaces, and with `redirects` those that redirect.
+
+    Other pages, and damaged ones, are not parsed.
+    """
+    tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect "] * redirects
     for data in _split_elements(chunks):
         start = max(data.find(b"<page>"), 0)
-        if any(tag in data[start : start + _NAMESPACE_HEAD] for tag in tags) and data.endswith(_PAGE_END):
+        head = data[start : start + _NAMESPACE_HEAD]
+        if any(tag in head for tag in tags) and data.endswith(_PAGE_END):
             parser = PageParser(where)
             parser.begin_fragment()
             with suppress(InputError):  # the job that chunks the page reports it
-                yield from (page for _, page in parser.feed(data[start:]) if page.namespace in namespaces)
+                pages = [page for _, page in parser.feed(data[start:])]
+                yield from (page for page in pages if page.namespace in namespaces or (redirects and page.redirect))
 
 
 def _is_plain_element(data: bytes) -> bool:
@@ -260,7 +267,7 @@ class PageParser:
             self._page_offset = self._expat.CurrentByteIndex - self._root_bytes
             self._fields, self._newest_revision = {}, {}
         elif path == "/page/redirect":
-            self._fields[path] = ""
+            self._fields[path] = attributes.get("title", "")
 
     def _add_text(self, text: str) -> None:
         self._length += len(text)
@@ -310,6 +317,7 @@ class PageParser:
             namespace=self._parse_number(page.get("/page/ns", "0")),
             title=page["/page/title"],
             redirect="/page/redirect" in page,
+            target=page.get("/page/redirect", ""),
             model=revision.get(f"{_REVISION}/model", "wikitext"),
             text=revision.get(f"{_REVISION}/text", ""),
             metadata=NO_METADATA if metadata is None else parse_metadata(metadata),
@@ -452,6 +460,21 @@ def find_offset_index(url: str) -> str | None:
     folder = url.removesuffix(basename(url))
     candidates = (f"{stem}-index{number}.txt{page_range}.bz2", f"{stem}{number}-index.txt{page_range}.bz2")
     return next((folder + candidate for candidate in candidates if file_exists(folder + candidate)), None)
+
+
+_PROPERTIES_NAME = re.compile(r".*-page_props\.sql(\.gz)?")
+
+
+def find_page_properties(url: str) -> str | None:
+    """Return the URL of the table of page properties next to a dump, or None.
+
+    `enwiki-20240101-pages-articles1.xml-p1p41242.bz2` has `enwiki-20240101-page_props.sql.gz`.
+    """
+    name = basename(url)
+    stem, pages, _ = name.partition("-pages-")
+    start = url.removesuffix(name) + stem
+    candidates = [f"{start}-page_props.sql.gz", f"{start}-page_props.sql"] if pages else []
+    return next(filter(file_exists, candidates), None)
 
 
 def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Iterator[PageRun]:
@@ -623,8 +646,8 @@ class MediaWiki(PageFormat):
         return _ENDING.search(name) is not None or ("." not in name and _ROOT_TAG in read_head())
 
     def is_companion(self, name: str) -> bool:
-        """Return whether a file is an offset index."""
-        return is_offset_index(name)
+        """Return whether a file is an offset index, or the page properties of a dump."""
+        return is_offset_index(name) or _PROPERTIES_NAME.fullmatch(name) is not None
 
     def can_plan_fast(self, url: str) -> bool:
         """Return whether the dump has an offset index."""
@@ -651,13 +674,15 @@ class MediaWiki(PageFormat):
             return self.parse_slice(byte_slice)
         return parse_unlogged_pages(read_slice(byte_slice), describe_slice(byte_slice), identify)
 
-    def read_templates(self, part: Part) -> Iterator[Page]:
-        """Yield the pages of a part that define templates or list those of disambiguation pages."""
+    def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
+        """Yield the pages of a part that define templates or list those of disambiguation pages, and
+        on request the redirects.
+        """
         if type(self).parse_slice is not MediaWiki.parse_slice:
             return
         for byte_slice in part.slices:
             chunks, where = read_slice(byte_slice), describe_slice(byte_slice)
-            pages = parse_namespace_pages(chunks, where, TEMPLATE_NAMESPACES)
+            pages = parse_namespace_pages(chunks, where, TEMPLATE_NAMESPACES, redirects=redirects)
             yield from (page for page in pages if part.first_page <= page.page_id <= part.last_page)
 
     def clean(

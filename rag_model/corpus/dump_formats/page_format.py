@@ -79,10 +79,11 @@ class PageFormat:
     def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
         """Return the text of a page by section; see `DumpFormat.clean`."""
 
-    def read_templates(self, part: Part) -> Iterator[Page]:
+    def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
         """Yield the pages of a part that define templates, in their order; by default none.
 
-        The part has only the slices of runs with `has_templates`.
+        The part has only the slices of runs with `has_templates`, or with `redirects` all slices;
+        then the pages that redirect are given too.
         """
         return iter(())
 

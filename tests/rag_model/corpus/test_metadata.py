@@ -10,17 +10,19 @@ from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.metadata import (
     MAX_ALIAS_WORDS,
     MAX_CATEGORIES,
+    PageTable,
     add_aliases,
     build_metadata,
     find_categories,
     format_metadata,
     parse_metadata,
     set_passage_metadata,
+    write_items,
 )
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Metadata, Passage, Section, Siteinfo
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 
 DE = Siteinfo("dewiki", "de", "", {"kategorie": 14, "category": 14, "datei": 6})
 PAGE = (
@@ -105,3 +107,21 @@ def test_metadata_are_read_back() -> None:
 def test_unknown_metadata_in_a_recipe_are_named() -> None:
     with pytest.raises(UsageError, match="metadata has 'lang': choose from aliases, "):
         ChunkRecipe(metadata=("lang",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000_000])
+def test_items_are_read_from_a_table_of_page_properties(tmp_path: Path, size: int) -> None:
+    # Page 3 has a title that looks like an item; 7 has a value that is none.
+    rows = "(1,'wikibase_item','Q42',NULL),(3,'displaytitle','(3,\\'wikibase_item\\',\\'Q9\\',',NULL)"
+    rows += ",(7,'wikibase_item','42',NULL)," + ",".join(f"({i},'wikibase_item','Q{i}',NULL)" for i in range(8, 500))
+    data = f"CREATE TABLE `page_props` (\n);\nINSERT INTO `page_props` VALUES {rows};\n".encode()
+    path = tmp_path / "items.arrow"
+    assert write_items((data[i : i + size] for i in range(0, len(data), size)), "x.sql", path) == 493
+    table = PageTable(items=path, first_page=0, last_page=400)
+    items = {i: table.find(i, "A").wikidata for i in (1, 3, 7, 8, 400, 401)}
+    assert items == {1: "Q42", 3: "", 7: "", 8: "Q8", 400: "Q400", 401: ""}
+
+
+def test_another_table_is_no_table_of_page_properties(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x\.sql has no table page_props: give"):
+        write_items([b"INSERT INTO `page` VALUES (1,0,'A');"], "x.sql", tmp_path / "items.arrow")
