@@ -5,6 +5,7 @@ passage is read in place, without decompression, and all processes that read it 
 pages. The copy is about three times as large as the Parquet file.
 """
 
+import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,9 +50,13 @@ class MappedPassages:
         """
         self._path = path
         try:
-            self._source = pa.memory_map(str(path))
+            with path.open("rb") as file:
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if hasattr(mapping, "madvise"):  # a read of a passage then brings no megabytes around it
+                mapping.madvise(mmap.MADV_RANDOM)
+            self._source = pa.BufferReader(pa.py_buffer(mapping))
             self._file = pa.ipc.open_file(self._source)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowInvalid, OSError, ValueError) as error:  # ValueError: the file is empty
             raise InputError(f"{path} is not a readable copy of passages ({error}): pull it again") from error
         if self._file.schema not in PASSAGE_SCHEMAS:
             raise InputError(f"{path} does not have the columns of passages: pull it again")

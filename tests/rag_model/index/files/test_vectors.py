@@ -11,6 +11,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.index.build import run_stages
 from rag_model.index.files.vectors import RemoteRowFiles, RemoteVectorFiles, VectorFiles, sample_vectors
 from rag_model.index.recipe import IndexRecipe, resolve
+from tests.fixtures.counted import count_pages_in_memory, drop_from_memory
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 
@@ -44,6 +45,17 @@ def test_vector_files_are_one_matrix(data: st.DataObject, write_parts: Make) -> 
     blocks = list(files.blocks(data.draw(st.integers(1, 60))))
     np.testing.assert_array_equal(np.vstack([block for _, block in blocks]), matrix)
     assert all(np.array_equal(block, matrix[first : first + len(block)]) for first, block in blocks)
+
+
+def test_rows_that_are_not_in_memory_are_read_without_what_is_around_them(write_parts: Make) -> None:
+    matrix = np.random.default_rng(0).standard_normal((12_000, 256)).astype(np.float16)  # two parts of 3 MB
+    paths, rows = write_parts(matrix, [6_000]), np.array([*range(0, 12_000, 400), 11_997, 11_999])
+    for path in paths:
+        drop_from_memory(path)
+    files = VectorFiles(paths)
+    header_pages = sum(map(count_pages_in_memory, paths))
+    np.testing.assert_array_equal(files.read_rows(rows), matrix[rows])
+    assert sum(map(count_pages_in_memory, paths)) <= header_pages + 2 * len(rows)
 
 
 def test_sample_is_seeded_and_without_repetition(write_parts: Make) -> None:

@@ -8,6 +8,7 @@ from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageWri
 from rag_model.corpus.records import LATEST, Passage
 from rag_model.errors import InputError
 from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
+from tests.fixtures.counted import count_pages_in_memory, drop_from_memory
 
 DATES = (1_793_534_400, None, -1)
 PASSAGES = [
@@ -34,6 +35,20 @@ def test_passages_come_back_as_they_were_written_in_any_order(copy: Path) -> Non
     file.close()
     with pytest.raises(IndexError, match="row 3 is outside a copy of 3 passages"):
         MappedPassages(copy).read_rows([3])
+
+
+def test_a_passage_that_is_not_in_memory_is_read_without_those_around_it(tmp_path: Path) -> None:
+    passages = [replace(PASSAGES[2], id=f"{n}-0", text=f"{n} " * 10_000) for n in range(200)]
+    with PassageWriter(tmp_path / "part.parquet") as writer:
+        for passage in passages:
+            writer.write(replace(passage, hash=Passage.hash_of(passage.title, passage.text)))
+    write_mapped_copy(tmp_path / "part.parquet", copy := tmp_path / "part.arrow")
+    drop_from_memory(copy)
+    file, rows = MappedPassages(copy), [*range(0, 200, 20)]
+    header_pages = count_pages_in_memory(copy)
+    assert [passage.text for passage in file.read_rows(rows)] == [passages[row].text for row in rows]
+    text_pages = sum(len(passages[row].text) for row in rows) // 4096
+    assert count_pages_in_memory(copy) <= header_pages + text_pages + 20 * len(rows)
 
 
 def test_a_slice_and_missing_values_are_read_as_arrow_says(tmp_path: Path) -> None:
