@@ -40,7 +40,7 @@ from rag_model.corpus.redact import select_pages
 from rag_model.corpus.source import basename, get_size, read_bytes, read_decoded
 from rag_model.digest import canonical_json, digest_chunks
 from rag_model.extras import get_versions
-from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
+from rag_model.snapshots.encoding import SettingFiles, StoredChunker, local_paths
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef

@@ -31,8 +31,7 @@ from rag_model.digest import digest_bytes, digest_file
 from rag_model.index.kind import ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.process import temporary_folder
-from rag_model.snapshots.chunking import local_paths, store_chunker
-from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.encoding import StoredEncoder, local_paths, store_chunker
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files, fetch_parent_files
 from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers

@@ -23,9 +23,8 @@ from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
-from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble_content, build_commits_provenance
-from rag_model.snapshots.encoding import StoredEncoder, store_encoder
+from rag_model.snapshots.encoding import StoredChunker, StoredEncoder, store_chunker, store_encoder
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import (
     describe_missing_items,

@@ -38,13 +38,13 @@ from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.plan import IndexPlan
 from rag_model.index.recipe import IndexRecipe, representation_of
 from rag_model.process import temporary_folder
-from rag_model.snapshots.chunking import store_chunker
 from rag_model.snapshots.encoding import (
     NO_PINS,
     Pins,
     RepresentRecipe,
     StoredEncoder,
     store_bag,
+    store_chunker,
     store_encoder,
     store_sparse_encoder,
     store_token_encoder,

@@ -16,7 +16,7 @@ from rag_model.corpus.records import format_iso
 from rag_model.errors import StoreError
 from rag_model.index.kind import get_kind_of_entry
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.snapshots.chunking import StoredChunker
+from rag_model.snapshots.encoding import StoredChunker
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.snapshots.takedown import (
