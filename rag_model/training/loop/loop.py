@@ -16,6 +16,7 @@ contrastive loss is that of the whole batch, up to rounding.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from rag_model.digest import digest_json
 from rag_model.errors import RefusedError, ResourceError, UsageError
@@ -57,6 +57,12 @@ from rag_model.training.loop.processes import (
 from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
 
+def _is_transformers_model(model: nn.Module) -> bool:
+    """Whether a module is a model of transformers, whose import takes seconds: if so, it is imported."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and isinstance(model, modeling.PreTrainedModel)
+
+
 class ForwardSplitter:
     """Splits forward passes of a module's transformers models; the first passes are not split."""
 
@@ -71,12 +77,12 @@ class ForwardSplitter:
             # The size of a batch that failed in its first pass is unknown.
             self._largest_batch = 2
             for model in self._module.modules():
-                if isinstance(model, PreTrainedModel):
+                if _is_transformers_model(model):
                     model.forward = self._wrap(model.forward)
         elif self._parts >= self._largest_batch:
             return False
         self._parts *= 2
-        return any(isinstance(model, PreTrainedModel) for model in self._module.modules())
+        return any(map(_is_transformers_model, self._module.modules()))
 
     @property
     def parts(self) -> int:
