@@ -23,6 +23,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from beam_jobs.workers import START_VARIABLE
 from flows import cli
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 
@@ -113,6 +114,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         environment.delenv("PREFECT_API_URL", raising=False)
         environment.setenv("PREFECT_PROFILES_PATH", str(tmp_path_factory.mktemp("profiles") / "none.toml"))
         environment.setenv("BOOKWHEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        environment.setenv(START_VARIABLE, "1000")  # seconds: no job is so long that workers start unasked
         environment.chdir(tmp_path_factory.mktemp("here"))
         yield
 

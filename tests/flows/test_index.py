@@ -171,7 +171,7 @@ def test_a_work_folder_that_is_somebody_elses(given: Path, bookwheel: Any, tmp_p
     [
         ("cut", 1, ()),
         ("scatter", 1, (IN_PROCESS,)),
-        ("shard", 1, ("--direct_num_workers=2",)),
+        ("shard", 1, ("--direct_num_workers=1",)),
         ("shard", 3, ()),
     ],
 )

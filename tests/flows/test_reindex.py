@@ -150,9 +150,10 @@ def test_the_id_is_of_the_content_not_of_names_and_places(
 def test_workers_build_the_same_as_one_process_from_a_multistream_dump(
     tmp_path: Path, reindex: Any, mini_dump: Path, make_multistream: Callable[..., str]
 ) -> None:
-    dump = make_multistream(tmp_path, mini_dump, pages_a_stream=10)
-    two = reindex(tmp_path / "2", dump=dump, beam=["--direct_num_workers=2"]).json
-    none = reindex(tmp_path / "0", dump=dump).json
+    dump, words = make_multistream(tmp_path, mini_dump, pages_a_stream=10), tmp_path / "words.toml"
+    words.write_text('part_bytes = 50_000\n[index.bm25]\nfactory = "BM25"\nover = "text"\n')  # a graph takes more jobs
+    two = reindex(tmp_path / "2", dump=dump, recipe=words, beam=["--direct_num_workers=2"]).json
+    none = reindex(tmp_path / "0", dump=dump, recipe=words).json
     assert two["snapshot"] == none["snapshot"]
     assert two["counts"] == none["counts"] == COUNTS
 

@@ -458,18 +458,26 @@ BROKEN_FORMATS: dict[str, tuple[object, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def all_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one dump of each kind; tests only read it."""
+    folder = tmp_path_factory.mktemp("dumps")
+    for _, file_name, write in DUMPS:
+        write(folder / file_name)
+    return folder
+
+
 @pytest.mark.parametrize(("value", "message"), BROKEN_FORMATS.values(), ids=BROKEN_FORMATS)
 def test_a_broken_format_is_named_and_stops_only_its_own_dumps(
-    value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: object, message: str, all_dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_format(monkeypatch, tmp_path, value)
     (tmp_path / "a.own").write_text(XML)
     with pytest.raises(InputError, match=rf"^{re.escape(BROKEN_NAME)} {message}"):
         plan_of(tmp_path / "a.own", tmp_path / "work")
-    for format_name, file_name, write in DUMPS:
-        write(tmp_path / file_name)
-        assert detect_format(find_dump_files(str(tmp_path / file_name)).urls[0]) == format_name
-        plan_of(tmp_path / file_name, tmp_path / "work")
+    for format_name, file_name, _ in DUMPS:
+        assert detect_format(find_dump_files(str(all_dumps / file_name)).urls[0]) == format_name
+    plan_of(all_dumps / "a.xml", tmp_path / "work")
 
 
 def test_a_format_that_cannot_be_imported_stops_only_its_own_dumps(

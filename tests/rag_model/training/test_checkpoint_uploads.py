@@ -4,9 +4,6 @@ import json
 import re
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +18,8 @@ from rag_model.store.store import Store
 from rag_model.training.checkpoint_uploads import CheckpointUploader, TrainingIdentity, restore_checkpoint
 from rag_model.training.loop.checkpoint import list_checkpoints, read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
-from tests.fixtures import learning
-from tests.fixtures.learning import LineTask, settings
+from tests.fixtures.forked import SHARED, check_killed
+from tests.fixtures.learning import LineTask, learn_until, settings
 
 KEY = "ab" * 32
 
@@ -206,13 +203,11 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_put_leaves_the_one_before(
     assert told[1:] == ["goes on after step 4, whose checkpoint is in the store"]
 
 
+@SHARED
 def test_a_killed_process_leaves_a_whole_checkpoint_in_the_store(store: Store, tmp_path: Path, told: list[str]) -> None:
     """SIGKILL at any moment of the thread's work: what is in the store is one checkpoint or the one before."""
     train(LineTask(), settings(accumulation=2), tmp_path / "whole")
-    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, learning.__file__, str(tmp_path / "one"), "30", "29", store.url]
-    killed = subprocess.run(command, env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    check_killed(learn_until, 29, tmp_path / "one", torch.get_num_threads(), store.url)
     shutil.rmtree(tmp_path / "one")
     run(store, tmp_path / "two", told)
     assert read_metrics(tmp_path / "two") == read_metrics(tmp_path / "whole")

@@ -1,7 +1,4 @@
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,8 @@ from rag_model.training.loop.checkpoint import list_checkpoints, read_metrics
 from rag_model.training.loop.loop import choose_frozen_dtype, resolve_precision, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal
-from tests.fixtures import learning
-from tests.fixtures.learning import LineTask, settings
+from tests.fixtures.forked import SHARED, check_killed
+from tests.fixtures.learning import LineTask, learn_until, settings
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -53,13 +50,11 @@ def test_what_never_gets_better_is_kept_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(kept[name], first[name]) for name in first)
 
 
+@SHARED
 @pytest.mark.parametrize("kill_at", [1, 13])
 def test_a_killed_run_goes_on_to_the_same_losses(tmp_path: Path, kill_at: int) -> None:
     train(LineTask(), settings(accumulation=2), tmp_path / "whole")
-    command = [sys.executable, learning.__file__, str(tmp_path / "killed"), "30"]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    killed = subprocess.run([*command, str(kill_at)], env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    check_killed(learn_until, kill_at, tmp_path / "killed", torch.get_num_threads())
     assert losses(tmp_path / "killed")[-1][0] == kill_at
     done = train(LineTask(), settings(accumulation=2), tmp_path / "killed")
     assert read_metrics(tmp_path / "killed") == read_metrics(tmp_path / "whole")

@@ -1,10 +1,6 @@
 """End-to-end RAG: the asked snapshot is recorded, a killed run goes on with it, and each part of the model learns."""
 
-import os
 import resource
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +21,11 @@ from rag_model.training.loop.checkpoint import list_checkpoints, read_checkpoint
 from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.objectives.end2end import End2EndRecipe, End2EndTask, Statement, StatementPair
 from rag_model.training.objectives.rag import QuestionAnswer, RagBatch
-from tests.fixtures import moving
-from tests.fixtures.moving import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, trained
+from tests.fixtures.forked import SHARED, check_killed
+from tests.fixtures.moving import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, train_until, trained
 from tests.fixtures.tiny_snapshot import publish_tiny
 
-ROOT = Path(__file__).parents[4]
+pytestmark = SHARED
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +69,11 @@ def test_the_snapshot_that_is_asked_stands_beside_every_step(
     assert read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).searched_snapshots == done.searched_snapshots
 
 
-def kill(given: Path, folder: Path, mode: str, at: int) -> None:
-    """Train in a process that is killed after a step."""
-    words = [sys.executable, moving.__file__, str(given), str(folder), mode, str(at)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run(words, env=environment, check=False, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [EVERY + 1, 5])  # the last checkpoint asks the first snapshot, and the second
 def test_a_killed_run_goes_on_with_the_snapshot_that_it_asked(
     given: Path, whole: tuple[End2EndTask, TrainingResult, Path], tmp_path: Path, kill_at: int
 ) -> None:
-    kill(given, tmp_path / "killed", "synchronous", kill_at)
+    check_killed(train_until, kill_at, given, tmp_path / "killed", "synchronous")
     assert len(read_checkpoint(list_checkpoints(tmp_path / "killed" / "checkpoints")[0]).searched_snapshots) == (
         2 if kill_at == 5 else 1
     )
@@ -100,7 +87,9 @@ def test_an_asynchronous_run_that_is_killed_asks_its_snapshot_until_the_rebuild_
     given: Path, tmp_path: Path
 ) -> None:
     folder, made = tmp_path / "killed", Under(given)
-    kill(given, folder, "asynchronous", 5)  # the checkpoint is of step 4, where the rebuild of step 3 began
+    check_killed(
+        train_until, 5, given, folder, "asynchronous"
+    )  # the checkpoint is of step 4, where the rebuild of step 3 began
     begun = {path: path.read_bytes() for path in (folder / "refreshes").rglob("*.safetensors")}
     assert {path.relative_to(folder / "refreshes").parts[0] for path in begun} == {"step-00000003"}
 

@@ -2,11 +2,7 @@
 
 import dataclasses
 import math
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +36,8 @@ from rag_model.training.objectives.realm_model import (
     words_of,
 )
 from rag_model.training.origins import NamedModels
-from tests.fixtures import filling
 from tests.fixtures.filling import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
+from tests.fixtures.forked import SHARED, check_killed
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ROOT = Path(__file__).parents[4]
@@ -237,11 +233,9 @@ def test_what_is_learned_is_saved_and_opens_as_a_pair_and_a_masked_model(given: 
     assert {row["candidates"] for row in rows} == {RECIPE.candidates - 1}
 
 
+@SHARED
 def test_a_killed_run_goes_on_to_the_same_losses(given: Path, tmp_path: Path) -> None:
-    words = [sys.executable, filling.__file__, str(given), str(tmp_path / "killed"), "3"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run(words, env=environment, check=False, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    check_killed(filled, given, tmp_path / "killed", 3)
     _, whole = filled(given, tmp_path / "whole")
     _, done = filled(given, tmp_path / "killed")
     assert read_metrics(tmp_path / "killed") == read_metrics(tmp_path / "whole")
