@@ -27,7 +27,7 @@ from rag_model.serving.http.server import (
 from rag_model.serving.monitoring.metrics import CONTENT_TYPE, ServiceMetrics
 from rag_model.serving.monitoring.quality import QualityMonitor
 from rag_model.serving.monitoring.tracing import RequestTracer
-from rag_model.serving.runtime import prepare_process
+from rag_model.serving.runtime import freeze_loaded_objects, prepare_process
 from rag_model.serving.service import Service
 from rag_model.serving.settings import ANY_HOST, LOOPBACK, ServiceSettings
 from rag_model.serving.workers import WorkerLink, format_url, open_listener
@@ -134,13 +134,18 @@ def run(
         health_port = None
         if health_listener is not None:
             health_port = HealthPort(create_health_app(service, exposition), health_listener)
+
+        def announce_ready() -> None:
+            freeze_loaded_objects()
+            on_ready(urls)
+
         server = ServiceServer(
             create_app(service, exposition, tokens),
             service,
             lambda: on_listening(urls),
             health_port,
             certificate,
-            lambda: on_ready(urls),
+            announce_ready,
             link,
         )
         server.stop_if(lambda: bool(fatal_errors))

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from rag_model.serving.runtime import (
     count_search_threads,
     count_search_workers,
     limit_compute_threads,
+    set_lowest_priority,
 )
 from rag_model.serving.settings import ServiceSettings
 from rag_model.serving.workers import WorkerLink
@@ -40,7 +41,7 @@ from rag_model.serving.workers import WorkerLink
 # A large request is cut into quarters of a full batch, so that other clients wait less for their
 # turn; a CPU encodes 16 queries as fast as 64, for each of them.
 _CHUNKS_IN_BATCH = 4
-# After a small request, large ones leave a worker free for this time: its client may ask again.
+# After a small request, large ones use one worker less for this time: its client may ask again.
 _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # between two attempts to enter a full queue
@@ -77,7 +78,12 @@ class Service:
         self.slot = self._create_slot(link)
         self.pins = PinnedSnapshots(self.slot, self.settings)
         self.follower = self._create_follower(on_fatal, link)
-        self._search_batcher = self._create_search_batcher()
+        # Chunks of large requests have threads of the lowest priority, so that they delay no small
+        # request.
+        self._chunk_batcher = self._create_search_batcher("retrieve", set_lowest_priority)
+        threads = count_search_threads(self.settings)
+        self._lone_threads = LoneRequestThreads(threads, count_lone_threads(self.settings))
+        self._search_batcher = self._create_search_batcher("search", lone_request_context=self._use_lone_threads)
         self._answer_batcher = self._create_answer_batcher()
         self._last_small_request_time = -_RESERVE_SECONDS
         self.is_draining = False
@@ -98,7 +104,7 @@ class Service:
         """
         seconds = self.settings.request_seconds
         on_queued = partial(notify, self.observer.on_queued, "search")
-        with self._reserve_worker():
+        with self._reserve_core():
             return await self._search_batcher.submit(questions, k, retriever, seconds, on_queued, client)
 
     async def retrieve(
@@ -106,36 +112,38 @@ class Service:
     ) -> list[list[Hit]]:
         """Return the best `k` passages of any number of queries, from a snapshot that is held open.
 
-        The queries wait in the queue a few at a time, so that others are searched in between, and
-        leave one worker free while other clients send small requests. While the queue is full they
-        wait outside of it. The time limit applies to each few queries, so a large request may take
-        any time as long as it advances.
+        A large request is cut into chunks, which wait in a queue of their own and are searched with
+        the lowest priority, and on one core less while other clients send small requests. While the
+        queue is full they wait outside of it. The time limit applies to each chunk, so a large
+        request may take any time as long as it advances.
 
         Raises:
             As `search`.
         """
         size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
         if len(queries) <= size:
-            with self._reserve_worker():
-                return await self._search_when_queue_has_room(queries, k, retriever, client, loaded)
+            with self._reserve_core():
+                return await self._search_when_queue_has_room(
+                    self._search_batcher, queries, k, retriever, client, loaded
+                )
         chunks = [queries[first : first + size] for first in range(0, len(queries), size)]
         chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
-        workers = count_search_workers(self.settings)
         remaining_numbers = deque(range(len(chunks)))
 
-        async def search_chunks(*, leaves_worker_free: bool) -> None:
+        async def search_chunks(*, leaves_core_free: bool) -> None:
             while remaining_numbers:
-                if leaves_worker_free and self._is_worker_reserved():
+                if leaves_core_free and self._is_core_reserved():
                     await asyncio.sleep(_RESERVE_CHECK_SECONDS)
                     continue
                 number = remaining_numbers.popleft()
                 chunk_hits[number] = await self._search_when_queue_has_room(
-                    chunks[number], k, retriever, f"{client}/retrieve", loaded
+                    self._chunk_batcher, chunks[number], k, retriever, client, loaded
                 )
 
         # two chunks for each worker: one is searched, the next one waits
+        workers = count_search_workers(self.settings)
         tasks = [
-            asyncio.ensure_future(search_chunks(leaves_worker_free=lane >= max(1, workers - 1)))
+            asyncio.ensure_future(search_chunks(leaves_core_free=lane >= max(1, workers - 1)))
             for lane in range(2 * workers)
         ]
         try:
@@ -146,27 +154,31 @@ class Service:
                 task.cancel()
 
     @contextmanager
-    def _reserve_worker(self) -> Iterator[None]:
-        """Let large requests leave a worker free during a small request and shortly after it."""
+    def _reserve_core(self) -> Iterator[None]:
+        """Let large requests leave a core free during a small request and shortly after it."""
         self._last_small_request_time = time.monotonic()
         try:
             yield
         finally:
             self._last_small_request_time = time.monotonic()
 
-    def _is_worker_reserved(self) -> bool:
+    def _is_core_reserved(self) -> bool:
         return time.monotonic() - self._last_small_request_time < _RESERVE_SECONDS
 
     async def _search_when_queue_has_room(
-        self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded: LoadedSnapshot
+        self,
+        batcher: Batcher[SearchResult],
+        queries: Sequence[str],
+        k: int | None,
+        retriever: str | None,
+        client: str,
+        loaded: LoadedSnapshot,
     ) -> list[list[Hit]]:
         seconds = self.settings.request_seconds
         on_queued, give_up_time = partial(notify, self.observer.on_queued, "search"), time.monotonic() + seconds
         while True:
             try:
-                result = await self._search_batcher.submit(
-                    queries, k, retriever, seconds, on_queued, client, loaded=loaded
-                )
+                result = await batcher.submit(queries, k, retriever, seconds, on_queued, client, loaded=loaded)
             except QueueFullError:
                 if time.monotonic() > give_up_time:
                     raise
@@ -212,8 +224,8 @@ class Service:
         """Answer the requests in progress, then free everything."""
         self.is_draining = True
         self.follower.stop()
-        self._search_batcher.close()
-        self._answer_batcher.close()
+        for batcher in self._batchers:
+            batcher.close()
         current = self.slot.current
         self.pins.close()
         self.slot.close()
@@ -231,8 +243,8 @@ class Service:
     @property
     def thread_problem(self) -> str:
         """Which thread does not run, and why, as one sentence; empty if all run."""
-        batchers = (*self._search_batcher.threads, *self._answer_batcher.threads)
-        threads = (*batchers, self.follower.thread, *self.observer.threads)
+        batcher_threads = (thread for batcher in self._batchers for thread in batcher.threads)
+        threads = (*batcher_threads, self.follower.thread, *self.observer.threads)
         return next((thread.problem for thread in threads if thread.problem), "")
 
     def describe(self) -> dict[str, Any]:
@@ -286,20 +298,32 @@ class Service:
             return FolderFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)
         return RefFollower(self.target, self.slot, self.settings, self.observer, on_fatal, self.pins)
 
-    def _create_search_batcher(self) -> Batcher[SearchResult]:
-        threads, lone_threads = (
-            count_search_threads(self.settings),
-            count_lone_threads(self.settings),
-        )
+    @property
+    def _batchers(self) -> tuple[Batcher[Any], ...]:
+        return self._search_batcher, self._chunk_batcher, self._answer_batcher
+
+    def _use_lone_threads(self) -> AbstractContextManager[None]:
+        return self._lone_threads.apply() if self._chunk_batcher.is_idle else nullcontext()
+
+    def _create_search_batcher(
+        self,
+        name: str,
+        prepare_thread: Callable[[], None] = lambda: None,
+        lone_request_context: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Batcher[SearchResult]:
+        def init_thread() -> None:
+            prepare_thread()
+            limit_compute_threads(count_search_threads(self.settings))
+
         return Batcher(
-            "search",
+            name,
             partial(execution.search_batch, self.slot, self.observer),
             queue_limit=self.settings.queue_questions,
             batch_limit=self.settings.batch_questions,
             max_wait_ms=self.settings.batch_wait_ms,
             workers=count_search_workers(self.settings),
-            init_thread=partial(limit_compute_threads, threads),
-            lone_request_context=LoneRequestThreads(threads, lone_threads).apply,
+            init_thread=init_thread,
+            lone_request_context=lone_request_context,
             on_thread_death=partial(notify, self.observer.on_thread_death),
         )
 

@@ -13,9 +13,9 @@ By default the passages and questions are the demo's; in earnest
 import argparse
 import asyncio
 import statistics
-import threading
 import time
 from collections.abc import Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,12 @@ def retrieve(url: str, queries: Sequence[str]) -> float:
     return time.perf_counter() - started
 
 
+def retrieve_until_killed(url: str, queries: Sequence[str]) -> None:
+    """Send one large request after the other."""
+    while True:
+        retrieve(url, queries)
+
+
 def describe_singles(seconds: Sequence[float | None]) -> dict[str, Any]:
     answered = sorted(value for value in seconds if value is not None)
     return {
@@ -87,9 +93,12 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
             for n in options.at_once
         }
         unloaded = load(address, questions, 1, SECONDS)
-        large = threading.Thread(target=retrieve, args=(url, many))
+        # In a process of its own, since reading a large reply delays all threads of its process.
+        large = get_context("spawn").Process(target=retrieve_until_killed, args=(url, many))
         large.start()
+        load(address, questions, 1, SECONDS / 2)  # until the first large request is there
         beside = load(address, questions, 1, SECONDS)
+        large.kill()
         large.join()
         peak = memory_mb(process, "VmHWM")
     return {

@@ -270,6 +270,11 @@ class Batcher(Generic[_Reply]):
         """The number of questions in the queue."""
         return self._queue.question_count
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is queued or being processed."""
+        return not (self._queue or self._active_requests)
+
     async def submit(
         self,
         questions: Sequence[str],

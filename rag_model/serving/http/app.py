@@ -95,6 +95,7 @@ from rag_model.serving.service import Service
 EVENT_STREAM_TYPE = "text/event-stream"
 # forbids proxies to buffer the stream
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_MAX_LOOP_QUERIES = 64  # in a reply that the event loop writes, in under a millisecond
 _STATUS_OK, _STATUS_CLIENT_CLOSED = 200, 499
 _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: the media type is not acceptable
 
@@ -375,7 +376,11 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
                 )
             hits = dict(zip(texts, found, strict=True))
             ordered_hits = [hits.get(position, []) for position in range(len(query.questions))]
-            return messages.format_retrieve_reply(query, loaded.id, ordered_hits, as_msgpack=as_msgpack)
+            format_reply = partial(
+                messages.format_retrieve_reply, query, loaded.id, ordered_hits, as_msgpack=as_msgpack
+            )
+            # A long reply is written in another thread, because others would wait for the event loop.
+            return format_reply() if len(texts) <= _MAX_LOOP_QUERIES else await asyncio.to_thread(format_reply)
 
         media_type = MSGPACK_TYPE if as_msgpack else JSON_TYPE
         max_bytes = service.settings.max_retrieve_body_bytes

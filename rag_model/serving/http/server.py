@@ -99,7 +99,8 @@ class ReloadingCertificate:
         self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
 
-_YIELD_SECONDS = 0.01  # time for another worker to accept a connection
+_YIELD_SECONDS = 0.01  # longest time that is left to other workers to accept a connection
+_YIELD_CHECK_SECONDS = 0.0005
 _FAILED_ACCEPT_SECONDS = 1.0
 _HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
 
@@ -115,22 +116,23 @@ class HealthPort:
 class _SharedSocketAcceptor:
     """Accept connections from a socket that several workers share.
 
-    A worker with more connections than another one waits a moment, so that the other can accept the
-    new connection. Otherwise the worker that wakes first would accept all of them.
+    A worker with more connections than another one waits until the other has caught up, but only
+    briefly. Otherwise the worker that wakes first would accept all of them.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         connect: Callable[[socket.socket], Coroutine[Any, Any, Any]],
-        has_more_connections: Callable[[], bool],
+        has_more_connections: Callable[[int], bool],
     ) -> None:
         """Begin to accept.
 
         Args:
             listener: The shared listening socket.
             connect: Takes over an accepted connection.
-            has_more_connections: Whether another worker has fewer connections.
+            has_more_connections: Whether another worker has fewer connections, given the number
+                that are being set up here.
         """
         self._listener, self._connect, self._has_more_connections = listener, connect, has_more_connections
         self._loop = asyncio.get_running_loop()
@@ -150,15 +152,21 @@ class _SharedSocketAcceptor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _handle_readable(self) -> None:
-        if self._has_more_connections():
+        if self._has_more_connections(len(self._tasks)):
             self._pause(_YIELD_SECONDS)
         else:
             self._accept()
 
     def _pause(self, seconds: float) -> None:
-        """Wait while other workers may accept connections, then accept one in any case."""
+        """Leave connections to other workers until they have as many, or for `seconds`."""
         self._loop.remove_reader(self._listener.fileno())
-        self._timer = self._loop.call_later(seconds, self._resume)
+        self._wait_for_others(self._loop.time() + seconds)
+
+    def _wait_for_others(self, deadline: float) -> None:
+        if self._loop.time() < deadline and self._has_more_connections(len(self._tasks)):
+            self._timer = self._loop.call_later(_YIELD_CHECK_SECONDS, self._wait_for_others, deadline)
+        else:
+            self._resume()
 
     def _resume(self) -> None:
         self._timer = None
@@ -172,7 +180,8 @@ class _SharedSocketAcceptor:
             return  # another worker accepted it, or the client left
         except OSError as error:  # too many open files, for example
             _LOG.error("cannot accept a connection: %s", error)
-            self._pause(_FAILED_ACCEPT_SECONDS)
+            self._loop.remove_reader(self._listener.fileno())
+            self._timer = self._loop.call_later(_FAILED_ACCEPT_SECONDS, self._resume)
             return
         connection.setblocking(False)
         task = self._loop.create_task(self._set_up(connection))
@@ -273,9 +282,10 @@ class ServiceServer(uvicorn.Server):
         factory = _create_protocol_factory(config, self._health_state, {})
         self.servers.append(await asyncio.get_running_loop().create_server(factory, sock=health.socket))
 
-    def _has_more_connections(self) -> bool:
+    def _has_more_connections(self, pending: int = 0) -> bool:
         """Publish this worker's number of connections; return whether another has fewer."""
-        return self._link is not None and self._link.record_connections(len(self.server_state.connections))
+        count = len(self.server_state.connections) + pending
+        return self._link is not None and self._link.record_connections(count)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start the shutdown."""

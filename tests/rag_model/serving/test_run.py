@@ -1,12 +1,19 @@
 """Where a service can listen, and workers that cannot begin."""
 
+import asyncio
+import gc
 import os
+import socket
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from rag_model.errors import ResourceError, UsageError
+from rag_model.serving.http import server
+from rag_model.serving.runtime import freeze_loaded_objects
 from rag_model.serving.workers import WorkerLink, open_listener, supervise
+from tests.fixtures.serving import PATIENCE
 
 
 @pytest.mark.parametrize(("port", "option"), [(65_536, "--port"), (-5, "--health-port")])
@@ -44,3 +51,33 @@ def test_a_service_whose_workers_cannot_begin_ends(
     with pytest.raises(error, match=message):
         supervise(2, serve, ("127.0.0.1", 0, None), record, record)
     assert calls == []
+
+
+def test_a_worker_accepts_once_the_others_have_as_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the whole time that it leaves to them."""
+    monkeypatch.setattr(server, "_YIELD_SECONDS", 2 * PATIENCE)
+    accepted: list[socket.socket] = []
+    leads = iter([True, True, True])
+
+    async def connect(connection: socket.socket) -> None:
+        accepted.append(connection)
+
+    async def accept() -> None:
+        with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+            acceptor = server._SharedSocketAcceptor(listener, connect, lambda pending: next(leads, False))
+            async with asyncio.timeout(PATIENCE):
+                while not accepted:
+                    await asyncio.sleep(0.001)
+            acceptor.close()
+            accepted[0].close()
+
+    asyncio.run(accept())
+    assert next(leads, None) is None
+
+
+def test_objects_of_a_ready_service_are_left_out_of_later_collections() -> None:
+    freeze_loaded_objects()
+    try:
+        assert gc.get_freeze_count() > len(sys.modules)
+    finally:
+        gc.unfreeze()
