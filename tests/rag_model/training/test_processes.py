@@ -1,13 +1,13 @@
-"""Two processes that share a training; `python test_processes.py FOLDER GIVEN` trains in one of many."""
+"""Two processes that share a training do what one does. How a launcher starts them is in `tests/flows`."""
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -47,6 +47,7 @@ from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask
 from rag_model.training.objectives.task_bases import BiEncoder
 from rag_model.training.origins import InitialModels, NamedModels
 from tests.fixtures import filling, moving
+from tests.fixtures.forked import SHARED, start_process
 from tests.fixtures.learning import LineTask, limit_rows, settings
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_colbert import save_marked_bert
@@ -54,7 +55,6 @@ from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.fixtures.tiny_sidr import save_sidr
 from tests.fixtures.tiny_snapshot import publish_tiny
 
-ROOT = Path(__file__).parents[3]
 PASSAGES = [build_passage("", f"the king {n} was born.") for n in range(16)]
 EXAMPLES = [Example(str(n), f"who was king {n}?", ("x",), (PASSAGES[n % 14],)) for n in range(16)]
 # Lists of different lengths with equal passages, and a teacher's scores.
@@ -287,14 +287,32 @@ def moves(folder: Path, given: Path) -> list[list[Any]]:
     return told
 
 
-def launch(*arguments: str) -> None:
-    """Run this file in two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def train_together(rank: int, port: int, folder: Path, given: Path) -> None:
+    """Train as one of two processes, in an environment as launchers make it."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ.update({**place, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"})
+    torch.set_num_threads(1)
+    join_processes()
+    train_all(folder, given, 2)
 
 
+def train_in_two(folder: Path, given: Path) -> None:
+    """Train in two processes; both end if one of them fails."""
+    with socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    both = [start_process(train_together, rank, port, folder, given) for rank in (0, 1)]
+    waiting = [process.sentinel for process in both]
+    while waiting:
+        for sentinel in wait(waiting):
+            waiting.remove(sentinel)  # type: ignore[arg-type]
+        if any(process.exitcode for process in both):
+            for process in both:
+                process.kill()
+    assert [process.exitcode for process in both] == [0, 0]
+
+
+@SHARED
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny").symlink_to(tiny)
@@ -314,7 +332,7 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     made = publish_three(tmp_path / "moving")
     goals = train_all(tmp_path / "one", tmp_path, 1)
     assert {name.partition(" ")[0] for name in goals} == {"line", *list_objective_names()}
-    launch(str(tmp_path / "two"), str(tmp_path))
+    train_in_two(tmp_path / "two", tmp_path)
     repeated = [(name, f"{name} without memory") for name in ("dpr", "colbert", "sidr")]
     for name, run in [*((name, name) for name in goals), *repeated]:
         measure = goals[name]
@@ -337,8 +355,3 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     told = {(tmp_path / "two" / f"told-{rank}").read_text() for rank in (0, 1)}
     (sentence,) = told
     assert "p3" in sentence.partition(" of examples ")[2].partition(":")[0].split(", ")
-
-
-if __name__ == "__main__":
-    join_processes()
-    train_all(Path(sys.argv[1]), Path(sys.argv[2]), 2)
