@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.workers import START_VARIABLE
 from flows import cli
 from tests.docs.shell import Shell
 from tests.fixtures.tiny import save_bert
@@ -22,6 +23,7 @@ def furnished(mini_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     save_bert(folder / ENCODER)
     with pytest.MonkeyPatch.context() as here:
         here.chdir(folder)
+        here.setenv(START_VARIABLE, "1000")  # seconds: no job is so long that workers start
         for limit in ("2", "3"):
             assert cli.run(["reindex", "--dump", DUMP, "--store", "library", "--limit", limit]) == 0
     return folder
@@ -34,5 +36,6 @@ def shell(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     shutil.copytree(furnished, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(START_VARIABLE, "1000")
     with Shell(folder) as opened:
         yield opened

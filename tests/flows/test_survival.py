@@ -169,7 +169,7 @@ def test_no_room_for_a_file_and_then_there_is(
 ) -> None:
     store = tmp_path / "store"
     ran = subprocess.run(
-        ["prlimit", "--fsize=40000", executable, "reindex", *arguments, "--", "--runner=FnApiRunner"],
+        ["prlimit", "--fsize=40000", executable, "reindex", *arguments],
         capture_output=True,
         text=True,
         check=False,
