@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import Task, TaskFunction, look_up_reports, restore_threads, run_task
+from beam_jobs.workers import import_beam
 from rag_model.store.store import Store
 
 
@@ -63,6 +64,7 @@ def run_job(
     if not remaining_tasks or (seconds is not None and launch.is_too_small(sum(map(seconds, remaining_tasks)))):
         new_reports = _run_in_process(function, remaining_tasks, store, report_remaining)
     else:
+        import_beam(launch.flags)
         from beam_jobs.pipeline import run_on_workers  # noqa: PLC0415 - importing Beam takes a second
 
         new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_remaining, seconds)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from beam_jobs.workers import (
+    import_beam,
     is_local,
     limit_workers,
     one_worker_per_gpu,
@@ -87,6 +88,7 @@ class Launch:
 
 
 def _check_flags(flags: Sequence[str]) -> tuple[str, ...]:
+    import_beam(flags)
     from beam_jobs.options import check_flags  # noqa: PLC0415 - as above
 
     return check_flags(flags)

@@ -20,10 +20,12 @@ import fcntl
 import os
 import re
 import shlex
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -41,6 +43,16 @@ MEMORY_VARIABLE = "BOOKWHEEL_WORKER_MEMORY"
 START_VARIABLE = "BOOKWHEEL_START_SECONDS"
 # core seconds below which starting local workers costs more than they save
 LOCAL_START_SECONDS = 4.0
+# Beam imports pandas and the client of every installed cloud library, which takes more than half of
+# the time of its import. Our jobs read dumps and stores themselves.
+UNUSED_MODULES = (
+    "apache_beam.io.aws.s3filesystem",
+    "apache_beam.io.azure.blobstoragefilesystem",
+    "apache_beam.io.gcp.bigquery",
+    "apache_beam.io.gcp.gcsfilesystem",
+    "apache_beam.io.hadoopfilesystem",
+    "pandas",
+)
 _START_SECONDS = {"flink": 10.0, "spark": 17.0}  # core seconds of an empty job on a cluster, measured
 
 
@@ -54,6 +66,29 @@ def _runner(flags: Sequence[str]) -> str | None:
     words = [word for flag in flags for word in flag.split("=", 1)]
     runners = [value for word, value in pairwise([*words, ""]) if word == _RUNNER]
     return runners[-1].lower().rpartition(".")[2].removesuffix("runner") if runners else None
+
+
+@contextmanager
+def hide_unused_modules() -> Iterator[None]:
+    """Let Beam be imported without `UNUSED_MODULES`, which others may import afterwards."""
+    hidden = [name for name in UNUSED_MODULES if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type] # None: appears as not installed
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def import_beam(flags: Sequence[str]) -> None:
+    """Import Beam, for local workers without `UNUSED_MODULES`; other runners may stage files in a cloud."""
+    if is_local(flags):
+        with hide_unused_modules():
+            import_module("apache_beam")
+        return
+    for name in ("apache_beam", *UNUSED_MODULES):
+        with suppress(ImportError):
+            import_module(name)
 
 
 def start_seconds(flags: Sequence[str]) -> float:

@@ -20,12 +20,12 @@ import psutil
 import pytest
 import s3fs
 
-from beam_jobs.workers import START_VARIABLE
+from beam_jobs.workers import START_VARIABLE, UNUSED_MODULES
 from flows.rebuild import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.training.loop.checkpoint import read_metrics
-from tests.benchmarks.flink_cluster import DEADLINE, SLOTS, AbsentError, Flink, flink, until
+from tests.benchmarks.flink_cluster import DEADLINE, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.faulty import FaultyServer, Request, faulty
 from tests.fixtures.moving import EVERY, prepare, trained
@@ -35,12 +35,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_gro
 
 RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
 WORDS = {"index": {"bm25": {"factory": "BM25", "over": "text"}}}
-IN_PROCESS = ["--runner=FnApiRunner"]
+HERE: list[str] = []  # options of a run whose launcher does all
 
 
 @dataclass(slots=True)
 class Hold:
-    """A fault that holds back all records of a stage from the third on: of two workers one has made one before."""
+    """A fault that holds back all records of a stage from the second on."""
 
     stage: str
     reached: threading.Event = field(default_factory=threading.Event)
@@ -50,7 +50,7 @@ class Hold:
     def __call__(self, request: Request) -> None:
         if request.method == "PUT" and request.touches(f"/memo/{self.stage}/"):
             self.seen += 1
-            if self.seen > SLOTS:
+            if self.seen > 1:
                 self.reached.set()
                 self.released.wait(DEADLINE)
 
@@ -73,7 +73,8 @@ def proxy(s3_endpoint: str, bucket: str) -> Iterator[FaultyServer]:
 def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flink]:
     alone = {**environment_of(proxy.url), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
-        with flink(tmp_path_factory.mktemp("flink"), alone, hidden=tmp_path_factory.getbasetemp()) as cluster:
+        folder, hidden = tmp_path_factory.mktemp("flink"), tmp_path_factory.getbasetemp()
+        with flink(folder, alone, hidden, slots=1, hidden_modules=UNUSED_MODULES) as cluster:
             yield cluster
     except AbsentError as absent:
         missing("flink", str(absent))
@@ -89,7 +90,7 @@ def reindex(
     dump = f"{bucket}/{small_dump.name}"
     s3fs.S3FileSystem().put_file(str(small_dump), dump)
     given = ["--dump", dump, "--encoder", str(tiny), "--recipe", str(folder / "recipe.toml"), "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache"), START_VARIABLE: "0"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache")}
     environment.pop("PREFECT_API_URL", None)
 
     def start(store: object, options: list[str], *flags: str) -> "subprocess.Popen[str]":
@@ -99,7 +100,7 @@ def reindex(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**environment, START_VARIABLE: "0" if options else "1000"},
             cwd=folder,
             start_new_session=True,
         )
@@ -114,7 +115,7 @@ def reached(hold: Hold, running: "subprocess.Popen[str]") -> None:
         assert running.poll() is None, running.communicate()[1]
         return hold.reached.is_set()
 
-    until(seen, f"a third record of {hold.stage}")
+    until(seen, f"a second record of {hold.stage}")
 
 
 def records(store: Store, stage: str) -> set[str]:
@@ -132,7 +133,7 @@ def finished(running: "subprocess.Popen[str]") -> Any:
 def local(reindex: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Store]:
     """What a run on this machine alone makes of the dump, and the store that it lies in."""
     folder = tmp_path_factory.mktemp("local") / "store"
-    return finished(reindex(folder, IN_PROCESS)), Store.open(str(folder))
+    return finished(reindex(folder, HERE)), Store.open(str(folder))
 
 
 def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
@@ -157,7 +158,7 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
     store = Store.open(f"{bucket}/interrupted")
     kept = records(store, "chunk")
     assert 0 < len(kept) < len(records(local[1], "chunk"))
-    made = finished(reindex(store.url, IN_PROCESS))
+    made = finished(reindex(store.url, HERE))
     assert kept < records(store, "chunk")
     assert made["snapshot"] == local[0]["snapshot"]
 

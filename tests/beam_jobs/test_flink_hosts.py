@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.workers import START_VARIABLE
+from beam_jobs.workers import START_VARIABLE, UNUSED_MODULES
 from tests.benchmarks.flink_cluster import DEADLINE, AbsentError, until
 from tests.benchmarks.flink_hosts import LAUNCHER, STORE, FlinkHosts, flink_hosts
 from tests.benchmarks.hosts import Host, NoHostsError
@@ -48,7 +48,7 @@ def cluster(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The hosts; the store has the dump, and the launcher an encoder and a recipe."""
     folder, hidden = tmp_path_factory.mktemp("hosts"), tmp_path_factory.getbasetemp()
     try:
-        with flink_hosts(folder, hidden, REACHES_STORE) as cluster:
+        with flink_hosts(folder, hidden, REACHES_STORE, UNUSED_MODULES) as cluster:
             launcher, store = cluster.hosts[LAUNCHER], cluster.hosts[STORE]
             save_bert(launcher.folder / "tiny")
             (launcher.folder / "recipe.toml").write_text(RECIPE)
@@ -71,7 +71,8 @@ def reindex(launcher: Host, dump: str, store: str, *flags: str) -> "subprocess.P
     given = {"dump": f"s3://{held_store.BUCKET}/{dump}", "store": store, "encoder": "tiny", "recipe": "recipe.toml"}
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     command = [Path(sys.executable).with_name("bookwheel"), "reindex", *options, "--json", "--", *flags]
-    return launcher.start(command, {**REACHES_STORE, START_VARIABLE: "0"}, subprocess.PIPE, subprocess.PIPE)
+    elsewhere = {START_VARIABLE: "0" if flags else "1000"}  # seconds of a job that the launcher does itself
+    return launcher.start(command, {**REACHES_STORE, **elsewhere}, subprocess.PIPE, subprocess.PIPE)
 
 
 def finished(running: "subprocess.Popen[str]") -> Any:
@@ -123,7 +124,7 @@ def test_hosts_that_share_only_the_store_make_the_same_snapshot_though_one_is_lo
     assert "TaskManager" in reasons["embed"]
     assert set(cluster.manager.jobs().values()) == {"FINISHED"}
 
-    expected = finished(reindex(launcher, dump, "alone", "--runner=FnApiRunner"))
+    expected = finished(reindex(launcher, dump, "alone"))
     assert made["snapshot"] == expected["snapshot"]
     assert made["counts"] == expected["counts"]
     there, here = found(launcher, url, made["snapshot"]), found(launcher, "alone", made["snapshot"])

@@ -84,11 +84,16 @@ def test_an_engine_that_is_named_has_the_workers(flags: list[str]) -> None:
     assert is_local([flag for flag in flags if not flag.startswith("--runner")])
 
 
-def test_a_worker_starts_without_pandas_and_clouds_and_may_import_them_afterwards() -> None:
-    """As a chunker of another package does."""
+def test_local_workers_and_their_launcher_start_without_pandas_and_clouds_which_may_be_imported_afterwards() -> None:
     script = (
-        "import sys, beam_jobs.local_worker\n"
+        "import sys\n"
+        "from beam_jobs.workers import import_beam\n"
+        "import_beam([])\n"
+        "import beam_jobs.pipeline, beam_jobs.local_worker\n"
         "assert not {'pandas', 'boto3', 'google.cloud.storage', 'azure.storage.blob'} & set(sys.modules)\n"
-        "import pandas, apache_beam.io.gcp.gcsfilesystem\n"
+        "import pandas\n"
+        "import_beam(['--runner=DataflowRunner'])\n"
+        "from apache_beam.io.filesystems import FileSystems\n"
+        "assert FileSystems.get_filesystem('gs://bucket/name').scheme() == 'gs'\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
