@@ -4,7 +4,8 @@ Every generation drops `--churn` of the passages, drawn at random, and adds as m
 used in a circle. One JSON line per measured generation. `shortfall_k` is the most by which a rebuilt index's recall@k
 is above the updated one's at equal distance computations, in points. The peer is hnswlib's `mark_deleted` and
 `add_items(replace_deleted=True)`, beside hnswlib's own rebuild; its graphs are searched by faiss, which counts
-distances. The vectors are MiniLM's and are kept in `--cache`. In earnest, after `pip install hnswlib`,
+distances. The vectors are MiniLM's, or those of `--encoder`, and are kept in `--cache`. In earnest, after
+`pip install hnswlib`,
 
     python tests/benchmarks/bench_graph_updates.py --passages passages.jsonl.xz --words 30 --questions a.jsonl.xz
         --n 100000 --generations 100 --cells 4 --asked 4000 --cache FOLDER
@@ -290,6 +291,7 @@ def main() -> None:
     parser.add_argument("--churn", type=float, default=0.02)
     parser.add_argument("--cells", type=int, default=2)
     parser.add_argument("--factory", default="HNSW32")
+    parser.add_argument("--encoder", help="folder of another encoder than MiniLM, or `static`: made_static.py's")
     parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--through", choices=["stages", "reindex"], default="stages")
@@ -299,14 +301,11 @@ def main() -> None:
         if options.through == "reindex":
             run_reindex(Path(name), options)
             return
-        vectors = embedded(
-            options.cache or Path(name),
-            options.passages,
-            options.questions,
-            1 << 30,
-            options.asked,
-            options.words,
-        )
+        drawing = options.passages, options.questions, 1 << 30, options.asked, options.words
+        encoder = options.encoder
+        if encoder == "static":
+            encoder = str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(name, "encoder")))
+        vectors = embedded(options.cache or Path(name), *drawing, encoder)
         n = min(options.n, len(vectors.passages) * 2 // 3)
         pool = np.ascontiguousarray(vectors.passages[np.random.default_rng(0).permutation(len(vectors.passages))])
         plan = resolve(IndexRecipe(options.factory, cells=options.cells), n, pool.shape[1])

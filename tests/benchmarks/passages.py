@@ -34,20 +34,27 @@ class Embedded:
 
 
 def embedded(
-    cache: Path, passages: Path | None, questions: Sequence[Path], count: int, asked: int, words: int = 0
+    cache: Path,
+    passages: Path | None,
+    questions: Sequence[Path],
+    count: int,
+    asked: int,
+    words: int = 0,
+    encoder: str | None = None,
 ) -> Embedded:
     """Embed `count` passages and `asked` questions, drawn by a fixed seed, or find them in `cache`.
 
-    With `words`, up to three pieces of so many words of every passage are embedded instead of it.
+    With `words`, up to three pieces of so many words of every passage are embedded instead of it. `encoder` is the
+    folder of another encoder than MiniLM.
     """
     cache.mkdir(parents=True, exist_ok=True)
     names = [path.name for path in (passages, *questions) if path is not None]
-    key = digest_json([*names, count, asked, *([words] if words else [])])[-12:]
+    key = digest_json([*names, count, asked, *([words] if words else []), *([encoder] if encoder else [])])[-12:]
     files = [cache / f"{kind}-{key}.npy" for kind in ("passages", "questions")]
     if not all(file.is_file() for file in files):
         rows, texts = drawn(passages, questions, count, asked)
         rows = [piece for row in rows for piece in cut(row, words)] if words else rows
-        for file, vectors in zip(files, _encoded(rows, texts), strict=True):
+        for file, vectors in zip(files, _encoded(rows, texts, encoder), strict=True):
             np.save(file, vectors, allow_pickle=False)
     return Embedded(np.load(files[0], mmap_mode="r"), np.load(files[1]))
 
@@ -90,7 +97,9 @@ def cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
     return [row | {"text": " ".join(piece)} for piece in pieces if 5 * len(piece) >= 2 * words]
 
 
-def _encoded(rows: Sequence[dict[str, Any]], questions: Sequence[str]) -> tuple[Vectors, Vectors]:
-    encoder = Encoder.load(demo_encoder(), device="cpu")
+def _encoded(
+    rows: Sequence[dict[str, Any]], questions: Sequence[str], folder: str | None
+) -> tuple[Vectors, Vectors]:
+    encoder = Encoder.load(folder or demo_encoder(), device="cpu")
     passages = encoder.encode_passages([row["title"] for row in rows], [row["text"] for row in rows])
     return passages, encoder.encode_questions(questions)

@@ -85,6 +85,23 @@ def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric
     return similarity if metric == "ip" else -similarity
 
 
+def pair_similarities(
+    sources: Vectors, rows: Rows | Links, vectors: Vectors, targets: Rows | Links, metric: Metric
+) -> Vectors:
+    """Return (p,) float32 similarities of pairs of a row of `sources` and one of `vectors`.
+
+    They have the same bits as those of `similarities`. No vector is copied.
+    """
+    similarity = np.empty(len(rows), np.float32)
+    compare = faiss.pairwise_indexed_inner_product if metric == "ip" else faiss.pairwise_indexed_L2sqr
+    pairs = [
+        np.ascontiguousarray(array, kind)
+        for array, kind in ((sources, np.float32), (rows, np.int64), (vectors, np.float32), (targets, np.int64))
+    ]
+    compare(vectors.shape[1], len(rows), *map(faiss.swig_ptr, [*pairs, similarity]))
+    return similarity if metric == "ip" else -similarity
+
+
 @dataclass(frozen=True, slots=True)
 class CellGraph:
     """The graph of a cell, to search for members, and the members' bottom lists."""
@@ -126,6 +143,13 @@ def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
 def unpack_links(keys: ScoredLinks) -> Links:
     """Return the nodes of keys: int32 of the same shape, -1 for `NO_LINK`."""
     return (keys & np.uint64(0xFFFF_FFFF)).astype(np.uint32).view(np.int32)
+
+
+def unpack_similarities(keys: ScoredLinks) -> Vectors:
+    """Return the similarities of keys: float32 of the same shape, without a meaning for `NO_LINK`."""
+    sortable = (~keys >> np.uint64(32)).astype(np.uint32)
+    bits = np.where(sortable >> 31, sortable & np.uint32(0x7FFF_FFFF), ~sortable)
+    return bits.view(np.float32)
 
 
 def select_best_links(candidates: ScoredLinks, count: int) -> Links:

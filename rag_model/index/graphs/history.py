@@ -23,8 +23,8 @@ from rag_model.index.quality.results import compute_recall
 
 MAX_REPLACED = 0.75  # share of a cell replaced since its build, from which it is built again
 _MAX_INSERTED = 0.5  # share of new members from which an update costs about as much as a build
-# Minimum degree of an updated cell, as a share of its degree when it was built. Repaired links are
-# fewer than those of a build, but lead in different directions: 24 updates of 2 % leave .85.
+# Minimum degree of an updated cell, as a share of its degree when it was built: 100 updates of 2 %
+# leave .97.
 _MIN_DEGREE = 0.65
 _MAX_UNREACHABLE = 0.01  # more unreachable members than when it was built, as a share
 _MAX_RECALL_LOSS = 0.02  # twice the random error of the difference of two samples of `_QUERIES`

@@ -99,7 +99,7 @@ class GraphKind(VectorKind):
     """HNSW: `HNSW32`, `HNSW32_SQ8`, `HNSW32_SQfp16`."""
 
     name: ClassVar[str] = "hnsw"
-    VERSION: ClassVar[int] = 12
+    VERSION: ClassVar[int] = 13
     threaded: ClassVar[bool] = True
     factories = re.compile("HNSW")
 

@@ -8,7 +8,7 @@ import pytest
 
 from rag_model.index.files.engine import Metric, Rows, Vectors, faiss, faiss_metric, use_threads
 from rag_model.index.graphs import update
-from rag_model.index.graphs.graph import NO_LINK, CellGraph, ScoredLinks, similarities, unpack_links
+from rag_model.index.graphs.graph import NO_LINK, CellGraph, Links, ScoredLinks, similarities, unpack_links
 from rag_model.index.graphs.stitch import CrossLinks, link_across_border
 from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
@@ -88,32 +88,43 @@ def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
     assert updated >= rebuilt - 0.005
     assert measure_recall(reloaded, vectors, queries, metric) >= rebuilt - 0.01
 
-    def find_none(_: VectorPlan, __: Vectors, members: Rows, *___: object) -> ScoredLinks:
-        return np.full((len(members), 1), NO_LINK)
+    def find_none(_: Rows, __: Links, members: Rows, *___: object) -> Links:
+        return np.full((len(members), 1), -1, np.int32)
 
-    monkeypatch.setattr(update, "_rank_candidates", find_none)
+    monkeypatch.setattr(update, "_group_candidates", find_none)
     unrepaired, vectors = update_often()
     assert measure_recall(unrepaired, vectors, queries, metric) < updated - 0.005
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
-def test_a_link_that_replaces_a_lost_one_leads_in_a_direction_of_its_own(metric: Metric, make_vectors: Make) -> None:
+def test_a_link_that_replaces_a_lost_one_leads_in_a_direction_of_its_own_and_back(
+    metric: Metric, make_vectors: Make
+) -> None:
     plan, vectors = plan_cells(metric), make_vectors(1_000)
     graph = CellGraph.build(plan, vectors)
     remaining = np.flatnonzero(np.arange(1_000) % 5)
     targets = unpack_links(update_cell_graph(plan, graph.lists, remaining, vectors[remaining]).lists)
-    replacements = 0
-    for member, row in enumerate(targets):
-        links, old = remaining[row[row >= 0]], set(unpack_links(graph.lists[remaining[member]]).tolist())
-        difference = vectors[links] - vectors[remaining[member]]
-        nearness = vectors[links] @ vectors[remaining[member]] if metric == "ip" else -np.square(difference).sum(axis=1)
-        for i, link in enumerate(links):
-            if link not in old:
-                replacements += 1
-                others = vectors[links[:i]]
-                near = others @ vectors[link] if metric == "ip" else -np.square(others - vectors[link]).sum(axis=1)
-                assert (near <= nearness[i] + 1e-5).all()
-    assert replacements > 500
+    links = [remaining[row[row >= 0]].tolist() for row in targets]
+    kept = [set(row) & set(unpack_links(graph.lists[m]).tolist()) for m, row in zip(remaining, links, strict=True)]
+    rank = dict(zip(remaining.tolist(), range(len(remaining)), strict=True))
+
+    def nearness(vector: Vectors, others: list[int]) -> Vectors:
+        difference = vectors[others] - vector
+        near: Vectors = vectors[others] @ vector if metric == "ip" else -np.square(difference).sum(axis=1)
+        return near
+
+    def has_own_direction(member: int, link: int) -> bool:
+        limit = nearness(vectors[member], [link])[0]
+        others = sorted(kept[rank[member]])
+        is_nearer = nearness(vectors[member], others) > limit
+        return bool((nearness(vectors[link], others)[is_nearer] <= limit + 1e-5).all())
+
+    replacements = [(m, link) for m in rank for link in links[rank[m]] if link not in kept[rank[m]]]
+    assert len(replacements) > 500
+    assert all(has_own_direction(a, b) or has_own_direction(b, a) for a, b in replacements)
+    assert np.mean([a in links[rank[b]] for a, b in replacements]) > 0.9
+    degree = np.mean([len(row) for row in links])
+    assert abs(degree / (graph.lists != NO_LINK).sum(axis=1).mean() - 1) < 0.1
 
 
 def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Make) -> None:
