@@ -97,9 +97,7 @@ def cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
     return [row | {"text": " ".join(piece)} for piece in pieces if 5 * len(piece) >= 2 * words]
 
 
-def _encoded(
-    rows: Sequence[dict[str, Any]], questions: Sequence[str], folder: str | None
-) -> tuple[Vectors, Vectors]:
+def _encoded(rows: Sequence[dict[str, Any]], questions: Sequence[str], folder: str | None) -> tuple[Vectors, Vectors]:
     encoder = Encoder.load(folder or demo_encoder(), device="cpu")
     passages = encoder.encode_passages([row["title"] for row in rows], [row["text"] for row in rows])
     return passages, encoder.encode_questions(questions)
