@@ -94,7 +94,9 @@ def run_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtu
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_log_of_a_run_says_what_was_built(reindex: Any, tmp_path: Path, run_log: pytest.LogCaptureFixture) -> None:
+def test_the_log_of_a_run_and_what_prefect_shows_of_it_say_what_was_built(
+    reindex: Any, tmp_path: Path, run_log: pytest.LogCaptureFixture
+) -> None:
     made = reindex(tmp_path / "store").json
     said = run_log.messages
     for sentence in (
@@ -110,10 +112,6 @@ def test_the_log_of_a_run_says_what_was_built(reindex: Any, tmp_path: Path, run_
     for name in STAGES:
         assert any(line.startswith(f"{name}: done in ") for line in said), name
 
-
-@pytest.mark.usefixtures("prefect_server")
-def test_prefect_shows_counts_progress_and_the_report(reindex: Any, tmp_path: Path) -> None:
-    made = reindex(tmp_path / "store").json
     seen = artifacts_beside(made["report"])
     table = json.loads(seen["reindex-counts"])
     assert {"what": "passages", "value": "247"} in table

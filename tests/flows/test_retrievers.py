@@ -120,8 +120,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("expression", "says"), WRONG, ids=range(len(WRONG)))
-@pytest.mark.parametrize("verb", ["search", "evaluate", "answer"])
+@pytest.mark.parametrize(
+    ("verb", "expression", "says"),
+    [("search", *wrong) for wrong in WRONG] + [(verb, *WRONG[0]) for verb in ("evaluate", "answer")],
+    ids=range(len(WRONG) + 2),
+)
 def test_a_wrong_retriever_is_one_sentence(
     verb: str, expression: str, says: str, library: Path, tiny: Path, rag: Path, questions: Path, bookwheel: Bookwheel
 ) -> None:

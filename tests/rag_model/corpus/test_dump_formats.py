@@ -319,48 +319,31 @@ def test_exactly_one_format_recognizes_a_file(dump: tuple[str, Path]) -> None:
     assert {detect_format(url) for url in find_dump_files(str(path)).urls} == {format_name}
 
 
-def test_equal_files_give_equal_parts(dump: tuple[str, Path], tmp_path: Path) -> None:
-    _, path = dump
-    plans = [plan_of(path, tmp_path / "work", part_bytes=500) for _ in range(2)]
-    assert plans[0] == plans[1]
-    assert plans[0].kind == plans[0].parts[0].kind
-
-
-def test_parts_cover_the_dump_and_nothing_is_read_twice(dump: tuple[str, Path], tmp_path: Path) -> None:
-    _, path = dump
+def test_parts_cover_the_dump_and_are_the_same_when_planned_again(dump: tuple[str, Path], tmp_path: Path) -> None:
+    format_name, path = dump
     whole = content_of(plan_of(path, tmp_path / "work"))
     assert len(whole) == 60
     plan = plan_of(path, tmp_path / "work", part_bytes=300)
     assert len(plan.parts) > 1
-    assert sorted(map(id_of, content_of(plan))) == sorted(map(id_of, whole))
+    assert sorted(map(id_of, content_of(plan))) == sorted(map(id_of, whole)), "nothing is read twice"
     assert all(first.last_page < second.first_page for first, second in zip(plan.parts, plan.parts[1:], strict=False))
+    assert plan_of(path, tmp_path / "work", part_bytes=300) == plan
+    assert plan.kind == plan.parts[0].kind
+    for part in plan.parts:
+        value = json.loads(json.dumps(part.to_json()))
+        assert Part.from_json(value) == part
+        has_own_parts = format_name in {"pages", "enterprise", "cirrus"}
+        assert ("format" in value) == has_own_parts, "plans of standard formats do not change"
 
-
-def test_the_parts_of_a_parent_are_kept(dump: tuple[str, Path], tmp_path: Path) -> None:
-    _, path = dump
-    plan = plan_of(path, tmp_path / "work", part_bytes=300)
     starts = (0, *(part.first_page for part in plan.parts[1:]))
     boundaries = PartBoundaries(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
     later = plan_of(path, tmp_path / "work", parent_boundaries=boundaries, part_bytes=300)
     assert [part.first_page for part in later.parts] == [part.first_page for part in plan.parts]
 
 
-def test_a_limit_takes_the_first_records(dump: tuple[str, Path], tmp_path: Path) -> None:
+def test_every_format_is_chunked_whole_and_to_a_limit(dump: tuple[str, Path], tmp_path: Path) -> None:
     _, path = dump
     assert len(content_of(plan_of(path, tmp_path / "work", limit=7))) == 7
-
-
-def test_a_part_survives_json(dump: tuple[str, Path], tmp_path: Path) -> None:
-    format_name, path = dump
-    for part in plan_of(path, tmp_path / "work").parts:
-        value = json.loads(json.dumps(part.to_json()))
-        assert Part.from_json(value) == part
-        has_own_parts = format_name in {"pages", "enterprise", "cirrus"}
-        assert ("format" in value) == has_own_parts, "plans of standard formats do not change"
-
-
-def test_every_format_is_chunked(dump: tuple[str, Path], tmp_path: Path) -> None:
-    _, path = dump
     plan = plan_of(path, tmp_path / "work")
     rows = 0
     for part in plan.parts:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from transformers import BertConfig
 
+from tests.benchmarks.gpu_day import embedding_rows
 from tests.fixtures.benchmarks import FOLDER, run_benchmark
 from tests.fixtures.tiny import save_cross_encoder
 
@@ -18,6 +19,7 @@ def test_embedding_on_a_gpu_is_measured_on_a_cpu_too() -> None:
     assert found["passages_per_s"] > 0
     assert 0 < found["share_of_matmul"] < 1
     assert np.isclose(found["hours_for_wikipedia"], 21_015_324 / found["passages_per_s"] / 3600, rtol=0.02)
+    assert [len(row) for row in embedding_rows([found])] == [4, 4]
     assert BertConfig().hidden_size == 768  # what it runs on a GPU is BERT-base
 
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.benchmarks import gpu_day
 from tests.fixtures.benchmarks import FOLDER, run_benchmark
 
 
@@ -78,11 +79,11 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     paths = filter(None, [seen, os.environ.get("PYTHONPATH")])
     there = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "0,1", "SEEN_GPU": str(used)}
     index = "--vectors 2600 --dim 16 --cells 2 --parts 1 --questions 40 --k 5 --factory HNSW8 IVF16,PQ4np"
-    small = ["index=" + index, "embedding=--passages 8 --windows 1"]
-    steps = ["embedding", "index", "training-bf16", "decoding"]
-    command = [FOLDER / "gpu_day.py", "--out", tmp_path / "day", "--only", *steps, "--options", *small]
+    day, steps = tmp_path / "day", ["index", "training-bf16", "decoding"]
+    command = [FOLDER / "gpu_day.py", "--out", day, "--only", *steps, "--options", f"index={index}"]
     done = subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True, text=True, env=there)
-    (found,) = json.loads((tmp_path / "day" / "index.json").read_text())["reports"]
+    recorded = json.loads((day / "index.json").read_text())
+    (found,) = recorded["reports"]
     assert found["device"] != "cpu"
     for one in found["indexes"]:
         assert one["gpu"]["recall"] == one["cpu"]["recall"] > 0.5  # this GPU computes as a CPU does
@@ -93,17 +94,15 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     assert len(uses) == 5  # and no upper levels, which the merge builds
     rows = [line.split(" | ") for line in done.stdout.splitlines()]
     assert {len(row) for row in rows} == {5}  # the columns of docs/benchmarks.md
-    assert len(rows) == 2 + 2 + (4 + 1) + (3 + 1) + 1 + 2
+    assert len(rows) == 2 + (4 + 1) + (3 + 1) + 1 + 2
     assert [row[0] for row in rows if "recall@5" in row[0]] == ["| its recall@5"] * 2
     assert sum("precision bf16" in row[0] for row in rows) == 1
-    assert "failed" not in (tmp_path / "day" / "report.md").read_text()
-    dates = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "day").glob("*.json")}
-    (tmp_path / "day" / "embedding.json").write_text('{"half')  # of a run that was killed while it wrote
-    again = [*command[:4], "embedding", "index", *command[8:]]
-    done = subprocess.run([sys.executable, *map(str, again)], check=True, capture_output=True, text=True, env=there)
-    assert "index: recorded" in done.stderr
-    assert "embedding: bench_embedding_gpu.py" in done.stderr
-    assert (tmp_path / "day" / "index.json").stat().st_mtime_ns == dates["index.json"]
+    assert "failed" not in (day / "report.md").read_text()
+    for options, expected in ((f"{index} --metric l2", None), (index, recorded)):
+        (step,) = [one for one in gpu_day.list_steps(0, [], {"index": options}) if one.name == "index"]
+        assert gpu_day.find_result(step, day, recorded["environment"]["device"]) == expected
+    (day / "index.json").write_text('{"half')  # of a run that was killed while it wrote
+    assert gpu_day.find_result(step, day, recorded["environment"]["device"]) is None
 
 
 def test_without_a_gpu_the_core_alone_is_measured() -> None:

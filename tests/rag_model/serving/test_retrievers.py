@@ -91,30 +91,32 @@ def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
     assert told["indexes"] == ["hnsw", "exact"]
 
 
-@pytest.mark.parametrize("path", ["/search", "/answer"])
+WRONG = [
+    ("", "the retriever is empty"),
+    ("bm25", "index 'bm25' is not served here: choose one of hnsw, exact"),
+    ("rrf(hnsw, ivfpq)", "at character 11: index 'ivfpq' is not served here"),
+    ("fuse(hnsw, exact)", "there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, where"),
+    ("rerank(hnsw, /etc, 5)", "a request may not name a model"),
+    ("rrf(hnsw, exact", "at character 4: the bracket '(' is not closed: add ')'"),
+    ("hnsw)", "should end here"),
+    ("x" * 4_000, "has 4,000 characters: use at most 1,000"),
+    ("rrf(" * 240, "more than 8 deep"),
+    ("rrf(" * 20 + "hnsw" + ")" * 20, "more than 8 deep"),
+    ("hnsw:-1", "'hnsw' is asked for -1 passages"),
+    ("hnsw:51", "hnsw:51 asks for 51 passages: ask for at most 50 here"),
+    ("rrf(hnsw, exact:1000000)", "ask for at most 50 here"),
+    ("rrf(hnsw, exact, k=0)", "k of rrf is 0"),
+    ("rrf(hnsw, exact, weights=[1])", "weights of rrf is a list of 1 for 2 legs"),
+    ("rrf(hnsw, hnsw)", "the leg hnsw is given twice"),
+    ("hnsw:2", "k is 4 but hnsw gives 2 passages"),
+    ("\ud800", "not JSON"),
+]
+
+
 @pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ("", "the retriever is empty"),
-        ("bm25", "index 'bm25' is not served here: choose one of hnsw, exact"),
-        ("rrf(hnsw, ivfpq)", "at character 11: index 'ivfpq' is not served here"),
-        ("fuse(hnsw, exact)", "there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, where"),
-        ("rerank(hnsw, /etc, 5)", "a request may not name a model"),
-        ("rrf(hnsw, exact", "at character 4: the bracket '(' is not closed: add ')'"),
-        ("hnsw)", "should end here"),
-        ("x" * 4_000, "has 4,000 characters: use at most 1,000"),
-        ("rrf(" * 240, "more than 8 deep"),
-        ("rrf(" * 20 + "hnsw" + ")" * 20, "more than 8 deep"),
-        ("hnsw:-1", "'hnsw' is asked for -1 passages"),
-        ("hnsw:51", "hnsw:51 asks for 51 passages: ask for at most 50 here"),
-        ("rrf(hnsw, exact:1000000)", "ask for at most 50 here"),
-        ("rrf(hnsw, exact, k=0)", "k of rrf is 0"),
-        ("rrf(hnsw, exact, weights=[1])", "weights of rrf is a list of 1 for 2 legs"),
-        ("rrf(hnsw, hnsw)", "the leg hnsw is given twice"),
-        ("hnsw:2", "k is 4 but hnsw gives 2 passages"),
-        ("\ud800", "not JSON"),
-    ],
-    ids=range(18),
+    ("path", "asked", "words"),
+    [*(("/search", *wrong) for wrong in WRONG), ("/answer", *WRONG[0]), ("/answer", *WRONG[-1])],
+    ids=range(len(WRONG) + 2),
 )
 def test_a_wrong_retriever_is_told_in_one_sentence(served: Serving, path: str, asked: str, words: str) -> None:
     body = json.dumps({"questions": ["a"], "k": 4, "retriever": asked})

@@ -13,10 +13,10 @@ NUMBERS = [one.name for one in fields(ServiceSettings) if type(one.default) in (
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
-def test_what_is_no_bound_is_refused(name: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"{name} is "):
-        with_limits(**{name: value})
+def test_what_is_no_bound_is_refused(name: str) -> None:
+    for value in (math.nan, math.inf, -math.inf, -1):
+        with pytest.raises(UsageError, match=f"{name} is "):
+            with_limits(**{name: value})
 
 
 def test_nobody_can_wait_for_ever() -> None:
