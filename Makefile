@@ -14,7 +14,7 @@ COMMA := ,
 WORKERS ?= 4
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: install demo test test-near test-avx2 fuzz lint types style docs bench gpu-day release lock up down clean clean-compiled
+.PHONY: install demo test test-near test-avx2 compile-tests fuzz lint types style docs bench gpu-day release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -24,6 +24,10 @@ demo: .venv/demo
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)
+
+# What the tests import is compiled to bytecode once: on a new checkout each worker of `make test` would do it at the same time.
+compile-tests: .venv/dev
+	$(BIN)/pytest --collect-only --quiet >/dev/null
 
 # Near what changed since a commit (SINCE=main), by the mirrored layout of the tests.
 test-near: .venv/dev

@@ -270,7 +270,7 @@ def test_workers_read_the_corpus_and_the_launcher_reads_no_part(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = SalientSpans(snapshot)
-    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--direct_num_workers=2"]))
+    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--direct_num_workers=1"]))
     with record_reads(monkeypatch) as paths:
         leads = sample_leads(snapshot, 7, 3, runner)
         rows = spans.find_rows(runner)
