@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rag_model.errors import ResourceError, UsageError
-from rag_model.index.factory import HnswSpec, IvfSpec, parse_factory
+from rag_model.index.factory import FlatSpec, HnswSpec, IvfSpec, parse_factory
 from rag_model.index.files.engine import FaissIndex, faiss, faiss_metric
 from rag_model.index.files.intake import PART_BYTES
 from rag_model.index.files.vectors import BLOCK_BYTES
@@ -28,7 +28,8 @@ _MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some lists are rand
 # Recall@20 of 60,000 passages with every list, or with 512 candidates of a graph: more lists or
 # candidates do not recover what codes lose. For longer vectors and larger corpora it is an estimate.
 _MAX_RECALL_BY_CODES = {
-    **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992},
+    **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992, "HNSW SQ6": 0.958, "HNSW SQ4": 0.84},
+    "HNSW Refine(vectors)": 0.998,
     **{"SQ8": 0.993, "SQfp16": 0.999, "Flat": 1.0, "RaBitQ4": 0.939},
     **{"PQ by 4": 0.87, "PQ by 8": 0.81, "PQ by 16": 0.60, "RaBitQ": 0.65},
     "Refine(vectors)": 0.99,
@@ -97,10 +98,10 @@ def _graph_node_bytes(links: int) -> float:
 def estimate_max_recall(factory: str, d: int) -> float | None:
     """Return the largest recall@20 that a factory can reach; None if it was not measured."""
     spec = parse_factory(factory)
-    if isinstance(spec, HnswSpec):
-        return _MAX_RECALL_BY_CODES[f"HNSW {spec.storage}"]
-    if not isinstance(spec, IvfSpec):
+    if isinstance(spec, FlatSpec):
         return _MAX_RECALL_BY_CODES["Flat"]
+    if isinstance(spec, HnswSpec):
+        return _MAX_RECALL_BY_CODES["HNSW Refine(vectors)" if spec.refine else f"HNSW {spec.storage}"]
     if spec.refine == "vectors":
         return _MAX_RECALL_BY_CODES["Refine(vectors)"]
     if spec.codes.name != "PQ":
@@ -190,14 +191,15 @@ def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
 def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False) -> list[IndexRecipe]:
     """Return the recipe with other factories for d dimensions, the best first.
 
-    A graph keeps its links and cells. With `with_vectors`, inverted lists whose candidates are
-    reranked by the snapshot's vectors are among them.
+    A graph keeps its links and cells. With `with_vectors`, a graph and inverted lists whose
+    candidates are reranked by the snapshot's vectors are among them.
     """
     links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
-    # d/4, d/8 and d/16 bytes, and 1 bit per dimension
-    reranking_factories = [f"{lists},Refine(vectors)" for lists in ("IVF,PQ", "IVF,RaBitQ")] if with_vectors else []
+    # d/2 bytes and links; d/4, d/8 and d/16 bytes, and 1 bit per dimension
+    reranked = (f"HNSW{links}_SQ4", "IVF,PQ", "IVF,RaBitQ") if with_vectors else ()
+    reranking_factories = [f"{factory},Refine(vectors)" for factory in reranked]
     factories = [*graphs, *reranking_factories, "IVF,PQ", *codes, "IVF,RaBitQ"]
     return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
 

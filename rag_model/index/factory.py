@@ -3,14 +3,14 @@
 Supported are:
 
 * `Flat`;
-* `HNSW32` with storage `Flat`, `SQ8` or `SQfp16` (`HNSW32_SQ8`);
+* `HNSW32` with storage `Flat`, `SQ4`, `SQ6`, `SQ8` or `SQfp16` (`HNSW32_SQ8`);
 * inverted lists, optionally with a transform, a graph over the centroids, and a refinement that
   reranks candidates: `IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`,
   `IVF4096,RaBitQ4,Refine(SQfp16)`.
 
 Numbers may be left out (`HNSW`, `IVF,PQ`): `recipe.resolve` chooses them for the corpus.
 
-bookwheel adds `Refine(vectors)`, which reranks with the snapshot's own vector files. It changes no
+bookwheel adds `Refine(vectors)`, also for graphs, which reranks with the snapshot's own vector files. It changes no
 byte of the index, and `without_vector_refinement` removes it for faiss.
 """
 
@@ -22,8 +22,8 @@ from rag_model.errors import UsageError
 
 Structure = Literal["exact", "hnsw", "ivf"]  # of a faiss file; also the name of the index kind
 
-_GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ8|SQfp16))?")
-_ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?)(\d+)")
+_GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ(?:4|6|8|fp16)))?(?:,Refine\((vectors)\))?")
+_ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?|RR)(\d+)")
 _LISTS = re.compile(r"IVF(\d*)(?:_HNSW(\d*))?")
 _CODES = re.compile(r"Flat|SQ(?:4|6|8|fp16|bf16)|RaBitQ(\d?)|PQ(\d*)(?:x(\d+))?(np)?")
 _REFINE = re.compile(r"Refine\((Flat|SQfp16|SQ8|vectors)\)")
@@ -32,22 +32,23 @@ _EXAMPLES = "for example HNSW32, IVF1024,PQ48np or OPQ48_192,IVF65536_HNSW32,PQ4
 
 @dataclass(frozen=True, slots=True)
 class HnswSpec:
-    """`HNSW<links>_<storage>`."""
+    """`HNSW<links>_<storage>,Refine(<refine>)`."""
 
     links: int | None  # M: links per node and level, 2M at the bottom level; None: not chosen yet
-    storage: str  # Flat, SQ8, SQfp16
+    storage: str  # Flat, SQ4, SQ6, SQ8, SQfp16
+    refine: str | None = None  # vectors: the corpus's own files; None: no refinement
 
     def __str__(self) -> str:
         """Return the factory string."""
         tail = "" if self.storage == "Flat" else f"_{self.storage}"
-        return f"HNSW{_format_number(self.links)}{tail}"
+        return with_refinement(f"HNSW{_format_number(self.links)}{tail}", self.refine)
 
 
 @dataclass(frozen=True, slots=True)
 class TransformSpec:
-    """A linear transform before the lists: `OPQ<m>_<out>` or `PCA<out>`."""
+    """A linear transform before the lists: `OPQ<m>_<out>`, `PCA<out>`, or `RR<out>`, a random rotation."""
 
-    name: str  # OPQ, PCA, PCAR
+    name: str  # OPQ, PCA, PCAR, RR
     pieces: int | None  # of OPQ; None: as many as the codec has
     out: int | None  # output dimensions; None: the input dimensions
 
@@ -94,7 +95,7 @@ class IvfSpec:
         graph = f"_HNSW{self.coarse}" if self.coarse else ""
         pieces = [str(self.rotation)] if self.rotation else []
         pieces += [f"IVF{_format_number(self.lists)}{graph}", str(self.codes)]
-        return ",".join([*pieces, f"Refine({self.refine})"] if self.refine else pieces)
+        return with_refinement(",".join(pieces), self.refine)
 
     def code_dim(self, d: int) -> int:
         """Return the number of dimensions that the codec encodes."""
@@ -152,7 +153,7 @@ def with_refinement(text: str, refine: str | None) -> str:
 
 def without_vector_refinement(factory: FactorySpec) -> FactorySpec:
     """Return the factory without `Refine(vectors)`, as faiss understands it."""
-    return replace(factory, refine=None) if isinstance(factory, IvfSpec) and factory.refine == "vectors" else factory
+    return factory if isinstance(factory, FlatSpec) or factory.refine != "vectors" else replace(factory, refine=None)
 
 
 def check_dimensions(factory: FactorySpec, d: int) -> None:
@@ -192,12 +193,13 @@ def _parse_hnsw(text: str) -> HnswSpec:
     match = _GRAPH.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"{text!r} is not a factory string: HNSW<M> may be followed by Flat, SQ8 or SQfp16, as in HNSW32_SQ8"
+            f"{text!r} is not a factory string: HNSW<M> may be followed by Flat, SQ4, SQ6, SQ8 or SQfp16, and by "
+            "Refine(vectors), as in HNSW32_SQ8 or HNSW32_SQ4,Refine(vectors)"
         )
     links = _parse_positive(text, match[1])
     if links is not None and links < 2:
         raise UsageError(f"{text!r} gives a node {links} link: use at least 2, usually 16 to 64")
-    return HnswSpec(links, match[2] or "Flat")
+    return HnswSpec(links, match[2] or "Flat", match[3])
 
 
 def _parse_ivf(text: str) -> IvfSpec:

@@ -131,7 +131,7 @@ class ReadyIndex:
     def plan(self, recipe: IndexRecipe) -> VectorPlan:
         """Return the plan of the finished index: its entry in the manifest is made of it."""
         factory = parse_factory(recipe.factory)
-        is_reranked = isinstance(factory, IvfSpec) and factory.refine == "vectors"
+        is_reranked = factory != without_vector_refinement(factory)
         search = default_search(f"{self.factory},Refine(vectors)") if is_reranked else self.search
         return VectorPlan(
             kind=structure_of(self.factory),
@@ -203,7 +203,9 @@ def _describe_lists(index: FaissIndex, lists: FaissIndex) -> IvfSpec:
 
 
 def _describe_transform(transform: Any, codes: CodecSpec) -> TransformSpec:
-    """Describe a transform; a file does not tell OPQ from any other rotation."""
+    """Describe a transform; a file does not tell OPQ from any other learned rotation."""
+    if isinstance(transform, faiss.RandomRotationMatrix):
+        return TransformSpec("RR", None, int(transform.d_out))
     if isinstance(transform, faiss.PCAMatrix):
         return TransformSpec("PCAR" if transform.random_rotation else "PCA", None, int(transform.d_out))
     return TransformSpec("OPQ", codes.pieces, int(transform.d_out))

@@ -38,6 +38,7 @@ REFINE = 10  # rerank 10 k candidates: with 1 bit per dimension, 4 k lost 7 poin
 # passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost 1.9, and
 # 256 lost 0.5.
 REFINED_LISTS = 256
+GRAPH_REFINE = 5  # with 4 bits per dimension, 100 candidates hold the best 20
 FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
 MERGE_THREADS = 8  # upper bound for the merge of a graph: each thread holds a byte per vector
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
@@ -142,7 +143,7 @@ def _count_row_bytes(factory: FactorySpec, d: int) -> int:
 def search_parameters_of(factory: FactorySpec) -> tuple[str, ...]:
     """Return the names of the search parameters that an index with this factory takes."""
     if isinstance(factory, HnswSpec):
-        return ("efSearch",)
+        return ("efSearch", "refine") if factory.refine else ("efSearch",)
     if isinstance(factory, IvfSpec):
         return ("nprobe", "refine") if factory.refine else ("nprobe",)
     return ()
@@ -208,7 +209,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
         train_sample=sample,
         seed=recipe.seed,
         search=_resolve_search(recipe, factory),
-        refine=factory.refine if isinstance(factory, IvfSpec) and factory.refine == "vectors" else None,
+        refine=None if factory == without_vector_refinement(factory) else "vectors",
         recall_target=recipe.recall_target,
         drift=recipe.drift,
         notes=tuple(notes),
@@ -239,9 +240,11 @@ def _complete_lists(factory: IvfSpec, n: int, d: int, notes: list[str]) -> IvfSp
 
 
 def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
-    """Choose 1 byte per 4 dimensions; rotate if the width is not divisible.
+    """Choose 1 byte per 4 dimensions; rotate if the width is not divisible, and before RaBitQ.
 
-    At 768 dimensions, 21 million passages then take 4 GB.
+    At 768 dimensions, 21 million passages then take 4 GB. RaBitQ keeps signs, so its error is small
+    only if no dimension has more of a vector than others, which a random rotation ensures (Gao and
+    Long. RaBitQ. SIGMOD 2024). faiss leaves the rotation to the caller.
     """
     rotation, codes = factory.rotation, factory.codes
     width = factory.code_dim(d)
@@ -250,6 +253,8 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
         if rotation is None and codes.pieces is not None and 8 * codes.pieces < width:
             codes = replace(codes, pieces=width // 4)
             rotation = TransformSpec("OPQ", width // 4, width // 4 * 4)
+    if codes.name == "RaBitQ" and rotation is None:
+        rotation = TransformSpec("RR", None, width)
     if rotation is not None and rotation.name == "OPQ" and rotation.pieces is None:
         rotation = replace(rotation, pieces=codes.pieces or largest_divisor(width, width // 4))
     return replace(factory, rotation=rotation, codes=codes)
@@ -285,7 +290,8 @@ def _min_train_sample(factory: FactorySpec) -> int:
     """Return the number of vectors that k-means needs to have a point per centroid."""
     if not isinstance(factory, IvfSpec):
         return 1
-    bits = 8 if factory.rotation is not None else factory.codes.bits if factory.codes.name == "PQ" else 0
+    is_learned = factory.rotation is not None and factory.rotation.name != "RR"
+    bits = 8 if is_learned else factory.codes.bits if factory.codes.name == "PQ" else 0
     return max(factory.lists or 1, 1 << bits)
 
 
@@ -294,11 +300,11 @@ def default_search(text: str) -> dict[str, int]:
 
     efSearch is 128 (recall@20 of .99 at a million vectors). nprobe is a sixteenth of the lists, but
     16 to 128 of them: codes alone lose more than further lists would find. With a refinement,
-    nprobe is 256 and refine is 10: ten times k candidates are reranked.
+    nprobe is 256 and refine is 10: ten times k candidates are reranked; of a graph five times.
     """
     factory = parse_factory(text)
     if isinstance(factory, HnswSpec):
-        return {"efSearch": 128}
+        return {"efSearch": 128} | ({"refine": GRAPH_REFINE} if factory.refine else {})
     if isinstance(factory, IvfSpec):
         lists = factory.lists or 1
         if factory.refine:

@@ -223,7 +223,7 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     if isinstance(factory, FlatSpec):
         is_exact = True
     elif isinstance(factory, HnswSpec):
-        is_exact = factory.storage == "Flat"
+        is_exact = factory.storage == "Flat" or entry.get("refine") == "vectors"
     else:
         # A transform may drop or shift dimensions.
         is_uncompressed = factory.codes.name == "Flat" and factory.rotation is None

@@ -27,6 +27,7 @@ def train_index(plan: VectorPlan, sample: Vectors) -> FaissIndex:
     with engine.translate_errors(ResourceError, sentence):
         index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
         references = _configure_training(index, plan.seed)
+        _train_uncentred(index, sample)
         index.train(sample)
     del references
     codes = plan.factory.partition(",Refine")[0]
@@ -99,6 +100,21 @@ def _configure_training(index: FaissIndex, seed: int) -> list[Any]:
         if isinstance(index, faiss.IndexIVFPQ):
             _configure_kmeans(index.pq.cp, seed)
     return references
+
+
+def _train_uncentred(index: FaissIndex, sample: Vectors) -> None:
+    """Train the PCA of an index that compares by inner product, and let it keep the mean.
+
+    Without the mean, a product loses what a vector has of it, which differs between vectors.
+    """
+    if isinstance(index, faiss.IndexRefine):
+        index = faiss.downcast_index(index.base_index)
+    if not isinstance(index, faiss.IndexPreTransform) or index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        return
+    transform = faiss.downcast_VectorTransform(index.chain.at(0))
+    if isinstance(transform, faiss.PCAMatrix):
+        transform.train(sample)
+        transform.have_bias = False
 
 
 def _configure_rotation(transform: Any, seed: int) -> Any:

@@ -34,6 +34,7 @@ MAX_CANDIDATES = 2_048  # efSearch: a graph that misses its target even with thi
 MAX_LISTS = 1_024  # nprobe: finding so many lists costs as much as reading them
 REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # refine: this many times k candidates are reranked
 CEILING_TOLERANCE = 0.005  # below the best possible recall, if the target cannot be reached
+_CODES_PER_CANDIDATE = 16  # codes that a graph compares for each of its candidates
 _CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
 
 RecallFunction = Callable[[int], float]  # the mean recall over the queries, for a setting
@@ -99,13 +100,13 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
 
 
 def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
-    if index.structure == "hnsw":
-        return _SearchGrid("efSearch", k, max(k, min(MAX_CANDIDATES, index.n)))
     factors = (
         tuple(factor for factor in REFINE_FACTORS if factor == 1 or factor * k < 2 * index.n)
         if "refine" in index.defaults
         else (0,)
     )
+    if index.structure == "hnsw":
+        return _SearchGrid("efSearch", k, max(k, min(MAX_CANDIDATES, index.n)), factors)
     return _SearchGrid("nprobe", 1, min(MAX_LISTS, index.lists), factors)
 
 
@@ -137,7 +138,8 @@ def _find_cheapest(
 def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
     """Return about how many codes a query reads; a vector of the refinement counts as 8 codes."""
     refine_factor, value = setting
-    return value * index.n / max(1, index.lists) + _CODES_PER_VECTOR * refine_factor * k
+    codes_per_value = _CODES_PER_CANDIDATE if index.structure == "hnsw" else index.n / max(1, index.lists)
+    return value * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
 
 
 def _double_up_to(minimum: int, maximum: int) -> list[int]:

@@ -155,6 +155,17 @@ def test_memory_is_projected_and_recall_measured(tmp_path: Path) -> None:
     assert len(table.read_text().splitlines()) == 2 + len(kinds)
 
 
+def test_an_index_in_little_memory_is_measured_by_size() -> None:
+    tiny = ["--sizes", "600", "1200", "--dim", "32", "--asked", "20", "--k", "5", "--cold", "2", "--threads", "1"]
+    (index,) = report("bench_small_memory.py", *tiny)["indexes"].values()
+    assert [row["index"] for row in index["rows"]] == ["RR32,IVF8,RaBitQ", "RR32,IVF16,RaBitQ"]
+    for row in index["rows"]:
+        assert row["max_recall"] >= row["recall"] > 0.9
+        assert row["row_reads"] == 50
+        assert [peer["recall"] < 1 for peer in row["plain_faiss"]] == [True, True]
+    assert index["fit"]["codes"]["at_wikipedia"] > index["rows"][-1]["codes"]
+
+
 def test_late_interaction_is_measured_beside_colberts_codec_and_all_passages(tmp_path: Path) -> None:
     words = ["river", "king", "physics", "opera", "football", "castle"]
     passages, questions = tmp_path / "passages.jsonl", tmp_path / "questions.jsonl"

@@ -41,8 +41,9 @@ def test_best_alternative_that_fits_is_chosen(memory: int, factory: str) -> None
         (0.9, 80, 100, "HNSW32"),
         (0.9, 80, 60, "HNSW32_SQfp16"),
         (0.98, 30, None, "HNSW32_SQ8"),
-        (0.98, 16, None, "IVF16384_HNSW32,PQ192np,Refine(vectors)"),
-        (0.98, 3, None, "IVF16384_HNSW32,RaBitQ,Refine(vectors)"),
+        (0.98, 16, None, "HNSW32_SQ4,Refine(vectors)"),
+        (0.98, 8, None, "IVF16384_HNSW32,PQ192np,Refine(vectors)"),
+        (0.98, 3, None, "RR768,IVF16384_HNSW32,RaBitQ,Refine(vectors)"),
         (0.8, 3, 10, "OPQ96_384,IVF16384_HNSW32,PQ96np"),
     ],
 )

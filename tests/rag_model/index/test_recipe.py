@@ -13,7 +13,7 @@ from rag_model.index.recipe import IndexRecipe, count_lists, default_search, res
 
 TEMPLATES = [
     "HNSW",
-    "HNSW32_SQ8",
+    "HNSW32_SQ4,Refine(vectors)",
     "IVF,PQ",
     "OPQ,IVF,PQ",
     "IVF,RaBitQ4",
@@ -46,6 +46,11 @@ def test_wikipedia_in_four_gigabytes() -> None:
     assert plan.factory == "IVF16384_HNSW32,PQ192np"
     assert plan.search == {"nprobe": 128}
     assert resolve(IndexRecipe("HNSW"), 21_015_324, 768).cells == 337
+
+
+def test_rabitq_is_rotated_unless_the_recipe_names_a_transform() -> None:
+    assert resolve(IndexRecipe("IVF8,RaBitQ,Refine(vectors)"), 5000, 96).factory == "RR96,IVF8,RaBitQ"
+    assert resolve(IndexRecipe("PCAR32,IVF8,RaBitQ2"), 5000, 96).factory == "PCAR32,IVF8,RaBitQ2"
 
 
 def test_resolve_keeps_given_numbers() -> None:

@@ -229,6 +229,7 @@ def test_rows_that_no_link_leads_to_are_row_minus_one(tmp_path: Path, make_vecto
 
 
 DEEP = ["HNSW8", "HNSW16_SQ8", "IVF32,Flat", "IVF32,SQ8", "IVF8,PQ16np", "IVF64,PQ16np", "Flat"]
+DEEP += ["HNSW16_SQ4,Refine(vectors)"]
 DEEP += ["IVF32,PQ8x4np,Refine(vectors)", "IVF32,PQ8x4np,Refine(SQfp16)", "OPQ16,IVF32_HNSW8,PQ16np,Refine(vectors)"]
 
 

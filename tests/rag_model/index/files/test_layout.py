@@ -18,9 +18,9 @@ from rag_model.index.search import open_index
 D = 16
 VECTORS = np.random.default_rng(3).standard_normal((600, D)).astype(np.float32)
 FACTORIES = [
-    *("Flat", "HNSW8", "HNSW8_SQ8", "HNSW8_SQfp16"),
+    *("Flat", "HNSW8", "HNSW8_SQ4", "HNSW8_SQ8", "HNSW8_SQfp16"),
     *("IVF8,Flat", "IVF8_HNSW8,Flat", "IVF8,SQ4", "IVF8,SQ6", "IVF8,SQ8", "IVF8,SQfp16", "IVF8,SQbf16"),
-    *("IVF8,PQ4x4np", "IVF8,PQ4x6np", "IVF8,RaBitQ", "IVF8,RaBitQ4", "OPQ4,IVF8,PQ4x4np", "OPQ4_8,IVF8,PQ4x4np"),
+    *("IVF8,PQ4x4np", "IVF8,PQ4x6np", "IVF8,RaBitQ", "RR8,IVF8,RaBitQ4", "OPQ4,IVF8,PQ4x4np", "OPQ4_8,IVF8,PQ4x4np"),
     *("PCA8,IVF8,SQ8", "PCAR8,IVF8,SQ8", "IVF8,PQ4x4np,Refine(Flat)", "PCA8,IVF8,SQ8,Refine(SQfp16)"),
 ]
 

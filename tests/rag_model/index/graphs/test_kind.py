@@ -75,7 +75,7 @@ def test_plain_faiss_reads_and_searches_the_merged_file(
 
 
 @pytest.mark.parametrize("cells", [1, 4])
-@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8_SQ8", "HNSW8_SQfp16"])
+@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8_SQ4", "HNSW8_SQ8", "HNSW8_SQfp16"])
 def test_faiss_would_write_the_same_bytes(
     factory: str, cells: int, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:

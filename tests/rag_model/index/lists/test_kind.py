@@ -28,13 +28,13 @@ FACTORIES = [
     "IVF16,PQ8np",
     "IVF16_HNSW8,PQ4x4np",
     "OPQ4_16,IVF8,PQ4x4np",
-    "IVF8,RaBitQ4",
+    "RR32,IVF8,RaBitQ4",
     "IVF8,SQ8",
     "IVF4,Flat",
     "Flat",
     "IVF16,PQ8x4np,Refine(SQfp16)",
     "OPQ4_16,IVF8,PQ4x4np,Refine(SQ8)",
-    "IVF8,RaBitQ,Refine(Flat)",
+    "RR32,IVF8,RaBitQ,Refine(Flat)",
 ]
 
 
@@ -187,6 +187,15 @@ def test_build_from_few_distinct_vectors(
 
 
 @pytest.mark.skipif(not engine.has_gpu(), reason="faiss sees no GPU")
+def test_products_of_reduced_vectors_keep_the_mean(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+    vectors, queries = make_vectors(900) + np.float32(0.3), make_vectors(9, seed=1)
+    path, _ = build_index(write_parts(vectors), IndexRecipe("PCA8,IVF4,Flat"))
+    directions = np.linalg.eigh(np.cov(vectors.T))[1][:, -8:]  # (32, 8)
+    products = (queries @ directions) @ (vectors @ directions).T  # (9, 900)
+    scores = open_index(path).search(queries, 20, nprobe=4)[0]
+    np.testing.assert_allclose(scores, -np.sort(-products, axis=1)[:, :20], rtol=1e-4)
+
+
 @pytest.mark.parametrize("factory", ["IVF64,PQ16np", "OPQ16,IVF64_HNSW8,PQ16np", "IVF64,RaBitQ"])
 def test_gpu_build_has_equal_recall(
     factory: str, make_vectors: Make, write_parts: Make, build_index: Make, monkeypatch: pytest.MonkeyPatch
@@ -238,7 +247,9 @@ def test_vectors_of_previous_pieces_are_not_encoded_again(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Rows stayed, moved, came twice, went and are new: the bytes of a piece that was made of all rows."""
-    factory, metric = data.draw(st.sampled_from(FACTORIES)), data.draw(st.sampled_from(["ip", "l2"]))
+    # The last bits of a rotated vector depend on how many are rotated at once, and RaBitQ keeps its length.
+    factories = [factory for factory in FACTORIES if not factory.startswith("RR")]
+    factory, metric = data.draw(st.sampled_from(factories)), data.draw(st.sampled_from(["ip", "l2"]))
     plan, folder = resolve(IndexRecipe(factory, metric), 1500, 32), tmp_path_factory.mktemp("carried")
     write_index(trained[factory, metric], folder / "trained")
     before, new = make_vectors(300, seed=1, unit=False), make_vectors(data.draw(st.integers(0, 60)), seed=2, unit=False)
