@@ -75,6 +75,12 @@ def list_leaves(metadata: pq.FileMetaData, columns: Collection[str]) -> list[int
     ]
 
 
+def has_repeated_values(metadata: pq.FileMetaData, leaves: Iterable[int]) -> bool:
+    """Return whether a row may have several values of one of these leaves."""
+    schema = get_schema(metadata)
+    return any(schema.column(leaf).max_repetition_level for leaf in leaves)
+
+
 def list_text_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
     """Return the paths of text leaves, which Arrow can read as dictionaries."""
     schema = get_schema(metadata)
@@ -112,18 +118,22 @@ def check_footer(metadata: pq.FileMetaData, size: int) -> None:
         raise PagesError(f"has an invalid footer ({' '.join(str(error).split())})") from error
 
 
-def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collection[str], size: int) -> None:
+def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collection[str], size: int) -> int:
     """Check columns of all row groups of a file of `size` bytes with `check_pages`.
+
+    Returns the maximum bytes that one row may take from text dictionaries.
 
     Raises:
         PagesError: As for `check_pages`.
     """
     leaves = list_leaves(file.metadata, columns)
     check_footer(file.metadata, size)
+    max_row_bytes = 0
     with open_random_access(source) as read:
         for group in range(file.num_row_groups):
-            get_column_chunk = file.metadata.row_group(group).column
-            check_pages(read, map(get_column_chunk, leaves), FREE_BYTES + MAX_EXPANSION * size)
+            chunks = map(file.metadata.row_group(group).column, leaves)
+            max_row_bytes = max(max_row_bytes, sum(check_pages(read, chunks, FREE_BYTES + MAX_EXPANSION * size)))
+    return max_row_bytes
 
 
 def iter_row_range(

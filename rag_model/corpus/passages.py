@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from json.encoder import encode_basestring
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -36,7 +37,7 @@ from rag_model.parquet_pages import (
     check_pages,
     compute_decoded_size,
     find_column_start,
-    get_schema,
+    has_repeated_values,
     list_leaves,
     list_text_paths,
     open_random_access,
@@ -48,6 +49,11 @@ ROW_GROUP = 1024  # rows; 20 random rows cost about 10 ms, compared with 455 ms 
 _MAX_GROUP_ROWS = 1 << 16  # rows
 _MAX_GROUP_BYTES = 512 << 20  # bytes of one decoded row group
 _MIN_BATCH_ROWS = 256  # minimum rows of a batch
+# White space of `str.split()` outside of ASCII: first two bytes of its UTF-8 -> possible third bytes.
+_WIDE_SPACES: dict[int, list[int]] = {
+    **{0xC285: [], 0xC2A0: [], 0xE19A: [0x80], 0xE281: [0x9F], 0xE380: [0x80]},
+    0xE280: [*range(0x80, 0x8B), 0xA8, 0xA9, 0xAF],
+}
 _PAGE_HEADER_BYTES = 1 << 10  # that are read at once at most, also at the end of a row group
 
 UNDATED_SCHEMA = pa.schema(  # schema of files from before passages had dates
@@ -432,13 +438,8 @@ class PassageFile:
 
     def _select_file(self, rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
         """Return the file without dictionaries, which is faster, if even the largest rows fit into memory."""
-        fits_flat = rows * max_row_bytes <= _MAX_GROUP_BYTES and not self._has_repeated_values(leaves)
+        fits_flat = rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
         return self._file if fits_flat else self._dictionary_file
-
-    def _has_repeated_values(self, leaves: Sequence[int]) -> bool:
-        """Return whether a row may have several values of a column."""
-        schema = get_schema(self._file.metadata)
-        return any(schema.column(leaf).max_repetition_level for leaf in leaves)
 
     def _check_decoded(self, size: int) -> None:
         if size > self._max_decoded:
@@ -544,7 +545,7 @@ def read_hashes(passages: Path) -> pa.Array:
 
 def build_passage_table(ids: pa.Array, titles: pa.Array, texts: pa.Array, revised: pa.Array) -> pa.Table:
     """Return ready-made passages as columns: the passages of a title are a page, others one each."""
-    n_rows, text_list = len(ids), texts.to_pylist()
+    n_rows = len(ids)
     columns = {
         "id": ids,
         "page_id": pc.if_else(pc.equal(titles, ""), ids, titles),
@@ -553,12 +554,65 @@ def build_passage_table(ids: pa.Array, titles: pa.Array, texts: pa.Array, revise
         "section": pa.repeat("", n_rows),
         "text": texts,
         "start_word": pa.repeat(0, n_rows),
-        "n_words": pa.array([len(text.split()) for text in text_list], pa.int32()),
-        "hash": pa.array(map(Passage.hash_of, titles.to_pylist(), text_list), pa.string()),
+        "n_words": pa.array(count_words(texts)),
+        "hash": hash_passages(titles, texts),
         DATE: revised.cast(_SECONDS),
     }
     arrays = [columns[field.name].cast(field.type) for field in PASSAGE_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=PASSAGE_SCHEMA)
+
+
+def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
+    """Return (n,) the length of `str.split()` of each text, without making Python strings."""
+    data, offsets = _view_strings(texts)
+    is_space = (data == 0x20) | (data - 0x09 < 5) | (data - 0x1C < 4)  # unsigned, so that less wraps around
+    if data.max(initial=0) > 0x7F:
+        pairs = data[:-1].astype(np.uint16) << 8 | data[1:]
+        for pair, third_bytes in _WIDE_SPACES.items():
+            starts = np.flatnonzero(pairs == pair)
+            if third_bytes:
+                starts = starts[np.isin(data[starts + 2], third_bytes)]
+                is_space[starts + 2] = True
+            is_space[starts] = is_space[starts + 1] = True
+    starts_word = ~is_space
+    starts_word[1:] &= is_space[:-1]
+    is_filled = offsets[:-1] < offsets[1:]
+    first_bytes = offsets[:-1][is_filled]
+    starts_word[first_bytes] = ~is_space[first_bytes]  # the text before may end with a letter
+    counts = np.zeros(len(texts), np.int32)
+    if len(first_bytes):
+        counts[is_filled] = np.add.reduceat(starts_word, first_bytes, dtype=np.int32)
+    return counts
+
+
+def hash_passages(titles: pa.Array, texts: pa.Array) -> pa.Array:
+    """Return `Passage.hash_of` of each row; the canonical JSON is made by column."""
+    escaped = map(_escape_json, (titles, texts))
+    pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(escaped, ('","', '"]'), strict=True)), "")
+    data, offsets = _view_strings(pairs)
+    view, sha256 = memoryview(data), hashlib.sha256
+    digests = b"".join([sha256(view[start:end]).digest()[:16] for start, end in pairwise(offsets.tolist())])
+    hash_offsets = np.arange(len(pairs) + 1, dtype=np.int32) * 32
+    buffers = [None, pa.py_buffer(hash_offsets), pa.py_buffer(digests.hex().encode())]
+    return pa.Array.from_buffers(pa.string(), len(pairs), buffers)
+
+
+def _escape_json(strings: pa.Array) -> pa.Array:
+    """Escape a column as `encode_basestring` does, without the quotation marks around a string."""
+    data, _ = _view_strings(strings)
+    special = np.unique(data[(data < 0x20) | (data == 0x22) | (data == 0x5C)])
+    for character in map(chr, sorted(special.tolist(), key=lambda byte: byte != 0x5C)):  # the backslash is first
+        strings = pc.replace_substring(strings, character, encode_basestring(character)[1:-1])
+    return strings
+
+
+def _view_strings(strings: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return the UTF-8 of a column without nulls, and (n + 1,) where each string starts and the last ends."""
+    _, offset_buffer, data_buffer = strings.buffers()
+    if not len(strings) or data_buffer is None:
+        return np.zeros(0, np.uint8), np.zeros(len(strings) + 1, np.int64)
+    offsets = np.frombuffer(offset_buffer, np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
+    return np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def _encode_row(row: Sequence[str | int | None]) -> bytes:

@@ -247,7 +247,7 @@ def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator
         checked_records = map(_check_length, islice(records, task.rows))
         blocks = map(build_record_columns, iter(lambda: [*islice(checked_records, ROW_GROUP)], []))
     for ids, titles, texts, dates in blocks:
-        if (pc.max(pc.utf8_length(texts)).as_py() or 0) > MAX_PASSAGE:
+        if (pc.max(pc.binary_length(texts)).as_py() or 0) > MAX_PASSAGE:  # else there are not more characters
             for passage_id, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True):
                 _check_length((passage_id, "", text, None))
         yield build_passage_table(ids, titles, texts, dates)

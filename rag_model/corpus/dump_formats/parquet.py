@@ -20,12 +20,21 @@ from rag_model.corpus.dump_formats.record_format import (
 from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
 from rag_model.corpus.source import MAX_LINE, add_client_errors, basename
 from rag_model.errors import InputError, format_error
-from rag_model.parquet_pages import PagesError, check_groups, compute_decoded_size, iter_row_range, list_text_paths
+from rag_model.parquet_pages import (
+    PagesError,
+    check_groups,
+    compute_decoded_size,
+    has_repeated_values,
+    iter_row_range,
+    list_leaves,
+    list_text_paths,
+)
 
 _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
 _MAGIC = b"PAR1"
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$\n?", re.MULTILINE)
 _BATCH = 256  # rows per batch
+_MAX_BATCH_BYTES = 512 << 20  # that a batch may decode to, if each row has the largest value of a dictionary
 _TEXTS = ("id", "title", "text")
 
 
@@ -60,7 +69,7 @@ class Parquet(RecordFormat):
         Raises:
             InputError: As for `read_rows`.
         """
-        yield from self._read(url, 4 * _BATCH, first, end, self._parse_columns)
+        yield from self._read(url, 2 * _BATCH, first, end, self._parse_columns)
 
     def _read(
         self,
@@ -76,11 +85,14 @@ class Parquet(RecordFormat):
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
                 names = metadata.schema.to_arrow_schema().names
                 columns = [name for name in names if name in self.columns]
-                # Read as dictionaries: a text that many rows share is in memory once.
-                texts = list_text_paths(metadata, columns)
-                with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
-                    check_groups(source, file, columns, size)
-                    number = first
+                number, leaves = first, list_leaves(metadata, columns)
+                with pq.ParquetFile(source, metadata=metadata) as plain_file:
+                    file = plain_file
+                    max_row_bytes = check_groups(source, file, columns, size)
+                    if has_repeated_values(metadata, leaves) or rows * max_row_bytes > _MAX_BATCH_BYTES:
+                        # As dictionaries, a text that many rows share is in memory once.
+                        texts = list_text_paths(metadata, columns)
+                        file = pq.ParquetFile(source, metadata=metadata, read_dictionary=texts)
                     for batch in iter_row_range(file, rows, columns, first, end):
                         for small_batch in _split_batch(_dates_to_seconds(batch, self.date_field), url):
                             yield from parse(_decode(small_batch), number, basename(url))

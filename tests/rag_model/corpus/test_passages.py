@@ -18,6 +18,8 @@ from rag_model.corpus.passages import (
     GroupCache,
     PassageFile,
     PassageWriter,
+    count_words,
+    hash_passages,
 )
 from rag_model.corpus.records import EARLIEST, LATEST, Passage
 from rag_model.errors import InputError
@@ -393,3 +395,21 @@ def test_a_footer_whose_histograms_lie_is_refused_before_arrow_ends_the_process(
         except PagesError as refused:
             told.add(str(refused))
     assert any("histogram" in why for why in told), told
+
+
+_STRINGS = st.lists(st.text(st.sampled_from('ab"\\\n\t\x00\x7f \x1c\x85\xa0\u1680\u2003\u200b\u2014\u3000\u3001é中😀')))
+
+
+@given(texts=_STRINGS, first=st.integers(0, 5))
+def test_a_column_has_the_words_and_hashes_of_its_rows(texts: list[str], first: int) -> None:
+    titles = texts[::-1]
+    columns = [pa.array(strings, pa.string())[first:] for strings in (titles, texts)]
+    rows = list(zip(titles, texts, strict=True))[first:]
+    assert count_words(columns[1]).tolist() == [len(text.split()) for _, text in rows]
+    assert hash_passages(*columns).to_pylist() == [Passage.hash_of(*row) for row in rows]
+
+
+def test_words_end_at_the_white_space_of_python() -> None:
+    characters = [chr(code) for code in (*range(0xD800), *range(0xE000, 0x10400))]
+    texts = [*(f"a{character}b" for character in characters), *characters]
+    assert count_words(pa.array(texts, pa.string())).tolist() == [len(text.split()) for text in texts]
