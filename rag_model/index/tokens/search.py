@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from rag_model.corpus.ragged_file import Offsets, TokenVectors, compute_offsets, expand_positions
 from rag_model.errors import InputError, UsageError, format_count
@@ -34,17 +35,35 @@ def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
         offsets: (m + 1,) begin of each passage in `vectors`, and the end of the last one.
     """
     q, length, d = queries.shape
-    non_empty = np.flatnonzero(np.diff(offsets))
-    out = np.full((q, len(offsets) - 1), -np.inf, np.float32)
-    if len(non_empty):
-        similarities = vectors @ queries.reshape(q * length, d).T  # (t, d) @ (d, q l) -> (t, q l)
-        best = np.maximum.reduceat(similarities, offsets[non_empty], axis=0)  # (t, q l) -> (m, q l)
-        out[:, non_empty] = best.reshape(-1, q, length).sum(axis=2).T  # (m, q, l) -> (q, m)
+    query_tokens, lengths = queries.reshape(q * length, d), np.diff(offsets)
+    non_empty = np.flatnonzero(lengths)
+    out = np.full((q, len(lengths)), -np.inf, np.float32)
+    # The similarities of a tile stay in the cache until their maxima are taken.
+    tile_tokens = max(_MIN_TILE_TOKENS, _TILE_VALUES // len(query_tokens))
+    for tile in iter_token_blocks(lengths[non_empty], tile_tokens):
+        passages = non_empty[tile]
+        first, end = offsets[passages[0]], offsets[passages[-1] + 1]
+        similarities = query_tokens @ vectors[first:end].T  # (q l, d) @ (d, t) -> (q l, t)
+        # A reduction along the rows takes a fifth of the time of one along the columns.
+        best = np.maximum.reduceat(similarities, offsets[passages] - first, axis=1)  # (q l, t) -> (q l, m)
+        out[:, passages] = best.reshape(q, length, -1).sum(axis=1)  # (q, l, m) -> (q, m)
     return out
 
 
+def iter_token_blocks(lengths: npt.NDArray[np.int64], tokens: int) -> Iterator[slice]:
+    """Yield ranges of passages of these lengths, with at most `tokens` tokens each or one passage."""
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(lengths):
+        tokens_before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, tokens_before + tokens, side="right")))
+        yield slice(first, last)
+        first = last
+
+
+_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # 2 MB of similarities
 _BLOCK = 1 << 16  # tokens decoded at a time: 32 MB at 128 dimensions
-_QUERIES_PER_BLOCK = 8  # queries for which a block is decoded once
+_QUERIES_PER_BLOCK = 32  # queries for which a block is decoded once
 
 
 class TokenIndexFile:
@@ -142,14 +161,8 @@ class TokenIndexFile:
         return scores, rows
 
     def _iter_blocks(self, rows: Rows) -> Iterator[slice]:
-        """Yield ranges of `rows` with about a block of tokens each, and at least one row."""
-        ends = np.cumsum(self._offsets[rows + 1] - self._offsets[rows])
-        first = 0
-        while first < len(rows):
-            tokens_before = int(ends[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(ends, tokens_before + _BLOCK, side="right")))
-            yield slice(first, last)
-            first = last
+        """Yield ranges of `rows` with about a block of tokens each."""
+        return iter_token_blocks(self._offsets[rows + 1] - self._offsets[rows], _BLOCK)
 
     def _check_queries(self, queries: Vectors) -> None:
         if queries.ndim != 3 or queries.shape[2] != self.dim:

@@ -1,5 +1,7 @@
 """MaxSim beside a loop, and where nothing but negative numbers is there to be the largest."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from rag_model.corpus.ragged_file import compute_offsets
@@ -32,3 +34,15 @@ def test_a_passage_without_tokens_comes_behind_every_other() -> None:
     vectors = np.array([[-1.0, 0.0], [0.5, 0.5]], np.float32)
     assert maxsim(question, vectors, np.array([0, 0, 1, 1, 2, 2])).tolist() == [[-np.inf, -1, -np.inf, 0.5, -np.inf]]
     assert maxsim(question, vectors[:0], np.array([0, 0])).tolist() == [[-np.inf]]
+
+
+def test_passages_of_several_tiles_are_scored_each() -> None:
+    random = np.random.default_rng(0)
+    lengths = np.array([0, 700, 3, 0, 600, *random.integers(0, 200, 20), 0])
+    questions = random.normal(size=(40, 32, 8)).astype(np.float32)
+    vectors, offsets = random.normal(size=(lengths.sum(), 8)).astype(np.float32), compute_offsets(lengths)
+    scores = maxsim(questions, vectors, offsets)
+    passages = [vectors[first:end] for first, end in pairwise(offsets)]
+    for scores_of_passage, passage in zip(scores.T, passages, strict=True):
+        best = (questions @ passage.T).max(axis=2, initial=-np.inf)
+        assert np.allclose(scores_of_passage, best.sum(axis=1), rtol=1e-5)
