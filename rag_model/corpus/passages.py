@@ -611,7 +611,7 @@ def _view_strings(strings: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray
     _, offset_buffer, data_buffer = strings.buffers()
     if not len(strings) or data_buffer is None:
         return np.zeros(0, np.uint8), np.zeros(len(strings) + 1, np.int64)
-    offsets = np.frombuffer(offset_buffer, np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
+    offsets = np.frombuffer(offset_buffer, np.int32)[strings.offset :][: len(strings) + 1].astype(np.int64)
     return np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
