@@ -28,7 +28,7 @@ except ModuleNotFoundError:  # only the core is installed
     sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
 
 from flows.command.reply import Common, Reply
-from rag_model.errors import BookwheelError, RefusedError, format_error
+from rag_model.errors import BookwheelError, format_error
 from rag_model.secrets import mask_secrets, refuse_url_as_path
 from rag_model.store.versions.signatures import TRUST_VARIABLE, TrustedKeys
 from rag_model.untrusted_text import escape_controls
@@ -255,7 +255,7 @@ def _print(reply: Any, common: Common) -> int:
     _write_line(
         escape_controls(json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text)
     )
-    return _fail(reply.refusal, RefusedError.exit_code) if reply.refusal else 0
+    return _fail(reply.refusal, reply.refusal_code) if reply.refusal else 0
 
 
 def _write_line(text: str) -> None:

@@ -9,7 +9,7 @@ from flows.command.reply import Reply
 from flows.stage import run_flow
 from rag_model.corpus.records import Plan
 from rag_model.encoders.files import ENDPOINT_PREFIX
-from rag_model.errors import GateRefusedError, RefusedError
+from rag_model.errors import BookwheelError, GateRefusedError, RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
 from rag_model.snapshots.publish import PublishResult
 
@@ -281,6 +281,15 @@ class ReproduceOutcome:
 
 class ReproductionRefusedError(RefusedError):
     """A value differs from the published one; `outcome` has the whole table."""
+
+    def __init__(self, outcome: ReproduceOutcome, reason: str) -> None:
+        """Set the message, and keep the outcome."""
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+class ReproductionIncompleteError(BookwheelError):
+    """A row could not be measured; `outcome` has the table with all other rows."""
 
     def __init__(self, outcome: ReproduceOutcome, reason: str) -> None:
         """Set the message, and keep the outcome."""

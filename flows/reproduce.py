@@ -9,7 +9,8 @@ train; a network for data that is not in the data folder.
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from shlex import join
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,7 +27,7 @@ from flows import artifacts
 from flows.add_index import add_index
 from flows.evaluation_records import REPORT, FlowEvaluation, NewEvaluation, store_evaluation
 from flows.import_library import import_library
-from flows.outcome import ReproduceOutcome, ReproductionRefusedError
+from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
 from flows.parameters import Url
 from flows.reindex import reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
@@ -37,7 +38,7 @@ from rag_model.corpus.source import expand_pattern, get_stamp, read_lines
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture, read_architecture
 from rag_model.encoders.files import read_dim, resolve_folder
-from rag_model.errors import InputError, UsageError, format_count
+from rag_model.errors import BookwheelError, InputError, StoreError, UsageError, format_count
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import Acceptance
 from rag_model.evaluation.records import MeasureValues
@@ -66,6 +67,7 @@ from rag_model.store.versions.manifest import EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
 VERSION = 1  # increase it when the same values would give another table; tables then get new ids
+Key = TypeVar("Key", str, tuple[str, str])
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
 _MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # in a sample
@@ -216,6 +218,8 @@ def reproduce(
 ) -> ReproduceOutcome:
     """Fetch the data, build the libraries, evaluate the rows, and write the table.
 
+    A row whose index cannot be built, or whose evaluation fails, is in the table with the reason.
+
     Args:
         reproduction: `dpr`, `rag`, or the path of a TOML file; docs/howto/reproduce.md describes it.
         store: URL or folder of the store; made if there is none.
@@ -226,8 +230,9 @@ def reproduce(
 
     Raises:
         ReproductionRefusedError: the table is written, and a value differs from the published one.
-        GateRefusedError: the indexes of a library were refused.
-        BookwheelError: data is missing, or a stage failed; finished work is recorded.
+        ReproductionIncompleteError: the table is written without the values of rows that failed.
+        BookwheelError: data is missing, the store cannot be written, or no library could be built;
+            finished work is recorded.
     """
     clock, plan = StageClock("reproduce"), plan_reproduction(reproduction, folder, rows, fraction)
     target = Store.open(store, create=True)
@@ -240,10 +245,12 @@ def reproduce(
         tasks = [(row, data, run.open_evaluator(row, data)) for row in plan.rows for data in row.list_data()]
         for name in plan.libraries:
             with clock(f"build {name}"):
-                run.snapshots[name] = build_library(run, name)
+                build_library(run, name)
+        if not run.snapshots:
+            raise next(iter(run.library_failures.values()))
         with clock("evaluate") as on_progress:
             for number, (row, data, evaluator) in enumerate(tasks, start=1):
-                run.evaluations[row.name, data] = evaluate_row(run, row, evaluator)
+                evaluate_row(run, row, data, evaluator)
                 on_progress(number, len(tasks))
         with clock("table"):
             lines = run.list_lines()
@@ -261,6 +268,12 @@ def reproduce(
         report=recorded.report,
     )
     artifacts.show_reproduction(outcome)
+    if run.failures:
+        (row_name, data), error = next(iter(run.failures.items()))
+        raise ReproductionIncompleteError(
+            outcome,
+            f"{format_count(len(run.failures), 'row')} of {len(tasks):,} failed, such as {row_name} on {data}: {error}",
+        )
     deviating = [line for line in lines if line.verdict in {"higher", "lower"}]
     if deviating:
         first = deviating[0]
@@ -283,6 +296,9 @@ class ReproductionRun:
     beam_options: Sequence[str]
     snapshots: dict[str, str] = field(default_factory=dict)  # by library
     evaluations: dict[tuple[str, str], ReleaseEvaluation] = field(default_factory=dict)  # by row and data set
+    failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)  # the other rows and data sets
+    library_failures: dict[str, BookwheelError] = field(default_factory=dict)
+    index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)  # by library and index
 
     def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
         """Read the questions of a data set, and check that the row's measures apply to them."""
@@ -306,6 +322,14 @@ class ReproductionRun:
             raise type(error)(f"row {row.name!r} on {data}: {error}") from error
         return evaluator
 
+    def check_built(self, row: Row) -> None:
+        """Raise the error of the row's library or of an index that its retriever names, if one failed."""
+        if row.library in self.library_failures:
+            raise self.library_failures[row.library]
+        for index in self.plan.reproduction.select_indexes(row.library, [row]):
+            if (row.library, index) in self.index_failures:
+                raise self.index_failures[row.library, index]
+
     def name_ref(self, library: str) -> str:
         """Return the ref of a library; a sample has a separate ref."""
         suffix = f"-sample-{self.plan.fraction:g}" if self.plan.fraction else ""
@@ -321,22 +345,23 @@ class ReproductionRun:
         ]
 
     def _build_line(self, row: Row, data: str, measure: str) -> TableLine:
-        evaluation = self.evaluations[row.name, data]
-        metric = evaluation.metrics[measure]
+        evaluation = self.evaluations.get((row.name, data))
+        metric = None if evaluation is None else evaluation.metrics[measure]
         return TableLine(
             row.name,
             data,
             measure,
             row.published.get(data, {}).get(measure),
             row.tolerance,
-            100 * metric.value,
-            None if metric.low is None else 100 * metric.low,
-            None if metric.high is None else 100 * metric.high,
+            None if metric is None else 100 * metric.value,
+            None if metric is None or metric.low is None else 100 * metric.low,
+            None if metric is None or metric.high is None else 100 * metric.high,
             row.source,
             self._format_command(row, data),
-            evaluation.manifest.id,
-            int(evaluation.manifest.provenance.get("n") or 0),
+            "" if evaluation is None else evaluation.manifest.id,
+            0 if evaluation is None else int(evaluation.manifest.provenance.get("n") or 0),
             self.plan.fraction is not None,
+            str(self.failures.get((row.name, data), "")),
         )
 
     def _format_command(self, row: Row, data: str) -> str:
@@ -354,8 +379,9 @@ class ReproductionRun:
         return join([*words, *(["--judge", file.judged_by] if file.judged_by else [])])
 
     def list_notes(self) -> list[str]:
-        """Return sentences about the sample, the libraries and the data."""
+        """Return sentences about the sample, the rows that failed, the libraries and the data."""
         notes = [SAMPLE_NOTE] if self.plan.fraction else []
+        notes += [f"{row} on {data} failed: {error}." for (row, data), error in self.failures.items()]
         for name, snapshot in self.snapshots.items():
             with Snapshot.from_store(self.store, snapshot) as opened:
                 notes.append(f"Library {name} has {format_count(opened.n, 'passage')}, snapshot {snapshot[:12]}.")
@@ -518,24 +544,57 @@ def _strip_compression_suffix(name: str) -> str:
     return name.removesuffix(".gz").removesuffix(".xz").removesuffix(".bz2").removesuffix(".zst")
 
 
-def build_library(run: ReproductionRun, name: str) -> str:
-    """Return the snapshot of a library with the indexes of its rows; build it if there is none.
+def build_library(run: ReproductionRun, name: str) -> None:
+    """Find the snapshot of a library with the indexes of its rows; build it if there is none.
 
     Passages and vectors become a snapshot without indexes first, so that further rows of the same
-    library need no encoding.
+    library need no encoding. An index that cannot be built is left out, with its rows.
+
+    Raises:
+        StoreError: the store is full or cannot be written.
     """
     plan, ref = run.plan, run.name_ref(name)
     library, indexes = plan.reproduction.library[name], plan.reproduction.select_indexes(name, plan.rows)
     library_recipe = use_local_models(library.recipe, plan.folder)
     base_recipe = replace(library_recipe, index={}, retriever="")
-    build, inputs = _choose_build(run, name, base_recipe, ref)
-    base = _find_or_build(run.store, inputs, build)
-    if not indexes:
-        return base
-    recipe = replace(library_recipe, index=indexes)
-    add = partial(add_index.fn, base, run.store.url, recipe, (), ref, run.beam_options)
-    added_inputs = None if inputs is None else {**inputs, "of": base, "recipe": recipe.content()}
-    return _find_or_build(run.store, added_inputs, lambda: add().snapshot)
+    with _record_failure(run.library_failures, name):
+        build, inputs = _choose_build(run, name, base_recipe, ref)
+        base = _find_or_build(run.store, inputs, build)
+    if name in run.library_failures:
+        return
+
+    def build_with_indexes(names: Collection[str]) -> str:
+        if not names:
+            return base
+        recipe = replace(library_recipe, index={index: indexes[index] for index in indexes if index in names})
+        add = partial(add_index.fn, base, run.store.url, recipe, (), ref, run.beam_options)
+        added_inputs = None if inputs is None else {**inputs, "of": base, "recipe": recipe.content()}
+        return _find_or_build(run.store, added_inputs, lambda: add().snapshot)
+
+    failures: dict[str, BookwheelError] = {}
+    with _record_failure(failures, name):
+        run.snapshots[name] = build_with_indexes(indexes)
+        return
+    if len(indexes) == 1:
+        run.index_failures |= {(name, index): failures[name] for index in indexes}
+    else:  # one index at a time shows which ones fail; their files are recorded, so little is done again
+        for index in indexes:
+            with _record_failure(run.index_failures, (name, index)):
+                build_with_indexes([index])
+    with _record_failure(run.library_failures, name):
+        good_indexes = [index for index in indexes if (name, index) not in run.index_failures]
+        run.snapshots[name] = build_with_indexes(good_indexes)
+
+
+@contextmanager
+def _record_failure(failures: dict[Key, BookwheelError], key: Key) -> Iterator[None]:
+    """Record an error of the block; a store that is full or cannot be written stops everything."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except BookwheelError as error:
+        failures[key] = error
 
 
 def _choose_build(
@@ -567,21 +626,26 @@ def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str 
     return snapshot
 
 
-def evaluate_row(run: ReproductionRun, row: Row, evaluator: ReleaseEvaluator) -> ReleaseEvaluation:
-    """Return the recorded evaluation of a row on one data set; evaluate the row if there is none."""
-    model = None
-    if row.model:
-        name = _find_model(run.plan.folder, row.model)
-        is_hub_name = "/" in name and not Path(name).is_dir()
-        model = str(resolve_folder(name)) if is_hub_name else resolve_model_id(run.store, name)
-    return evaluator(run.snapshots[row.library], model)
+def evaluate_row(run: ReproductionRun, row: Row, data: str, evaluator: ReleaseEvaluator) -> None:
+    """Find the recorded evaluation of a row on one data set; evaluate the row if there is none.
+
+    Raises:
+        StoreError: the store is full or cannot be written.
+    """
+    with _record_failure(run.failures, (row.name, data)):
+        run.check_built(row)
+        model = None
+        if row.model:
+            name = _find_model(run.plan.folder, row.model)
+            is_hub_name = "/" in name and not Path(name).is_dir()
+            model = str(resolve_folder(name)) if is_hub_name else resolve_model_id(run.store, name)
+        run.evaluations[row.name, data] = evaluator(run.snapshots[row.library], model)
 
 
 @stage
 def record_table(run: ReproductionRun, lines: Sequence[TableLine], seconds: Mapping[str, float]) -> FlowEvaluation:
     """Record the table in the store as an evaluation, unless it is recorded already."""
-    first_library = run.plan.rows[0].library
-    evaluations = {f"{line.row}, {line.data}": line.evaluation for line in lines}
+    evaluations = {f"{line.row}, {line.data}": line.evaluation for line in lines if not line.failure}
     settings = {
         "reproduction": run.plan.reproduction.name,
         "rows": evaluations,
@@ -589,14 +653,17 @@ def record_table(run: ReproductionRun, lines: Sequence[TableLine], seconds: Mapp
         "fraction": run.plan.fraction,
         "version": VERSION,
     }
+    if run.failures:
+        settings["failures"] = {f"{row}, {data}": str(error) for (row, data), error in run.failures.items()}
     questions = digest_json([run.plan.reproduction.title, *evaluations])
-    subject = EvaluationSubject(run.snapshots[first_library], "", questions, settings)
+    subject = EvaluationSubject(next(iter(run.snapshots.values())), "", questions, settings)
     metrics = {
         f"{row.name}, {data}": {
             measure: run.evaluations[row.name, data].metrics[measure] for measure in row.list_measures(data)
         }
         for row in run.plan.rows
         for data in row.list_data()
+        if (row.name, data) in run.evaluations
     }
     report = ReproductionReport(
         run.plan.reproduction.title,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from rag_model.errors import UsageError
+from rag_model.errors import RefusedError, UsageError
 
 StoreUrl = Annotated[
     str, Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://…, az://…; to read, hf://….")
@@ -169,6 +169,7 @@ class Reply:
     document: Any
     text: str
     refusal: str = ""  # one sentence; empty if nothing failed
+    refusal_code: int = RefusedError.exit_code
 
 
 _AGE = re.compile(r"([0-9]{1,6})([smhdw]?)")

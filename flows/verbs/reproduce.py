@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows.command.reply import Common, Reply
-from flows.outcome import ReproduceOutcome, ReproductionRefusedError
+from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
 from flows.reproduce import DEFAULT_FOLDER, format_plan, plan_reproduction
 from flows.reproduce import reproduce as reproduce_flow
 from flows.reproduction import find_reproduction
@@ -31,8 +31,9 @@ def reproduce(
     Before the work starts, bytes, disk, hours and licences are reported on standard error. Data,
     libraries and evaluations that exist are reused, so an interrupted run continues when the same
     command is run again. The table is an evaluation in the store, as HTML and Markdown: the
-    published value, ours, the difference, its interval and a verdict. Exit 3 if a value differs by
-    more than its tolerance and its interval.
+    published value, ours, the difference, its interval and a verdict. A row that fails is in the
+    table with its reason, and the others go on. Exit 3 if a value differs by more than its
+    tolerance and its interval, and 1 if a row failed.
 
     Args:
         reproduction: dpr, rag, or a TOML file of data sets, libraries and rows.
@@ -63,8 +64,8 @@ def reproduce(
     print(escape_controls("\n".join(lines)), file=sys.stderr, flush=True)
     try:
         outcome = run_flow(reproduce_flow, reproduction, store, str(data), rows, fraction, beam_options)
-    except ReproductionRefusedError as error:
-        return Reply(error.outcome.to_json(), "\n".join(_iter_lines(error.outcome)), str(error))
+    except (ReproductionRefusedError, ReproductionIncompleteError) as error:
+        return Reply(error.outcome.to_json(), "\n".join(_iter_lines(error.outcome)), str(error), error.exit_code)
     return Reply(outcome.to_json(), "\n".join(_iter_lines(outcome)))
 
 
@@ -72,9 +73,10 @@ def _iter_lines(outcome: ReproduceOutcome) -> Iterator[str]:
     yield f"{'row':<32} {'data':<18} {'measure':<12}{'published':>10}{'ours':>8}{'difference':>12}  verdict"
     for line in outcome.lines:
         published = "" if line["published"] is None else f"{line['published']:.2f}"
+        value = "" if line["value"] is None else f"{line['value']:.2f}"
         difference = "" if line["difference"] is None else f"{line['difference']:+.2f}"
         yield (
-            f"{line['row']:<32} {line['data']:<18} {line['measure']:<12}{published:>10}{line['value']:>8.2f}"
+            f"{line['row']:<32} {line['data']:<18} {line['measure']:<12}{published:>10}{value:>8}"
             f"{difference:>12}  {line['verdict']}"
         )
     yield ""

@@ -157,6 +157,68 @@ def test_a_table_has_the_values_of_evaluate_and_is_found_again(
     assert list(Store.open(str(store)).snapshots.get(fewer["snapshots"]["small"]).content.indexes) == []
 
 
+FAILING = """
+[library.small.recipe.index.cells]
+factory = "IVF16,Flat"
+search = {{ nprobe = 1 }}
+
+[library.small.recipe.gate.floors]
+cells = {{ mean = 1.0, p5 = 1.0 }}
+
+[[row]]
+name = "cells"
+library = "small"
+retriever = "cells"
+data = ["dev"]
+measures = ["Success@5"]
+
+[[row]]
+name = "RAG"
+library = "small"
+retriever = "bm25"
+command = "answer"
+model = "{encoder}"
+k = 2
+data = ["dev"]
+measures = ["EM"]
+
+[data.damaged]
+path = "damaged.jsonl"
+
+[library.damaged]
+dump = "damaged"
+encoder = "{encoder}"
+
+[[row]]
+name = "damaged"
+library = "damaged"
+data = ["dev"]
+measures = ["Success@5"]
+"""
+
+
+def test_a_row_that_fails_is_in_the_table_and_the_others_go_on(folder: Path, tiny: Path, bookwheel: Any) -> None:
+    table, store = write_table(folder, tiny), folder / "store"
+    table.write_text(table.read_text().replace("40.0", "100.0") + FAILING.format(encoder=tiny))
+    (folder / "damaged.jsonl").write_text("{")
+    ran = bookwheel("reproduce", table, "--store", store, "--json")
+    assert ran.code == 1
+    assert "3 rows of 6 failed, such as cells on dev: " in ran.err
+    verdicts = {line["row"]: line["verdict"] for line in ran.json["lines"]}
+    others = {"BM25": "reproduced", "exact": "no published value", "hnsw": "no published value"}
+    assert verdicts == others | dict.fromkeys(("cells", "RAG", "damaged"), "failed")
+    reasons = {line["row"]: line["failure"] for line in ran.json["lines"] if line["failure"]}
+    for row, reason in {"cells": "recall", "RAG": str(tiny), "damaged": "damaged.jsonl"}.items():
+        assert reason in reasons[row]
+        assert f"{row} on dev failed: {reasons[row]}." in ran.json["notes"]
+    assert set(ran.json["snapshots"]) == {"small"}
+    assert set(Store.open(str(store)).snapshots.get(ran.json["snapshots"]["small"]).content.indexes) == {"hnsw", "bm25"}
+    again = bookwheel("reproduce", table, "--store", store, "--json")
+    assert (again.code, again.json["new"], again.json["evaluation"]) == (1, 0, ran.json["evaluation"])
+    alone = bookwheel("reproduce", table, "--store", store, "--rows", "damaged", "--json")
+    assert (alone.code, alone.json["error"]) == (1, reasons["damaged"])
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_a_sample_runs_every_row_and_does_not_compare(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table = write_table(folder, tiny)

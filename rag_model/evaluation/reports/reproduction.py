@@ -18,7 +18,7 @@ from rag_model.evaluation.reports.page import (
     to_sentence,
 )
 
-Verdict = Literal["reproduced", "undecided", "higher", "lower", "not compared", "no published value"]
+Verdict = Literal["reproduced", "undecided", "higher", "lower", "not compared", "no published value", "failed"]
 _TITLES = ("row", "data set", "measure", "published", "ours", "difference", "95 % interval", "verdict", "source")
 _MEANINGS = (
     "Values, differences and intervals are in percentage points. A row is reproduced if it differs by at most its "
@@ -29,14 +29,17 @@ _MEANINGS = (
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """A measured value and the published one, if there is one; in percent."""
+    """A measured value and the published one, if there is one; in percent.
+
+    A row that failed has no value, interval and evaluation, but the reason.
+    """
 
     row: str
     data: str
     measure: str
     published: float | None
     tolerance: float
-    value: float
+    value: float | None
     low: float | None  # of the 95 % interval, if there is one
     high: float | None
     source: str
@@ -44,15 +47,19 @@ class TableLine:
     evaluation: str  # full id
     questions: int
     is_sample: bool = False  # measured on a sample, so not compared with the published value
+    failure: str = ""  # why the row has no value
 
     @property
     def difference(self) -> float | None:
         """The measured value minus the published one; None without one, and for a sample."""
-        return None if self.published is None or self.is_sample else self.value - self.published
+        is_compared = self.published is not None and self.value is not None and not self.is_sample
+        return self.value - self.published if is_compared else None
 
     @property
     def verdict(self) -> Verdict:
         """Whether the published value is reproduced."""
+        if self.failure:
+            return "failed"
         if self.is_sample:
             return "not compared"
         if self.published is None or self.difference is None:
@@ -69,8 +76,9 @@ class TableLine:
         """Return the line's cells as text, in the order of the table's columns."""
         interval = "" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
         published = "" if self.published is None else f"{self.published:.2f} ± {self.tolerance:g}"
+        value = "" if self.value is None else f"{self.value:.2f}"
         difference = "" if self.difference is None else f"{self.difference:+.2f}"
-        names = self.row, self.data, self.measure, published, f"{self.value:.2f}"
+        names = self.row, self.data, self.measure, published, value
         return (*names, difference, interval, self.verdict, "" if self.published is None else self.source)
 
 
@@ -101,7 +109,8 @@ def _sections(report: ReproductionReport) -> Iterator[Node]:
     questions = sum({line.data: line.questions for line in report.lines}.values())
     yield header(report.title, tag("p", f"{format_count(questions, 'question')}, {report.created_at}"))
     verdicts = {line.verdict for line in report.lines}
-    colour = "verdict no" if verdicts & {"higher", "lower"} else "verdict" if "reproduced" in verdicts else None
+    is_bad, is_good = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
+    colour = "verdict no" if is_bad else "verdict" if is_good else None
     yield section(to_sentence(summarize_verdicts(report.lines)), class_=colour)
     # The path of a source has no spaces at which it could be broken.
     cells = [line.cells() for line in report.lines]
