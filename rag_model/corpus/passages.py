@@ -543,12 +543,17 @@ def read_hashes(passages: Path) -> pa.Array:
     return pa.chunked_array(hash_columns, pa.string()).combine_chunks()
 
 
-def build_passage_table(ids: pa.Array, titles: pa.Array, texts: pa.Array, revised: pa.Array) -> pa.Table:
-    """Return ready-made passages as columns: the passages of a title are a page, others one each."""
-    n_rows = len(ids)
+def build_passage_table(
+    ids: pa.Array, titles: pa.Array, texts: pa.Array, revised: pa.Array, page_ids: pa.Array
+) -> pa.Table:
+    """Return ready-made passages as columns.
+
+    Where a page id is empty, the passages of a title are a page, and others one each.
+    """
+    n_rows, named_pages = len(ids), pc.if_else(pc.equal(titles, ""), ids, titles)
     columns = {
         "id": ids,
-        "page_id": pc.if_else(pc.equal(titles, ""), ids, titles),
+        "page_id": pc.if_else(pc.equal(page_ids, ""), named_pages, page_ids),
         "rev_id": pa.repeat(0, n_rows),
         "title": titles,
         "section": pa.repeat("", n_rows),
@@ -590,7 +595,7 @@ def hash_passages(titles: pa.Array, texts: pa.Array) -> pa.Array:
     escaped = map(_escape_json, (titles, texts))
     pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(escaped, ('","', '"]'), strict=True)), "")
     data, offsets = _view_strings(pairs)
-    view, sha256 = memoryview(data), hashlib.sha256
+    view, sha256 = data.data, hashlib.sha256
     digests = b"".join([sha256(view[start:end]).digest()[:16] for start, end in pairwise(offsets.tolist())])
     hash_offsets = np.arange(len(pairs) + 1, dtype=np.int32) * 32
     buffers = [None, pa.py_buffer(hash_offsets), pa.py_buffer(digests.hex().encode())]

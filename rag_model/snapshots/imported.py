@@ -46,7 +46,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content
 
 # corpus kind of an import: it has no dump, and later builds do not reuse its parts
 KIND = "imported"
-CODE = 1  # increase it when a part would have other bytes
+CODE = 2  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
 
@@ -246,11 +246,11 @@ def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator
     else:
         checked_records = map(_check_length, islice(records, task.rows))
         blocks = map(build_record_columns, iter(lambda: [*islice(checked_records, ROW_GROUP)], []))
-    for ids, titles, texts, dates in blocks:
+    for ids, titles, texts, dates, page_ids in blocks:
         if (pc.max(pc.binary_length(texts)).as_py() or 0) > MAX_PASSAGE:  # else there are not more characters
             for passage_id, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True):
                 _check_length((passage_id, "", text, None))
-        yield build_passage_table(ids, titles, texts, dates)
+        yield build_passage_table(ids, titles, texts, dates, page_ids)
 
 
 def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[str, int, str | None]]:

@@ -47,6 +47,9 @@ def test_an_export_is_imported_and_answers_as_before(
         kept = [None] * before.n if layout == "dpr" else dates  # DPR's table has no place for them
         assert [passage.revised for passage in after.passages(range(after.n))] == kept
         assert None not in dates
+        names_pages = layout == "datasets"  # else the passages of a title are a page
+        pages = [passage.page_id if names_pages else passage.title for passage in before.passages(range(before.n))]
+        assert [passage.page_id for passage in after.passages(range(after.n))] == pages
         ours, theirs = (
             np.concatenate([one.embeddings(part.name) for part in one.parts]).astype(np.float32)
             for one in (after, before)
@@ -58,11 +61,12 @@ def test_an_export_is_imported_and_answers_as_before(
 
 
 def test_what_was_taken_down_is_not_imported(
-    exported: Path, tiny: Path, recipe: Path, bookwheel: Any, tmp_path: Path
+    exported: Path, library: Path, tiny: Path, recipe: Path, bookwheel: Any, tmp_path: Path
 ) -> None:
-    """Of such passages the title stands for the page."""
+    with Snapshot.open(str(library)) as original:
+        pages = {passage.title: passage.page_id for passage in original.passages(range(original.n))}
     store = Store.open(str(tmp_path / "store"), create=True)
-    store.takedowns.add("", ["Anarchism"], "", "me")
+    store.takedowns.add("", [pages["Anarchism"]], "", "me")
     given = [exported / "datasets" / "data" / "*.parquet", exported / "datasets" / "data"]
     ran = bookwheel("import", *given, "--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe, "--json")
     assert ran.code == 0, ran.err
@@ -71,7 +75,7 @@ def test_what_was_taken_down_is_not_imported(
         assert snapshot.n == 247 - gone
         assert "Anarchism" not in {passage.title for passage in snapshot.passages(range(snapshot.n))}
         assert sum(len(snapshot.embeddings(part.name)) for part in snapshot.parts) == snapshot.n
-    store.takedowns.add("", ["Autism", "Albedo"], "", "me")
+    store.takedowns.add("", [pages["Autism"], pages["Albedo"]], "", "me")
     told = bookwheel("import", *given, "--store", store.url, "--encoder", tiny, "--recipe", recipe)
     assert told.code == 1
     assert "there is nothing to import" in told.complaint

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import fsspec
@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 from rag_model.corpus.dump_formats.record_format import (
     DATE_FIELD,
     DOCUMENT_FIELDS,
+    PAGE_FIELD,
     Record,
     RecordFormat,
     parse_document,
 )
-from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
+from rag_model.corpus.records import EARLIEST, LATEST, MAX_ID, MAX_PASSAGE, MAX_TITLE
 from rag_model.corpus.source import MAX_LINE, add_client_errors, basename
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
@@ -36,6 +37,8 @@ _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$\n?", re.MULTILINE)
 _BATCH = 256  # rows per batch
 _MAX_BATCH_BYTES = 512 << 20  # that a batch may decode to, if each row has the largest value of a dictionary
 _TEXTS = ("id", "title", "text")
+_RECORD_COLUMNS = dict.fromkeys(_TEXTS, pa.string())
+_COLUMNS = {**_RECORD_COLUMNS, PAGE_FIELD: pa.string(), DATE_FIELD: pa.int64()}
 
 
 class Parquet(RecordFormat):
@@ -64,7 +67,7 @@ class Parquet(RecordFormat):
         yield from self._read(url, _BATCH, first, end, self.parse_batch)
 
     def read_columns(self, url: str, first: int, end: int) -> Iterator[tuple[pa.Array, ...]]:
-        """Yield the rows [first, end) as columns: ids, titles, texts, and seconds or nulls.
+        """Yield the rows [first, end) as columns: ids, titles, texts, seconds or nulls, page ids or empty texts.
 
         Raises:
             InputError: As for `read_rows`.
@@ -119,22 +122,27 @@ class Parquet(RecordFormat):
                 yield parse_document(row, f"row {row_number} of {name}")
 
     def _parse_columns(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[tuple[pa.Array, ...]]:
-        if _is_plain(batch):
+        if _is_plain(batch, _COLUMNS):
             batch.validate(full=True)  # nothing else would detect text that is not UTF-8
-            titles, texts = (
-                pc.fill_null(column, "") if column.null_count else column for column in (batch["title"], batch["text"])
+            titles, texts, page_ids = (
+                pc.fill_null(batch[name], "") if name in batch.schema.names else pa.repeat("", len(batch))
+                for name in ("title", "text", PAGE_FIELD)
             )
-            yield batch["id"], titles, texts, pa.nulls(len(batch), pa.int64())
+            has_dates = DATE_FIELD in batch.schema.names
+            dates = batch[DATE_FIELD] if has_dates else pa.nulls(len(batch), pa.int64())
+            yield batch["id"], titles, texts, dates, page_ids
         else:
             yield build_record_columns([*self.parse_batch(batch, number, name)])
 
 
 def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
-    """Convert records to columns: ids, titles, joined texts of sections, and seconds or nulls."""
+    """Convert records to the columns of `Parquet.read_columns`; the texts of sections are joined."""
     rows = [record[:4] for record in records]  # without metadata
     ids, titles, bodies, dates = zip(*rows, strict=True) if rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
-    return *(pa.array(column, pa.string()) for column in (ids, titles, texts)), pa.array(dates, pa.int64())
+    page_ids = [record[4].get(PAGE_FIELD, "") if len(record) > 4 else "" for record in records]
+    names = [pa.array(column, pa.string()) for column in (ids, titles, texts, page_ids)]
+    return *names[:3], pa.array(dates, pa.int64()), names[3]
 
 
 class FineWiki(Parquet):
@@ -166,7 +174,8 @@ class WikiDpr(Parquet):
     """Passages of 100 words, as in the data set `facebook/wiki_dpr`; their vectors are not read."""
 
     kind = "passages"
-    columns = ("id", "title", "text")
+    columns = ("id", "title", "text", PAGE_FIELD)
+    version = "2"  # passages keep the pages that a file names
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a Parquet file has the columns `title`, `text` and `embeddings`."""
@@ -179,8 +188,8 @@ class WikiDpr(Parquet):
             where = f"row {row_number} of {name}"
             if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
                 raise InputError(f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages")
-            passage_id, title, *_ = parse_document({**row, "text": ""}, where)
-            yield passage_id, title, text, None
+            passage_id, title, _, _, *metadata = parse_document({**row, "text": ""}, where)
+            yield (passage_id, title, text, None, metadata[0]) if metadata else (passage_id, title, text, None)
 
 
 def _split_headings(text: str, title: Any) -> list[dict[str, str]]:
@@ -213,13 +222,21 @@ def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _is_plain(batch: pa.RecordBatch) -> bool:
-    """Return whether a batch is valid as it is: text columns, an id in each row, none too long."""
-    if {*batch.schema.names} != {*_TEXTS} or not all(map(pa.types.is_string, batch.schema.types)):
+def _is_plain(batch: pa.RecordBatch, kinds: Mapping[str, pa.DataType] = _RECORD_COLUMNS) -> bool:
+    """Return whether a batch is valid as it is: columns of these kinds, an id in each row, none too long."""
+    schema = batch.schema
+    if not {*_TEXTS} <= {*schema.names} or any(kinds.get(field.name) != field.type for field in schema):
         return False
-    ids, titles = pc.min_max(pc.binary_length(batch["id"])), pc.min_max(pc.binary_length(batch["title"]))
-    has_ids = not batch["id"].null_count and (ids["min"].as_py() or 0) > 0
-    return has_ids and ids["max"].as_py() <= MAX_ID and (titles["max"].as_py() or 0) <= MAX_TITLE
+    shortest_id = pc.min(pc.binary_length(batch["id"])).as_py() or 0
+    limits = {"id": MAX_ID, "title": MAX_TITLE, PAGE_FIELD: MAX_ID}
+    fits = all(
+        (pc.max(pc.binary_length(batch[name])).as_py() or 0) <= limit
+        for name, limit in limits.items()
+        if name in schema.names
+    )
+    if DATE_FIELD in schema.names:
+        fits &= all(EARLIEST <= (limit or 0) <= LATEST for limit in pc.min_max(batch[DATE_FIELD]).as_py().values())
+    return fits and shortest_id > 0 and not batch["id"].null_count
 
 
 def _split_batch(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:

@@ -55,9 +55,11 @@ from rag_model.corpus.source import basename, describe_slice, get_size, read_sli
 from rag_model.errors import InputError
 
 # (id, title, text or sections, time of the last change in seconds since 1970, UTC, or None). A
-# section is (heading, text). The metadata of a document may follow (`corpus.metadata.metadata_to_dict`).
+# section is (heading, text). The metadata of a document may follow (`corpus.metadata.metadata_to_dict`),
+# or {"page_id": …} of a passage.
 Record = (
     tuple[str, str, str, int | None]
+    | tuple[str, str, str, int | None, dict[str, Any]]
     | tuple[str, str, list[tuple[str, str]], int | None]
     | tuple[str, str, list[tuple[str, str]], int | None, dict[str, Any]]
 )
@@ -67,8 +69,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 DATE_FIELD = "revised"
 _ID_FIELDS = ("id", "_id", "docid")  # the last one is that of Mr. TyDi and of Pyserini's Wikipedia corpora
 _METADATA_FIELDS = ("language", "wikidata", "wikidata_id", "categories", "aliases")
+PAGE_FIELD = "page_id"  # of passages; else those of a title are a page
 _TEXT_FIELDS = ("title", "text", "sections", "contents", DATE_FIELD)
-DOCUMENT_FIELDS = (*_ID_FIELDS, *_TEXT_FIELDS, *_METADATA_FIELDS)
+DOCUMENT_FIELDS = (*_ID_FIELDS, *_TEXT_FIELDS, *_METADATA_FIELDS, PAGE_FIELD)
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they are written to disk
 
 
@@ -205,10 +208,12 @@ def _to_article(
     return Article(document_id, 0, title, text_sections, revised, build_metadata(metadata or {}), keeps_lines)
 
 
-def _to_passage(passage_id: str, title: str, text: str, revised: int | None) -> Passage:
+def _to_passage(
+    passage_id: str, title: str, text: str, revised: int | None, metadata: Mapping[str, str] | None = None
+) -> Passage:
     return Passage(
         id=passage_id,
-        page_id=title or passage_id,
+        page_id=(metadata or {}).get(PAGE_FIELD) or title or passage_id,
         rev_id=0,
         title=title,
         section="",
@@ -315,7 +320,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
 
     `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
     the title, perhaps in quotes, a line break and the text. `revised` is optional, as are
-    `language`, `wikidata`, `categories` and `aliases`.
+    `language`, `wikidata`, `categories`, `aliases`, and the `page_id` of a passage.
 
     Raises:
         InputError: It is not such an object; the message starts with `where`.
@@ -341,6 +346,8 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
     record = (document_id_text, title, content, _parse_date(row.get(DATE_FIELD), where))
     has_metadata = not row.keys().isdisjoint(_METADATA_FIELDS)
     metadata = metadata_to_dict(build_metadata(row)) if has_metadata else {}
+    if type(row.get(PAGE_FIELD)) in {str, int}:
+        metadata[PAGE_FIELD] = check_length(_replace_surrogates(str(row[PAGE_FIELD])), "id", MAX_ID, where)
     return (*record, metadata) if metadata else record
 
 

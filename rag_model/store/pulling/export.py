@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `dpr` | `psgs_w100.tsv`; `wikipedia_passages_0.npy`, row i for id i of `wikipedia_passages_0.ids.npy` | DPR |
 | `jsonl` | `corpus.jsonl` of `{"id", "contents"}`: title, line break, text | Pyserini, FlashRAG |
-| `datasets` | `data/train-00000-of-00008.parquet` of `id, text, title, revised, embeddings` | `load_dataset(folder)` |
+| `datasets` | `data/*.parquet` of `id, text, title, page_id, revised, embeddings` | `load_dataset(folder)` |
 | `store` | a store with only this snapshot, under the ref `latest` | bookwheel |
 
 `revised` is the time at which the article's revision was saved; a line of `corpus.jsonl` has it too
@@ -218,7 +218,7 @@ def _write_jsonl(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
 def _write_datasets(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
     (folder / "data").mkdir()
     fields = [
-        *(pa.field(name, pa.string()) for name in ("id", "text", "title")),
+        *(pa.field(name, pa.string()) for name in ("id", "text", "title", "page_id")),
         PASSAGE_SCHEMA.field(DATE),
     ]
     schema = pa.schema([*fields, pa.field("embeddings", pa.list_(pa.float32()))] if vectors else fields)
@@ -227,7 +227,7 @@ def _write_datasets(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
         embeddings = snapshot.embeddings(part.name) if vectors else None
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             start = 0
-            for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
+            for batch in snapshot.batches(part.name, [field.name for field in fields]):
                 columns = [batch[field.name] for field in fields]
                 if embeddings is not None:
                     rows = embeddings[start : start + batch.num_rows].astype(np.float32)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rag_model.corpus.dump_formats import record_format
 from rag_model.corpus.dump_formats.jsonl import FORMAT as JSONL
 from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
+from rag_model.corpus.dump_formats.parquet import WIKI_DPR
 from rag_model.corpus.dump_formats.record_format import find_record_format
 from rag_model.corpus.plan import compute_source_digest, plan_dump
 from rag_model.corpus.records import ID_HASHES, Article, Passage, Plan, Section, hash_id
@@ -208,9 +209,24 @@ def test_columns_and_rows_give_the_same_records(tmp_path: Path, column: dict[str
     if isinstance(records, list):
         blocks = list(PARQUET.read_columns(str(tmp_path / "x.parquet"), 1, 3))
         rows = [row for block in blocks for row in zip(*(column.to_pylist() for column in block), strict=True)]
-        assert (
-            rows == [(name, title, "".join(text for _, text in body), date) for name, title, body, date in records][1:3]
-        )
+        texts = ["".join(text for _, text in body) for _, _, body, _ in records]
+        assert rows == [(*record[:2], text, record[3], "") for record, text in zip(records, texts, strict=True)][1:3]
+
+
+@pytest.mark.parametrize(
+    ("page_ids", "expected"),
+    [
+        (["7", None, "", "7"], ["7", "", "", "7"]),
+        ([7, None, 8, 7], ["7", "", "8", "7"]),  # whole numbers are read row by row
+    ],
+)
+def test_passages_have_the_pages_that_a_file_names(tmp_path: Path, page_ids: list[object], expected: list[str]) -> None:
+    columns = {"id": ["1", "2", "3", "4"], "title": ["a"] * 4, "text": ["b"] * 4, "embeddings": [[1.0]] * 4}
+    pq.write_table(pa.table({**columns, "page_id": page_ids}), tmp_path / "x.parquet")
+    (block,) = PARQUET.read_columns(str(tmp_path / "x.parquet"), 0, 4)
+    assert block[4].to_pylist() == expected
+    records = list(WIKI_DPR.read_records(str(tmp_path / "x.parquet")))
+    assert [record[4].get("page_id", "") if len(record) > 4 else "" for record in records] == expected
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

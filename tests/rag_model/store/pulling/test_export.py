@@ -73,7 +73,7 @@ def test_jsonl_has_dates_that_our_own_reader_reads(snapshot: Snapshot, tmp_path:
 def test_datasets_have_typed_columns(snapshot: Snapshot, tmp_path: Path) -> None:
     export_snapshot(snapshot, tmp_path / "out", "datasets")
     table = ds.dataset(tmp_path / "out" / "data", format="parquet").to_table()
-    assert table.schema.names == ["id", "text", "title", "revised", "embeddings"]
+    assert table.schema.names == ["id", "text", "title", "page_id", "revised", "embeddings"]
     assert to_seconds(table["revised"]).to_pylist() == [one.revised for one in passages(snapshot)]
     assert table.schema.field("embeddings").type == pa.list_(pa.float32())
     assert table["text"].to_pylist() == [one.text for one in passages(snapshot)]
@@ -87,7 +87,7 @@ def test_vectors_can_stay_behind(snapshot: Snapshot, tmp_path: Path, layout: Lay
     export_snapshot(snapshot, tmp_path / "out", layout, embeddings=False)
     assert not [*(tmp_path / "out").glob("*.npy")]
     if layout == "datasets":
-        assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title", "revised"]
+        assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title", "page_id", "revised"]
 
 
 def test_the_licence_goes_along(local_store: Store, tmp_path: Path) -> None:
