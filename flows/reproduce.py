@@ -574,9 +574,10 @@ def build_library(run: ReproductionRun, name: str) -> None:
     failures: dict[str, BookwheelError] = {}
     with _record_failure(failures, name):
         run.snapshots[name] = build_with_indexes(indexes)
+    if name in run.snapshots:
         return
     if len(indexes) == 1:
-        run.index_failures |= {(name, index): failures[name] for index in indexes}
+        run.index_failures.update({(name, index): failures[name] for index in indexes})
     else:  # one index at a time shows which ones fail; their files are recorded, so little is done again
         for index in indexes:
             with _record_failure(run.index_failures, (name, index)):

@@ -52,8 +52,9 @@ class TableLine:
     @property
     def difference(self) -> float | None:
         """The measured value minus the published one; None without one, and for a sample."""
-        is_compared = self.published is not None and self.value is not None and not self.is_sample
-        return self.value - self.published if is_compared else None
+        if self.published is None or self.value is None or self.is_sample:
+            return None
+        return self.value - self.published
 
     @property
     def verdict(self) -> Verdict:
