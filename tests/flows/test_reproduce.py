@@ -215,6 +215,8 @@ def test_a_row_that_fails_is_in_the_table_and_the_others_go_on(folder: Path, tin
     assert set(Store.open(str(store)).snapshots.get(ran.json["snapshots"]["small"]).content.indexes) == {"hnsw", "bm25"}
     again = bookwheel("reproduce", table, "--store", store, "--json")
     assert (again.code, again.json["new"], again.json["evaluation"]) == (1, 0, ran.json["evaluation"])
+    only = bookwheel("reproduce", table, "--store", store, "--rows", "cells", "--json")
+    assert (only.code, [line["verdict"] for line in only.json["lines"]]) == (1, ["failed"])
     alone = bookwheel("reproduce", table, "--store", store, "--rows", "damaged", "--json")
     assert (alone.code, alone.json["error"]) == (1, reasons["damaged"])
 

@@ -1,6 +1,7 @@
 """Passages and vectors of others become parts of a store; what passages may be."""
 
 import json
+import resource
 from pathlib import Path
 
 import faiss
@@ -105,6 +106,25 @@ def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: St
     without = read_back(store, collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32"))
     assert [row for row, _, _ in without[0]] == [str(row + 1) for row in range(ROWS) if row // 3 != 4]
     np.testing.assert_array_equal(without[1], np.delete(vectors, [12, 13, 14], axis=0))
+
+
+def test_a_full_disk_leaves_the_parts_before_it_and_the_import_continues(store: Store, tmp_path: Path) -> None:
+    vectors = vectors_of(ROWS)
+    passages = save_wiki_dpr(tmp_path / "wiki", vectors)
+    tasks = plan_import(store, passages, inspect_vectors([tmp_path / "wiki"]), part_bytes=PART)
+    import_part(tasks[0], store)
+    files = {path for path in tmp_path.rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))  # bytes; a longer file fails, as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            import_part(tasks[1], store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == files
+    reports = [import_part(task, store) for task in tasks]
+    assert [report["passages"]["made"] for report in reports] == [False, True, True, True, True]
+    np.testing.assert_array_equal(read_back(store, collect_parts(store, passages, reports, "float32"))[1], vectors)
 
 
 def test_records_are_found_for_equal_files_in_another_folder(store: Store, tmp_path: Path) -> None:
