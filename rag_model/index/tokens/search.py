@@ -39,14 +39,14 @@ def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
     non_empty = np.flatnonzero(lengths)
     out = np.full((q, len(lengths)), -np.inf, np.float32)
     # The similarities of a tile stay in the cache until their maxima are taken.
-    tile_tokens = max(_MIN_TILE_TOKENS, _TILE_VALUES // len(query_tokens))
+    tile_tokens = max(_MIN_TILE_TOKENS, _TILE_VALUES // max(1, len(query_tokens)))
     for tile in iter_token_blocks(lengths[non_empty], tile_tokens):
         passages = non_empty[tile]
         first, end = offsets[passages[0]], offsets[passages[-1] + 1]
         similarities = query_tokens @ vectors[first:end].T  # (q l, d) @ (d, t) -> (q l, t)
         # A reduction along the rows takes a fifth of the time of one along the columns.
         best = np.maximum.reduceat(similarities, offsets[passages] - first, axis=1)  # (q l, t) -> (q l, m)
-        out[:, passages] = best.reshape(q, length, -1).sum(axis=1)  # (q, l, m) -> (q, m)
+        out[:, passages] = best.reshape(q, length, len(passages)).sum(axis=1)  # (q, l, m) -> (q, m)
     return out
 
 

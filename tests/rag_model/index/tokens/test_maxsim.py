@@ -34,6 +34,7 @@ def test_a_passage_without_tokens_comes_behind_every_other() -> None:
     vectors = np.array([[-1.0, 0.0], [0.5, 0.5]], np.float32)
     assert maxsim(question, vectors, np.array([0, 0, 1, 1, 2, 2])).tolist() == [[-np.inf, -1, -np.inf, 0.5, -np.inf]]
     assert maxsim(question, vectors[:0], np.array([0, 0])).tolist() == [[-np.inf]]
+    assert maxsim(question[:0], vectors, np.array([0, 2])).shape == (0, 1)
 
 
 def test_passages_of_several_tiles_are_scored_each() -> None:
