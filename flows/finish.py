@@ -67,6 +67,7 @@ class Build:
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     parent: Manifest | None = None  # its inverted indexes are updated instead of built again
     dropped_files: Mapping[str, int] = field(default_factory=dict)  # of a folder, by reason
+    notes: Sequence[str] = ()  # sentences for the provenance, such as that files of the parent are gone
     # In a takedown: the content with the pages, from whose inverted indexes the new ones are derived.
     redacted_content: Content | None = None
 
@@ -128,8 +129,9 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
             on_progress.say(note)
         measure_arguments = recipe, launch, on_progress, build.parent_content
         metrics = measure_indexes(store, Manifest(content), built_indexes, *measure_arguments)
+    notes = [*build.notes, *arithmetic_notes]
     own, derived = (
-        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, arithmetic_notes),
+        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, notes),
         build.derived_provenance,
     )
     own["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]

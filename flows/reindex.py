@@ -92,8 +92,7 @@ def reindex(
 
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
         with clock("plan") as on_progress:
-            for sentence in parent.describe_missing_files(target):
-                on_progress.say(sentence)
+            missing_files = say_missing_files(target, parent, on_progress)
             plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
             encoders = prepare_encoders(target, encoder, recipe, parent)
             chunker = prepare_chunker(target, recipe)
@@ -101,6 +100,8 @@ def reindex(
         with clock("chunk") as on_progress:
             tables = read_tables(target, plan, dump, recipe, launch, on_progress)
             passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
+            # the parent may expire or be taken down while its articles are reused
+            missing_files = missing_files or say_missing_files(target, parent, on_progress)
         widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
@@ -117,8 +118,16 @@ def reindex(
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
         build = replace(build, reused_trainings=reused_trainings, base=base, derived_provenance=provenance)
-        build = replace(build, dropped_files=plan.dropped)
+        build = replace(build, dropped_files=plan.dropped, notes=missing_files)
         return finish_build(replace(build, parent=parent.manifest))
+
+
+def say_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
+    """Show which files of the parent are gone, and return the sentences."""
+    sentences = parent.describe_missing_files(store)
+    for sentence in sentences:
+        on_progress.say(sentence)
+    return sentences
 
 
 rehearse_plan = stage(plan_dry_run, "rehearse_plan")

@@ -180,7 +180,7 @@ def build_provenance(
     indexes: Sequence[BuiltIndex],
     seconds: Mapping[str, float],
     arithmetics: Sequence[str] = (),
-    arithmetic_notes: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return where and how a snapshot was built, and its deviations from the recipe.
 
@@ -193,7 +193,7 @@ def build_provenance(
         "processor": platform.processor() or platform.machine(),
         "arithmetic": [*arithmetics],
         "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes]
-        + [*arithmetic_notes],
+        + [*notes],
         "seconds": dict(seconds),
         SHARDS: {index.name: index.shards for index in indexes if index.shards},
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},

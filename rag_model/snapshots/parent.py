@@ -23,7 +23,14 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, articles_path, passages_path, spans_path
+from rag_model.store.versions.manifest import (
+    Content,
+    Manifest,
+    articles_path,
+    passages_path,
+    spans_path,
+    trained_path,
+)
 from rag_model.store.versions.signatures import UnsignedError
 
 LATEST = "latest"  # the default ref of a build
@@ -106,13 +113,27 @@ class Parent:
         )
 
     def describe_missing_files(self, store: Store) -> list[str]:
-        """Return a sentence if passage files were deleted since, because the parent expired."""
-        content = self._content
-        refs = [content.files[passages_path(part.name)] for part in content.parts] if content else []
-        missing = len(refs) - sum(store.files.map_concurrently(store.blobs.exists, refs))
-        if not missing or self.manifest is None:
+        """Return sentences about the parent's passages and trained files that were deleted since.
+
+        They are deleted when a snapshot expires, or when one of its pages is taken down.
+        """
+        if self.manifest is None:
             return []
-        return [f"{missing} of {len(refs)} parts of the parent {self.manifest.id[:12]} are gone: they are built again"]
+        content, snapshot = self.manifest.content, self.manifest.id[:12]
+        passages = [passages_path(part.name) for part in content.parts]
+        trained = [path for name in content.indexes if (path := trained_path(name)) in content.files]
+        paths = [*passages, *trained]
+        exist = store.files.map_concurrently(store.blobs.exists, [content.files[path] for path in paths])
+        missing = {path for path, exists in zip(paths, exist, strict=True) if not exists}
+        sentences = []
+        if count := len(missing.intersection(passages)):
+            sentences.append(f"{count} of {len(passages)} parts of the parent {snapshot} are gone: they are built again")
+        if count := len(missing.intersection(trained)):
+            sentences.append(
+                f"{count} of {len(trained)} trained files of the parent {snapshot} are gone: their indexes "
+                "are trained again"
+            )
+        return sentences
 
     @property
     def pins(self) -> Mapping[str, str]:

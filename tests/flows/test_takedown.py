@@ -216,7 +216,7 @@ def delete_files_of(store: Path, snapshot_id: str) -> None:
 @pytest.mark.parametrize(
     ("event", "stage", "code"), [("takedown", "chunk", 0), ("takedown", "train", 1), ("expire", "chunk", 0)]
 )
-def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_or_none(
+def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_and_says_so_or_none(
     event: str,
     stage: str,
     code: int,
@@ -253,6 +253,11 @@ def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_or_none(
     latest = opened.snapshots.resolve("latest")
     assert (ran.json["snapshot"], latest == parent) == (latest, False)
     assert verify_version(opened, latest) == []
+    if event == "expire":  # the file of the other part is written again with the same bytes
+        note = f"1 of 2 parts of the parent {parent[:12]} are gone: they are built again"
+        assert f"chunk {note}" in ran.err
+        assert note in opened.snapshots.get(latest).provenance["notes"]
+        assert note in (store / "reports" / f"{latest}.html").read_text()
     with Snapshot.open(str(store)) as snapshot:
         assert (PAGE in pages_of(snapshot)) == (event == "expire")
         assert any("Edited since." in passage.text for passage in snapshot.passages(range(snapshot.n)))
