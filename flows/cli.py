@@ -48,6 +48,9 @@ _ENVIRONMENT = {
 }
 
 
+# Verbs that build indexes. Their threads wait for each other asleep, since spinning costs CPU time.
+_BUILD_VERBS = {"reindex", "release", "add-index", "import", "takedown", "index", "demo"}
+_BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 _RETRIEVER = {"--retriever", "--index"}
 
 
@@ -142,14 +145,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     A failure prints one sentence; with `--debug` also the trace.
     """
-    for name, value in _ENVIRONMENT.items():
+    words = sys.argv[1:] if argv is None else argv
+    for name, value in {**_ENVIRONMENT, **(_BUILD_ENVIRONMENT if _BUILD_VERBS & {*words[:1]} else {})}.items():
         os.environ.setdefault(name, value)
     # collecting objects of imports, which stay, takes a fifth of their time
     gc.set_threshold(50_000, 10, 10)
     atexit.register(gc.freeze)  # freeing the same objects at exit takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of unused Google clients
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    sys.exit(run(words))
 
 
 def run(argv: Sequence[str]) -> int:

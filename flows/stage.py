@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,8 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 from urllib.request import Request, urlopen
 from uuid import UUID
-
-import httpx
 
 from flows.command.console import ProgressReporter, format_seconds, show_progress
 from flows.parameters import check_parameters, get_checked_flow, get_flow_run, get_run_context, is_deployment_run
@@ -106,6 +105,7 @@ def _cancel_retries() -> None:
     flow_run = get_flow_run()
     if flow_run is None:
         return
+    import httpx  # noqa: PLC0415 - as Prefect, which imports it
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - takes most of a second
 
     policy = flow_run.empirical_policy.model_copy(update={"retries": 0})
@@ -230,15 +230,26 @@ def find_prefect_server() -> str | None:
 
 
 def _may_configure_prefect() -> bool:
-    """Return whether Prefect's settings may be set in any of the places where it looks for them."""
-    if "prefect" in sys.modules or any(name.upper().startswith("PREFECT_") for name in os.environ):
+    """Return whether the address of a server may be set in any of the places where Prefect looks for it."""
+    if "prefect" in sys.modules or any(
+        name.upper().startswith("PREFECT_") and not name.upper().startswith(_NOT_ADDRESSES) for name in os.environ
+    ):
         return True
-    settings = (Path.home() / ".prefect" / "profiles.toml", Path("prefect.toml"), Path(".env"), Path("pyproject.toml"))
-    for path in settings:
+    for path in (Path.home() / ".prefect" / "profiles.toml", Path(".env")):
         with suppress(OSError):
             if b"prefect" in path.read_bytes().lower():
                 return True
+    with suppress(OSError):
+        try:
+            if "prefect" in tomllib.loads(Path("pyproject.toml").read_text()).get("tool", {}):
+                return True
+        except ValueError:  # Prefect reports what is wrong with the file
+            return True
     return Path("prefect.toml").exists()
+
+
+# Prefixes of variables that configure no server. The command line sets some of them itself.
+_NOT_ADDRESSES = ("PREFECT_LOGGING_", "PREFECT_SERVER_")
 
 
 def read_time_limit(variable: str) -> float | None:

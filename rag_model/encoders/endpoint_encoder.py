@@ -127,11 +127,6 @@ def _parse_number(variable: str, text: str, number_type: type) -> Any:
     return number
 
 
-def is_endpoint_name(name: str) -> bool:
-    """Return whether an encoder's name is that of a model behind an endpoint."""
-    return name.startswith(ENDPOINT_PREFIX)
-
-
 def write_endpoint_folder(name: str, folder: Path) -> None:
     """Request the probe texts' vectors, and write the record and the probes into `folder`.
 

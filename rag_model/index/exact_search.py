@@ -213,15 +213,18 @@ def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, ro
     Raises:
         InputError: a row of the corpus holds a NaN or an infinity.
     """
-    distinct_rows = np.unique(rows[rows >= 0])
+    is_row = rows >= 0
+    distinct_rows, numbers = np.unique(rows[is_row], return_inverse=True)
+    positions = np.zeros(rows.shape, np.int64)
+    positions[is_row] = numbers
     stored_vectors = files.read_rows(distinct_rows)
     scores = np.full(rows.shape, -np.inf, np.float32)
-    for vector, candidate_rows, row_scores in zip(vectors, rows, scores, strict=True):
-        candidates = stored_vectors[np.searchsorted(distinct_rows, candidate_rows[candidate_rows >= 0])]  # (c, d)
+    for vector, is_candidate, places, row_scores in zip(vectors, is_row, positions, scores, strict=True):
+        candidates = stored_vectors[places[is_candidate]]  # (c, d)
         if metric == "ip":
-            row_scores[candidate_rows >= 0] = candidates @ vector  # (c, d) @ (d,) -> (c,)
+            row_scores[is_candidate] = candidates @ vector  # (c, d) @ (d,) -> (c,)
         else:
-            row_scores[candidate_rows >= 0] = -np.square(candidates - vector).sum(axis=1)
+            row_scores[is_candidate] = -np.square(candidates - vector).sum(axis=1)
     return scores
 
 

@@ -12,13 +12,7 @@ from rag_model.encoders.architecture import check_is_encoder
 from rag_model.encoders.bag import BagSpec, collect_bag_files, compute_bag_space, read_bag_spec
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.encoder import collect_question_encoder_files
-from rag_model.encoders.endpoint_encoder import (
-    PROBES_VERSION,
-    EndpointEncoder,
-    is_endpoint_name,
-    write_endpoint_folder,
-)
-from rag_model.encoders.files import find_hub_name, resolve_folder
+from rag_model.encoders.files import ENDPOINT_PREFIX, find_hub_name, resolve_folder
 from rag_model.encoders.muvera import derive_muvera_space, parse_muvera_settings
 from rag_model.encoders.row_formats import RowFormatName
 from rag_model.encoders.space import Space, check_same_space, compute_space, name_space_by_content, read_declared_space
@@ -270,8 +264,13 @@ def resolve_encoder_folder(store: Store, name: str, models: Store | None = None,
         InputError: the encoder is not found.
         RefusedError: the model behind the endpoint has changed.
     """
-    if not is_endpoint_name(name):
+    if not name.startswith(ENDPOINT_PREFIX):
         return _resolve_pinned(name, pins)
+    from rag_model.encoders.endpoint_encoder import (  # noqa: PLC0415 - imports httpx
+        PROBES_VERSION,
+        EndpointEncoder,
+        write_endpoint_folder,
+    )
 
     def produce(workdir: Path) -> StageResult:
         write_endpoint_folder(name, workdir)

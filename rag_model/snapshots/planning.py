@@ -24,7 +24,6 @@ from rag_model.corpus.dump_formats.dump_format import (
     get_part_format,
     get_plugin_identity,
 )
-from rag_model.corpus.dump_formats.wiki_site import rehearse_site
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.plan import find_properties, plan_dump
 from rag_model.corpus.records import Plan, is_wiki_site
@@ -170,6 +169,8 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
         UsageError: As for `plan_parts`.
     """
     if is_wiki_site(dump):
+        from rag_model.corpus.dump_formats.wiki_site import rehearse_site  # noqa: PLC0415 - imports httpx
+
         return rehearse_site(dump, recipe.site, recipe.part_bytes)
     urls = find_dump_files(dump).urls
     with temporary_folder("dry-run") as folder:

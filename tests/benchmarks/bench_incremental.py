@@ -48,12 +48,14 @@ from flows.demo import demo_dump, demo_encoder
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import ROW_GROUP, PassageFile
 from rag_model.corpus.plan import plan_dump
+from rag_model.digest import ALGORITHM
 from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.quality.results import compute_recall
 from rag_model.retrieve.indexes import open_index
 from rag_model.snapshots.measure import sample_vector_queries
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.cache import open_stamps
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, EMBEDDINGS, TEXT, file_kind, passages_path
 from rag_model.store.versions.snapshot import Snapshot
@@ -120,7 +122,7 @@ def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -
             known = replace(export, pages=export.pages[: articles + more])
             months = a_month_apart(known, edited=share / 200, added=more / (articles + more), deleted=share / 400)
             dump = write_multistream(months.new, _emptied(folder / "dump"))
-            shutil.copytree(folder / "parent", _emptied(folder / "store"), dirs_exist_ok=True)
+            _copy_store(folder / "parent", folder / "store")
             rebuilds.append(_measured(dump, folder / "store", encoder))
     counts = [told.reply["counts"] for told in rebuilds]
     changed = [100 * (1 - count["reused"] / count["passages"]) for count in counts]
@@ -179,6 +181,14 @@ def _lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list
         apart = np.abs(np.polyval([slope, constant], changed) - spent).max()
         found[name] = [round(float(number), 3) for number in (constant, slope, apart)]
     return found
+
+
+def _copy_store(source: Path, target: Path) -> None:
+    """Copy a store, and stamp its files as verified, as those of a store in use are."""
+    shutil.copytree(source, _emptied(target), dirs_exist_ok=True)
+    stamps = open_stamps(target.with_name("cache") / "stamps")
+    for file in (target / "blobs").glob("*/*"):
+        stamps.record(file, f"{ALGORITHM}:{file.name}")
 
 
 def _emptied(folder: Path) -> Path:

@@ -1,5 +1,10 @@
 """With a server a flow is Prefect's run; without one it is the function, and starts none."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL
@@ -25,3 +30,30 @@ def test_a_flow_runs_where_a_server_is_named() -> None:
 def test_without_a_server_it_is_called_as_it_is() -> None:
     assert not PREFECT_API_URL.value()
     assert run_flow(looking, 2) == (2, False)
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from flows.cli import run
+from flows.stage import find_prefect_server
+os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"  # as the command line does
+Path("pyproject.toml").write_text('[project]\\ndependencies = ["prefect"]')
+code = run(["reindex", "--dump", sys.argv[1], "--store", "store", "--dry-run"])
+print(code, find_prefect_server(), *sorted({"prefect", "httpx"} & set(sys.modules)))
+Path("pyproject.toml").write_text('[tool.prefect.api]\\nurl = "http://127.0.0.1:9/api"')
+print(find_prefect_server())
+"""
+
+
+def test_a_build_without_a_server_imports_neither_prefect_nor_httpx(tmp_path: Path, mini_dump: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(mini_dump)],
+        cwd=tmp_path,
+        env={**environment, "HOME": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.splitlines()[-2:] == ["0 None", "http://127.0.0.1:9/api"]

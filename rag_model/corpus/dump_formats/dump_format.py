@@ -154,7 +154,7 @@ DUMP_HELP = (
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG, _PARQUET_MAGIC = b"<mediawiki", b"PAR1"
 _GENERIC_FORMATS = {"jsonl", "parquet"}  # tried after formats whose files they can read too
-SITE = "wiki_site"  # recognized by the scheme of its URL
+SITE = "wiki_site"  # recognized by the scheme of its URL; not imported for files, as it imports httpx
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 
@@ -358,7 +358,7 @@ def _find_name(url: str) -> str | None:
     if is_wiki_site(url):
         return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
-    names = sorted(FORMATS.list_names(), key=_get_detection_rank)
+    names = sorted({*FORMATS.list_names()} - {SITE}, key=_get_detection_rank)
     problem: InputError | None = None  # error of the first broken plugin
     for name in names:
         if is_standard(name):
@@ -385,7 +385,7 @@ def _get_detection_rank(name: str) -> tuple[bool, ...]:
 
 
 def _is_companion(file_name: str) -> bool:
-    if any(get_format(name).is_companion(file_name) for name in BUILT_IN_FORMATS):
+    if any(get_format(name).is_companion(file_name) for name in BUILT_IN_FORMATS if name != SITE):
         return True
     for name in FORMATS.list_names():
         if is_standard(name):

@@ -153,6 +153,7 @@ def _skip_array(file: BinaryIO, size: int) -> None:
 def _map_array(file: BinaryIO, path: Path, dtype: str, mode: Any) -> npt.NDArray[Any]:
     (count,) = _COUNT.unpack(file.read(8))
     offset = file.tell()
-    mapped: npt.NDArray[Any] = np.memmap(path, dtype, mode, offset, (count,))
+    # The subclass `memmap` costs microseconds at each access.
+    mapped: npt.NDArray[Any] = np.asarray(np.memmap(path, dtype, mode, offset, (count,)))
     file.seek(offset + count * mapped.dtype.itemsize)
     return mapped
