@@ -242,7 +242,7 @@ def chunk_part(
         articles=tally.articles,
         dropped=dict(sorted(tally.dropped.items())),
         quarantined=tuple(tally.quarantined),
-        newest_revision=tally.newest_revision,
+        newest_revision=format_iso(tally.newest_revision) or "",
         words=sum(words * count for words, count in writer.lengths.items()),
         lengths={str(length): count for length, count in sorted(lengths.items())},
         unknown_templates=dict(
@@ -260,7 +260,7 @@ class _Tally:
     articles: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     quarantined: list[QuarantinedPage] = field(default_factory=list)
-    newest_revision: str = ""
+    newest_revision: int | None = None  # seconds since 1970, UTC
     inherited: int = 0
     unknown_templates: Counter[str] = field(default_factory=Counter)
 
@@ -281,7 +281,8 @@ class _Tally:
 
     def record_time(self, page: Page) -> None:
         """Record the time of an article, also if taken down: the newest dates the dump."""
-        self.newest_revision = max(self.newest_revision, format_iso(page.revised) or "")
+        if page.revised is not None and (self.newest_revision is None or page.revised > self.newest_revision):
+            self.newest_revision = page.revised
 
     def quarantine(self, page: Page, reason: str) -> None:
         self.dropped["unparsable"] += 1

@@ -170,7 +170,8 @@ class PassageWriter:
     def _complete_run(self) -> None:
         if self._run is not None:
             (file, first, end), self._run = self._run, None
-            self._tables += [table.cast(self._schema) for table in file.iter_tables(first, end)]
+            tables = file.iter_tables(first, end)
+            self._tables += [table if table.schema == self._schema else table.cast(self._schema) for table in tables]
 
     def _write_row_groups(self, min_rows: int) -> None:
         """Write the collected rows, but keep a last row group of less than `min_rows`."""
