@@ -192,8 +192,7 @@ def build_provenance(
         "encoder": encoder,
         "processor": platform.processor() or platform.machine(),
         "arithmetic": [*arithmetics],
-        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes]
-        + [*notes],
+        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes] + [*notes],
         "seconds": dict(seconds),
         SHARDS: {index.name: index.shards for index in indexes if index.shards},
         "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},

@@ -127,7 +127,9 @@ class Parent:
         missing = {path for path, exists in zip(paths, exist, strict=True) if not exists}
         sentences = []
         if count := len(missing.intersection(passages)):
-            sentences.append(f"{count} of {len(passages)} parts of the parent {snapshot} are gone: they are built again")
+            sentences.append(
+                f"{count} of {len(passages)} parts of the parent {snapshot} are gone: they are built again"
+            )
         if count := len(missing.intersection(trained)):
             sentences.append(
                 f"{count} of {len(trained)} trained files of the parent {snapshot} are gone: their indexes "
