@@ -241,7 +241,8 @@ def _may_configure_prefect() -> bool:
                 return True
     with suppress(OSError):
         try:
-            if "prefect" in tomllib.loads(Path("pyproject.toml").read_text()).get("tool", {}):
+            tools = tomllib.loads(Path("pyproject.toml").read_text()).get("tool")
+            if isinstance(tools, dict) and "prefect" in tools:
                 return True
         except ValueError:  # Prefect reports what is wrong with the file
             return True
