@@ -23,6 +23,7 @@ from flows.evaluation_records import KILT, REPORT, ROWS, FlowEvaluation, NewEval
 from flows.outcome import CollapseRefusedError, EvaluateOutcome
 from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
+from rag_model.digest import digest_folder
 from rag_model.encoders.model import list_inference_inputs
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.abstaining import describe_abstention
@@ -33,6 +34,7 @@ from rag_model.evaluation.answers.examination import (
     open_other_retrievers,
     prepare_whole_corpus,
 )
+from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers
 from rag_model.evaluation.answers.scores import check_gold_answers
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.questions import read_questions
@@ -41,10 +43,17 @@ from rag_model.evaluation.reports.answers import AnswerReport, render_answer_rep
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_report
 from rag_model.evaluation.reports.training import TrainingCurves, read_training_curves
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
-from rag_model.evaluation.subject import answers_subject, digest_folder
+from rag_model.evaluation.subject import answers_subject
 from rag_model.reading.marginal import MarginalReader
-from rag_model.reading.model import ReadingModel, find_model_folder, open_reading_model, resolve_model_id
+from rag_model.reading.model import (
+    ReadingModel,
+    check_route,
+    find_model_folder,
+    open_reading_model,
+    resolve_model_id,
+)
 from rag_model.reading.reader import Reader, ReaderName
+from rag_model.reading.routing import Route, identify_model
 from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
@@ -153,6 +162,7 @@ class AnswerRun:
             abstaining=None if abstention is None else abstention.to_json(),
             abstained="" if abstention is None else describe_abstention(abstention),
             worth=evaluation.retrieval_worth,
+            routing=None if evaluation.routing is None else evaluation.routing.to_json(),
             notes=evaluation.notes,
             seconds=seconds,
             report=report,
@@ -170,8 +180,10 @@ def prepare_answer_run(
     RetrievalJudge.for_questions(question_set, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
     model_id, reader_settings = resolve_model_id(store, model), settings.reader_settings(model)
+    for settings_of_reader in reader_settings.values():
+        check_route(settings_of_reader, model_id)
     reading_model, retriever = open_reading_model(
-        snapshot, store, model_id, settings.expression, [*reader_settings], asks
+        snapshot, store, model_id, settings.expression, [name for name in reader_settings if name != "auto"], asks
     )
     inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
@@ -180,14 +192,23 @@ def prepare_answer_run(
         "versions": {name: version(name) for name in ("torch", "transformers")},
         **list_inference_inputs(),
     }
-    readers = {
+    readers: dict[ReaderName, Reader] = {
         name: reading_model.open_reader(retriever, settings_of_reader)
         for name, settings_of_reader in reader_settings.items()
+        if name != "auto"
     }
-    first_reader, *other_readers = (
-        (name, AnswerCache(store, partial(_get_reader, reader), {**inputs, "reader": name, **reader.decides}))
+    answers: dict[ReaderName, AnswerFunction] = {
+        name: AnswerCache(store, partial(_get_reader, reader), {**inputs, "reader": name, **reader.decides})
         for name, reader in readers.items()
-    )
+    }
+    if routed := reader_settings.get("auto"):
+        reader_of_passages = routed.reader_for(model_id)
+        route = None if settings.choose_route else settings.route or Route()
+        subject_of_route = identify_model(model_id), reader_of_passages
+        answers["auto"] = RoutedAnswers(
+            answers[reader_of_passages], route, subject_of_route, settings.kind, settings.resampling
+        )
+    first_reader, *other_readers = ((name, answers[name]) for name in reader_settings)
     k = settings.k or reading_model.k
     texts = [question.text for question in question_set.questions]
     other_retrievers, whole_corpus = _prepare_ablations(store, reading_model, retriever, readers, settings, texts)

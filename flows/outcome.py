@@ -129,6 +129,8 @@ class EvaluateOutcome:
     # the threshold with its effect, and the areas under the risk curves
     abstaining: dict[str, Any] | None = None
     abstained: str = ""  # one sentence: the effect of the threshold, or that there is none
+    # the route of the reader `auto`, with its effect; None without that reader
+    routing: dict[str, Any] | None = None
     # sentences about the ablations: their reader, and omitted ones with the reason
     notes: tuple[str, ...] = ()
     # one sentence: whether retrieval is worth its cost; empty: closed book was not measured

@@ -46,3 +46,9 @@ def digest_file(path: Path) -> str:
     """Return the id of a local file's bytes, read a megabyte at a time."""
     with path.open("rb") as file:
         return digest_chunks(iter(partial(file.read, _READ_BYTES), b""))
+
+
+def digest_folder(folder: Path) -> dict[str, str]:
+    """Return the digest of each file below a folder, by its relative path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}

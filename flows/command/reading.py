@@ -1,5 +1,6 @@
 """Options for readers, and for the prompt that the reader `concat` builds from passages."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,15 +15,19 @@ from rag_model.reading.prompts import Order, PromptSettings, read_prompt
 from rag_model.reading.reader import ReaderName
 
 if TYPE_CHECKING:
+    from rag_model.reading.routing import Route
     from rag_model.reading.settings import ReaderSettings
+
+_LOG = logging.getLogger(__name__)
 
 ReaderOption = Annotated[
     ReaderName | None,
     Parameter(
         help="`marginal` reads each passage separately and weighs answers by p(z|x), as in the RAG paper; `concat` "
         "reads all passages in one prompt; `extractive` takes a span of a passage, with a folder "
-        "of a question-answering head or DPR's reader. By default marginal, and concat for a model "
-        "behind an endpoint."
+        "of a question-answering head or DPR's reader; `auto` answers from the model's weights or from "
+        "passages, by --route, and reads passages as marginal, or as concat a generator alone. By "
+        "default marginal, and concat for a model behind an endpoint."
     ),
 ]
 MaxTokens = Annotated[
@@ -30,6 +35,13 @@ MaxTokens = Annotated[
     Parameter(
         help="Maximum tokens of an answer, including reasoning. The default is 50; behind an endpoint it is 4,096, or "
         "a quarter of BOOKWHEEL_LLM_CONTEXT if that is less."
+    ),
+]
+RouteSource = Annotated[
+    str | None,
+    Parameter(
+        help="With --reader auto: the file of `evaluate --choose-route`, or evaluation:ID of that evaluation in the "
+        "store. By default the memory whose answer has the higher mean log-likelihood a token answers."
     ),
 ]
 AbstainBelow = Annotated[
@@ -74,7 +86,7 @@ class PromptOptions:
             UsageError: no reader takes a prompt with all passages, or a setting is invalid.
         """
         given_options = self.list_given()
-        if given_options and "concat" not in readers and not model.startswith(ENDPOINT_PREFIX):
+        if given_options and not {"concat", "auto"} & {*readers} and not model.startswith(ENDPOINT_PREFIX):
             raise UsageError(f"{given_options[0]} says how passages become one prompt: give --reader concat too")
         settings: dict[str, Any] = {"order": self.order or "rank", "budget": self.budget, "cite": self.cite}
         return PromptSettings(**settings if self.prompt is None else read_prompt(self.prompt, **settings))
@@ -88,12 +100,14 @@ class ReadingOptions(PromptOptions):
     reader: ReaderOption = None
     max_tokens: MaxTokens = None
     abstain_below: AbstainBelow = None
+    route: RouteSource = None
 
-    def build_reader_settings(self, model: str, beams: int = 1) -> "ReaderSettings":
-        """Return the settings of the reader.
+    def build_reader_settings(self, model: str, store: str | None, beams: int = 1) -> "ReaderSettings":
+        """Return the settings of the reader; `store` has the evaluation that --route names.
 
         Raises:
-            InputError: the prompt file, or the file of the threshold, cannot be read.
+            InputError: the prompt file, or the file of the threshold or route, cannot be read.
+            StoreError: the store has no evaluation that --route names.
             UsageError: the reader takes no prompt with all passages, or a setting is invalid.
         """
         # These imports load torch, before which `serve` sets its environment.
@@ -102,4 +116,41 @@ class ReadingOptions(PromptOptions):
 
         threshold = None if self.abstain_below is None else Threshold.parse(self.abstain_below)
         decoding = DecodingSettings(beams, self.max_tokens)
-        return ReaderSettings(self.reader, decoding, self.build_settings([self.reader], model), threshold=threshold)
+        prompt_settings = self.build_settings([self.reader], model)
+        route = load_route(self.route, [self.reader], store)
+        return ReaderSettings(self.reader, decoding, prompt_settings, threshold=threshold, route=route)
+
+
+def load_route(
+    source: str | None, readers: Sequence[ReaderName | None], store: str | None, *, is_chosen: bool = False
+) -> "Route | None":
+    """Return the route that --route names: a file, or an evaluation in the store; None: no route.
+
+    Without a route, `auto` is logged to use the default route, unless one is about to be chosen.
+
+    Raises:
+        InputError: the file or the evaluation has no route.
+        StoreError: the store has no such evaluation.
+        UsageError: no reader is `auto`, or there is no store.
+    """
+    from rag_model.reading.routing import CHOOSE_ROUTE, EVALUATION_PREFIX, Route  # noqa: PLC0415 - as above
+
+    if source is None:
+        if "auto" in readers and not is_chosen:
+            _LOG.warning("no route is given, so the memory with the likelier answer is chosen; %s", CHOOSE_ROUTE)
+        return None
+    if "auto" not in readers:
+        raise UsageError(f"--route {source} chooses between the weights and passages: give --reader auto too")
+    if not source.startswith(EVALUATION_PREFIX):
+        return Route.read(Path(source))
+    if store is None:
+        raise UsageError(f"--route {source} is in a store: give --store too")
+    from flows.evaluation_records import OUTCOME  # noqa: PLC0415
+    from rag_model.store.store import Store  # noqa: PLC0415
+    from rag_model.untrusted_text import parse_json  # noqa: PLC0415
+
+    opened_store = Store.open(store)
+    evaluation = opened_store.evaluations.resolve_trusted(source.removeprefix(EVALUATION_PREFIX))
+    file = opened_store.evaluations.get(evaluation).content.files.get(OUTCOME)
+    outcome = {} if file is None else parse_json(opened_store.blobs.read(file), finite=False)
+    return Route.from_json(outcome["routing"]["route"] if outcome.get("routing") else None, source)

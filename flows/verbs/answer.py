@@ -51,7 +51,7 @@ def answer(
         questions_file: A file of questions; `-` reads standard input.
     """
     questions, named_retriever = collect_questions(question, questions_file), choose_expression(index, retriever)
-    settings = (reading or ReadingOptions()).build_reader_settings(model, beams)
+    settings = (reading or ReadingOptions()).build_reader_settings(model, store, beams)
     snapshot = Snapshot.open(store, ref)
     model_id, opened_reader = open_reader(snapshot, store, model, named_retriever, settings, asks)
     with show_live_answer(_format_question(questions[0]), common) as live_text:
@@ -67,6 +67,10 @@ def _format_answer(answer: Answer) -> str:
     ellipsis = "" if answer.ended or answer.abstained else " …"
     lines = [f"{_format_question(answer.question)}{answer.text or empty_text}{ellipsis}"]
     lines += [f"  warning: {problem}"] if problem and answer.text else []
+    if answer.memory == "weights":
+        lines.append("  from the model's weights, without passages")
+    elif answer.memory == "passages":
+        lines.append("  from passages:")
     if answer.context:
         return "\n".join(
             [*lines, *(line for entry in answer.context for line in _format_entry(entry, answer) if line.strip())]

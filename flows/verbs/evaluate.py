@@ -10,6 +10,8 @@ from flows.command.reading import (
     AbstainBelow,
     MaxTokens,
     PromptOptions,
+    RouteSource,
+    load_route,
 )
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
 from flows.outcome import CompareOutcome, EvaluateOutcome
@@ -49,6 +51,8 @@ def evaluate(
     abstain: Path | None = None,
     risk: float | None = None,
     abstain_below: AbstainBelow = None,
+    route: RouteSource = None,
+    choose_route: Path | None = None,
     report: Path | None = None,
     kilt: Path | None = None,
     trec: Path | None = None,
@@ -101,6 +105,8 @@ def evaluate(
         abstain: With --model: choose on these questions the score below which the model gives
             no answer, for the maximum of --risk, and write it to this file.
         risk: With --abstain: maximum share of wrong answers among those given; by default 0.2.
+        choose_route: With --reader auto: choose on these questions the score from which on the
+            weights answer instead of passages, and write it to this file.
         report: Write an HTML report to this file.
         kilt: With --model: write KILT's prediction file to this file.
         trec: Write a TREC run to this file.
@@ -112,6 +118,7 @@ def evaluate(
         model_options: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
         model_options |= {"--label": label}
         model_options |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
+        model_options |= {"--route": route, "--choose-route": choose_route}
         model_options |= {"--max-tokens": max_tokens is not None}
         model_options |= dict.fromkeys(prompt_options.list_given(), True)
         _refuse_options(model_options, "needs a model: give one with --model")
@@ -138,10 +145,12 @@ def evaluate(
     settings["labels"] = _parse_labels(label)
     settings["risk"] = (_DEFAULT_RISK if risk is None else risk) if abstain is not None else None
     settings["threshold"] = None if abstain_below is None else Threshold.parse(abstain_below)
-    check_paths(None if abstain is None else str(abstain), questions=questions)
+    settings["route"] = load_route(route, reader, store, is_chosen=choose_route is not None)
+    settings["choose_route"] = choose_route is not None
+    check_paths(*(None if path is None else str(path) for path in (abstain, choose_route)), questions=questions)
     output_files = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
     settings["decoding"] = {"beams": beams, "max_new_tokens": max_tokens}
-    return _evaluate_model(store, model, questions, ref, settings, output_files, abstain)
+    return _evaluate_model(store, model, questions, ref, settings, output_files, (abstain, choose_route))
 
 
 def _parse_labels(options: Sequence[str]) -> dict[str, str]:
@@ -184,8 +193,9 @@ def _evaluate_model(
     ref: str,
     settings: dict[str, Any],
     output_files: dict[str, Path | str | None],
-    abstain: Path | None,
+    chosen_files: tuple[Path | None, Path | None],
 ) -> Reply:
+    """Evaluate a model, and write the chosen threshold and the chosen route to `chosen_files`."""
     # These imports load torch and Prefect, which `--help` does not need.
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
     from flows.outcome import CollapseRefusedError  # noqa: PLC0415
@@ -202,8 +212,15 @@ def _evaluate_model(
         )
     except CollapseRefusedError as error:
         outcome, refusal = error.outcome, str(error)
+    abstain, choose_route = chosen_files
     if abstain is not None:
         refusal = _write_threshold(outcome, abstain) or refusal
+    if choose_route is not None and outcome.routing is not None:
+        from rag_model.reading.routing import Route  # noqa: PLC0415 - as above
+
+        statistics = {name: value for name, value in outcome.routing.items() if name != "route"}
+        provenance = _describe_choice(outcome) | {"evaluation": outcome.evaluation}
+        Route(**outcome.routing["route"]).write(choose_route, **statistics, **provenance)
     return Reply({**outcome.to_json(), "index": outcome.retriever}, _format_outcome(outcome), refusal)
 
 
@@ -213,10 +230,15 @@ def _write_threshold(outcome: EvaluateOutcome, path: Path) -> str:
     if abstention.get("threshold") is None:
         reason = f"{outcome.abstained[:1].lower()}{outcome.abstained[1:]}"
         return f"{reason}, so {path} is not written: give a larger --risk"
-    provenance = {"model": outcome.model, "snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
+    provenance = {"model": outcome.model, **_describe_choice(outcome)}
     statistics = {name: value for name, value in abstention.items() if name != "threshold"}
     Threshold(**abstention["threshold"]).write(path, **statistics, **provenance)
     return ""
+
+
+def _describe_choice(outcome: EvaluateOutcome) -> dict[str, Any]:
+    """Return the passages and the number of questions with which a threshold was chosen."""
+    return {"snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
 
 
 def _format_differences(row: dict[str, Any]) -> list[str]:

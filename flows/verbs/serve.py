@@ -64,6 +64,7 @@ def serve(
     workers: int = 1,
     batches: int = 0,
     questions: Path | None = None,
+    probes: Path | None = None,
     override_every: int | None = None,
     common: Common | None = None,
     link: Annotated[WorkerLink | None, Parameter(parse=False)] = None,
@@ -129,6 +130,9 @@ def serve(
             four.
         questions: Questions of the evaluation, from which the drift of live questions is
             measured.
+        probes: With --model: questions that the model is asked without passages, to notice that its
+            own answers change: after each swap of the model, and behind an endpoint every hour. By
+            default 32 of --questions. The first answers are recorded beside the pulled snapshots.
         override_every: With --model: check one answer in this many for an override, in which
             the model prefers its own memory to the passages. A check costs about as much as a
             short answer, in the background, and nothing if a passage supports the answer;
@@ -145,6 +149,9 @@ def serve(
         raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
     if override_every is not None and model is None:
         raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
+    if probes is not None and (model is None or (reading is not None and reading.reader == "extractive")):
+        reason = "no model gives any: add --model" if model is None else "spans are read from passages"
+        raise UsageError(f"--probes asks for answers without passages, and {reason}, or leave --probes out")
     if not from_store and (no_pull or cache_bytes is not None):
         raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} only applies with --from-store: add it")
     if from_store and (folder is not None or (no_pull and model is not None)):
@@ -187,7 +194,7 @@ def serve(
     )
     if override_every is not None:
         settings = replace(settings, override_every=override_every)
-    reader_settings = (reading or ReadingOptions()).build_reader_settings(model or "")
+    reader_settings = (reading or ReadingOptions()).build_reader_settings(model or "", store)
     source = _build_source(store, ref, dest, folder, model, asks, reader_settings)
     if mcp:
         _serve_tools(source, settings, model)
@@ -197,6 +204,10 @@ def serve(
     evaluation_questions = (
         [question.text for question in serving.read_questions(questions).questions] if questions else ()
     )
+
+    probe_questions = [question.text for question in serving.read_questions(probes).questions] if probes else ()
+    if probes is None and model is not None:
+        probe_questions = evaluation_questions
 
     def announce_address(urls: "ServiceUrls") -> None:
         if link is None:
@@ -208,7 +219,9 @@ def serve(
         if link is None:
             _announce_service(source_name, urls.url, urls.health_url)
 
-    serving.run(source, settings, bind_settings, evaluation_questions, announce_address, announce_service, link)
+    serving.run(
+        source, settings, bind_settings, evaluation_questions, announce_address, announce_service, link, probe_questions
+    )
 
 
 def _check_workers(workers: int, *, in_memory: bool, mcp: bool) -> None:

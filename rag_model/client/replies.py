@@ -99,6 +99,15 @@ class AnswerConfidence:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRoute:
+    """The score by which the reader `auto` chose between the weights and passages."""
+
+    signal: Annotated[str, "The kind of score: weights or difference."]
+    score: Annotated[float | None, "Nats a token; null: an answer is empty, or its probability is 0."]
+    least: Annotated[float | None, "The weights answer if the score is at least this; null: never."]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportedProblem:
     """The reason why a model gave no answer, or a doubtful one."""
 
@@ -125,6 +134,8 @@ class AnsweredQuestion:
     confidence: Annotated[AnswerConfidence | None, "If the service has a threshold.", _OMITTABLE] = None
     abstained: Annotated[bool | None, "The confidence is below the service's threshold.", _OMITTABLE] = None
     problem: Annotated[ReportedProblem | None, "Why the answer is empty or doubtful.", _OMITTABLE] = None
+    memory: Annotated[str | None, "The answer is from `weights` or `passages`; null: no answer.", _OMITTABLE] = None
+    route: Annotated[AnswerRoute | None, "If the reader chooses the memory.", _OMITTABLE] = None
     closed_book_log_likelihood: Annotated[float | None, "Of the same answer without passages, in nats.", _OMITTABLE] = (
         None
     )

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rag_model.digest import digest_file, digest_json
+from rag_model.digest import digest_folder, digest_json
 from rag_model.encoders.files import ENDPOINT_PREFIX, pin_name
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.measures.measure import installed_versions
@@ -19,6 +19,7 @@ from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
 VERSION = 2  # of the code that determines a metric; a new number gives evaluations new ids
+_ROUTE_SETTINGS = ("route", "choose_route")
 _LIBRARIES = ("torch", "transformers")  # releases round differently and may change answers
 
 
@@ -92,6 +93,9 @@ def answers_subject(
         "version": VERSION,
         **_installed_measures(),
     }
+    if "auto" not in settings.readers:
+        # These settings do not apply, and ids stay as they were.
+        settings_json = {name: value for name, value in settings_json.items() if name not in _ROUTE_SETTINGS}
     if model.startswith(ENDPOINT_PREFIX):
         settings_json["endpoint"] = _endpoint_settings(model)
     return EvaluationSubject(
@@ -121,12 +125,6 @@ def _endpoint_settings(model: str) -> dict[str, Any]:
         name, endpoint_module.ChatSettings.from_environment(), endpoint_module.Endpoint.from_environment()
     )
     return endpoint_settings
-
-
-def digest_folder(folder: Path) -> dict[str, str]:
-    """Return the digest of each file below a folder, by its relative path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
 
 
 def resolve_retriever_models(

@@ -129,6 +129,12 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
     return Rag(question, generator, settings).eval()
 
 
+def is_rag_folder(folder: Path) -> bool:
+    """Return whether a folder has a RAG model, and not a generator alone."""
+    has_settings = "settings" in read_optional_json(folder / RECORD_FILE)
+    return has_settings or read_optional_json(folder / CONFIG).get("model_type") == "rag"
+
+
 def read_rag_settings(folder: Path) -> RagSettings:
     """Read the settings of a RAG model without loading its weights.
 

@@ -14,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rag_model.corpus.chunkers.article_words import ends_line, ends_run, ends_sentence, split_token
 from rag_model.corpus.records import Passage
@@ -127,6 +127,20 @@ CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_
 """The empty passage; an answer read from it comes from the weights of the model."""
 
 
+Memory = Literal["weights", "passages"]
+
+
+def name_memory(text: str, read_texts: Iterable[str]) -> Memory | None:
+    """Return the memory that an answer comes from: `passages` if the model read any.
+
+    >>> name_memory("Orwell", []), name_memory("Orwell", ["by Orwell"]), name_memory("", [])
+    ('weights', 'passages', None)
+    """
+    if not text:
+        return None
+    return "passages" if any(read_text.strip() for read_text in read_texts) else "weights"
+
+
 @dataclass(frozen=True, slots=True)
 class SupportingPassage:
     """One passage and its share of an answer, which is known if passages are marginalised."""
@@ -174,6 +188,17 @@ class TokenUsage:
     estimated: bool = False  # the endpoint reported no tokens, so that they were counted here
 
 
+def sum_usage(usages: Sequence[TokenUsage]) -> TokenUsage:
+    """Return the usage of several answers together; the cost is unknown if one of them is."""
+    costs = [usage.cost for usage in usages]
+    return TokenUsage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.new_tokens for usage in usages),
+        None if None in costs else math.fsum(cost for cost in costs if cost is not None),
+        any(usage.estimated for usage in usages),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerProblem:
     """The reason why a model gave no answer, or a doubtful one."""
@@ -194,6 +219,15 @@ class Confidence:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteScore:
+    """The score by which the reader `auto` chose the memory that answers (`routing`)."""
+
+    signal: str
+    score: float | None  # nats a token; None: an answer is empty
+    least: float | None  # the weights answer if the score is at least this; None: never
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a question, with its passages."""
 
@@ -211,8 +245,17 @@ class Answer:
     confidence: Confidence | None = None  # None: no threshold
     abstained: bool = False  # the score is below the threshold: the text is empty
     problem: AnswerProblem | None = None  # the reason why the text is empty or doubtful
+    route: RouteScore | None = None  # None: the reader does not choose between two memories
     # By stage; shares of the batch.
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that the text was read from; None without a text."""
+        read_texts = [entry.text for entry in self.context] or [
+            support.hit.passage.text for support in self.support if support.hit.row >= 0
+        ]
+        return name_memory(self.text, read_texts)
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -242,6 +285,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     value: dict[str, Any] = {
         "question": answer.question,
         "answer": answer.text,
+        "memory": answer.memory,
         "ended": answer.ended,
         "log_likelihood": likelihood if is_finite else None,
         "passages": passages,
@@ -253,6 +297,10 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         score = answer.confidence.score
         confidence = {**asdict(answer.confidence), "score": score if math.isfinite(score) else None}
         value |= {"abstained": answer.abstained, "confidence": confidence}
+    if answer.route is not None:
+        route_score = answer.route.score
+        has_score = route_score is not None and math.isfinite(route_score)
+        value["route"] = {**asdict(answer.route), "score": route_score if has_score else None}
     if answer.problem is not None:
         value["problem"] = asdict(answer.problem)
     if answer.usage is not None:

@@ -22,6 +22,7 @@ from rag_model.reading.answer import Answer, Confidence
 from rag_model.reading.reader import (
     CONFIDENCE,
     AnswerTimer,
+    HitsCallback,
     Reader,
     RetrievingReader,
     StopCheck,
@@ -169,6 +170,17 @@ class AbstainingReader(RetrievingReader):
         """The settings of the wrapped reader and the threshold, for memo keys."""
         return {**self._reader.decides, "abstain_below": asdict(self.threshold)}
 
+    def answer(
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
+        on_hits: HitsCallback | None = None,
+    ) -> list[Answer]:
+        """Return the answers; `on_text` receives whole answers above the threshold."""
+        return self._withhold(self._reader.answer(questions, k, should_stop, on_hits=on_hits), on_text)
+
     def answer_from(
         self,
         questions: Sequence[str],
@@ -176,10 +188,11 @@ class AbstainingReader(RetrievingReader):
         should_stop: StopCheck | None = None,
         on_text: TextCallback | None = None,
     ) -> list[Answer]:
-        """Return the answers from the given hits; `on_text` receives whole answers above the
-        threshold.
-        """
-        answers = self._reader.answer_from(questions, hits, should_stop)
+        """Return the answers from the given hits; `on_text` as in `answer`."""
+        return self._withhold(self._reader.answer_from(questions, hits, should_stop), on_text)
+
+    def _withhold(self, answers: list[Answer], on_text: TextCallback | None) -> list[Answer]:
+        """Return the answers, those below the threshold without their text."""
         timer = AnswerTimer()
         if self.threshold.signal == "passages":
             scores: Any = self._reader

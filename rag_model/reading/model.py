@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_model.encoders.files import CONFIG, ENDPOINT_PREFIX, read_optional_json
-from rag_model.encoders.spec import RECORD_FILE
+from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import UsageError
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
-from rag_model.generate.rag_folder import get_rag_folder, load_rag_by_id, resolve_rag_id
+from rag_model.generate.rag_folder import get_rag_folder, is_rag_folder, load_rag_by_id, resolve_rag_id
 from rag_model.reading.concat import ConcatReader, K
 from rag_model.reading.confidence import with_threshold
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
 from rag_model.reading.marginal import LabelReader, MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
+from rag_model.reading.routing import AutoReader, Route
 from rag_model.reading.settings import ReaderSettings
 from rag_model.reading.writers.local import BATCH_SIZE, LocalWriter
 from rag_model.reading.writers.writer import Writer
@@ -44,29 +44,37 @@ class ReadingModel:
         """The passages per question: as many as in the RAG training, else the default."""
         return K if self.rag is None else self.rag.settings.k
 
-    def open_reader(self, retriever: SnapshotRetriever | None, settings: ReaderSettings) -> Reader:
+    def open_reader(
+        self, retriever: SnapshotRetriever | None, settings: ReaderSettings, writer: Writer | None = None
+    ) -> Reader:
         """Return a reader over the passages of a retriever.
+
+        A reader with one prompt uses `writer`; None: a new one.
 
         Raises:
             UsageError: the settings do not apply to this model.
         """
+        reader = self._open_reader_of_passages(retriever, settings, writer)
+        if settings.reader == "auto":
+            reader = AutoReader(reader, settings.route or Route())
+        return with_threshold(reader, settings.threshold)
+
+    def _open_reader_of_passages(
+        self, retriever: SnapshotRetriever | None, settings: ReaderSettings, writer: Writer | None
+    ) -> Reader:
         n_passages = None if retriever is None else retriever.most
         if settings.reader_for(self.id) == "extractive":
             if self.spans is None:
                 raise UsageError(f"model {self.id} was loaded to generate answers: give --reader extractive alone")
-            return with_threshold(ExtractiveReader(retriever, self.spans, self.k, n_passages), settings.threshold)
+            return ExtractiveReader(retriever, self.spans, self.k, n_passages)
         if settings.reader_for(self.id) == "concat":
-            concat = ConcatReader(retriever, self.open_writer(settings), settings.concat, self.k, n_passages)
-            return with_threshold(concat, settings.threshold)
+            writer = self.open_writer(settings) if writer is None else writer
+            return ConcatReader(retriever, writer, settings.concat, self.k, n_passages)
         if self.rag is None:
             raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
         if settings.labels:
-            return with_threshold(
-                LabelReader(retriever, self.rag, settings.labels, passages=n_passages), settings.threshold
-            )
-        return with_threshold(
-            MarginalReader(retriever, self.rag, settings.decoding, passages=n_passages), settings.threshold
-        )
+            return LabelReader(retriever, self.rag, settings.labels, passages=n_passages)
+        return MarginalReader(retriever, self.rag, settings.decoding, passages=n_passages)
 
     def open_writer(self, settings: ReaderSettings, batch: int = BATCH_SIZE) -> Writer:
         """Return the writer of answers; a generator in memory continues `batch` prompts at once.
@@ -125,12 +133,6 @@ def find_model_folder(store: Store | None, identity: str) -> Path | None:
     return None if identity.startswith(ENDPOINT_PREFIX) else get_rag_folder(store, identity)
 
 
-def is_rag_folder(folder: Path) -> bool:
-    """Return whether a folder has a RAG model, and not a generator alone."""
-    has_settings = "settings" in read_optional_json(folder / RECORD_FILE)
-    return has_settings or read_optional_json(folder / CONFIG).get("model_type") == "rag"
-
-
 def _open_endpoint_writer(identity: str, settings: ReaderSettings) -> Writer:
     from rag_model.reading.writers.chat_settings import ChatSettings  # noqa: PLC0415 - imports HTTP; only endpoints need it
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
@@ -142,7 +144,7 @@ def _open_endpoint_writer(identity: str, settings: ReaderSettings) -> Writer:
     chat_settings: dict[str, Any] = {"max_new_tokens": decoding.max_new_tokens}
     if sampling is not None:
         chat_settings |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
-    if settings.required_signal == "likelihood":
+    if settings.required_signal == "likelihood" or settings.reader == "auto":
         chat_settings["logprobs"] = True
     return EndpointWriter(identity.removeprefix(ENDPOINT_PREFIX), ChatSettings.from_environment(**chat_settings))
 
@@ -179,10 +181,22 @@ def open_reader(
     opened_store = Store.open(store)
     plan_retriever(snapshot, retriever)  # fail before a model is looked up
     identity = resolve_model_id(opened_store, model)
+    check_route(settings, identity)
     reading_model, opened_retriever = open_reading_model(
         snapshot, opened_store, identity, retriever, [settings.reader_for(identity)], asks
     )
     return identity, reading_model.open_reader(opened_retriever, settings)
+
+
+def check_route(settings: ReaderSettings, identity: str) -> None:
+    """Check that the route of the reader `auto` was chosen for a model and for its reader.
+
+    Raises:
+        UsageError: it was chosen for another one.
+    """
+    route = settings.route
+    if route is not None and (mismatch := route.explain_mismatch(identity, settings.reader_for(identity))):
+        raise UsageError(mismatch)
 
 
 def open_reading_model(

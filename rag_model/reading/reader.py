@@ -14,10 +14,11 @@ from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit, Retriever
 
-ReaderName = Literal["marginal", "concat", "extractive"]
+ReaderName = Literal["marginal", "concat", "extractive", "auto"]
 StopCheck = Callable[[], bool]  # called between tokens; True: no caller waits for the answer
 # Position of a question in its batch, new text of its answer.
 TextCallback = Callable[[int, str], None]
+HitsCallback = Callable[[list[list[Hit]]], None]  # the hits of all questions, before they are read
 
 
 class Reader(Protocol):
@@ -44,11 +45,13 @@ class Reader(Protocol):
         k: int | None = None,
         should_stop: StopCheck | None = None,
         on_text: TextCallback | None = None,
+        on_hits: HitsCallback | None = None,
     ) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages.
 
         `should_stop` is called between tokens. `on_text` receives the text of each answer: piece by
-        piece if the reader generates it token by token, else the whole text at its end.
+        piece if the reader generates it token by token, else the whole text at its end. `on_hits`
+        receives the passages before they are read.
 
         Raises:
             UsageError: a question is empty, `k` is below 1 or above the number of passages, or
@@ -93,10 +96,15 @@ class RetrievingReader(ABC):
         k: int | None = None,
         should_stop: StopCheck | None = None,
         on_text: TextCallback | None = None,
+        on_hits: HitsCallback | None = None,
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer`."""
+        timer = AnswerTimer()
         hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
-        return self.answer_from(questions, hits, should_stop, on_text)
+        if on_hits is not None:
+            on_hits(hits)
+        timer.end_stage(SEARCH)
+        return add_stage_seconds(self.answer_from(questions, hits, should_stop, on_text), timer)
 
     @abstractmethod
     def answer_from(
@@ -115,12 +123,13 @@ def check_hit_lists(questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> 
         raise UsageError(f"{len(questions)} questions have {len(hits)} lists of passages: give one list per question")
 
 
+WEIGHTS = "weights"  # answer without passages, to choose between the two memories
 SEARCH = "search"  # from the question to its passages, with encoding and reading of texts
 ASSEMBLY = "assembly"  # build the inputs of the model: a prompt, or the tokens of each passage
 GENERATION = "generation"  # generate the answer, or choose a label
 EXTRACTION = "extraction"  # find a span, instead of both
 CONFIDENCE = "confidence"  # compute the likelihoods that a threshold needs
-STAGES = (SEARCH, ASSEMBLY, GENERATION, EXTRACTION, CONFIDENCE)
+STAGES = (WEIGHTS, SEARCH, ASSEMBLY, GENERATION, EXTRACTION, CONFIDENCE)
 
 
 class AnswerTimer:

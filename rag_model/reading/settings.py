@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import DecodingSettings
+from rag_model.generate.rag_folder import is_rag_folder
 from rag_model.reading.confidence import Signal, Threshold
 from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import ReaderName
+from rag_model.reading.routing import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class ReaderSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     threshold: Threshold | None = None  # withhold answers below it; None: give every answer
     signal: Signal | None = None  # to measure without a threshold; None: that of the threshold
+    route: Route | None = None  # of the reader `auto`; None: the default route
 
     @property
     def required_signal(self) -> Signal | None:
@@ -29,11 +33,12 @@ class ReaderSettings:
         return self.signal if self.threshold is None else self.threshold.signal
 
     def reader_for(self, model: str) -> ReaderName:
-        """Return the name of the reader for a model.
+        """Return the name of the reader for a model; for `auto` that of the reader of passages.
 
         Raises:
             UsageError: the settings need likelihoods or spans, which a model behind an endpoint
-                does not give, or labels are given for another reader than `marginal`.
+                does not give, labels are given for another reader than `marginal`, or settings of a
+                threshold or a prompt do not apply to `auto`.
         """
         behind = model.startswith(ENDPOINT_PREFIX)
         if self.labels and (behind or self.reader not in (None, "marginal")):
@@ -50,4 +55,23 @@ class ReaderSettings:
                 f"{model} does not give the likelihood of a text, which a threshold for `passages` "
                 "needs: choose one for `retrieval` or `likelihood`"
             )
+        if self.reader == "auto":
+            return self._reader_of_passages(model)
         return self.reader or ("concat" if behind else "marginal")
+
+    def _reader_of_passages(self, model: str) -> ReaderName:
+        """Return the reader of passages for `auto`: `marginal` for a RAG model, else `concat`."""
+        if self.required_signal in ("retrieval", "passages"):
+            raise UsageError(
+                f"an answer from the weights has no passages, and the threshold is one for "
+                f"`{self.required_signal}`: choose one for `likelihood`, or leave --reader auto out"
+            )
+        folder = Path(model)
+        if model.startswith(ENDPOINT_PREFIX) or (folder.is_dir() and not is_rag_folder(folder)):
+            return "concat"
+        if self.concat != PromptSettings():
+            raise UsageError(
+                f"model {model} reads each passage separately, without a prompt of all passages: leave --order, "
+                "--budget, --prompt and --cite out, or give --reader concat"
+            )
+        return "marginal"

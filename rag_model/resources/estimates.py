@@ -185,9 +185,9 @@ def estimate_evaluation(
     # Imported here because they import torch, which estimates of builds do not need.
     from rag_model.evaluation.answers.settings import EvaluationSettings  # noqa: PLC0415
     from rag_model.evaluation.questions import read_questions  # noqa: PLC0415
-    from rag_model.generate.rag_folder import read_rag_settings  # noqa: PLC0415
+    from rag_model.generate.rag_folder import is_rag_folder, read_rag_settings  # noqa: PLC0415
     from rag_model.reading.concat import K  # noqa: PLC0415
-    from rag_model.reading.model import find_model_folder, is_rag_folder, resolve_model_id  # noqa: PLC0415
+    from rag_model.reading.model import find_model_folder, resolve_model_id  # noqa: PLC0415
 
     opened_store, settings = Store.open(store), settings or EvaluationSettings()
     n_questions = len(read_questions(questions).questions)
@@ -196,7 +196,8 @@ def estimate_evaluation(
     k = settings.k or (read_rag_settings(folder).k if folder and is_rag_folder(folder) else K)
     architectures = _list_architectures(folder)
     # Passages that each reader reads; a prompt of k passages counts as k prompts of one passage.
-    passages_read = [k] * len(settings.reader_settings(model))
+    # The reader `auto` adds the answers without passages.
+    passages_read = [1 if name == "auto" else k for name in settings.reader_settings(model)]
     if settings.ablations:
         # Closed book, gold, shuffled, k swept.
         passages_read += [1, 1, k, *settings.ablations.sweep]
@@ -215,7 +216,7 @@ def estimate_evaluation(
 
 def _list_architectures(folder: Path | None) -> list[Architecture]:
     """Return the architectures of a model's parts, the generator last."""
-    from rag_model.reading.model import is_rag_folder  # noqa: PLC0415 - imports torch
+    from rag_model.generate.rag_folder import is_rag_folder  # noqa: PLC0415 - imports torch
 
     if folder is None:
         return [_REMOTE_GENERATOR]

@@ -25,6 +25,7 @@ from rag_model.serving.http.server import (
     ServiceServer,
 )
 from rag_model.serving.monitoring.metrics import CONTENT_TYPE, ServiceMetrics
+from rag_model.serving.monitoring.probes import ProbeMonitor
 from rag_model.serving.monitoring.quality import QualityMonitor
 from rag_model.serving.monitoring.tracing import RequestTracer
 from rag_model.serving.runtime import freeze_loaded_objects, prepare_process
@@ -81,6 +82,7 @@ def run(
     on_listening: Callable[[ServiceUrls], None] = lambda urls: None,
     on_ready: Callable[[ServiceUrls], None] = lambda urls: None,
     link: WorkerLink | None = None,
+    probe_questions: Sequence[str] = (),
 ) -> None:
     """Serve until a signal arrives.
 
@@ -93,6 +95,7 @@ def run(
             the first snapshot is loaded.
         on_ready: Called with the URLs once the first snapshot is served.
         link: A worker's link to the supervisor, with the listening sockets.
+        probe_questions: Questions with which the drift of the model is watched.
 
     Raises:
         StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
@@ -128,7 +131,9 @@ def run(
         )
 
         fatal_errors: list[BookwheelError] = []
-        metrics = ServiceMetrics(settings, QualityMonitor(questions=evaluation_questions), link=link)
+        folder = target.dest if isinstance(target, FollowedRef) else None
+        probes = ProbeMonitor(probe_questions, folder, settings.probe_seconds)
+        metrics = ServiceMetrics(settings, QualityMonitor(questions=evaluation_questions), link=link, probes=probes)
         service = Service(target, settings, metrics, fatal_errors.append, RequestTracer.from_environment(), link)
         exposition = MetricsExposition(metrics.render_exposition, CONTENT_TYPE)
         health_port = None

@@ -21,7 +21,7 @@ from rag_model.untrusted_text import escape_controls
 _MAX_SEARCH_WORKERS = 4
 _LONE_THREADS = 2  # one question has too few tokens to keep more threads busy
 _ENDPOINT_WORKERS = 8  # concurrent batches that wait for a remote model
-THREAD_NAMES = ("search", "retrieve", "answer", "follower", "quality", "overrides", "worker")
+THREAD_NAMES = ("search", "retrieve", "answer", "follower", "quality", "overrides", "probes", "worker")
 _TORCH_THREADS_LOCK = threading.Lock()
 # at a higher value, a thread could be preempted for long while it holds the GIL
 _LOWEST_NICENESS = 10

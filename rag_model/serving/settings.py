@@ -75,6 +75,8 @@ class ServiceSettings:
     # answers
     # check every n-th answer for an override (2 forward passes or 1 call); 0: none
     override_every: int = 20
+    # between two rounds of probe questions to a remote model, which may change under its name
+    probe_seconds: float = 3600.0
     # ref
     poll_seconds: float = 10.0  # between two polls of the ref and the takedowns, one listing each
     retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
@@ -125,6 +127,7 @@ class ServiceSettings:
                     "body_seconds",
                 ),
                 "request_seconds",
+                "probe_seconds",
                 *(
                     "queue_questions",
                     "queue_answers",

@@ -32,6 +32,7 @@ from cited_questions import Asked, draw
 from paper_answers import TEMPERATURE, publish
 
 from flows.demo import demo_encoder
+from rag_model.digest import digest_folder
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.answers.ablation import CLOSED_BOOK, OPEN_BOOK, AblationResult, AblationSettings
@@ -42,7 +43,6 @@ from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.bootstrap import Estimate, estimate_mean
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import answer_matcher
-from rag_model.evaluation.subject import digest_folder
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings

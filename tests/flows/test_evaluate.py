@@ -369,3 +369,44 @@ def test_an_endpoints_answers_are_kept_unless_they_are_drawn(
     kept = first.json["evaluation"]
     assert f"evaluated {kept[:12]}: model openai:tiny, " in bookwheel("show", "--store", shelf).out
     assert "model     openai:tiny (sha256:" in bookwheel("show", f"evaluation:{kept}", "--store", shelf).out
+
+
+def test_a_route_is_chosen_measured_and_used(
+    shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    path, rows = tmp_path / "route.json", tmp_path / "rows.jsonl"
+    common = ["--store", shelf, "--model", "reader", "--index", "exact"]
+    given = ["evaluate", *common, "--questions", questions, "--reader", "auto", "--json"]
+    chosen = bookwheel(*given, "--choose-route", path, "--rows", rows, "--answers", "patterns")
+    assert chosen.code == 0, chosen.err
+    assert [row["condition"] for row in chosen.json["ablations"]] == ["open book", "marginal, open book", "closed book"]
+    routing = chosen.json["routing"]
+    # The tiny model never answers right, so that the cheapest route is as good as any.
+    assert (routing["answered_from_weights"], routing["reading_skipped"], routing["chosen"]) == (1, 1, True)
+    assert chosen.json["notes"][0].startswith("chosen route: the weights answer at ")
+    written = json.loads(path.read_text())
+    assert (written["signal"], written["reader"], written["n"]) == ("weights", "marginal", 3)
+    assert (written["evaluation"], written["model"]) == (chosen.json["evaluation"], chosen.json["model"])
+    assert {json.loads(line)["memory"] for line in rows.read_text().splitlines()} <= {"weights", None}
+
+    once = kept(shelf)
+    for source in (path, f"evaluation:{chosen.json['evaluation'][:20]}"):
+        measured = bookwheel(*given, "--route", source, "--answers", "patterns").json
+        assert measured["routing"] == {**routing, "chosen": False}
+        said = bookwheel("answer", "What is autism?", *common, "--reader", "auto", "--route", source)
+        assert "from the model's weights, without passages" in said.out
+    assert kept(shelf) == once  # both answers of each question are kept
+    bare = bookwheel(*given)
+    assert bare.json["routing"]["route"] == {"signal": "difference", "least": 0, "model": "", "reader": ""}
+
+    path.write_text(json.dumps({**written, "model": "another"}))
+    refused = bookwheel("answer", "What is autism?", *common, "--reader", "auto", "--route", path)
+    assert (refused.code, "chosen for another model" in refused.err) == (2, True)
+    for words, reason in (
+        (["--route", path], "give --reader auto too"),
+        (["--choose-route", path], "give --reader auto too"),
+        (["--reader", "auto", "--route", "evaluation:0000"], "evaluation"),
+        (["--reader", "auto", "--route", tmp_path / "no"], "holds no route"),
+    ):
+        refused = bookwheel("evaluate", *common, "--questions", questions, *words)
+        assert (refused.code in (1, 2), reason in refused.err) == (True, True), refused.err

@@ -112,6 +112,11 @@ def open_book(outcomes: Sequence[RetrievalResult], k: int) -> Condition:
     return _build_condition(OPEN_BOOK, [(outcome.question, outcome.hits[:k]) for outcome in outcomes])
 
 
+def closed_book(outcomes: Sequence[RetrievalResult]) -> Condition:
+    """Return the questions without passages."""
+    return _build_condition(CLOSED_BOOK, [(outcome.question, ()) for outcome in outcomes])
+
+
 def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[Condition]:
     """Yield the conditions other than the open book at `k`; a condition needs a question.
 
@@ -120,7 +125,7 @@ def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: Ablat
         k: passages of the open book and of the shuffled passages.
         settings: sweep, gold depth and seed.
     """
-    yield _build_condition(CLOSED_BOOK, [(outcome.question, ()) for outcome in outcomes])
+    yield closed_book(outcomes)
     golds = [(outcome.question, _find_gold_hit(outcome, settings.gold_depth)) for outcome in outcomes]
     if gold_pairs := [(question, (gold,)) for question, gold in golds if gold is not None]:
         yield _build_condition(GOLD_PASSAGE, gold_pairs)

@@ -24,6 +24,7 @@ from rag_model.evaluation.answers.ablation import (
     SHUFFLED_PASSAGES,
     AblationResult,
     Condition,
+    closed_book,
     describe_retrieval_worth,
     iter_conditions,
     measure_condition,
@@ -34,6 +35,7 @@ from rag_model.evaluation.answers.ablation import (
 from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
 from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, unchanged_share
 from rag_model.evaluation.answers.readings import PassageReader, Reading, describe_problems, read_answers
+from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers, RoutingReport
 from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.bootstrap import Estimate
@@ -227,12 +229,12 @@ class AnswerEvaluation:
     def __init__(
         self,
         retriever: Retriever,
-        answers: AnswerCache,
+        answers: AnswerFunction,
         question_set: QuestionSet,
         k: int,
         corpus_size: int,
         settings: EvaluationSettings | None = None,
-        other_answers: Mapping[str, AnswerCache] | None = None,
+        other_answers: Mapping[str, AnswerFunction] | None = None,
         other_retrievers: Mapping[str, Retriever] | None = None,
         whole_corpus: WholeCorpus | None = None,
     ) -> None:
@@ -267,7 +269,7 @@ class AnswerEvaluation:
         # Per question, by stage; empty before `retrieve`.
         self.search_milliseconds: dict[str, float] = {}
         self._retriever = retriever
-        self._answer_caches: Mapping[str, AnswerCache] = {"": answers, **(other_answers or {})}
+        self._answer_caches: Mapping[str, AnswerFunction] = {"": answers, **(other_answers or {})}
         self._other_retrievers = (other_retrievers or {}) if self.settings.ablations else {}
         self._whole_corpus = (whole_corpus or WholeCorpus()) if self.settings.ablations else WholeCorpus()
         self._other_hits: dict[str, list[list[Hit]]] = {}
@@ -297,7 +299,9 @@ class AnswerEvaluation:
         whole_corpus_books = (
             [whole_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
         )
-        ablated = iter_conditions(self.outcomes, self.k, ablations) if ablations else ()
+        ablated = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
+        if not ablations and self._routed_answers is not None:
+            ablated = [closed_book(self.outcomes)]
         return [book, *readers, *ablated, *rivals, *whole_corpus_books]
 
     def answer_condition(
@@ -380,7 +384,9 @@ class AnswerEvaluation:
             if other_readers and self.settings.ablations
             else ""
         )
-        return tuple(note for note in (*problem_notes, ablation_note, self._whole_corpus.missing) if note)
+        routing_note = "" if self.routing is None else str(self.routing)
+        notes = (*problem_notes, routing_note, ablation_note, self._whole_corpus.missing)
+        return tuple(note for note in notes if note)
 
     @property
     def retrieval_worth(self) -> str:
@@ -394,6 +400,15 @@ class AnswerEvaluation:
         if self.settings.threshold is not None:
             return measure_threshold(scored, right, self.settings.threshold)
         return None if self.settings.risk is None else choose_threshold(scored, right, self.settings.risk)
+
+    @property
+    def routing(self) -> RoutingReport | None:
+        """The effect of the route of the reader `auto`; None without that reader."""
+        return None if self._routed_answers is None else self._routed_answers.report
+
+    @property
+    def _routed_answers(self) -> RoutedAnswers | None:
+        return next((answers for answers in self._answer_caches.values() if isinstance(answers, RoutedAnswers)), None)
 
     @property
     def collapse(self) -> CollapseStats:

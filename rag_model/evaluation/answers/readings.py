@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
-from rag_model.reading.answer import Answer, AnswerProblem, Statement, TokenUsage
+from rag_model.reading.answer import Answer, AnswerProblem, Memory, Statement, TokenUsage, name_memory
 from rag_model.reading.confidence import add_closed_book
 from rag_model.retrieve.hits import Hit
 
@@ -70,6 +70,12 @@ class Reading:
     def pages(self) -> tuple[str, ...]:
         """The pages of the passages, in the order of their rank, with duplicates."""
         return tuple(passage.page_id for passage in self.passages)
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that the answer was read from; None without an answer."""
+        read_texts = [entry.text for entry in self.context] or [one.text for one in self.passages if one.id]
+        return name_memory(self.answer, read_texts)
 
     def context_entry(self, number: int) -> ReadContextEntry:
         """Return the entry that a citation of that number refers to."""

@@ -1,7 +1,7 @@
 """The settings of an evaluation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.ablation import AblationSettings
@@ -9,9 +9,10 @@ from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS, CollapseLimit
 from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
 from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
 from rag_model.generate.decoding import DecodingSettings
-from rag_model.reading.confidence import Threshold
+from rag_model.reading.confidence import Signal, Threshold
 from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import ReaderName
+from rag_model.reading.routing import Route
 from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.expression import choose_expression
 
@@ -37,6 +38,8 @@ class EvaluationSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     risk: float | None = None  # choose a threshold at this maximum risk; None: choose no threshold
     threshold: Threshold | None = None  # measure this threshold; None: measure no threshold
+    route: Route | None = None  # of the reader `auto`; None: the default route, or a choice
+    choose_route: bool = False  # choose the route on these questions
 
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
@@ -51,6 +54,10 @@ class EvaluationSettings:
             raise UsageError(
                 "both a risk and a threshold are given: give a risk to choose a threshold, or a threshold to measure"
             )
+        if (self.route is not None or self.choose_route) and "auto" not in self.readers:
+            raise UsageError("a route chooses between the weights and passages: give --reader auto too")
+        if self.route is not None and self.choose_route:
+            raise UsageError("both a route and its choice are given: give --route to measure it, or --choose-route")
         choose_expression(self.index, self.retriever)
 
     @property
@@ -59,17 +66,26 @@ class EvaluationSettings:
         return choose_expression(self.index, self.retriever)
 
     def reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
-        """Return the settings of each reader by its name, in order.
+        """Return the settings of each reader by its name, in order; after `auto`, those of the
+        reader of its passages.
 
         Raises:
             UsageError: a reader does not suit the model of this name.
         """
-        signal = None if self.threshold is None else self.threshold.signal
+        # The reader `auto` compares likelihoods, which an endpoint only gives if it is asked for them.
+        signal: Signal | None = "likelihood" if "auto" in self.readers else None
+        signal = signal if self.threshold is None else self.threshold.signal
         reader_settings = [
             ReaderSettings(reader, self.decoding, self.concat, self.labels, signal=signal)
             for reader in self.readers or (None,)
         ]
-        return {settings.reader_for(model): settings for settings in reader_settings}
+        by_name: dict[ReaderName, ReaderSettings] = {}
+        for settings in reader_settings:
+            name = settings.reader_for(model)
+            if settings.reader == "auto":
+                by_name["auto"] = replace(settings, route=self.route)
+            by_name.setdefault(name, replace(settings, reader=name))
+        return by_name
 
     def search_depth(self, k: int) -> int:
         """Return the passages to retrieve per question to answer from `k`."""

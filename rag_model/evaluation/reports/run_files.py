@@ -76,7 +76,8 @@ def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
     """Write one JSON object per question, with its answer, measures and passages.
 
-    The keys are `id`, `question`, `answers`, `prediction`, `ended` (false if the answer was cut),
+    The keys are `id`, `question`, `answers`, `prediction`, `memory` (`weights` or `passages`, which
+    the answer was read from), `ended` (false if the answer was cut),
     `log_likelihood`, `closed_book_log_likelihood`, `statements`, `metrics`, `problem`
     (null, or why the answer is empty or doubtful), and `passages`, each with `rank`, `id`,
     `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
@@ -122,6 +123,7 @@ def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
         "question": answer.question.text,
         "answers": list(answer.question.answers),
         "prediction": reading["answer"],
+        "memory": answer.reading.memory,
         "ended": reading["ended"],
         "log_likelihood": reading["log_likelihood"],
         "closed_book_log_likelihood": reading["closed_book"],

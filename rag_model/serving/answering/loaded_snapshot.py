@@ -7,7 +7,7 @@ its encoder and its model with the previous one if they are the same, as after a
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,15 +25,7 @@ from rag_model.errors import (
 )
 from rag_model.process import format_bytes
 from rag_model.reading.answer import Answer
-from rag_model.reading.reader import (
-    SEARCH,
-    AnswerTimer,
-    Reader,
-    StopCheck,
-    TextCallback,
-    add_stage_seconds,
-    retrieve_hits,
-)
+from rag_model.reading.reader import HitsCallback, Reader, StopCheck, TextCallback
 from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
 from rag_model.retrieve.dense import IndexRetriever
 from rag_model.retrieve.expression import Call, Word, parse
@@ -385,7 +377,7 @@ class LoadedSnapshot:
         k: int | None,
         retriever: str | None = None,
         stop: StopCheck | None = None,
-        on_passages: Callable[[list[list[Hit]]], None] | None = None,
+        on_passages: HitsCallback | None = None,
         on_text: TextCallback | None = None,
     ) -> list[Answer]:
         """Answer each question from its best `k` passages.
@@ -402,13 +394,7 @@ class LoadedSnapshot:
             UsageError: There is no model, or `search` would refuse the retriever.
             StoppedError: `stop` returned True.
         """
-        stage_times = AnswerTimer()
-        reader = self._get_reader(retriever)
-        hits = retrieve_hits(reader.retriever, questions, reader.k if k is None else k)
-        if on_passages is not None:
-            on_passages(hits)
-        stage_times.end_stage(SEARCH)
-        return add_stage_seconds(reader.answer_from(questions, hits, stop, on_text), stage_times)
+        return self._get_reader(retriever).answer(questions, k, stop, on_text, on_passages)
 
     def _get_reader(self, retriever: str | None) -> Reader:
         """Return the `Reader` for a retriever expression; None: the default retriever."""

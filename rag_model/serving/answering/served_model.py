@@ -1,5 +1,6 @@
 """The question encoder and the reading model of a service, which several loaded snapshots share."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +13,15 @@ from rag_model.encoders.spec import is_endpoint_encoder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.confidence import LikelihoodReader, with_threshold
+from rag_model.reading.confidence import LikelihoodReader
 from rag_model.reading.model import ReadingModel, load_reading_model
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
 from rag_model.reading.writers.writer import Writer
 from rag_model.retrieve.retriever import QuestionEncoder, SnapshotRetriever
 from rag_model.store.store import Store
+
+_LOG = logging.getLogger(__name__)
 
 
 class SharedQuestionEncoder:
@@ -84,6 +87,11 @@ class ServedModel:
             batch_size: Questions that are decoded together, so that no answer waits for another
                 one.
         """
+        if settings.route is not None:
+            mismatch = settings.route.explain_mismatch(model_id, settings.reader_for(model_id))
+            if mismatch:  # a new version of the model must not end the service
+                _LOG.warning("%s; until then the memory with the likelier answer is chosen", mismatch)
+                settings = replace(settings, route=None)
         model = load_reading_model(store, model_id, settings.reader_for(model_id), passage_encoder)
         question_encoder = None if model.question_encoder is None else SharedQuestionEncoder(model.question_encoder)
         return cls(
@@ -110,10 +118,7 @@ class ServedModel:
 
     def create_reader(self, retriever: SnapshotRetriever) -> Reader:
         """Create a reader of a retriever's passages."""
-        if self.writer is None:
-            return self.model.open_reader(retriever, self.settings)
-        reader = ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
-        return with_threshold(reader, self.settings.threshold)
+        return self.model.open_reader(retriever, self.settings, self.writer)
 
     @property
     def has_likelihoods(self) -> bool:
@@ -133,7 +138,7 @@ class ServedModel:
             raise UsageError(f"model {self.id} cannot compute the likelihood of a given answer")
         if self.writer is not None:
             return self.create_uncited_reader()
-        reader: Any = self.model.open_reader(None, replace(self.settings, threshold=None))
+        reader: Any = self.model.open_reader(None, replace(self.settings, threshold=None, reader="marginal"))
         likelihood_reader: LikelihoodReader = reader
         return likelihood_reader
 

@@ -178,6 +178,7 @@ _SCHEMA_NAMES: dict[type, str] = {  # where they differ from the records' names
     replies.AnswerExcerpt: "Excerpt",
     replies.AnswerStatement: "Statement",
     replies.AnswerConfidence: "Confidence",
+    replies.AnswerRoute: "Route",
     replies.AnsweredQuestion: "Answer",
     replies.RefusedVersion: "Refused",
 }

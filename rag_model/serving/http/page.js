@@ -280,7 +280,8 @@ async function ask(question, k, verb, retriever, kind) {
     const found = reply.answers?.[0] ?? reply.results[0];
     const hits = found.passages ?? found.hits;
     const words = wordsOf(question);
-    const status = hits.length ? `${hits.length} passages in ${took}` : "Nothing was found.";
+    const fromWeights = found.memory === "weights" ? `From the model's weights, without passages, in ${took}` : "";
+    const status = fromWeights || (hits.length ? `${hits.length} passages in ${took}` : "Nothing was found.");
     show({ status, answer: reply.answers ? said(found) : [], passages: hits.map((hit, place) => passage(hit, place, words)) });
     if (reply.snapshot !== snapshot?.snapshot) await look();
   } catch (problem) {

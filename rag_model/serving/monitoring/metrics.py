@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 
 from rag_model.evaluation.answers.collapse import CollapseStats
 from rag_model.evaluation.matching import tokenize
-from rag_model.reading.answer import Answer, TokenUsage
+from rag_model.reading.answer import Answer, Memory, TokenUsage
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
 from rag_model.serving.monitoring.observer import Observer, Refusal, SearchBatch
 from rag_model.serving.monitoring.overrides import (
@@ -45,6 +45,7 @@ from rag_model.serving.monitoring.overrides import (
     is_unsupported,
     list_texts_read,
 )
+from rag_model.serving.monitoring.probes import ProbeMetrics, ProbeMonitor
 from rag_model.serving.monitoring.quality import QualityMetrics, QualityMonitor
 from rag_model.serving.runtime import THREAD_NAMES, SupervisedThread
 from rag_model.serving.settings import ServiceSettings
@@ -96,6 +97,7 @@ class ScrapeState:
     refusal: Refusal | None  # of the version that the ref names
     store_seen_at: float | None  # the last successful poll of the ref
     quality: QualityMetrics
+    probes: ProbeMetrics | None = None
 
     def iter_metrics(self) -> Iterator[Metric]:
         """Yield the metric families of the state."""
@@ -117,6 +119,7 @@ class ScrapeState:
             self._iter_store_gauges(),
             _iter_snapshot_gauges(self.served, self.now),
             _iter_quality_gauges(self.quality),
+            _iter_probe_gauges(self.probes),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)
@@ -182,6 +185,13 @@ def _iter_quality_gauges(quality: QualityMetrics) -> Iterator[_Gauge]:
     yield "question_drift_ratio", text, quality.drift
 
 
+def _iter_probe_gauges(probes: ProbeMetrics | None) -> Iterator[_Gauge]:
+    if probes is not None:
+        yield "probe_same_ratio", "Probe questions that the model answers as recorded, without passages.", probes.same
+        text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
+        yield "probe_likelihood_difference_nats", text, probes.difference
+
+
 def _compute_age(now: float, then: float | None) -> float | None:
     return None if then is None else max(0.0, now - then)
 
@@ -217,6 +227,7 @@ class ServiceMetrics(Observer):
         quality: QualityMonitor | None = None,
         clock: Callable[[], float] = time.time,
         link: WorkerLink | None = None,
+        probes: ProbeMonitor | None = None,
     ) -> None:
         """Create the metrics of a service; `clock` returns the Unix time in seconds.
 
@@ -258,11 +269,14 @@ class ServiceMetrics(Observer):
             "Answers given from numbered passages, with or without a citation.",
             "cited",
         )
-        text = "Tokens that models read and wrote, for answers and for override checks."
+        text = "Tokens that models read and wrote, for answers, override checks and probes."
         self._tokens = self._counter("tokens", text, "use", "kind")
+        text = "Answers given, by the memory that they are from: weights or passages."
+        self._memories = self._counter("answers_memory", text, "memory")
         for counter, outcomes in (
             (self._answers, OUTCOMES),
             (self._numbered_answers, ("yes", "no")),
+            (self._memories, get_args(Memory)),
             (self._swaps, ("ok", "refused")),
             (self._polls, ("ok", "failed")),
         ):
@@ -274,6 +288,9 @@ class ServiceMetrics(Observer):
         self._override_every = settings.override_every
         self.overrides = OverrideMonitor(settings.override_every, self._record_check, settings.request_seconds)
         self.overrides.thread.on_thread_death = self.on_thread_death
+        self.probes = probes or ProbeMonitor()
+        self.probes.on_usage = partial(self._count_tokens, "probe")
+        self.probes.thread.on_thread_death = self.on_thread_death
         # absent until a model that can be checked is served
         self._sampled_answers: Counter | None = None
         self._override_answers: Counter | None = None
@@ -293,6 +310,7 @@ class ServiceMetrics(Observer):
             self.refusal,
             self.store_seen_at,
             self.quality.compute_metrics(),
+            self.probes.compute_metrics(),
         )
 
     def render_exposition(self) -> bytes:
@@ -354,6 +372,7 @@ class ServiceMetrics(Observer):
             self._swap_seconds.observe(seconds)
             encode = None if loaded.question_encoder is None else loaded.question_encoder.encode_questions
             self.quality.start_monitoring(loaded.snapshot, *(loaded.monitored_index or (None, {})), encode=encode)
+            self.probes.start_monitoring(loaded.model)
         self.overrides.clear()
         if can_check_overrides(loaded.model) and self._sampled_answers is None and self._override_every:
             self._sampled_answers = self._counter("answers_sampled", "Answers given from passages that were checked.")
@@ -379,6 +398,7 @@ class ServiceMetrics(Observer):
         """Record that nothing is served."""
         self.served = None
         self.quality.stop_monitoring()
+        self.probes.start_monitoring(None)
         self.overrides.clear()
 
     def on_refused(self, refusal: Refusal) -> None:
@@ -402,16 +422,21 @@ class ServiceMetrics(Observer):
 
     @property
     def threads(self) -> Sequence[SupervisedThread]:
-        """The threads of the quality monitor and of the override monitor."""
-        return (self.quality.thread, self.overrides.thread)
+        """The threads of the monitors."""
+        return (self.quality.thread, self.overrides.thread, self.probes.thread)
 
     def close(self) -> None:
-        """Stop both monitors."""
+        """Stop the monitors."""
         self.quality.close()
         self.overrides.close()
+        self.probes.close()
 
     def _record_given_answer(self, loaded: LoadedSnapshot, answer: Answer) -> None:
-        """Record whether an answer is supported by its passages, and cites them."""
+        """Record which memory an answer is from, whether its passages support it, and its
+        citations.
+        """
+        if answer.memory is not None:
+            self._memories.labels(answer.memory).inc()
         unsupported = is_unsupported(answer)
         if unsupported:
             self._unsupported.inc()

@@ -174,6 +174,8 @@ def test_answers_are_counted_by_what_their_passages_say(library: Library, dest: 
         "bookwheel_answers_total given": 3,
         "bookwheel_answers_total empty": 1,
         "bookwheel_answers_total abstained": 1,
+        "bookwheel_answers_memory_total passages": 2,
+        "bookwheel_answers_memory_total weights": 1,
         "bookwheel_answers_unsupported_total": 1,
         "bookwheel_answers_numbered_total yes": 1,
         "bookwheel_answers_numbered_total no": 1,

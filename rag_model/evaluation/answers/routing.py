@@ -1,0 +1,244 @@
+"""Measure the reader `auto`, and choose its route on questions with known answers.
+
+The model answers every question once without passages and once from passages. Both answers are kept
+as those of any reader, so that every threshold can be measured on them without the model. For the
+threshold t, the questions with a score s >= t (`reading.routing`) have the measure of the answer
+from the weights, and all others that of the answer from passages:
+
+    EM(t) = 1/n (sum over s_i >= t of EM(y_i)  +  sum over s_i < t of EM(y_z,i))
+
+`choose_route` takes the t with the largest EM(t), and of equal ones the one with the most answers
+from the weights. The signal is `weights`, which spares the search and the reading of those
+questions, unless the interval of the paired difference shows that `difference` is better.
+
+EM of the chosen t on the same questions is too high by chance: measure the route on others.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.answers.ablation import CLOSED_BOOK, Condition
+from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.scores import deciding_measure, score_answer
+from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling, estimate_difference
+from rag_model.evaluation.measures.measure import AnswerKind
+from rag_model.reading.answer import sum_usage
+from rag_model.reading.reader import WEIGHTS
+from rag_model.reading.routing import NO_LIKELIHOOD, ROUTE_SIGNALS, Route, RouteSignal, mean_log_likelihood
+
+AnswerFunction = Callable[..., list[Reading]]  # of a condition, and a progress callback
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePoint:
+    """The effect of one threshold."""
+
+    least: float | None  # None: every question is answered from passages
+    weights_share: float  # of the questions that the weights answer
+    value: float  # of the deciding measure
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingReport:
+    """The effect of a route on a set of questions."""
+
+    route: Route
+    is_chosen: bool  # on these questions
+    measure: str
+    point: RoutePoint
+    weights_value: float  # of the measure, if the weights answer every question
+    passages_value: float  # of the measure, if passages answer every question
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            "route": self.route.to_json(),
+            "chosen": self.is_chosen,
+            "measure": self.measure,
+            "auto": self.point.value,
+            "weights": self.weights_value,
+            "passages": self.passages_value,
+            "answered_from_weights": self.point.weights_share,
+            "reading_skipped": self.skipped_share,
+        }
+
+    @property
+    def skipped_share(self) -> float:
+        """The share of the questions that are neither searched nor read."""
+        return self.point.weights_share if self.route.signal == "weights" else 0.0
+
+    def __str__(self) -> str:
+        """Return the report as one sentence."""
+        rule = (
+            "passages answer every question"
+            if self.route.least is None
+            else f"the weights answer at {self.route.least:.4g} or more nats a token by {self.route.signal}"
+        )
+        return (
+            f"{'chosen route' if self.is_chosen else 'route'}: {rule}: {self.point.weights_share:.0%} of the "
+            f"questions, and for {self.skipped_share:.0%} nothing is searched or read; {self.measure} is "
+            f"{self.point.value:.3f}, from the weights alone {self.weights_value:.3f}, from passages alone "
+            f"{self.passages_value:.3f}"
+        )
+
+
+def list_route_points(
+    scores: Sequence[float], weights_values: Sequence[float], passages_values: Sequence[float]
+) -> list[RoutePoint]:
+    """Return the effect of each threshold, the fewest answers from the weights first.
+
+    A question with a score of -inf is answered from passages. Questions with equal scores share a
+    point.
+
+    >>> list_route_points([-0.1, -2.0], [1, 0], [0, 1])[1]
+    RoutePoint(least=-0.1, weights_share=0.5, value=1.0)
+    """
+    n, total = len(scores), math.fsum(passages_values)
+    points = [RoutePoint(None, 0.0, total / n)]
+    ranked = sorted(zip(scores, weights_values, passages_values, strict=True), key=lambda row: -row[0])
+    for count, (score, weights_value, passages_value) in enumerate(ranked, start=1):
+        total += weights_value - passages_value
+        if math.isfinite(score) and (count == n or ranked[count][0] < score):
+            points.append(RoutePoint(score, count / n, total / n))
+    return points
+
+
+def choose_route(
+    scores_by_signal: Mapping[RouteSignal, Sequence[float]],
+    weights_values: Sequence[float],
+    passages_values: Sequence[float],
+    resampling: Resampling = DEFAULT_RESAMPLING,
+) -> tuple[RouteSignal, RoutePoint]:
+    """Return the signal and the threshold with the largest value, as the module describes."""
+    best = {
+        signal: max(
+            list_route_points(scores, weights_values, passages_values),
+            key=lambda point: (point.value, point.weights_share),
+        )
+        for signal, scores in scores_by_signal.items()
+    }
+    routed_values = {
+        signal: [
+            weights_value if point.least is not None and score >= point.least else passages_value
+            for score, weights_value, passages_value in zip(
+                scores_by_signal[signal], weights_values, passages_values, strict=True
+            )
+        ]
+        for signal, point in best.items()
+    }
+    gain = estimate_difference(routed_values["difference"], routed_values["weights"], resampling)
+    signal: RouteSignal = "difference" if gain.low > 0 else "weights"
+    return signal, best[signal]
+
+
+class RoutedAnswers:
+    """Answers the questions of a condition as the reader `auto` does, from the answers of a reader.
+
+    If no route is given, the first condition chooses one.
+    """
+
+    def __init__(
+        self,
+        answer_questions: AnswerFunction,
+        route: Route | None,
+        subject: tuple[str, str] = ("", ""),
+        kind: AnswerKind = "spans",
+        resampling: Resampling = DEFAULT_RESAMPLING,
+    ) -> None:
+        """Route between the answers of `answer_questions` with and without passages.
+
+        Args:
+            answer_questions: return the answers of the reader of passages, as an `AnswerCache`.
+            route: the route; None: choose one.
+            subject: model and reader of a chosen route (`Route.model`, `Route.reader`).
+            kind: the kind of the answers, whose first measure decides.
+            resampling: settings of the interval that compares the signals.
+        """
+        self._answer_questions, self._route, self._subject = answer_questions, route, subject
+        self._kind, self._resampling = kind, resampling
+        self.report: RoutingReport | None = None  # of the first condition
+
+    def __call__(self, condition: Condition, on_progress: Callable[[int, int], None]) -> list[Reading]:
+        """Return the routed answers to all questions of a condition, in order.
+
+        Raises:
+            UsageError: the model does not give the likelihood of its answers.
+        """
+        n = len(condition.questions)
+        no_passages = Condition(CLOSED_BOOK, 0, condition.questions, ((),) * n)
+        closed_book = self._answer_questions(no_passages, lambda done, total: on_progress(done // 2, n))
+        if not any(condition.hits):
+            return closed_book
+        open_book = self._answer_questions(condition, lambda done, total: on_progress((n + done) // 2, n))
+        if all(mean_log_likelihood(reading) is None for reading in closed_book if reading.answer):
+            raise UsageError(NO_LIKELIHOOD)
+        if self.report is None:
+            self.report = self._measure(condition, closed_book, open_book)
+        route = self.report.route
+        scores = _score_questions(route.signal, closed_book, open_book)
+        return [
+            _choose_reading(route, score, *readings)
+            for score, *readings in zip(scores, closed_book, open_book, strict=True)
+        ]
+
+    def _measure(
+        self, condition: Condition, closed_book: Sequence[Reading], open_book: Sequence[Reading]
+    ) -> RoutingReport:
+        """Measure the route, or choose one, on the questions that have the deciding measure."""
+        measure = deciding_measure(self._kind)
+        values = [
+            [score_answer(question, reading, self._kind).measures.get(measure) for reading in readings]
+            for question, *readings in zip(condition.questions, closed_book, open_book, strict=True)
+        ]
+        is_measured = [None not in row for row in values]
+        weights_values, passages_values = (
+            [value for value in column if value is not None]
+            for column in zip(*(row for row in values if None not in row), strict=True)
+        )
+        scores = {
+            signal: list(compress(_score_questions(signal, closed_book, open_book), is_measured))
+            for signal in ROUTE_SIGNALS
+        }
+        if self._route is None:
+            signal, point = choose_route(scores, weights_values, passages_values, self._resampling)
+            route = Route(signal, point.least, *self._subject)
+        else:
+            route = self._route
+            points = list_route_points(scores[route.signal], weights_values, passages_values)
+            # The points are in descending order of the threshold.
+            reached = [p for p in points if p.least is None or route.chooses_weights(p.least)]
+            point = replace(reached[-1], least=route.least)
+        n = len(weights_values)
+        return RoutingReport(
+            route, self._route is None, measure, point, math.fsum(weights_values) / n, math.fsum(passages_values) / n
+        )
+
+
+def _score_questions(signal: RouteSignal, closed_book: Sequence[Reading], open_book: Sequence[Reading]) -> list[float]:
+    """Return the score of each question; -inf if an answer is empty or its likelihood unknown."""
+    route = Route(signal)
+    scores = [
+        route.score(*readings) if readings[0].answer else None for readings in zip(closed_book, open_book, strict=True)
+    ]
+    return [-math.inf if score is None else score for score in scores]
+
+
+def _choose_reading(route: Route, score: float, closed_book: Reading, open_book: Reading) -> Reading:
+    """Return the answer of the memory that the route chooses, with the costs of both."""
+    is_from_weights = route.chooses_weights(score)
+    is_open_book_read = not (is_from_weights and route.signal == "weights")
+    read = [closed_book, open_book] if is_open_book_read else [closed_book]
+    seconds = [reading.seconds for reading in read if reading.seconds is not None]
+    usages = [reading.usage for reading in read if reading.usage is not None]
+    weights_seconds = {WEIGHTS: math.fsum(closed_book.stages.values())} if closed_book.stages else {}
+    answer = replace(closed_book, passages=(), context=(), statements=()) if is_from_weights else open_book
+    return replace(
+        answer,
+        usage=sum_usage(usages) if usages else None,
+        seconds=math.fsum(seconds) if seconds else None,
+        stages={**weights_seconds, **(open_book.stages if is_open_book_read else {})},
+    )

@@ -1,0 +1,314 @@
+r"""Route each question to one of the two memories: the weights of the model, or passages.
+
+The reader `auto` first answers from the weights alone. With y the answer without passages, y_z the
+answer from passages, and |y| the number of tokens with the end token, the weights answer if
+
+    s = log p(y|x) / |y|                                        >= t    (signal `weights`)
+    s = log p(y|x) / |y| - log p(y_z|x, z_1..k) / |y_z|         >= t    (signal `difference`)
+
+in nats a token. The mean over tokens makes short and long answers comparable (Malinin & Gales 2021,
+section 4). By `weights`, a question whose answer is likely enough is neither searched nor read,
+as in adaptive retrieval (Mallen et al. 2023, section 6), which routes by the popularity of an
+entity, and in FLARE (Jiang et al. 2023, section 3.2), which retrieves for unlikely tokens. By
+`difference`, both answers are made, and the likelier one is given.
+
+The threshold t is chosen on questions with known answers (`evaluation.answers.routing`), as Mallen
+et al. choose theirs on a dev set. It belongs to one model and to the way in which it reads.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, get_args
+
+from rag_model.atomic_write import atomic_write
+from rag_model.digest import digest_folder, digest_json
+from rag_model.errors import InputError, UsageError
+from rag_model.reading.answer import Answer, RouteScore, TokenUsage, sum_usage
+from rag_model.reading.reader import (
+    SEARCH,
+    WEIGHTS,
+    AnswerTimer,
+    HitsCallback,
+    Reader,
+    RetrievingReader,
+    StopCheck,
+    TextCallback,
+    add_stage_seconds,
+    check_hit_lists,
+    retrieve_hits,
+)
+from rag_model.retrieve.hits import Hit
+from rag_model.untrusted_text import parse_json
+
+RouteSignal = Literal["weights", "difference"]
+ROUTE_SIGNALS: tuple[RouteSignal, ...] = get_args(RouteSignal)
+EVALUATION_PREFIX = "evaluation:"  # of a route that an evaluation in the store chose
+NO_LIKELIHOOD = (
+    "this model does not give the likelihood of its answers, by which the reader auto chooses the memory: give "
+    "another --reader, or an endpoint that returns log probabilities"
+)
+CHOOSE_ROUTE = "choose one on questions with answers: `bookwheel evaluate --reader auto --choose-route FILE`"
+
+
+class GeneratedAnswer(Protocol):
+    """The parts of an answer or of a reading that a route compares."""
+
+    @property
+    def log_likelihood(self) -> float | None:
+        """Log p(y|x) in nats, with the end token; None: unknown."""
+        ...
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The number of tokens; None: unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The rule that decides which memory answers a question."""
+
+    signal: RouteSignal = "difference"
+    # The weights answer if the score is at least this, in nats a token; None: never.
+    least: float | None = 0.0
+    model: str = ""  # `identify_model` of the model that the threshold was chosen for; empty: any
+    reader: str = ""  # how that model reads passages; empty: any
+
+    def __post_init__(self) -> None:
+        if self.signal not in ROUTE_SIGNALS or not (self.least is None or math.isfinite(self.least)):
+            raise UsageError(
+                f"invalid route {self.signal} {self.least}: give a finite number for one of {', '.join(ROUTE_SIGNALS)}"
+            )
+
+    @classmethod
+    def from_json(cls, value: Any, source: str) -> Self:
+        """Return the route in a JSON object, which `source` names in errors.
+
+        Raises:
+            InputError: the value is no route.
+        """
+        try:
+            least = None if value["least"] is None else float(value["least"])
+            return cls(value["signal"], least, str(value["model"]), str(value["reader"]))
+        except (KeyError, TypeError, ValueError, UsageError) as error:
+            raise InputError(
+                f"{source} holds no route ({error}): give the file of `bookwheel evaluate --choose-route`, or "
+                f"{EVALUATION_PREFIX}ID of that evaluation"
+            ) from error
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the route in a file that `write` wrote.
+
+        Raises:
+            InputError: the file cannot be read, or has no route.
+        """
+        try:
+            value = parse_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            value = str(error)
+        return cls.from_json(value, str(path))
+
+    def write(self, path: Path, **chosen: Any) -> None:
+        """Write the route to a file, with further keys about its choice.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        text = json.dumps({**self.to_json(), **chosen}, ensure_ascii=False, indent=1)
+        try:
+            with atomic_write(path) as temporary:
+                temporary.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the route as a JSON object."""
+        return {"signal": self.signal, "least": self.least, "model": self.model, "reader": self.reader}
+
+    def explain_mismatch(self, model: str, reader: str) -> str:
+        """Return why the threshold does not apply to a model and reader, in one sentence.
+
+        The sentence is empty if it applies.
+        """
+        if self.model and self.model != identify_model(model):
+            return f"the route was chosen for another model than {model} ({self.model[:19]}): {CHOOSE_ROUTE}"
+        if self.reader and self.reader != reader:
+            return f"the route was chosen for the reader {self.reader}, and {model} is read by {reader}: {CHOOSE_ROUTE}"
+        return ""
+
+    def score(self, closed_book: GeneratedAnswer, open_book: GeneratedAnswer | None = None) -> float | None:
+        """Return the score of a question from its two answers; None: a likelihood is unknown.
+
+        `open_book` is not needed for the signal `weights`.
+        """
+        score = mean_log_likelihood(closed_book)
+        if self.signal == "weights" or score is None:
+            return score
+        other = None if open_book is None else mean_log_likelihood(open_book)
+        if other is None:
+            return None
+        return math.inf if other == -math.inf else score - other
+
+    def chooses_weights(self, score: float | None) -> bool:
+        """Return whether a question with this score is answered from the weights."""
+        return self.least is not None and score is not None and score >= self.least
+
+
+def identify_model(model: str) -> str:
+    """Return the identity of a model: its id in the store or its name at an endpoint, or, for a
+    folder, the digest of its files.
+    """
+    folder = Path(model)
+    return digest_json(digest_folder(folder)) if folder.is_dir() else model
+
+
+def mean_log_likelihood(answer: GeneratedAnswer) -> float | None:
+    """Return the mean log-likelihood of an answer's tokens in nats; None if it is unknown."""
+    if answer.log_likelihood is None or answer.usage is None:
+        return None
+    return answer.log_likelihood / max(1, answer.usage.new_tokens)
+
+
+class AutoReader(RetrievingReader):
+    """A `Reader` that answers each question from the weights or from passages, by a route."""
+
+    def __init__(self, reader: Reader, route: Route) -> None:
+        """Choose between the answers of `reader` without passages and with passages."""
+        self._reader, self.route = reader, route
+        self.retriever, self.k = reader.retriever, reader.k
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """The settings of the wrapped reader and the route, for memo keys."""
+        return {**self._reader.decides, "route": self.route.to_json()}
+
+    def answer(
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
+        on_hits: HitsCallback | None = None,
+    ) -> list[Answer]:
+        """Return the answer of each question; see `Reader.answer`.
+
+        By the signal `weights`, only the questions that passages answer are searched.
+        """
+        closed_book = self._answer_closed_book(questions, should_stop)
+        positions = self._list_positions_to_read(closed_book)
+        timer = AnswerTimer()
+        hits = retrieve_hits(self.retriever, [questions[i] for i in positions], k or self.k) if positions else []
+        timer.end_stage(SEARCH)
+        hits_at = dict(zip(positions, hits, strict=True))
+        if on_hits is not None:
+            on_hits([hits_at.get(i, []) for i in range(len(questions))])
+        return self._answer_open_book(closed_book, hits_at, timer, should_stop, on_text)
+
+    def answer_from(
+        self,
+        questions: Sequence[str],
+        hits: Sequence[Sequence[Hit]],
+        should_stop: StopCheck | None = None,
+        on_text: TextCallback | None = None,
+    ) -> list[Answer]:
+        """Return the answer of each question; see `Reader.answer_from`.
+
+        By the signal `weights`, only the hits of the questions that passages answer are read.
+        """
+        check_hit_lists(questions, hits)
+        closed_book = self._answer_closed_book(questions, should_stop)
+        hits_at = {i: hits[i] for i in self._list_positions_to_read(closed_book)}
+        return self._answer_open_book(closed_book, hits_at, AnswerTimer(), should_stop, on_text)
+
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        """Return log p(text|question, passages) of each text in nats, by the wrapped reader.
+
+        Raises:
+            UsageError: the model does not give likelihoods.
+        """
+        reader: Any = self._reader
+        log_likelihoods: list[float] = reader.log_likelihood(questions, hits, texts)
+        return log_likelihoods
+
+    def _answer_closed_book(self, questions: Sequence[str], should_stop: StopCheck | None) -> list[Answer]:
+        """Answer from the weights alone; the time of all stages counts as one stage."""
+        timer = AnswerTimer()
+        answers = self._reader.answer_from(questions, [()] * len(questions), should_stop)
+        for answer in answers:
+            if answer.text and mean_log_likelihood(answer) is None:
+                raise UsageError(NO_LIKELIHOOD)
+        timer.end_stage(WEIGHTS)
+        # The empty passage and its shares say nothing about an answer.
+        bare_answers = [replace(answer, support=(), tokens=(), seconds={}) for answer in answers]
+        return add_stage_seconds(bare_answers, timer)
+
+    def _list_positions_to_read(self, closed_book: Sequence[Answer]) -> list[int]:
+        """Return the positions of the questions whose passages must be read."""
+        needs_both = self.route.signal != "weights"
+        return [
+            i
+            for i, answer in enumerate(closed_book)
+            if needs_both or not answer.text or not self.route.chooses_weights(self.route.score(answer))
+        ]
+
+    def _answer_open_book(
+        self,
+        closed_book: Sequence[Answer],
+        hits_at: Mapping[int, Sequence[Hit]],
+        timer: AnswerTimer,
+        should_stop: StopCheck | None,
+        on_text: TextCallback | None,
+    ) -> list[Answer]:
+        """Return the answers of both memories, given hits of the questions that need them.
+
+        Args:
+            closed_book: the answers from the weights.
+            hits_at: by position of the question.
+            timer: the time since the closed-book answers, of the questions with hits.
+            should_stop: as in `Reader.answer`.
+            on_text: receives a text as it grows, if no other answer can replace it.
+        """
+        if on_text is not None:
+            for i, answer in enumerate(closed_book):
+                if i not in hits_at and answer.text:
+                    on_text(i, answer.text)
+        positions = list(hits_at)
+        streams = on_text is not None and self.route.signal == "weights"
+        read_answers = (
+            self._reader.answer_from(
+                [closed_book[i].question for i in positions],
+                [hits_at[i] for i in positions],
+                should_stop,
+                (lambda row, text: on_text(positions[row], text)) if on_text is not None and streams else None,
+            )
+            if positions
+            else []
+        )
+        read_at = dict(zip(positions, add_stage_seconds(read_answers, timer) if positions else [], strict=True))
+        answers = [self._choose(answer, read_at.get(i)) for i, answer in enumerate(closed_book)]
+        if on_text is not None and not streams:
+            for i in positions:
+                if answers[i].text:
+                    on_text(i, answers[i].text)
+        return answers
+
+    def _choose(self, closed_book: Answer, open_book: Answer | None) -> Answer:
+        """Return the answer of the memory that the route chooses, with the costs of both."""
+        score = self.route.score(closed_book, open_book)
+        if open_book is not None and open_book.text and score is None and closed_book.text:
+            raise UsageError(NO_LIKELIHOOD)
+        is_from_weights = open_book is None or (bool(closed_book.text) and self.route.chooses_weights(score))
+        answer = closed_book if open_book is None or is_from_weights else open_book
+        usages = [one.usage for one in (closed_book, open_book) if one is not None and one.usage is not None]
+        return replace(
+            answer,
+            route=RouteScore(self.route.signal, score, self.route.least),
+            usage=sum_usage(usages) if usages else None,
+            seconds={**closed_book.seconds, **({} if open_book is None else open_book.seconds)},
+        )

@@ -1,0 +1,294 @@
+"""Watch the drift of the generator: its answers to fixed probe questions without passages.
+
+The memory in the weights changes with a new version of the model, and a model behind an endpoint
+may change under its name. With the probe questions x_1..n, the recorded answers y_i, and the
+answers y'_i of the model that is served now:
+
+    same       = 1/n sum [y'_i = y_i]                                   (in SQuAD's normal form)
+    difference = 1/n sum (log p_now(y_i|x_i) - log p_then(y_i|x_i)) / |y_i|      nats a token
+
+`difference` is that of the recorded answers, which need not be those that the model gives now.
+Below 0, the model gives less probability to what it answered before. It shows a change before an
+answer changes. A remote model does not give the likelihood of a given text, so it only has `same`.
+
+The first model of a service is the reference. Its answers are kept in a file in the folder of the
+pulled snapshots, so that a later process compares with the same answers. Other probes, or another
+prompt or decoding, have another file. If the file is deleted, the next answers are the reference.
+
+A local model is asked once, after it was swapped in, and a remote one at intervals. One thread of
+the lowest priority on one core asks; it starts with the first model.
+"""
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rag_model.atomic_write import atomic_write
+from rag_model.digest import ALGORITHM, digest_json
+from rag_model.errors import BookwheelError, StoppedError, UsageError
+from rag_model.evaluation.measures.answers import normalise
+from rag_model.reading.answer import Answer, TokenUsage, sum_usage
+from rag_model.reading.reader import StopCheck
+from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.monitoring.overrides import can_check_overrides
+from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
+from rag_model.untrusted_text import parse_json
+
+_LOG = logging.getLogger(__name__)
+MAX_PROBES = 32  # a model of 135 million parameters answers them in half a minute on one core
+MIN_PROBES = 10  # with fewer, one changed answer looks like drift
+_BATCH = 8  # questions between two checks whether another model is served
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeMetrics:
+    """The drift of the served generator from the recorded answers."""
+
+    same: float  # share of equal answers
+    difference: float | None  # mean, nats a token; None: the model gives no likelihoods
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """An answer without passages; as recorded, or that of the served model."""
+
+    text: str
+    log_likelihood: float | None  # of the text; None: unknown, or no text
+    tokens: int  # of the text
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Create an answer from the result of `asdict`.
+
+        Raises:
+            ValueError, KeyError, TypeError: the value is malformed.
+        """
+        likelihood = value["log_likelihood"]
+        if not isinstance(value["text"], str) or (likelihood is not None and not math.isfinite(likelihood)):
+            raise ValueError("an answer is no text, or its likelihood is not finite")
+        return cls(value["text"], likelihood, int(value["tokens"]))
+
+
+def choose_probes(questions: Sequence[str]) -> list[str]:
+    """Return up to 32 different questions at equal distances, as the probes of a service.
+
+    Raises:
+        UsageError: There are too few.
+    """
+    distinct_questions = list(dict.fromkeys(questions))
+    if len(distinct_questions) < MIN_PROBES:
+        raise UsageError(
+            f"{len(distinct_questions)} different probe questions are too few to see drift of a model: "
+            f"give at least {MIN_PROBES}"
+        )
+    n, last = min(len(distinct_questions), MAX_PROBES), len(distinct_questions) - 1
+    return [distinct_questions[number * last // (n - 1)] for number in range(n)]
+
+
+def ask_probes(
+    model: ServedModel, questions: Sequence[str], recorded: Sequence[ProbeAnswer] | None, should_stop: StopCheck
+) -> tuple[list[ProbeAnswer], list[float | None], TokenUsage | None]:
+    """Answer questions without passages.
+
+    Returns:
+        The answers, the log-likelihoods of the recorded texts (None: of the new ones), which are
+        unknown of a remote model and of an empty text, and the tokens read and written.
+
+    Raises:
+        StoppedError: `should_stop` returned True.
+        BookwheelError: A remote model could not be called.
+    """
+    reader: Any = model.create_likelihood_reader() if model.is_local else model.create_uncited_reader()
+    answers: list[Answer] = []
+    likelihoods: list[float | None] = []
+    for start in range(0, len(questions), _BATCH):
+        if should_stop():
+            raise StoppedError("another model is served")
+        batch = questions[start : start + _BATCH]
+        batch_answers = reader.answer_from(batch, [()] * len(batch), should_stop)
+        texts = [one.plain for one in batch_answers]
+        if recorded is not None:
+            texts = [one.text for one in recorded[start : start + _BATCH]]
+        answers += batch_answers
+        given = [row for row, text in enumerate(texts) if text and model.is_local]
+        likelihood_at = dict(
+            zip(
+                given,
+                reader.log_likelihood([batch[row] for row in given], [()] * len(given), [texts[row] for row in given]),
+                strict=True,
+            )
+            if given
+            else ()
+        )
+        likelihoods += [likelihood_at.get(row) for row in range(len(batch))]
+    usages = [one.usage for one in answers if one.usage is not None]
+    probe_answers = [
+        ProbeAnswer(
+            one.plain,
+            likelihood if recorded is None else None,
+            1 if one.usage is None else max(1, one.usage.new_tokens),
+        )
+        for one, likelihood in zip(answers, likelihoods, strict=True)
+    ]
+    return probe_answers, likelihoods, sum_usage(usages) if usages else None
+
+
+def compare_probes(
+    recorded: Sequence[ProbeAnswer], answers: Sequence[ProbeAnswer], likelihoods: Sequence[float | None]
+) -> ProbeMetrics:
+    """Compare the answers with the recorded ones; `likelihoods` are those of the recorded texts.
+
+    >>> before = [ProbeAnswer("Rome.", -1.0, 2), ProbeAnswer("Paris", -0.5, 1)]
+    >>> compare_probes(before, [ProbeAnswer("rome", None, 2), ProbeAnswer("Lyon", None, 1)], [-1.5, -1.5])
+    ProbeMetrics(same=0.5, difference=-0.625)
+    """
+    pairs = zip(recorded, answers, strict=True)
+    same = sum(normalise(before.text) == normalise(now.text) for before, now in pairs) / len(recorded)
+    differences = [
+        (likelihood - before.log_likelihood) / before.tokens
+        for before, likelihood in zip(recorded, likelihoods, strict=True)
+        if likelihood is not None and before.log_likelihood is not None
+    ]
+    return ProbeMetrics(same, math.fsum(differences) / len(differences) if differences else None)
+
+
+class ProbeMonitor:
+    """Asks the served model the probe questions. Thread-safe; methods take microseconds."""
+
+    def __init__(
+        self,
+        questions: Sequence[str] = (),
+        folder: Path | None = None,
+        seconds: float = 3600.0,
+        on_usage: Callable[[TokenUsage], None] = lambda usage: None,
+    ) -> None:
+        """Watch with the probes of `choose_probes`; without questions, nothing is watched.
+
+        Args:
+            questions: The questions to choose from.
+            folder: Folder for the file of recorded answers; None: they are kept in memory.
+            seconds: Time between two rounds of questions to a remote model.
+            on_usage: Receives the tokens of each round.
+
+        Raises:
+            UsageError: There are too few questions.
+        """
+        self._questions = choose_probes(questions) if questions else []
+        self._folder, self._seconds, self.on_usage = folder, seconds, on_usage
+        self._recorded: dict[str, list[ProbeAnswer]] = {}  # by the digest of probes and settings
+        self._changed = threading.Condition()
+        self._model: ServedModel | None = None
+        self._metrics: ProbeMetrics | None = None
+        self._next_time: float | None = None  # when the questions are due; None: not before a swap
+        self._is_closed = False
+        self._is_started = False
+        self.thread = SupervisedThread("probes", self._work)
+
+    def start_monitoring(self, model: ServedModel | None) -> None:
+        """Ask a model soon, unless it is being watched already; None: watch no model."""
+        with self._changed:
+            if model is self._model:
+                return
+            self._model, self._metrics, self._next_time = model, None, None
+            if model is not None and self._questions and can_check_overrides(model):
+                self._next_time = 0.0
+                if not self._is_started:
+                    self._is_started = True
+                    self.thread.start()
+            self._changed.notify()
+
+    def compute_metrics(self) -> ProbeMetrics | None:
+        """Return the drift of the served model; None: not measured yet, or not measurable."""
+        with self._changed:
+            return self._metrics
+
+    def close(self) -> None:
+        """Stop the thread; a call to a remote model is abandoned."""
+        with self._changed:
+            self._is_closed, self._model = True, None
+            self._changed.notify()
+        self.thread.join()
+
+    def _work(self) -> None:
+        limit_compute_threads(1)
+        set_lowest_priority()
+        while (model := self._wait_for_round()) is not None:
+            metrics = self._measure(model)
+            with self._changed:
+                if model is self._model:
+                    self._metrics = metrics
+                    # Weights in memory do not change; a failed round is repeated.
+                    is_done = model.is_local and metrics is not None
+                    self._next_time = None if is_done else time.monotonic() + self._seconds
+            del model  # do not keep an old model in memory while waiting
+
+    def _wait_for_round(self) -> ServedModel | None:
+        """Wait until the questions are due; None once closed."""
+        with self._changed:
+            while not self._is_closed:
+                wait_seconds = None if self._next_time is None else self._next_time - time.monotonic()
+                if self._model is not None and wait_seconds is not None and wait_seconds <= 0:
+                    return self._model
+                self._changed.wait(wait_seconds)
+            return None
+
+    def _measure(self, model: ServedModel) -> ProbeMetrics | None:
+        """Ask a model, and compare its answers with the recorded ones; None if that fails."""
+        try:
+            settings = {"settings": asdict(model.settings.decoding), "prompt": asdict(model.settings.concat)}
+            key = digest_json({"probes": self._questions, "reader": model.settings.reader_for(model.id), **settings})
+            recorded = self._read_recorded(key)
+            answers, likelihoods, usage = ask_probes(
+                model, self._questions, recorded, lambda: self._is_closed or self._model is not model
+            )
+            if usage is not None:
+                self.on_usage(usage)
+            if recorded is None:
+                self._record(key, answers, model.id)
+                recorded = answers
+            return compare_probes(recorded, answers, likelihoods)
+        except StoppedError:
+            return None
+        except BookwheelError as error:
+            _LOG.warning("the drift of model %s was not measured, which is tried again later: %s", model.id, error)
+        except BaseException:  # also a native panic: a missing metric is better than a dead thread
+            _LOG.exception("the drift of model %s was not measured", model.id)
+        return None
+
+    def _path(self, key: str) -> Path | None:
+        name = f"probes-{key.removeprefix(f'{ALGORITHM}:')[:16]}.json"
+        return None if self._folder is None else self._folder / name
+
+    def _read_recorded(self, key: str) -> list[ProbeAnswer] | None:
+        """Return the recorded answers; None if there are none."""
+        path = self._path(key)
+        if path is None:
+            return self._recorded.get(key)
+        try:
+            value = parse_json(path.read_text(encoding="utf-8"))
+            answers = [ProbeAnswer.from_json(answer) for answer in value["answers"]]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _LOG.warning("%s has no answers of probes (%s), and new ones are recorded in it", path, error)
+            return None
+        return answers if len(answers) == len(self._questions) else None
+
+    def _record(self, key: str, answers: list[ProbeAnswer], model: str) -> None:
+        """Keep answers as the reference of later ones."""
+        path = self._path(key)
+        if path is None:
+            self._recorded[key] = answers
+            return
+        rows = [{"question": q, **asdict(answer)} for q, answer in zip(self._questions, answers, strict=True)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            text = json.dumps({"model": model, "answers": rows}, ensure_ascii=False, indent=1)
+            temporary.write_text(text + "\n", encoding="utf-8")
+        _LOG.info("recorded the answers of model %s to %d probe questions in %s", model, len(rows), path)

@@ -1,0 +1,115 @@
+"""The choice of a route, compared with a search over all thresholds, and the answers of a condition by it."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.answers.ablation import Condition
+from rag_model.evaluation.answers.readings import AnswerPassage, Reading
+from rag_model.evaluation.answers.routing import RoutedAnswers, choose_route, list_route_points
+from rag_model.evaluation.questions import Question
+from rag_model.reading.answer import TokenUsage
+from rag_model.reading.routing import Route
+from tests.rag_model.reading.test_routing import Shelf
+
+QUESTIONS = tuple(Question(str(n), f"who is {n}?", (f"name {n}",)) for n in range(4))
+HITS = tuple(tuple(hits) for hits in Shelf().search([question.text for question in QUESTIONS], 1))
+BOOK = Condition("open book", 1, QUESTIONS, HITS)
+
+
+def answered(likelihoods: tuple[list[float | None], list[float | None]]) -> Callable[..., list[Reading]]:
+    """Return readings of 2 tokens and a second: closed book 0 and 1 are right, from passages 2 and 3."""
+
+    def answer_questions(condition: Condition, on_progress: object) -> list[Reading]:
+        is_open = any(condition.hits)
+        right = (2, 3) if is_open else (0, 1)
+        passages = (AnswerPassage("1-0", "1", "T", "by someone", 0.5, None, None),) if is_open else ()
+        return [
+            Reading(
+                question.id, f"name {n}" if n in right else "x", likelihoods[is_open][n], passages,
+                usage=TokenUsage(9, 2), seconds=1.0, stages={"generation": 1.0},
+            )
+            for n, question in enumerate(condition.questions)
+        ]  # fmt: skip
+
+    return answer_questions
+
+
+SURE = ([-0.2, -0.4, -3.0, -4.0], [-1.0, -1.0, -1.0, -1.0])
+
+
+def test_the_best_threshold_of_a_signal_is_found() -> None:
+    draw = random.Random(1)
+    for _ in range(50):
+        n = draw.randrange(1, 12)
+        scores = [draw.choice([-math.inf, *range(-4, 0)]) for _ in range(n)]
+        weights, passages = ([float(draw.random() < 0.5) for _ in range(n)] for _ in range(2))
+
+        def routed(least: float, scores=scores, weights=weights, passages=passages) -> float:  # type: ignore[no-untyped-def]
+            rows = zip(scores, weights, passages, strict=True)
+            return math.fsum(w if s >= least else p for s, w, p in rows) / len(scores)
+
+        expected = max(routed(least) for least in (math.inf, -1, -2, -3, -4))
+        signal, point = choose_route({"weights": scores, "difference": scores}, weights, passages)
+        assert signal == "weights"
+        assert point.value == pytest.approx(expected)
+        assert point.value == pytest.approx(routed(math.inf if point.least is None else point.least))
+        assert [p.value for p in list_route_points(scores, weights, passages)] == pytest.approx(
+            [routed(math.inf), *(routed(least) for least in (-1, -2, -3, -4) if least in scores)]
+        )
+
+
+def test_both_answers_are_made_only_if_that_is_better() -> None:
+    right, wrong = [1.0] * 20 + [0.0] * 20, [0.0] * 20 + [1.0] * 20
+    separated, mixed = [0.0] * 20 + [-1.0] * 20, [0.0, -1.0] * 20
+    assert choose_route({"weights": mixed, "difference": separated}, right, wrong)[0] == "difference"
+    assert choose_route({"weights": separated, "difference": separated}, right, wrong)[0] == "weights"
+
+
+def test_a_route_is_chosen_and_used_for_every_condition() -> None:
+    routed = RoutedAnswers(answered(SURE), None, ("sha256:1", "concat"))
+    readings = routed(BOOK, lambda done, total: None)
+    assert [one.answer for one in readings] == [f"name {n}" for n in range(4)]
+    assert [one.memory for one in readings] == ["weights", "weights", "passages", "passages"]
+    assert routed.report is not None
+    assert routed.report.route == Route("weights", -0.2, "sha256:1", "concat")
+    assert routed.report.to_json() == {
+        "route": {"signal": "weights", "least": -0.2, "model": "sha256:1", "reader": "concat"},
+        "chosen": True, "measure": "EM", "auto": 1.0, "weights": 0.5, "passages": 0.5,
+        "answered_from_weights": 0.5, "reading_skipped": 0.5,
+    }  # fmt: skip
+    assert "EM is 1.000, from the weights alone 0.500, from passages alone 0.500" in str(routed.report)
+    # An answer from passages costs both.
+    assert [one.seconds for one in readings] == [1, 1, 2, 2]
+    assert [one.usage and one.usage.new_tokens for one in readings] == [2, 2, 4, 4]
+    assert readings[3].stages == {"weights": 1.0, "generation": 1.0}
+    again = routed(Condition("gold", 1, QUESTIONS[:1], HITS[:1]), lambda done, total: None)
+    assert again == readings[:1]
+    closed_book = routed(Condition("closed book", 0, QUESTIONS, ((),) * 4), lambda done, total: None)
+    assert [one.memory for one in closed_book] == ["weights"] * 4
+
+
+@pytest.mark.parametrize(
+    ("route", "share", "skipped", "value"),
+    [
+        (Route("weights", -1.9), 0.75, 0.75, 0.75),
+        (Route("weights", None), 0.0, 0.0, 0.5),
+        (Route("difference", 0.0), 0.5, 0.0, 1.0),
+        (Route("difference", 9.0), 0.0, 0.0, 0.5),
+    ],
+)
+def test_a_given_route_is_measured(route: Route, share: float, skipped: float, value: float) -> None:
+    routed = RoutedAnswers(answered(SURE), route)
+    routed(BOOK, lambda done, total: None)
+    assert routed.report is not None
+    assert routed.report.route == route
+    assert (routed.report.point.weights_share, routed.report.skipped_share) == (share, skipped)
+    assert routed.report.point.value == value
+
+
+def test_a_model_without_likelihoods_has_no_route() -> None:
+    with pytest.raises(UsageError, match="does not give the likelihood of its answers"):
+        RoutedAnswers(answered(([None] * 4, [None] * 4)), None)(BOOK, lambda done, total: None)
