@@ -9,6 +9,7 @@ baseline
 
 marginal.LabelReader        chooses one of several labels by their likelihoods
 confidence.AbstainingReader withholds the answers of another reader below a threshold
+routing.AutoReader          answers from the weights or from passages, by a route
 
 reader.Reader               the protocol of readers; the time that each stage of an answer takes
 model.open_reader           opens a reader over a snapshot by name

@@ -5,6 +5,7 @@ ablation         conditions (open book, closed book, gold passage, ...) and the 
 readings         the record of one answer with its passages
 scores           the measures of each kind of answer, of citations and of the use of passages
 abstaining       risk by coverage, and the choice of a threshold below which no answer is given
+routing          the reader `auto`, and the choice of its route
 collapse         detection of retrieval collapse
 settings         the settings of an evaluation
 """
