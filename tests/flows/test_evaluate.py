@@ -381,21 +381,24 @@ def test_a_route_is_chosen_measured_and_used(
     assert chosen.code == 0, chosen.err
     assert [row["condition"] for row in chosen.json["ablations"]] == ["open book", "marginal, open book", "closed book"]
     routing = chosen.json["routing"]
-    # The tiny model never answers right, so that the cheapest route is as good as any.
-    assert (routing["answered_from_weights"], routing["reading_skipped"], routing["chosen"]) == (1, 1, True)
-    assert chosen.json["notes"][0].startswith("chosen route: the weights answer at ")
+    # The tiny model never answers right, so that nothing speaks for its weights.
+    assert (routing["answered_from_weights"], routing["reading_skipped"], routing["chosen"]) == (0, 0, True)
+    assert chosen.json["notes"][0].startswith("chosen route: passages answer every question: 0% of the questions")
     written = json.loads(path.read_text())
     assert (written["signal"], written["reader"], written["n"]) == ("weights", "marginal", 3)
     assert (written["evaluation"], written["model"]) == (chosen.json["evaluation"], chosen.json["model"])
-    assert {json.loads(line)["memory"] for line in rows.read_text().splitlines()} <= {"weights", None}
+    assert {json.loads(line)["memory"] for line in rows.read_text().splitlines()} <= {"passages", None}
 
     once = kept(shelf)
     for source in (path, f"evaluation:{chosen.json['evaluation'][:20]}"):
         measured = bookwheel(*given, "--route", source, "--answers", "patterns").json
         assert measured["routing"] == {**routing, "chosen": False}
         said = bookwheel("answer", "What is autism?", *common, "--reader", "auto", "--route", source)
-        assert "from the model's weights, without passages" in said.out
+        assert "  from passages:" in said.out
     assert kept(shelf) == once  # both answers of each question are kept
+    path.write_text(json.dumps({**written, "least": -99}))
+    said = bookwheel("answer", "What is autism?", *common, "--reader", "auto", "--route", path)
+    assert "  from the model's weights, without passages" in said.out
     bare = bookwheel(*given)
     assert bare.json["routing"]["route"] == {"signal": "difference", "least": 0, "model": "", "reader": ""}
 

@@ -8,7 +8,8 @@ from the weights, and all others that of the answer from passages:
     EM(t) = 1/n (sum over s_i >= t of EM(y_i)  +  sum over s_i < t of EM(y_z,i))
 
 `choose_route` takes the t with the largest EM(t), and of equal ones the one with the most answers
-from the weights. The signal is `weights`, which spares the search and the reading of those
+from the weights. Only scores of questions that the weights answer right are tried: others would
+hand over questions that both memories answer wrong, and gain nothing. The signal is `weights`, which spares the search and the reading of those
 questions, unless the interval of the paired difference shows that `difference` is better.
 
 EM of the chosen t on the same questions is too high by chance: measure the route on others.
@@ -114,13 +115,12 @@ def choose_route(
     resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> tuple[RouteSignal, RoutePoint]:
     """Return the signal and the threshold with the largest value, as the module describes."""
-    best = {
-        signal: max(
-            list_route_points(scores, weights_values, passages_values),
-            key=lambda point: (point.value, point.weights_share),
-        )
-        for signal, scores in scores_by_signal.items()
-    }
+    best: dict[RouteSignal, RoutePoint] = {}
+    for signal, scores in scores_by_signal.items():
+        right_scores = {score for score, value in zip(scores, weights_values, strict=True) if value > 0}
+        points = list_route_points(scores, weights_values, passages_values)
+        allowed_points = [point for point in points if point.least is None or point.least in right_scores]
+        best[signal] = max(allowed_points, key=lambda point: (point.value, point.weights_share))
     routed_values = {
         signal: [
             weights_value if point.least is not None and score >= point.least else passages_value
@@ -131,8 +131,8 @@ def choose_route(
         for signal, point in best.items()
     }
     gain = estimate_difference(routed_values["difference"], routed_values["weights"], resampling)
-    signal: RouteSignal = "difference" if gain.low > 0 else "weights"
-    return signal, best[signal]
+    chosen_signal: RouteSignal = "difference" if gain.low > 0 else "weights"
+    return chosen_signal, best[chosen_signal]
 
 
 class RoutedAnswers:

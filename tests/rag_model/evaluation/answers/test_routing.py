@@ -63,6 +63,7 @@ def test_the_best_threshold_of_a_signal_is_found() -> None:
 
 
 def test_both_answers_are_made_only_if_that_is_better() -> None:
+    assert choose_route({"weights": [0.0], "difference": [0.0]}, [0.0], [0.0])[1].least is None  # both are wrong
     right, wrong = [1.0] * 20 + [0.0] * 20, [0.0] * 20 + [1.0] * 20
     separated, mixed = [0.0] * 20 + [-1.0] * 20, [0.0, -1.0] * 20
     assert choose_route({"weights": mixed, "difference": separated}, right, wrong)[0] == "difference"
@@ -75,7 +76,7 @@ def test_a_route_is_chosen_and_used_for_every_condition() -> None:
     assert [one.answer for one in readings] == [f"name {n}" for n in range(4)]
     assert [one.memory for one in readings] == ["weights", "weights", "passages", "passages"]
     assert routed.report is not None
-    assert routed.report.route == Route("weights", -0.2, "sha256:1", "concat")
+    assert routed.report.route == Route("weights", -0.4 / 2, "sha256:1", "concat")
     assert routed.report.to_json() == {
         "route": {"signal": "weights", "least": -0.2, "model": "sha256:1", "reader": "concat"},
         "chosen": True, "measure": "EM", "auto": 1.0, "weights": 0.5, "passages": 0.5,
