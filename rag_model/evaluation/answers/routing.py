@@ -9,8 +9,9 @@ from the weights, and all others that of the answer from passages:
 
 `choose_route` takes the t with the largest EM(t), and of equal ones the one with the most answers
 from the weights. Only scores of questions that the weights answer right are tried: others would
-hand over questions that both memories answer wrong, and gain nothing. The signal is `weights`, which spares the search and the reading of those
-questions, unless the interval of the paired difference shows that `difference` is better.
+hand over questions that both memories answer wrong, and gain nothing. The signal is `weights`,
+which spares the search and the reading of those questions, unless the interval of the paired
+difference shows that `difference` is better.
 
 EM of the chosen t on the same questions is too high by chance: measure the route on others.
 """
