@@ -29,7 +29,7 @@ def digest_bytes(data: bytes | memoryview) -> str:
     return f"{ALGORITHM}:{hashlib.sha256(data).hexdigest()}"
 
 
-def digest_chunks(chunks: Iterable[bytes]) -> str:
+def digest_chunks(chunks: Iterable[bytes | memoryview]) -> str:
     """Return the id of a stream of bytes; only one chunk is in memory."""
     hasher = hashlib.sha256()
     for chunk in chunks:

@@ -7,9 +7,10 @@ with the wrong encoder every search result would be wrong without any error.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from itertools import accumulate, chain, islice, pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from rag_model.corpus.dump_formats.record_format import Record, find_record_form
 from rag_model.corpus.passages import ROW_GROUP, PassageFile, PassageWriter, build_passage_table
 from rag_model.corpus.records import MAX_PASSAGE, Part, Plan, Siteinfo
 from rag_model.corpus.source import expand_pattern, get_size
+from rag_model.digest import digest_chunks
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.extras import get_versions
@@ -173,8 +175,10 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
         is_kept = np.ones(task.rows, np.bool_)
         passages_path, vectors_path = workdir / "passages.parquet", workdir / "embeddings.npy"
         stats = _write_passages(_iter_tables(task, passages), task, vectors, is_kept, passages_path)
-        _write_vectors(task, vectors, is_kept, vectors_path)
-        return StageResult({"passages": passages_path, "embeddings": vectors_path}, asdict(stats))
+        with vectors_path.open("wb") as out:
+            digest = digest_chunks(_write_vectors(task, vectors, is_kept, out))
+        outputs = {"passages": passages_path, "embeddings": vectors_path}
+        return StageResult(outputs, asdict(stats), {"embeddings": digest})
 
     record, is_new = store.memo.get_or_create("import", task.inputs(), produce)
     if passages is not None and not is_read:
@@ -315,24 +319,28 @@ def _compare_ids(ids: Sequence[str], vector_ids: Iterator[tuple[str, int, str | 
             )
 
 
-def _write_vectors(task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path) -> None:
-    """Write the vectors of the rows that are kept as a `.npy` file, block by block."""
+def _write_vectors(
+    task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], out: IO[bytes]
+) -> Iterator[bytes | memoryview]:
+    """Write the vectors of the rows that are kept as a `.npy` file; yield each block that was written."""
     dtype, row = np.dtype(task.dtype), 0
     sources = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
         raise InputError(f"the vectors of {task.vectors[0][0]} have changed: run the command again")
-    with path.open("wb") as out:
-        shape = int(is_kept.sum()), task.dim
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(out, header)
-        for name, first, end in task.vectors:
-            source = VectorInput((sources[name],))
-            advice = "correct it, or remove the passage and its vector"
-            for _, block in iter_finite_rows(source, "refuse", first, end, advice):
-                block_kept = is_kept[row : row + len(block)]
-                kept_block = block if block_kept.all() else block[block_kept]
-                out.write(np.ascontiguousarray(kept_block, dtype).data)
-                row += len(block)
+    header, shape = BytesIO(), (int(is_kept.sum()), task.dim)
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, fields)
+    out.write(header.getvalue())
+    yield header.getvalue()
+    for name, first, end in task.vectors:
+        source = VectorInput((sources[name],))
+        advice = "correct it, or remove the passage and its vector"
+        for _, block in iter_finite_rows(source, "refuse", first, end, advice):
+            block_kept = is_kept[row : row + len(block)]
+            kept_block = np.ascontiguousarray(block if block_kept.all() else block[block_kept], dtype)
+            out.write(kept_block.data)
+            yield kept_block.data
+            row += len(block)
 
 
 def check_encoder(store: Store, imported: ImportedParts, encoding: StoredEncoder) -> None:

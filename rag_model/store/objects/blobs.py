@@ -161,16 +161,17 @@ class Blobs:
 
     files: Files
 
-    def put_file(self, path: Path, *, move: bool = False) -> BlobRef:
+    def put_file(self, path: Path, *, move: bool = False, digest: str | None = None) -> BlobRef:
         """Store a local file; nothing is copied if it was stored within the last twelve hours.
 
-        With `move`, a store on the same disk renames the file instead of copying it.
+        With `move`, a store on the same disk renames the file instead of copying it. `digest` is
+        that of the file, if its writer has computed it.
 
         Raises:
             StoreError: the store is full or unwritable, or the file cannot be read.
         """
         try:
-            ref = BlobRef(digest_file(path), path.stat().st_size)
+            ref = BlobRef(digest or digest_file(path), path.stat().st_size)
         except OSError as error:
             raise StoreError(f"cannot read {path} to store it: {error}") from error
         write = self.files.link if move else self.files.upload

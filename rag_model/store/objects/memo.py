@@ -51,6 +51,7 @@ class StageResult:
 
     outputs: Mapping[str, Path]
     stats: Mapping[str, Any] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)  # of outputs that were digested as they were written
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ class Memo:
         with temporary_folder("stage") as workdir:
             produced = produce(workdir)
             outputs = {
-                name: self.blobs.put_file(path, move=path.parent == workdir) for name, path in produced.outputs.items()
+                name: self.blobs.put_file(path, move=path.parent == workdir, digest=produced.digests.get(name))
+                for name, path in produced.outputs.items()
             }
         return self.write_record(stage, key, outputs, produced.stats, inputs), True
 

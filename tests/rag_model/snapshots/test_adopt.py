@@ -12,6 +12,7 @@ import pytest
 
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import format_iso
+from rag_model.digest import digest_file
 from rag_model.errors import InputError
 from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vectors
 from rag_model.snapshots.imported import (
@@ -22,6 +23,7 @@ from rag_model.snapshots.imported import (
     list_sources,
     plan_import,
 )
+from rag_model.snapshots.stage_results import EmbedResult
 from rag_model.store.store import Store
 
 
@@ -99,6 +101,9 @@ def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: St
     found = read_back(store, collect_parts(store, passages, reports, "float32"))
     assert found[0] == [(str(row + 1), f"title {row // 3}", f"text of {row}") for row in range(ROWS)]
     np.testing.assert_array_equal(found[1], vectors)
+    for report in reports:
+        stored = EmbedResult.from_json(report["vectors"]).vectors
+        assert digest_file(store.files.local_path(stored.path)) == stored.id
     again = [import_part(task, store) for task in tasks]
     assert [report["passages"]["made"] for report in again] == [False] * 5, "recorded parts are not read again"
     store.takedowns.add("", ["title 4"], "", "me")
