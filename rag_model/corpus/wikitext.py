@@ -48,7 +48,7 @@ from rag_model.corpus.markup.literal import (
     remove_marks,
     remove_noncharacters,
 )
-from rag_model.corpus.markup.prose import render_apostrophes, to_plain_text, to_running_text
+from rag_model.corpus.markup.prose import render_apostrophes, resolve_variants, to_plain_text, to_running_text
 from rag_model.corpus.markup.scanner import Scanner
 from rag_model.corpus.markup.structures import StructureParser
 from rag_model.corpus.markup.templates import Templates, is_dropped
@@ -174,7 +174,7 @@ def clean_wikitext(
     prefixes = {name for name, key in siteinfo.namespaces.items() if key == _TEMPLATE}
     templates = Templates(title, siteinfo.language, links, prefixes)
     scanner = Scanner(templates.render, links, is_dropped, marks=marks)
-    body = cut_tables(strip_extensions(remove_noncharacters(text)))
+    body = cut_tables(resolve_variants(strip_extensions(remove_noncharacters(text)), siteinfo.language))
     extract = StructureParser(templates.render, links, body, structures).extract if structures else None
     return clean_sections(
         split_sections(body.text), scanner.expand, siteinfo.language, anchors=anchors, extract=extract

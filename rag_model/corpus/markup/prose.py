@@ -32,18 +32,35 @@ _EXTERNAL = re.compile(
     r"(?:[^\s\[\]<>\"']|'(?!'))*+([^\]\n]*+)\]",  # an address ends before markup; the words may hold a bracket
     re.IGNORECASE,
 )
-_FORM = re.compile(r"^\s*[a-z-]{2,12}\s*:")
 _QUOTES = re.compile(r"('{2,})")
 _SWITCH = re.compile(r"__([^\W\d_]\w{1,60}?)__")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|(\w{2,32}));")
 _TERM = re.compile(r"^[:*#]*;([^\n:]*): ", re.MULTILINE)
 _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
+_VARIANT_START = re.compile(r"-\{(?!\{)")  # not the start of a template: `10-{{x}}`
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
 _STRAY_ROWS = re.compile(r"^[ \t]*\|[-+}].*$", re.MULTILINE)  # without an unclosed table, cells are text
 _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[\[\]{}<]")  # text without these characters has no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
+_MAX_NESTED_VARIANTS = 3
+# Wikis with a converter of scripts, and the variants of a text from the one that readers see who chose
+# none: MediaWiki's order of fallbacks, then the others.
+_VARIANTS = {
+    "ban": "ban ban-bali ban-x-dharma ban-x-palmleaf ban-x-pku", "crh": "crh crh-latn crh-cyrl",
+    "gan": "gan gan-hans gan-hant", "iu": "iu ike-cans ike-latn",
+    "kk": "kk kk-cyrl kk-latn kk-arab kk-kz kk-tr kk-cn", "ku": "ku ku-latn ku-arab", "mni": "mni mni-beng",
+    "sh": "sh-latn sh-cyrl", "shi": "shi shi-latn shi-tfng", "sr": "sr sr-ec sr-el", "tg": "tg tg-latn",
+    "tly": "tly tly-cyrl", "uz": "uz uz-latn uz-cyrl", "wuu": "wuu wuu-hans wuu-hant", "zgh": "zgh zgh-latn",
+    "zh": "zh zh-hans zh-hant zh-cn zh-tw zh-hk zh-sg zh-mo zh-my",
+}  # fmt: skip
+_VARIANT_RANKS = {variant: rank for names in _VARIANTS.values() for rank, variant in enumerate(names.split())}
+_VARIANT_FLAGS = re.compile(r"[\w;+\- ]*\|")
+_ANY_VARIANT = "|".join(map(re.escape, _VARIANT_RANKS))
+# Semicolons between the forms of a text, but not those of entities (`&amp;`).
+_FORM_END = re.compile(rf"(?<!&amp)(?<!&lt)(?<!&gt)(?<!&nbsp);\s*(?=(?:[^;:]*?=>\s*)?(?:{_ANY_VARIANT})\s*:|\s*$)")
+_FORM = re.compile(rf"\s*(?:[^:]*?=>\s*)?({_ANY_VARIANT})\s*:(.*)", re.DOTALL)
 
 # Each starts with a literal or a character class, so that `re` finds candidates much faster.
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
@@ -72,7 +89,7 @@ def to_plain_text(text: str) -> str:
         text = _SUPERSCRIPT.sub(_render_superscript, _HIDDEN.sub("", text))
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
     if "-{" in text:
-        text = _VARIANT.sub(_render_variant, text)
+        text = render_variants(text)
     cells = _CELLS if "{|" in text else _STRAY_ROWS
     text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", cells.sub("", text))))
     text = _close_gaps(text)
@@ -204,12 +221,40 @@ def _close_gap(gap: re.Match[str]) -> str:
     return " " if " " in gap[0] and gap.string[gap.end() : gap.end() + 1] not in _POINTS else ""
 
 
+def resolve_variants(text: str, language: str) -> str:
+    """Choose the forms of a text on a wiki with a converter of scripts; elsewhere `-{` is text.
+
+    Forms that templates complete are left for `to_plain_text`.
+    """
+    if "-{" not in text:
+        return text
+    return render_variants(text) if language in _VARIANTS else _VARIANT_START.sub(protect("-{"), text)
+
+
+def render_variants(text: str) -> str:
+    """Render `-{…}-` as readers see it who chose no variant; conversion rules become ""."""
+    for _ in range(_MAX_NESTED_VARIANTS):
+        text, count = _VARIANT.subn(_render_variant, text)
+        if not count:
+            break
+    return text
+
+
 def _render_variant(choice: re.Match[str]) -> str:
-    """Render the first form of a text in wikis with two scripts; conversion rules become ""."""
-    flags, bar, forms = choice[1].rpartition("|")
-    if bar and set(flags) & set("HT-"):
+    flags_match = _VARIANT_FLAGS.match(choice[1])
+    forms = choice[1][flags_match.end() :] if flags_match else choice[1]
+    flags = {flag.strip() for flag in flags_match[0][:-1].split(";")} if flags_match else set[str]()
+    if "R" in flags:
+        return forms
+    if flags & {"H", "T", "-", "N"} and "A" not in flags:
         return ""
-    return _FORM.sub("", forms.partition(";")[0]).strip()
+    form_matches = [_FORM.fullmatch(form) for form in _FORM_END.split(forms) if form.strip()]
+    texts = {form[1]: form[2].strip() for form in form_matches if form}
+    if not all(form_matches) or not texts:
+        return forms.strip()
+    if "D" in flags:
+        return "; ".join(texts.values())
+    return texts[min(texts, key=lambda variant: _VARIANT_RANKS[variant])]
 
 
 def _render_switch(word: re.Match[str]) -> str:

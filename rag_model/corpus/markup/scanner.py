@@ -120,7 +120,8 @@ class Scanner:
         elif token == "]]":
             return self._close_link(frames, text, end)
         elif token[0] == "}":
-            self._close_templates(frames, len(token))
+            if self._close_templates(frames, len(token)) == 1 and text.startswith("-", end):
+                frames[-1].pieces.append("}")  # the end of `-{…{{template}}}-`
         else:
             return self._open_frame(frames, text, token, end)
         return end
@@ -156,8 +157,11 @@ class Scanner:
         has_marks = words not in ("", GAP) and len(frames) == 1
         return f"{self._marks[0]}{words}{self._marks[1]}" if has_marks else words
 
-    def _close_templates(self, frames: list[_Frame], braces: int) -> None:
-        """Close the templates that a run of braces ends: 3 close a parameter, 2 a template."""
+    def _close_templates(self, frames: list[_Frame], braces: int) -> int:
+        """Close the templates that a run of braces ends: 3 close a parameter, 2 a template.
+
+        Return the number of braces that closed nothing.
+        """
         while braces >= 2 and any(frame.braces > 0 for frame in frames):
             while frames[-1].braces == 0:
                 _close_unclosed(frames)
@@ -173,6 +177,7 @@ class Scanner:
             else:
                 frames.pop()
                 frames[-1].pieces.append(replacement)
+        return braces
 
 
 def _get_default(arguments: list[str]) -> str:

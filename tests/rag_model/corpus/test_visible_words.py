@@ -17,7 +17,6 @@ DEVIATIONS = {  # part of a construct -> why its words differ
     "[[ Apple ]]": "no blank is left before a comma",
     "[[File:None.png]]": "a picture is dropped, whether its file exists or not",
     "{{#expr:": "arithmetic is not computed",
-    "-{": "a wiki in one script shows these marks, of which other wikis choose a form",
     "{{{1}}}": "a parameter without a value is left out",
     " left": "brackets without a partner are removed",
     "term : ": "a term and its meaning are one line",
@@ -60,3 +59,36 @@ def test_the_words_are_those_of_a_real_mediawiki(tmp_path: Path) -> None:
 def test_switches_of_every_language_are_hidden(switch: str, is_shown: bool) -> None:
     (section,) = clean_wikitext(f"See {switch} here.", SITEINFO)
     assert section.text == (f"See {switch} here." if is_shown else "See here.")
+
+
+FORMS = [  # {1} and {2} are two variants of the language, {2} before {1} where MediaWiki falls back
+    ("-{{1}:B; {2}:C}-", "C"), ("-{{2}:B;{1}:C}-", "B"), ("-{plain}-", "plain"), ("-{R|a;b:c}-", "a;b:c"),
+    ("-{A|{1}:B;{2}:C}-", "C"), ("-{A;T|{1}:B;{2}:C}-", "C"), ("-{H|{1}:B;{2}:C}-", ""), ("-{T|title}-", ""),
+    ("-{-|{1}:B}-", ""), ("-{x|y}-", "y"), ("-{{1};{2}|only}-", "only"), ("-{{1}:''B''; {2}:[[C|D]]}-", "D"),
+    ("-{[[C|D]]}-", "D"), ("-{{2}:B -{in}-; {1}:C}-", "B in"), ("-{{2}:x &amp; y;{1}:C}-", "x & y"), ("-{}-", ""),
+    ("{{lc:-{{1}:B;{2}:C}-}}", "c"), ("-{{1}:{{lc:B}};{2}:{{lc:C}}}-", "c"), ("-{ab", "-{ab"), ("}- -{", "}- -{"),
+    ("-{unknown: B; other: C}-", "unknown: B; other: C"), ("[[A|-{{1}:B;{2}:C}-]]", "C"), ("<nowiki>-{x}-</nowiki>", "-{x}-"),
+    ("-{{1}:B;{2}:C}- and -{{1}:E;{2}:F}-", "C and F"), ("-{<nowiki>y;z:w</nowiki>}-", "y;z:w"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("language", "variants"),
+    [("zh", "zh-tw zh-hans"), ("gan", "gan-hant gan-hans"), ("sr", "sr-el sr-ec"), ("kk", "kk-latn kk-cyrl"),
+     ("ku", "ku-arab ku-latn"), ("iu", "ike-latn ike-cans"), ("shi", "shi-tfng shi-latn"), ("uz", "uz-cyrl uz-latn"),
+     ("crh", "crh-cyrl crh-latn"), ("tg", "tg-latn tg"), ("ban", "ban-bali ban"), ("tly", "tly-cyrl tly")],
+)  # fmt: skip
+def test_forms_of_a_text_are_chosen_as_mediawiki_does(language: str, variants: str) -> None:
+    """The expected words are those of MediaWiki 1.39 for readers who chose no variant."""
+    siteinfo = Siteinfo("wiki", language, "")
+    for pattern, words in FORMS:
+        wikitext = pattern.replace("{1}", variants.split()[0]).replace("{2}", variants.split()[1])
+        texts = [section.text for section in clean_wikitext(f"a {wikitext} d", siteinfo)]
+        assert texts == [" ".join(f"a {words} d".split())], wikitext
+
+
+@pytest.mark.parametrize("language", ["en", "de", "ja", "zh-yue"])
+def test_a_wiki_without_a_converter_shows_the_marks_of_forms(language: str) -> None:
+    for wikitext in ("-{a}-", "-{zh-hans:x;zh-hant:y}-", "-{H|zh-hans:x}-"):
+        (section,) = clean_wikitext(f"See {wikitext} 10-{{{{lc:CM}}}} end.", Siteinfo("wiki", language, ""))
+        assert section.text == f"See {wikitext} 10-cm end."

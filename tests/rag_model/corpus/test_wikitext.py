@@ -80,7 +80,6 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("a }} b ]] c |} d", "a b c d"),
         ("{{small|[[a}} b", "a b"),
         ("{{{1|default}}} and {{{2}}}", "default and"),
-        ("-{zh-hans:汉;zh-hant:漢}- -{R|x}- -{H|a:b}-", "汉 x"),
         ("\ufeffzero\u200bwidth\u00ad\u00a0space\u2003wide", "zerowidth space wide"),
         ("\ufdd0\ufdd0x\ufdd1\ufdd1", "x"),
         ("It cost $191,000 ({{inflation|US|191000|1914}}). Next", "It cost $191,000. Next"),
