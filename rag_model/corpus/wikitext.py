@@ -175,7 +175,7 @@ def clean_wikitext(
     templates = Templates(title, siteinfo.language, links, prefixes)
     scanner = Scanner(templates.render, links, is_dropped, marks=marks)
     body = cut_tables(resolve_variants(strip_extensions(remove_noncharacters(text)), siteinfo.language))
-    extract = StructureParser(templates.render, links, body, structures).extract if structures else None
+    extract = StructureParser(templates, links, body, structures).extract if structures else None
     return clean_sections(
         split_sections(body.text), scanner.expand, siteinfo.language, anchors=anchors, extract=extract
     )

@@ -37,7 +37,7 @@ from rag_model.corpus.markup.tex import render_tex
 _DROPPED_TAGS = (
     "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles "
     "graph mapframe maplink inputbox categorytree indicator section labeledsectiontransclusion rss "
-    "pre"
+    "pre infobox"
 )
 
 

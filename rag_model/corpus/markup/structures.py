@@ -14,8 +14,8 @@ from typing import NamedTuple
 from rag_model.corpus.markup.blocks import CutText, RawSection
 from rag_model.corpus.markup.literal import GAP, LINK_END, LINK_START, protect
 from rag_model.corpus.markup.prose import to_plain_text
-from rag_model.corpus.markup.scanner import LinkRenderer, Scanner, TemplateRenderer, find_template_end, parse_call
-from rag_model.corpus.markup.templates import ALL_RENDERERS, is_dropped, normalize_name
+from rag_model.corpus.markup.scanner import LinkRenderer, Scanner, find_template_end, parse_call
+from rag_model.corpus.markup.templates import ALL_RENDERERS, Templates, is_dropped, normalize_name
 from rag_model.corpus.records import PassageKind, Structure, StructureName
 
 # Marks of links are not needed here: the first separates texts that are cleaned together, the second
@@ -350,7 +350,7 @@ _DIRECTION = re.compile(r"[NSEW]", re.IGNORECASE)
 _DEGREES = re.compile(r"[-+−]?\d{1,3}(?:\.\d{1,12})?")
 
 
-def find_boxes(text: str) -> Iterator[str]:
+def find_boxes(text: str, templates: Templates) -> Iterator[str]:
     """Yield the infoboxes of a section with their braces. A nested box is a part of the outer one."""
     if "{{" not in text:
         return
@@ -358,7 +358,7 @@ def find_boxes(text: str) -> Iterator[str]:
     while call := _CALL.search(text, offset):
         offset = call.end()
         name = normalize_name(call[1])
-        is_named_box = _BOX_NAME.match(name) is not None
+        is_named_box = _BOX_NAME.match(name) is not None or templates.has_infobox(name)
         if not is_named_box and (not name or name in ALL_RENDERERS or is_dropped(name)):
             continue
         end = find_template_end(text, call.start(1))
@@ -373,21 +373,23 @@ def find_boxes(text: str) -> Iterator[str]:
 class BoxRenderer:
     """Renders templates in infoboxes and tables; a box is rendered as its fields."""
 
-    def __init__(self, render: TemplateRenderer) -> None:
-        """Use `render` for all templates except boxes, coordinates and cells."""
-        self._render = render
+    def __init__(self, templates: Templates) -> None:
+        """Use `templates` for all templates except boxes, coordinates and cells."""
+        self._templates = templates
         self.box_name = ""  # name of the outermost box, unless it is that of an infobox
 
     def __call__(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template, or the marked fields of a box."""
         name, parameters = normalize_name(arguments[0]), arguments[1:]
+        if (fields := self._templates.list_infobox_fields(name, parameters)) is not None:
+            return "".join(f"{_TEXT_MARK}\n{label}{_FIELD_MARK}\n{value}\n" for label, value in fields)
         if name == self.box_name or _BOX_NAME.match(name):
             return "".join(_render_fields(parameters))
         if renderer := _CELL_RENDERERS.get(name):
             return renderer(parameters) or GAP
         if name in _CELL_WORDS and parameters:
             return parse_call(name, parameters).get("1") or GAP
-        return self._render(arguments, inside=inside)
+        return self._templates.render(arguments, inside=inside)
 
 
 # Templates of cells that show a word, or their first parameter instead of it.
@@ -468,9 +470,14 @@ def is_dropped_in_box(name: str) -> bool:
     return normalized not in _CELL_RENDERERS and not _BOX_NAME.match(normalized) and is_dropped(name)
 
 
-def parse_box(expand: Callable[[str], str], renderer: BoxRenderer, box: str) -> Structure | None:
-    """Return the fields of an infobox as lines `field: value`; nested lists are flattened."""
-    name = normalize_name(box[2:].partition("|")[0].partition("\n")[0])
+def parse_box(
+    expand: Callable[[str], str], renderer: BoxRenderer, box: str, *, is_portable: bool = False
+) -> Structure | None:
+    """Return the fields of an infobox as lines `field: value`; nested lists are flattened.
+
+    All fields of a portable infobox are shown.
+    """
+    name = _get_box_name(box)
     renderer.box_name = "" if _BOX_NAME.match(name) else name
     texts = clean_texts(expand(box).split(_TEXT_MARK), to_plain_text)
     renderer.box_name = ""
@@ -478,9 +485,14 @@ def parse_box(expand: Callable[[str], str], renderer: BoxRenderer, box: str) -> 
     for text in texts:
         label, mark, value = text.partition(_FIELD_MARK)
         value = value.strip(" ;")
-        if mark and value and not _HIDDEN_VALUE.fullmatch(value):
-            lines.append(f"{label.strip(' ;')}: {value}")
+        if mark and value and (is_portable or not _HIDDEN_VALUE.fullmatch(value)):
+            label = label.strip(" ;:")
+            lines.append(f"{label}: {value}" if label else value)
     return create_structure("infobox", lines)
+
+
+def _get_box_name(box: str) -> str:
+    return normalize_name(box[2:].partition("|")[0].partition("\n")[0].rstrip("}"))
 
 
 def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
@@ -539,10 +551,10 @@ class StructureParser:
     """Finds the structures of the sections of one page."""
 
     def __init__(
-        self, templates: TemplateRenderer, links: LinkRenderer, body: CutText, structures: Collection[StructureName]
+        self, templates: Templates, links: LinkRenderer, body: CutText, structures: Collection[StructureName]
     ) -> None:
         """Parse the requested structures of a page whose tables are already cut from its text."""
-        self._renderer = BoxRenderer(templates)
+        self._templates, self._renderer = templates, BoxRenderer(templates)
         self._expand = Scanner(self._renderer, links, is_dropped_in_box).expand
         self._body, self._structures = body, frozenset(structures)
 
@@ -550,7 +562,7 @@ class StructureParser:
         """Return a section's markup without its long lists, and its structures."""
         raw, structures = section.body, list[Structure | None]()
         if "infobox" in self._structures:
-            structures += [parse_box(self._expand, self._renderer, box) for box in find_boxes(raw)]
+            structures += map(self._parse_box, find_boxes(raw, self._templates))
         for table in self._body.select(section.start, section.start + len(raw)):
             parse = parse_wiki_table if table.lstrip(" \t:*#").startswith("{|") else parse_html_table
             grid = parse(self._expand(table))
@@ -560,6 +572,10 @@ class StructureParser:
             raw, lists = cut_lists(raw)
             structures += [self._clean_list(raw_list) for raw_list in lists]
         return raw, [structure for structure in structures if structure is not None]
+
+    def _parse_box(self, box: str) -> Structure | None:
+        is_portable = self._templates.has_infobox(_get_box_name(box))
+        return parse_box(self._expand, self._renderer, box, is_portable=is_portable)
 
     def _clean_list(self, raw_list: RawList) -> Structure | None:
         texts = [self._expand(text) for text in (raw_list.introduction, *raw_list.items)]

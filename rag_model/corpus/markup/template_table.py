@@ -8,6 +8,8 @@ results (`merge_templates`). A page then resolves the names that no renderer of 
 * a body without Lua is expanded (`Templates`) if it is small and uses only parameters, `#if`,
   `#ifeq`, `#switch` and the functions of `templates`
 * a table, a box, a notice, a note or a picture shows no text
+* a portable infobox (`<infobox>`, as on Fandom's wikis) shows no text either, and if infoboxes are
+  requested, its fields with their labels
 
 Other templates are not in the table and are judged by their parameters. The results of a part and
 the table are bounded in size: a part leaves out its last templates, the table the longest bodies.
@@ -18,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 from rag_model.corpus.language_names import get_names
@@ -27,24 +30,27 @@ from rag_model.corpus.markup.templates import is_dropped, is_known, normalize_na
 from rag_model.corpus.records import Page
 from rag_model.digest import canonical_json, digest_chunks
 
-VERSION = 1  # increase it when the same pages would give another table
+VERSION = 2  # increase it when the same pages would give another table
 TEMPLATE, _MESSAGE = 10, 8  # namespaces that are read
 MAX_BODY = 2_000  # characters of a body that is expanded
 _MAX_PART_BYTES = MAX_TABLE_BYTES = 8 << 20  # some 150,000 templates
 _MAX_HOPS = 5  # maximum length of a chain of redirects; MediaWiki follows one
 
-Kind = Literal["alias", "body", "box", "disambiguation"]
+Kind = Literal["alias", "body", "box", "disambiguation", "infobox"]
 NAMESPACES = (TEMPLATE, _MESSAGE)
 _DISAMBIGUATION_LIST = "disambiguationspage"  # the message that lists templates
 
 
 class TemplateEntry(NamedTuple):
-    """What a template shows: `value` is the name that it stands for, or its body."""
+    """What a template shows: `value` is the name that it stands for, its body, or the fields of a
+    portable infobox as JSON.
+    """
 
     kind: Kind
     value: str = ""
 
 
+_TEXTLESS = TemplateEntry("box")
 _NO_INCLUDE = re.compile(r"<noinclude\b[^<>]*>.*?(?:</noinclude\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _ONLY_INCLUDE = re.compile(r"<onlyinclude\b[^<>]*>(.*?)</onlyinclude\s*>", re.IGNORECASE | re.DOTALL)
 _INCLUDE_TAG = re.compile(r"</?(?:include|onlyinclude|noinclude)(?:only)?\b[^<>]*>", re.IGNORECASE)
@@ -116,8 +122,9 @@ def _classify(text: str) -> TemplateEntry | list[str] | None:
         return TemplateEntry("disambiguation")
     parts = _ONLY_INCLUDE.findall(text)
     body = _INCLUDE_TAG.sub("", "".join(parts) if parts else _NO_INCLUDE.sub("", text))
-    if _BOX.search(body):
-        return TemplateEntry("box")
+    is_infobox = _INFOBOX.search(body) is not None
+    if is_infobox or _BOX.search(body):
+        return TemplateEntry("infobox", canonical_json(parse_infobox(body)).decode()) if is_infobox else _TEXTLESS
     body = strip_extensions(body).strip()
     if lua := _LUA.search(body):
         module = normalize_name(lua[1])
@@ -127,6 +134,35 @@ def _classify(text: str) -> TemplateEntry | list[str] | None:
     if (call := _FIRST_CALL.match(body)) and is_dropped(call[1]):
         return TemplateEntry("box")
     return None if len(body) > MAX_BODY or _UNSUPPORTED.search(body) else TemplateEntry("body", body)
+
+
+_INFOBOX = re.compile(r"<infobox\b", re.IGNORECASE)
+_INFOBOX_TAG = re.compile(r"<(/?)(title|data|image|label|default|format)\b([^<>]*)>", re.IGNORECASE)
+_SOURCE = re.compile(r"\bsource\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
+_MAX_FIELDS, _MAX_FIELD_TEXT = 200, 500  # characters of a label, a default or a format
+
+
+def parse_infobox(body: str) -> list[list[str]]:
+    """Return the fields of a portable infobox: the parameter, label, default and format of each.
+
+    The label of its title is empty. Pictures, headers and navigation are no fields.
+
+    >>> parse_infobox('<infobox><data source="hp"><label>Health</label><format>{{{hp}}} HP</format></data></infobox>')
+    [['hp', 'Health', '', '{{{hp}}} HP']]
+    """
+    fields: list[list[str]] = []
+    is_open = False
+    for start, end in pairwise([*_INFOBOX_TAG.finditer(body), None]):
+        closes, name, attributes = start[1], start[2].lower(), start[3]
+        if name in ("title", "data", "image"):
+            is_open = not closes and name != "image" and not attributes.endswith("/") and len(fields) < _MAX_FIELDS
+            source = _SOURCE.search(attributes)
+            if not closes and name != "image" and len(fields) < _MAX_FIELDS:
+                fields.append([(source[1] or source[2] or "").strip() if source else "", "", "", ""])
+        elif is_open and not closes and end is not None:
+            text = body[start.end() : end.start()].strip()
+            fields[-1][1 + ("label", "default", "format").index(name)] = text[:_MAX_FIELD_TEXT]
+    return fields
 
 
 def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable":
@@ -148,7 +184,7 @@ def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable"
         *_, last = _follow_redirects(target, redirects)
         if not is_known(name) and (is_known(last) or last in entries):
             final = entries.get(last, TemplateEntry("alias", last))
-            entries[name] = final if final.kind in {"alias", "disambiguation", "box"} else TemplateEntry("alias", last)
+            entries[name] = final if final.kind not in {"body", "infobox"} else TemplateEntry("alias", last)
     bytes_left, kept_entries = MAX_TABLE_BYTES, dict[str, TemplateEntry]()
     for name, entry in sorted(entries.items(), key=lambda item: (len(item[1].value), item)):
         bytes_left -= len(name.encode()) + len(entry.value.encode())

@@ -9,6 +9,7 @@ contains a list (`choose_prose`). If the templates of the wiki are known (`templ
 name is resolved or its body is expanded instead, within a budget for each page.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -167,6 +168,38 @@ class Templates:
                 return self.render([local_name, *arguments[1:]], inside=inside)
             return _render_function(arguments) or GAP
         return ("" if is_dropped(name) else self._render_unknown(name, arguments[1:], inside=inside)) or GAP
+
+    def has_infobox(self, name: str) -> bool:
+        """Return whether the wiki defines a portable infobox of this normalised name."""
+        return self._find_infobox(name) is not None
+
+    def list_infobox_fields(self, name: str, arguments: list[str]) -> list[tuple[str, str]] | None:
+        """Return the labels and values of a portable infobox; None if the template is none."""
+        infobox = self._find_infobox(name)
+        if infobox is None:
+            return None
+        call = parse_call(name, arguments, self._language)
+        fields: list[tuple[str, str]] = []
+        for source, label, default, value_format in json.loads(infobox):
+            value = call.params.get(source, "")
+            text = default if not value else value_format
+            words = self._expand_body(text, call) if text else value
+            if words and (label or words != self._title):
+                fields.append((self._expand_body(label, call) or "", words))
+        return fields
+
+    def _find_infobox(self, name: str) -> str | None:
+        if self._use is None:
+            return None
+        entry = self._use.table.entries.get(name)
+        names = [name]
+        if entry is not None and entry.kind == "alias":
+            names.append(entry.value)
+            entry = self._use.table.entries.get(entry.value)
+        if entry is None or entry.kind != "infobox":
+            return None
+        self._use.names.update(names)
+        return entry.value
 
     def _render_unknown(self, name: str, arguments: list[str], *, inside: bool) -> str:
         call = parse_call(name, arguments, self._language)

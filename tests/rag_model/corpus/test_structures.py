@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
+from rag_model.corpus.markup.template_table import TemplateTable, merge_templates, read_templates
+from rag_model.corpus.markup.templates import use_templates
 from rag_model.corpus.passage_delta import apply_delta, write_delta
 from rag_model.corpus.passages import KIND_SCHEMA, PASSAGE_SCHEMA, PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Passage, Siteinfo, Structure
+from rag_model.corpus.records import Page, Passage, Siteinfo, Structure
 from rag_model.corpus.redact import PartFiles, redact_part
 from rag_model.corpus.rendered_html import clean_html
 from rag_model.corpus.wikitext import clean_wikitext
@@ -235,3 +237,38 @@ def test_an_unknown_structure_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'pictures': choose from tables, infobox, lists"):
         ChunkRecipe(structures=("pictures",))  # type: ignore[arg-type]
     assert ChunkRecipe(structures=("tables", "infobox", "tables")).to_json()["structures"] == ["infobox", "tables"]
+
+
+MONSTER = """<infobox layout="stacked"><title source="name"><default>{{PAGENAME}}</default></title>
+<image source="image"><caption source="caption"/></image><group><header>Stats</header>
+<data source="hp"><label>[[Health|HP]]</label><format>{{{hp}}} points</format></data>
+<data source="members"><label>Members</label></data><data source="place"><label>Place</label><default>Unknown</default>
+</data><data source='size'/></group><navigation>[[All]]</navigation></infobox><noinclude>How to use.</noinclude>"""
+
+
+@pytest.mark.parametrize(
+    ("call", "rows"),
+    [
+        (
+            "{{Monster\n| name = Cow\n| image = Cow.png\n| hp = 8\n| members = No\n}}",
+            ["HP: 8 points", "Members: No", "Place: Unknown"],
+        ),
+        ("{{Mob|name=Red cow|place={{ubl|A|[[B]]}}|size=Big}}", ["Red cow", "Place: A; B", "Big"]),
+        ("{{Template:monster}}", ["Place: Unknown"]),
+    ],
+)  # fmt: skip
+def test_a_portable_infobox_becomes_fields_with_its_labels(call: str, rows: list[str]) -> None:
+    texts = {"Template:Monster": MONSTER, "Template:Mob": "#REDIRECT [[Template:Monster]]"}
+    pages = [Page(i, 1, None, 10, title, False, "wikitext", text) for i, (title, text) in enumerate(texts.items())]
+    table = merge_templates([read_templates(pages, "en", {"template": 10})])
+    with use_templates(TemplateTable.from_bytes(table.to_bytes())) as use:
+        for names in ((), ALL):
+            (section,) = clean_wikitext(f"{call}\nA cow is here.", SITE, "Cow", structures=names)
+            assert section.text == "A cow is here."
+            assert [each.rows for each in section.structures] == ([tuple(rows)] if names else [])
+    assert "monster" in use.names, "the article is chunked again if the infobox changes"
+
+
+def test_an_infobox_in_a_page_is_no_prose() -> None:
+    (section,) = clean_wikitext("<infobox><data><label>A</label><default>B</default></data></infobox>Text", SITE)
+    assert section.text == "Text"
