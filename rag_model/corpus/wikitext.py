@@ -29,6 +29,7 @@ references and links (`blocks.APPARATUS_HEADINGS`) are dropped, as in DPR.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from urllib.parse import unquote
 
 from rag_model.corpus.markup.blocks import (
     RawSection,
@@ -73,6 +74,8 @@ class Links:
     def render(self, arguments: list[str]) -> str:
         """Return the visible text of a link from the texts between its bars, the target first."""
         target = arguments[0].strip()
+        if target[:1] == "[" and not _ADDRESS.match(target, 1):  # `[[[a|b]]]` is no link
+            return protect_character("|".join(arguments), "|")
         if target[:1] == ":":
             return self._get_shown_text(target[1:], arguments)
         prefix, colon, _ = target.partition(":")
@@ -91,9 +94,19 @@ class Links:
             words = "|".join(arguments).partition(" ")[2].strip()
             return f"{protect('[')}{protect_character(words, '|')}{protect(']')}" if words else ""
         if len(arguments) == 1:
-            return protect_character(target.replace("_", " "), "'")
-        words = protect_character("|".join(arguments[1:]), "|")
-        return render_apostrophes(words) if words.strip() else _QUALIFIER.sub("", target.rpartition(":")[2])
+            title = _decode_title(target) if "%" in target else target
+            words = protect_character(title.replace("_", " "), "'")
+        elif words := protect_character("|".join(arguments[1:]), "|"):
+            words = render_apostrophes(words)
+        else:
+            words = _QUALIFIER.sub("", target.rpartition(":")[2])
+        return protect_character(words, ":") if ":" in words else words
+
+
+def _decode_title(target: str) -> str:
+    """Decode a title with `%27`; its characters are text even if they look like markup."""
+    title = " ".join(remove_noncharacters(unquote(target)).replace("_", " ").split())
+    return target if "%" in title or "\0" in title else protect(title)
 
 
 _MARKS = re.compile(f"([{LINK_START}{LINK_END}])")

@@ -24,23 +24,25 @@ _INLINE = (
 )
 _BLOCKS = frozenset(_BLOCK.split())
 _TAG = re.compile(rf"</?({'|'.join([*_BLOCK.split(), *_INLINE.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)
-_HIDDEN = re.compile(r"<span(?=[^<>]*?display:\s*none)[^<>]*+>[^<>]*+</span>", re.IGNORECASE)
+_HIDDEN = re.compile(r"<(span|div|p|small)\b(?=[^<>]*?display:\s*none)[^<>]*+>[^<>]*+</\1>", re.IGNORECASE)
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
 _EXTERNAL = re.compile(
     r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//|(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):)"
-    r"(?:[^\s\[\]<>\"']|'(?!'))*+([^\]\n]*+)\]",  # an address ends before markup; the words may hold a bracket
+    r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"']|'(?!'))*+"  # an address ends before markup
+    r"([^\]\n]*+)\]",  # the words may hold a bracket
     re.IGNORECASE,
 )
 _QUOTES = re.compile(r"('{2,})")
 _SWITCH = re.compile(r"__([^\W\d_]\w{1,60}?)__")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|(\w{2,32}));")
-_TERM = re.compile(r"^[:*#]*;([^\n:]*): ", re.MULTILINE)
-_LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
+# A term and its meaning: the first colon that is not in a link or an address divides them.
+_TERM = re.compile(r"^[:*#;]++(?<=;) *+((?:[^\n:]|:(?=//))*+):++ *+", re.MULTILINE)
+_LIST = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
-_VARIANT_START = re.compile(r"-\{(?!\{)")  # not the start of a template: `10-{{x}}`
+_VARIANT_START = re.compile(r"-\{(?=\w[^{}\n]*\}-)")
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
-_STRAY_ROWS = re.compile(r"^[ \t]*\|[-+}].*$", re.MULTILINE)  # without an unclosed table, cells are text
+_STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)  # without an unclosed table, cells are text
 _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[\[\]{}<]")  # text without these characters has no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
@@ -91,7 +93,7 @@ def to_plain_text(text: str) -> str:
     if "-{" in text:
         text = render_variants(text)
     cells = _CELLS if "{|" in text else _STRAY_ROWS
-    text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", cells.sub("", text))))
+    text = _LIST.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cells.sub("", text))))
     text = _close_gaps(text)
     if "__" in text:
         text = _SWITCH.sub(_render_switch, text)
@@ -152,6 +154,11 @@ def _tidy(text: str) -> str:
     return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
 
 
+def _render_term(term: re.Match[str]) -> str:
+    words = term[1].strip()
+    return f"{words}: " if words else ""
+
+
 def _render_superscript(superscript: re.Match[str]) -> str:
     text = html.unescape(superscript[1]).strip()
     return (
@@ -174,7 +181,8 @@ def _render_external_links(text: str) -> str:
 
 
 def _render_external_link(link: re.Match[str]) -> str:
-    return protect_character(link[1].strip(), "|")  # `|` at the start of a line would be a table cell
+    # `|` at the start of a line would be a table cell, and `:` would end a term.
+    return protect_character(protect_character(link[1].strip(), "|"), ":")
 
 
 def render_apostrophes(text: str) -> str:

@@ -100,7 +100,9 @@ class Scanner:
             if kind is None:
                 offset = self._process_bracket(frames, text, token[0], end)
                 continue
-            if kind == 3:
+            if kind == 3 and token[3] == "!" and frames[-1].braces == 0:
+                frames[-1].end_argument()  # `[[target{{!}}words]]`
+            elif kind == 3:
                 pieces.append(self._template(token[3].split("|"), inside=_is_inside(text, start)))
             else:
                 pieces.append(self._render_link(frames, [token[1]] if kind == 1 else [token[1], token[2]]))
@@ -143,6 +145,7 @@ class Scanner:
         """Close the innermost link; drop a `]]` that closes no link or crosses a template."""
         link = frames[-1]
         if link.braces:
+            link.pieces.append("]]")  # the first may end an external link
             return end
         if text[end : end + 1] == "]" and "[" in "".join(link.pieces):  # [[File:…|from [http://…]]]
             link.pieces.append("]")
