@@ -31,7 +31,7 @@ def build_structure_passages(
         for structure in section.structures:
             number = counts[structure.kind] = counts.get(structure.kind, -1) + 1
             position = f"{anchor}.{structure.kind}{number}".lstrip(".")
-            for piece, (start, text, n_words) in enumerate(_iter_texts(section.heading, structure, words)):
+            for piece, (start, text, n_words) in enumerate(group_rows(structure, words, section.heading)):
                 passage_id = f"{article.page_id}:{position}.{piece}"
                 while passage_id in used_ids:  # the heading of another section equals this position
                     passage_id += "_"
@@ -51,8 +51,8 @@ def build_structure_passages(
                 )
 
 
-def _iter_texts(heading: str, structure: Structure, max_words: int) -> Iterator[tuple[int, str, int]]:
-    """Yield the words of the rows before each passage, its text, and its number of words."""
+def group_rows(structure: Structure, max_words: int, heading: str = "") -> Iterator[tuple[int, str, int]]:
+    """Yield the number of words of the rows before each passage, its text, and its number of words."""
     head = _fit_head([heading, *structure.head], max_words)
     head_words = sum(map(_count_words, head))
     lines, size, start = list[str](), 0, 0

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from rag_model.corpus.chunkers.chunker import MAX_HEADING
+from rag_model.corpus.chunkers.structures import DEFAULT_WORDS, group_rows
 from rag_model.corpus.dump_formats.dump_format import (
     BUILT_IN_FORMATS,
     FORMATS,
@@ -24,7 +25,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     get_format,
 )
 from rag_model.corpus.dump_formats.record_format import Record, RecordFormat
-from rag_model.corpus.records import MAX_ID, Plan, is_wiki_site
+from rag_model.corpus.records import MAX_ID, Plan, Structure, is_wiki_site
 from rag_model.corpus.source import FolderEntry, basename, expand_pattern, get_size, get_url, list_folder, read_bytes
 from rag_model.errors import InputError
 
@@ -190,6 +191,17 @@ class SectionBuilder:
             self._blocks[-1] += "\n" + "\n".join(lines)  # the last block introduces it
         elif lines:
             self._blocks.append("\n".join(lines))
+
+    def add_table(self, head: Sequence[str], rows: Sequence[str]) -> None:
+        """Add a table; each group of rows of a long one repeats the head, as in tables of a wiki."""
+        words = " ".join([*head, *rows]).split()
+        if head and rows and len(words) > DEFAULT_WORDS:
+            # Chunkers of documents count the bars between cells, which `group_rows` does not.
+            max_words = DEFAULT_WORDS * (len(words) - words.count("|")) // len(words)
+            for _, text, _ in group_rows(Structure("table", tuple(rows), tuple(head)), max(max_words, 1)):
+                self.add_block(text)
+        else:
+            self.add_block("\n".join([*head, *rows]))
 
     def finish(self) -> list[tuple[str, str]]:
         """End the last section, and return all sections."""

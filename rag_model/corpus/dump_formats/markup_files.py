@@ -45,7 +45,7 @@ _SKIPPED_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
 class Markdown(DocumentFiles):
     """Files of CommonMark with tables, whose front matter gives a title, a description and a date."""
 
-    version = f"1, {format_versions('markdown-it-py')}"
+    version = f"2, {format_versions('markdown-it-py')}"
     endings = frozenset({".md", ".markdown"})
     max_bytes = 2 << 20
 
@@ -134,11 +134,12 @@ class _TokenReader:
                 self._add_text(_render_text(token))
 
     def _close_block(self) -> None:
-        if not self._is_in_table:
+        is_table, self._is_in_table = self._is_in_table, False
+        if not is_table:
             self._lists.pop()
-        self._is_in_table = False
         if not self._lists:
-            self._builder.add_block("\n".join(self._lines))
+            n_headers = 1 if is_table else 0
+            self._builder.add_table(self._lines[:n_headers], self._lines[n_headers:])
             self._lines.clear()
 
     def _add_text(self, text: str) -> None:
@@ -175,7 +176,7 @@ def _render_inline(token: "Token") -> str:
 class HtmlPages(DocumentFiles):
     """Pages of HTML: headings, paragraphs, lists, tables and code of the main part of each page."""
 
-    version = f"1, {format_versions('lxml')}"
+    version = f"2, {format_versions('lxml')}"
     endings = frozenset({".html", ".htm", ".xhtml"})
     max_bytes = 8 << 20
 
@@ -253,11 +254,7 @@ class _ElementReader:
             self._add_block("".join(element.itertext()))
             return True
         if name == "table" and all(element.find(f".//{tag}") is None for tag in _LAYOUT_TAGS):
-            rows = (
-                [" ".join("".join(cell.itertext()).split()) for cell in row if cell.tag in {"td", "th"}]
-                for row in element.iter("tr")
-            )
-            self._add_block("\n".join(" | ".join(row) for row in rows if any(row)))
+            self._add_table(element)
             return True
         is_hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true"
         return name in _SKIPPED_TAGS or element.get("role") in _SKIPPED_ROLES or is_hidden
@@ -296,6 +293,22 @@ class _ElementReader:
         else:
             self._end_block()
             self._builder.add_block(text)
+
+    def _add_table(self, element: Any) -> None:
+        caption = " ".join("".join(element.xpath("caption//text()")).split())
+        lines = [caption] if caption else []
+        n_headers = len(lines)
+        for row in element.iter("tr"):
+            cells = [cell for cell in row if cell.tag in {"td", "th"}]
+            texts = [" ".join("".join(cell.itertext()).split()) for cell in cells]
+            if any(texts):
+                n_headers += n_headers == len(lines) and all(cell.tag == "th" for cell in cells)
+                lines.append(" | ".join(texts))
+        if self._lists:
+            self._add_block("\n".join(lines))
+        else:
+            self._end_block()
+            self._builder.add_table(lines[:n_headers], lines[n_headers:])
 
     def _add_text(self, text: str | None) -> None:
         words = _BLANKS.sub(" ", text or "")

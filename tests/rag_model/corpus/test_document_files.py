@@ -143,6 +143,31 @@ def test_a_section_a_table_and_code_that_fit_are_not_cut(tmp_path: Path) -> None
     assert texts[-1] == "Two\nShort."
 
 
+ROWS = [(f"name {i}", str(i), "a value" if i % 3 else "") for i in range(80)]
+LONG_TABLES = {
+    "a.md": "# T\n\nThe table:\n\n| Name | Number | Text |\n| --- | --- | --- |\n"
+    + "".join(f"| {' | '.join(row)} |\n" for row in ROWS),
+    "a.html": "<h1>T</h1><p>The table:</p><table><caption>Names</caption><thead><tr><th>Name<th>Number<th>Text</thead>"
+    + "".join(f"<tr><td>{'<td>'.join(row)}</tr>" for row in ROWS)
+    + "</table>",
+}
+
+
+@pytest.mark.parametrize("name", LONG_TABLES)
+def test_each_passage_of_a_long_table_names_its_columns(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(LONG_TABLES[name])
+    passages = list_passages(tmp_path / name, tmp_path / "work")
+    assert len(passages) > 3
+    head = ["Name | Number | Text"] if name == "a.md" else ["Names", "Name | Number | Text"]
+    rows: list[str] = []
+    for passage in passages:
+        assert len(passage.text.split()) <= 120
+        lines = passage.text[passage.text.index(head[0]) :].split("\n")
+        assert lines[: len(head)] == head
+        rows += lines[len(head) :]
+    assert rows == [" | ".join(row).rstrip() for row in ROWS]
+
+
 def test_tags_of_front_matter_are_categories_of_passages(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("---\ntags: [setup]\naliases: [First steps]\n---\n# A\n\n    x = 1\n    y = 2\n")
     (passage,) = list_passages(tmp_path / "a.md", tmp_path / "work", metadata=("categories", "aliases"))
