@@ -20,7 +20,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 from rag_model.corpus.language_names import get_names
@@ -152,7 +151,8 @@ def parse_infobox(body: str) -> list[list[str]]:
     """
     fields: list[list[str]] = []
     is_open = False
-    for start, end in pairwise([*_INFOBOX_TAG.finditer(body), None]):
+    tags = list(_INFOBOX_TAG.finditer(body))
+    for start, end in zip(tags, [*tags[1:], None], strict=True):
         closes, name, attributes = start[1], start[2].lower(), start[3]
         if name in ("title", "data", "image"):
             is_open = not closes and name != "image" and not attributes.endswith("/") and len(fields) < _MAX_FIELDS
