@@ -221,6 +221,8 @@ def _render_quoted_line(line: str) -> str:
 def _close_gaps(text: str) -> str:
     if GAP not in text:
         return text
+    for point in ".,;":  # typed before a reference: `thinking .<ref>`
+        text = text.replace(f" {point}{GAP}", f"{point}{GAP}")
     return _GAPS.sub(_close_gap, _COMMA_GAP.sub(GAP, text).replace(f" {GAP}", f"{GAP} "))
 
 
