@@ -134,7 +134,7 @@ def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
     return store.blobs.put_bytes(table.to_bytes()) if table else None
 
 
-_MAX_FILE_REDIRECTS = 1 << 19  # redirects in one sorted file, which a worker has in memory: 200 MB
+_MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file, whose sorting takes 150 MB
 _MERGED_PER_SECOND = 2e5  # redirects
 _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properties
 
