@@ -21,7 +21,7 @@ from flows.outcome import BuildOutcome
 from flows.parameters import Url
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import StageClock, deployment_flow, stage
-from rag_model.corpus.dump_catalog import ARTICLES_JOB, fetch_dump, find_newest
+from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest
 from rag_model.corpus.records import is_wiki_site
 from rag_model.errors import UsageError
 from rag_model.resources import RunLimits
@@ -104,7 +104,8 @@ def watch(
     else:
         with clock("look"):
             known_date = get_dump_date(target, ref)
-            new_dump = find_new_dump(wiki, known_date, job)
+            tables = [PROPERTIES_JOB] if recipe and "wikidata" in recipe.chunk.metadata else []
+            new_dump = find_new_dump(wiki, known_date, job, tables)
         new_date = new_dump.date if new_dump else None
         if new_dump:
             with clock("download") as on_progress:

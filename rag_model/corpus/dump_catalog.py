@@ -10,7 +10,7 @@ import io
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -134,7 +134,8 @@ def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
 # Current text of all articles, in streams of 100 pages, with an offset index.
 ARTICLES_JOB = "articlesmultistreamdump"
 _RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.bz2")
+PROPERTIES_JOB = "pagepropstable"  # properties of pages, such as their Wikidata items
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.(?:bz2|sql\.gz)")
 _DIGEST = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
 _MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
 _MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of such a page, after the first minute
@@ -161,7 +162,7 @@ class PublishedDump:
     """A complete dump."""
 
     date: str  # yyyymmdd
-    files: tuple[DumpFile, ...]  # streams and their offset indexes
+    files: tuple[DumpFile, ...]  # streams, their offset indexes, and requested tables
 
     @property
     def size(self) -> int:
@@ -169,13 +170,16 @@ class PublishedDump:
         return sum(file.size for file in self.files)
 
 
-def find_newest(wiki: str, after: str = "", job: str = ARTICLES_JOB) -> PublishedDump | None:
+def find_newest(
+    wiki: str, after: str = "", job: str = ARTICLES_JOB, tables: Sequence[str] = ()
+) -> PublishedDump | None:
     """Return the newest complete dump after a date, or None; one request if there is no new run.
 
     Args:
         wiki: URL of a wiki's dumps, such as `https://dumps.wikimedia.org/enwiki/`.
         after: date of the newest known dump, yyyymmdd.
         job: job of a run whose files to list.
+        tables: further jobs, which must be done too and whose files are listed after the others.
 
     Raises:
         InputError: The server is unreachable, or its response is not a list of dumps or a dump
@@ -187,7 +191,7 @@ def find_newest(wiki: str, after: str = "", job: str = ARTICLES_JOB) -> Publishe
     if not dates:
         raise InputError(f"{wiki} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
     for date in [date for date in dates if date > after][:_MAX_UNFINISHED_RUNS]:
-        if published := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, job):
+        if published := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, [job, *tables]):
             return published
     return None
 
@@ -213,7 +217,7 @@ def fetch_dump(published: PublishedDump, folder: Path, on_progress: OnProgress =
                 raise ResourceError(f"cannot write {folder / file.name}: {error.strerror}") from error
         done_bytes += file.size
         on_progress(done_bytes, published.size)
-    streams = [file.name for file in published.files if "-index" not in file.name]
+    streams = [file.name for file in published.files if ".xml" in file.name]
     return str(folder / (streams[0] if len(streams) == 1 else "*.xml*.bz2"))
 
 
@@ -253,20 +257,21 @@ def _check_disk_space(published: PublishedDump, folder: Path) -> None:
         )
 
 
-def _read_status(url: str, date: str, job: str) -> PublishedDump | None:
-    """Read the status of a run; None if the job is not done or there is no status yet."""
+def _read_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump | None:
+    """Read the status of a run; None if a job is not done or there is no status yet."""
     try:
         jobs = parse_json(_read_page(url, missing="{}")).get("jobs", {})
-        job_status = jobs.get(job, {})
-        if job_status.get("status") != "done":
+        statuses = [jobs.get(name, {}) for name in job_names]
+        if any(status.get("status") != "done" for status in statuses):
             return None
-        files = tuple(_parse_file_entry(url, name, facts) for name, facts in sorted(job_status["files"].items()))
+        entries = [entry for status in statuses for entry in sorted(status["files"].items())]
+        files = tuple(_parse_file_entry(url, name, facts) for name, facts in entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{url} is not the status of a dump ({type(error).__name__}: {error}): try again later"
         ) from error
     if not files:
-        raise UnreachableError(f"{url} says that {job} is done but lists no files: try again later")
+        raise UnreachableError(f"{url} says that {job_names[0]} is done but lists no files: try again later")
     return PublishedDump(date, files)
 
 

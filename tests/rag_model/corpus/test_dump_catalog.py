@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_model.corpus.dump_catalog import ARTICLES_JOB, fetch_dump, find_newest
+from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest
 from rag_model.errors import InputError, ResourceError
 from tests.fixtures.wikimedia import MEGABYTE, Site, serving
 
@@ -38,6 +38,19 @@ def test_a_complete_dump_is_found_and_fetched(site: Site, tmp_path: Path) -> Non
         assert (tmp_path / "20261001" / name).read_bytes() == site.pages[f"/testwiki/20261001/{name}"]
     assert told[-1] == (600_000, 600_000)
     assert told == sorted(told)
+
+
+def test_a_requested_table_is_part_of_the_dump(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001")
+    assert find_newest(site.url, tables=[PROPERTIES_JOB]) is None, "the table is not written yet"
+    name = "testwiki-20261001-page_props.sql.gz"
+    site.run("20261001", {name: b"rows"}, job=PROPERTIES_JOB)
+    found = find_newest(site.url, tables=[PROPERTIES_JOB])
+    assert found is not None
+    glob = fetch_dump(found, tmp_path)
+    assert Path(glob).name == NAMES[0].format("20261001")
+    assert (tmp_path / name).read_bytes() == b"rows"
+    assert [file.name for file in find_newest(site.url).files] == sorted(each.format("20261001") for each in NAMES)  # type: ignore[union-attr]
 
 
 def test_nothing_new_costs_one_request(site: Site) -> None:
