@@ -20,7 +20,7 @@ import psutil
 import pytest
 import s3fs
 
-from beam_jobs.workers import START_VARIABLE, UNUSED_MODULES
+from beam_jobs.workers import START_VARIABLE
 from flows.rebuild import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
@@ -74,7 +74,7 @@ def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> It
     alone = {**environment_of(proxy.url), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         folder, hidden = tmp_path_factory.mktemp("flink"), tmp_path_factory.getbasetemp()
-        with flink(folder, alone, hidden, slots=1, hidden_modules=UNUSED_MODULES) as cluster:
+        with flink(folder, alone, hidden, slots=1) as cluster:
             yield cluster
     except AbsentError as absent:
         missing("flink", str(absent))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.workers import START_VARIABLE, UNUSED_MODULES
+from beam_jobs.workers import START_VARIABLE
 from tests.benchmarks.flink_cluster import DEADLINE, AbsentError, until
 from tests.benchmarks.flink_hosts import LAUNCHER, STORE, FlinkHosts, flink_hosts
 from tests.benchmarks.hosts import Host, NoHostsError
@@ -48,7 +48,7 @@ def cluster(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The hosts; the store has the dump, and the launcher an encoder and a recipe."""
     folder, hidden = tmp_path_factory.mktemp("hosts"), tmp_path_factory.getbasetemp()
     try:
-        with flink_hosts(folder, hidden, REACHES_STORE, UNUSED_MODULES) as cluster:
+        with flink_hosts(folder, hidden, REACHES_STORE) as cluster:
             launcher, store = cluster.hosts[LAUNCHER], cluster.hosts[STORE]
             save_bert(launcher.folder / "tiny")
             (launcher.folder / "recipe.toml").write_text(RECIPE)

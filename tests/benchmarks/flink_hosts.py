@@ -3,7 +3,7 @@
 Each host of workers has a TaskManager and, for it alone, a pool of Python workers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,16 +51,13 @@ class FlinkHosts:
 
 
 @contextmanager
-def flink_hosts(
-    folder: Path, hidden: Path, environment: Mapping[str, str], hidden_modules: Sequence[str] = ()
-) -> Iterator[FlinkHosts]:
+def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> Iterator[FlinkHosts]:
     """Run a cluster whose hosts' folders lie in `folder`; a host for the store is there, and empty.
 
     Args:
         folder: an empty one within `hidden`.
         hidden: what no host sees, as of `hosts`.
         environment: of the workers.
-        hidden_modules: as of `Flink`.
 
     Raises:
         AbsentError: Flink, Java or Beam's jars are not here.
@@ -76,7 +73,7 @@ def flink_hosts(
         def node(name: str) -> Flink:
             host = made[name]
             settings: dict[str, Any] = {**SETTINGS, "taskmanager.host": name}
-            return Flink(host.folder, classpath, jar, 8081, 50000, host.enter, settings, hidden_modules)
+            return Flink(host.folder, classpath, jar, 8081, 50000, host.enter, settings)
 
         cluster = FlinkHosts(made, node(MANAGER), {name: node(name) for name in WORKERS}, node(MANAGER).flags)
         parts = {MANAGER: cluster.manager, **cluster.workers}
@@ -86,8 +83,7 @@ def flink_hosts(
             for name, worker in cluster.workers.items():
                 worker.prepare()
                 worker.start_task_manager()
-                found = {**environment, "PYTHONPATH": worker.search_path}
-                worker.run("pool", worker.pool_command, made[name].environment(found))
+                worker.run("pool", worker.pool_command, made[name].environment(environment))
             until(cluster.complete, "both TaskManagers with their slots, and their pools")
             yield cluster
         except BaseException:

@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter
 from prefect.client.schemas.objects import StateType
 
-from beam_jobs.workers import DEFAULT_VARIABLE, START_VARIABLE, UNUSED_MODULES
+from beam_jobs.workers import DEFAULT_VARIABLE, START_VARIABLE
 from rag_model.store.store import Store
 from tests.benchmarks.flink_cluster import ROOT, AbsentError, Flink, flink
 from tests.fixtures.wanted import missing
@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flink]:
     alone = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         folder, hidden = tmp_path_factory.mktemp("flink"), tmp_path_factory.mktemp("hidden")
-        with flink(folder, alone, hidden, slots=1, hidden_modules=UNUSED_MODULES) as cluster:
+        with flink(folder, alone, hidden, slots=1) as cluster:
             yield cluster
     except AbsentError as absent:
         missing("flink", str(absent))
