@@ -1,11 +1,11 @@
 """A RAG training step beside transformers' `RagSequenceForGeneration` and `RagTokenForGeneration`: same weights, batch.
 
 A step is the question encoder, the generator, the marginal, backward and AdamW. Weights are random: a BART of 6 + 6
-layers of 256 with the real vocabulary of 50,265, a DPR question encoder of 2 layers; without dropout, so that the same
-steps have equal losses. Each side runs in a process of its own, in turns. One JSON line: tokens a second of both and
-their ratio, by CPU seconds, since wall seconds of a busy machine say little; peak anonymous memory and its ratio; the
-losses' largest relative difference. `--device cuda` computes on a GPU, where wall seconds count (`ours_tokens_per_s`);
-`--precision` is that of the products: no (float32), tf32 or bf16.
+layers of 256 with the real vocabulary of 50,265 (`--layers 12 --dim 1024` is BART-large), a DPR question encoder of 2
+layers; without dropout, so that the same steps have equal losses. Each side runs in a process of its own, in turns. One
+JSON line: tokens a second of both and their ratio, by CPU seconds, since wall seconds of a busy machine say little;
+peak anonymous memory and its ratio; the losses' largest relative difference. `--device cuda` computes on a GPU, where
+wall seconds count (`ours_tokens_per_s`); `--precision` is that of the products: no (float32), tf32 or bf16.
 `python tests/benchmarks/bench_rag_step.py [--smoothing 0 .1] [--rounds 3]`, about
 two minutes.
 """
@@ -15,6 +15,7 @@ import json
 import statistics
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import taken
@@ -38,26 +39,58 @@ from transformers import (
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Rag, RagSettings
+from rag_model.generate.rag import Rag, RagSettings, Variant
 
-B, K, CONTEXT, TARGET, DIM, WORDS = 4, 5, 96, 16, 256, 50_265
+K, CONTEXT, TARGET, WORDS = 5, 96, 16, 50_265
+HEAD_DIM = 64
 PEERS = {"sequence": RagSequenceForGeneration, "token": RagTokenForGeneration}
-QUESTIONS = [f"w{number} w{number + 1} w{number + 2} w{number + 3}" for number in range(B)]
 
 
-def write_models(folder: Path, layers: int) -> None:
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What both sides of a comparison are given."""
+
+    kind: str  # sequence or token
+    smoothing: float
+    steps: int
+    questions: int
+    device: str
+    precision: str
+
+    @property
+    def texts(self) -> list[str]:
+        """The questions, of the tokenizer's numbered words."""
+        return [f"w{number} w{number + 1} w{number + 2} w{number + 3}" for number in range(self.questions)]
+
+    def build_batch(self, dim: int) -> tuple[Tensor, Contexts, Targets]:
+        """Return passages' vectors (questions, K, dim), contexts and targets of uneven lengths, padded."""
+        source = torch.Generator().manual_seed(2)
+        vectors = torch.randn(self.questions, K, dim, generator=source)
+        tokens = torch.randint(4, WORDS, (self.questions * K, CONTEXT), generator=source)
+        lengths = torch.randint(CONTEXT // 2, CONTEXT + 1, (self.questions * K, 1), generator=source)
+        mask = torch.arange(CONTEXT) < lengths
+        labels = torch.randint(4, WORDS, (self.questions, TARGET), generator=source)
+        label_lengths = torch.tensor([[TARGET], *[[TARGET // 2]] * (self.questions - 1)])
+        label_mask = torch.arange(TARGET) < label_lengths
+        labels = labels.masked_fill(torch.arange(TARGET) == label_lengths - 1, 2).masked_fill(~label_mask, 1)
+        contexts = Contexts(tokens.masked_fill(~mask, 1).to(self.device), mask.to(self.device), K)
+        return vectors.to(self.device), contexts, Targets(labels.to(self.device), label_mask.to(self.device))
+
+
+def write_models(folder: Path, layers: int, dim: int) -> None:
     """Write both models, with a tokenizer of numbered words."""
     set_seed(1)
-    sizes = {"d_model": DIM, "encoder_ffn_dim": 4 * DIM, "decoder_ffn_dim": 4 * DIM, "vocab_size": WORDS}
+    heads = max(dim // HEAD_DIM, 1)
+    sizes = {"d_model": dim, "encoder_ffn_dim": 4 * dim, "decoder_ffn_dim": 4 * dim, "vocab_size": WORDS}
     shape = {
         f"{part}_{what}": count
         for part in ("encoder", "decoder")
-        for what, count in (("layers", layers), ("attention_heads", 4))
+        for what, count in (("layers", layers), ("attention_heads", heads))
     }
     BartForConditionalGeneration(BartConfig(**sizes, **shape, dropout=0.0)).save_pretrained(folder / "generator")
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    small = {"vocab_size": WORDS, "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": 4}
-    DPRQuestionEncoder(DPRConfig(**small, intermediate_size=4 * DIM, **off)).save_pretrained(folder / "question")
+    small = {"vocab_size": WORDS, "hidden_size": dim, "num_hidden_layers": 2, "num_attention_heads": heads}
+    DPRQuestionEncoder(DPRConfig(**small, intermediate_size=4 * dim, **off)).save_pretrained(folder / "question")
     vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3} | {f"w{number}": number for number in range(4, WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -71,87 +104,67 @@ def write_models(folder: Path, layers: int) -> None:
         (folder / name / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def batch() -> tuple[Tensor, Contexts, Targets]:
-    """Return passages' vectors, contexts and targets of uneven lengths, padded."""
-    source = torch.Generator().manual_seed(2)
-    vectors = torch.randn(B, K, DIM, generator=source)
-    tokens = torch.randint(4, WORDS, (B * K, CONTEXT), generator=source)
-    mask = torch.arange(CONTEXT) < torch.randint(CONTEXT // 2, CONTEXT + 1, (B * K, 1), generator=source)
-    said = torch.randint(4, WORDS, (B, TARGET), generator=source)
-    lengths = torch.tensor([[TARGET], *[[TARGET // 2]] * (B - 1)])
-    real = torch.arange(TARGET) < lengths
-    said = said.masked_fill(torch.arange(TARGET) == lengths - 1, 2)
-    return vectors, Contexts(tokens.masked_fill(~mask, 1), mask, K), Targets(said.masked_fill(~real, 1), real)
-
-
 def in_precision(device: str, precision: str) -> AbstractContextManager[object]:
     """Set the precision of float32 products, and return the context of a forward pass."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     return torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def ours(folder: Path, kind: str, smoothing: float, steps: int, device: str, precision: str) -> list[Step]:
+def ours(folder: Path, settings: StepSettings) -> list[Step]:
     """Train with this library."""
-    question = TrainableEncoder.load(folder / "question", "question", device=device)
-    settings = RagSettings("sequence" if kind == "sequence" else "token", K, label_smoothing=smoothing)
-    rag = Rag(question, load_generator(folder / "generator", device=device, dtype="float32"), settings).train()
-    vectors, contexts, targets = (one.to(device) for one in batch())
-    forward = in_precision(device, precision)
+    question = TrainableEncoder.load(folder / "question", "question", device=settings.device)
+    generator = load_generator(folder / "generator", device=settings.device, dtype="float32")
+    variant: Variant = "sequence" if settings.kind == "sequence" else "token"
+    marginal = RagSettings(variant, K, label_smoothing=settings.smoothing)
+    rag = Rag(question, generator, marginal).train()
+    vectors, contexts, targets = settings.build_batch(question.dim)
+    forward = in_precision(settings.device, settings.precision)
 
     def loss(_: int) -> Tensor:
         with forward:
-            scores = torch.einsum("bd,bkd->bk", rag.embed_questions(QUESTIONS).float(), vectors)
+            scores = torch.einsum("bd,bkd->bk", rag.embed_questions(settings.texts).float(), vectors)
             return rag.loss(scores, contexts, targets).sum()
 
-    return taken.ours(rag, loss, steps, 1e-4, device)
+    return taken.ours(rag, loss, settings.steps, 1e-4, settings.device)
 
 
-def theirs(folder: Path, kind: str, smoothing: float, steps: int, device: str, precision: str) -> list[Step]:
+def theirs(folder: Path, settings: StepSettings) -> list[Step]:
     """Train with transformers' class."""
     question = DPRQuestionEncoder.from_pretrained(folder / "question")
     generator = AutoModelForSeq2SeqLM.from_pretrained(folder / "generator")
     config = RagConfig.from_question_encoder_generator_configs(
-        question.config, generator.config, n_docs=K, label_smoothing=smoothing, reduce_loss=True
+        question.config, generator.config, n_docs=K, label_smoothing=settings.smoothing, reduce_loss=True
     )
-    rag = PEERS[kind](config, question, generator).train().to(device)
+    rag = PEERS[settings.kind](config, question, generator).train().to(settings.device)
     tokenizer = Tokenizer.from_file(str(folder / "question" / "tokenizer.json"))
-    asked = torch.tensor([one.ids for one in tokenizer.encode_batch(QUESTIONS)], device=device)
-    vectors, contexts, targets = (one.to(device) for one in batch())
-    labels = torch.cat([torch.full((B, 1), 2, device=device), targets.tokens], 1)
+    question_ids = torch.tensor([one.ids for one in tokenizer.encode_batch(settings.texts)], device=settings.device)
+    vectors, contexts, targets = settings.build_batch(question.config.hidden_size)
+    starts = torch.full((settings.questions, 1), 2, device=settings.device)
+    labels = torch.cat([starts, targets.tokens], 1)
     mask = contexts.mask.long()
-    forward = in_precision(device, precision)
+    forward = in_precision(settings.device, settings.precision)
 
     def loss(_: int) -> Tensor:
         with forward:
-            scores = torch.einsum("bd,bkd->bk", rag.question_encoder(asked).pooler_output.float(), vectors)
-            given = {"context_input_ids": contexts.tokens, "context_attention_mask": mask, "doc_scores": scores}
-            found: Tensor = rag(**given, labels=labels).loss
-            return found
+            scores = torch.einsum("bd,bkd->bk", rag.question_encoder(question_ids).pooler_output.float(), vectors)
+            inputs = {"context_input_ids": contexts.tokens, "context_attention_mask": mask, "doc_scores": scores}
+            result: Tensor = rag(**inputs, labels=labels).loss
+            return result
 
-    return taken.plain(rag, loss, steps, 1e-4)
+    return taken.plain(rag, loss, settings.steps, 1e-4)
 
 
-def compare(folder: Path, kind: str, smoothing: float, options: argparse.Namespace) -> dict[str, object]:
+def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> dict[str, object]:
     """Run both in turns; the first step of each process is a warm-up."""
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         for side in (ours, theirs):
-            spent = alone(
-                side,
-                folder,
-                kind,
-                smoothing,
-                options.steps + 1,
-                options.device,
-                options.precision,
-                threads=options.threads,
-            )
-            runs[side.__name__].append(spent)
+            runs[side.__name__].append(alone(side, folder, settings, threads=threads))
     cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
     wall = {name: taken.median(found, "seconds") for name, found in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
     losses = [[step.loss for step in found[0].value] for found in runs.values()]
-    tokens = B * K * (CONTEXT + TARGET)
+    tokens = settings.questions * K * (CONTEXT + TARGET)
     return {
         "ratio": round(cpu["theirs"] / cpu["ours"], 3),
         "wall_ratio": round(wall["theirs"] / wall["ours"], 3),
@@ -175,20 +188,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--layers", type=int, default=6, help="of the generator's encoder, and of its decoder")
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("no", "tf32", "bf16"), default="no")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as workdir:
-        write_models(Path(workdir), options.layers)
+        write_models(Path(workdir), options.layers, options.dim)
         results = {
-            f"{kind} smoothing {smoothing}": compare(Path(workdir), kind, smoothing, options)
+            f"{kind} smoothing {smoothing}": compare(
+                Path(workdir),
+                StepSettings(kind, smoothing, options.steps + 1, options.questions, options.device, options.precision),
+                options.rounds,
+                options.threads,
+            )
             for kind in options.kind
             for smoothing in options.smoothing
         }
-    sizes = {"questions": B, "passages": K, "context": CONTEXT, "target": TARGET, "vocabulary": WORDS, "dim": DIM}
-    sizes |= {"threads": options.threads}
-    told = {"device": options.device, "precision": options.precision, "results": results}
-    print(json.dumps({"benchmark": "rag_step", **sizes, **told}))
+    sizes = {"passages": K, "context": CONTEXT, "target": TARGET, "vocabulary": WORDS}
+    sizes |= {name: getattr(options, name) for name in ("questions", "layers", "dim", "threads")}
+    report = {"device": options.device, "precision": options.precision, "results": results}
+    print(json.dumps({"benchmark": "rag_step", **sizes, **report}))
 
 
 if __name__ == "__main__":

@@ -134,11 +134,10 @@ def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str], *, is
     """Return the steps of the day: of tiny sizes without a GPU, of small ones for a short day."""
     embedding, device = "bench_embedding_gpu.py", "cuda" if gpus else "cpu"
     short = "--passages 16 --windows 1" if not gpus else "--windows 2" if is_short else ""
-    step = f"--device {device} --kind sequence" + (
-        f" --layers 12 --steps 20 --rounds {1 if is_short else 3}" if gpus else " --layers 1 --steps 1"
-    )
+    sizes = "--layers 12 --dim 1024 --questions 12 --steps 20" if gpus else "--layers 1 --steps 1"
+    training = f"--device {device} --kind sequence {sizes} --rounds {1 if is_short or not gpus else 3}"
     tiny = "--questions 1 --k 2 --context 8 --answer 2 --layers 1 --beams 1 --rounds 1"
-    sizes = "--questions 16 --k 5 --width 1024 --layers 12" if gpus else tiny
+    answers = "--questions 16 --k 5 --width 1024 --layers 12" if gpus else tiny
     index = "--vectors 50000 --factory HNSW32 IVF4096,PQ96np" if is_short else ""
     index = index if gpus else "--vectors 600 --dim 16 --parts 1 --questions 20 --k 5 --factory HNSW8"
     steps = [DayStep("embedding", embedding, short, embedding_rows)]
@@ -154,10 +153,10 @@ def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str], *, is
     steps += [DayStep("embedding-slots", embedding, short, embedding_rows, processes=max(2, gpus))]
     steps += [DayStep("index", "bench_gpu_index.py", index, index_rows)]
     steps += [
-        DayStep(f"training-{precision}", "bench_rag_step.py", f"{step} --precision {precision}", training_rows)
+        DayStep(f"training-{precision}", "bench_rag_step.py", f"{training} --precision {precision}", training_rows)
         for precision in PRECISIONS
     ]
-    steps += [DayStep("decoding", "bench_rag_decode.py", f"--device {device} {sizes}", decoding_rows)]
+    steps += [DayStep("decoding", "bench_rag_decode.py", f"--device {device} {answers}", decoding_rows)]
     return [
         DayStep(one.name, one.script, options.get(one.name, one.options), one.rows, one.processes, one.python)
         for one in steps
