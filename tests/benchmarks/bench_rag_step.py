@@ -125,7 +125,7 @@ def ours(folder: Path, settings: StepSettings) -> list[Step]:
             scores = torch.einsum("bd,bkd->bk", rag.embed_questions(settings.texts).float(), vectors)
             return rag.loss(scores, contexts, targets).sum()
 
-    return taken.ours(rag, loss, settings.steps, 1e-4, settings.device)
+    return taken.ours(rag, loss, settings.steps, 1e-5, settings.device)
 
 
 def theirs(folder: Path, settings: StepSettings) -> list[Step]:
@@ -151,7 +151,7 @@ def theirs(folder: Path, settings: StepSettings) -> list[Step]:
             result: Tensor = rag(**inputs, labels=labels).loss
             return result
 
-    return taken.plain(rag, loss, settings.steps, 1e-4)
+    return taken.plain(rag, loss, settings.steps, 1e-5)
 
 
 def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> dict[str, object]:

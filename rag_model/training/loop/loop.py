@@ -456,17 +456,18 @@ class _Trainer(Generic[Batch]):
 def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device) -> torch.optim.Optimizer:
     """Return AdamW for a module that trains on `device`; biases and norms have no weight decay.
 
-    On a CPU the optimizer is `fused`: one pass updates each parameter. Torch's default makes two
+    The optimizer is `fused`: one pass updates each parameter. On a CPU torch's default makes two
     temporary copies of each parameter, takes five times as long, and its copies of the word
-    embeddings set the peak memory of a step. On a GPU the optimizer is torch's default, which the
-    fp16 gradient scaler needs. Torch's default also applies if a parameter is not contiguous:
-    `fused` reads parameters and moments in memory order, but a checkpoint restores the moments in
-    row order.
+    embeddings set the peak memory of a step; on an H200 it takes 15 ms for BART-large instead
+    of 9. Torch's default remains for fp16, whose gradient scaler was only tried with it, and if
+    a parameter is not contiguous: `fused` reads parameters and moments in memory order, but a
+    checkpoint restores the moments in row order.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim > 1]
     vectors = [parameter for parameter in trained if parameter.ndim <= 1]
-    fused = device.type == "cpu" and all(parameter.is_contiguous() for parameter in trained)
+    can_fuse = device.type in ("cpu", "cuda") and settings.precision != "fp16"
+    fused = can_fuse and all(parameter.is_contiguous() for parameter in trained)
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
