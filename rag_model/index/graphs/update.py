@@ -10,10 +10,11 @@ levels are drawn and linked again: they hold one member in M, which is cheaper t
 A dropped member leaves two kinds of gaps. A member that linked to it loses a link, and a member
 that it linked to loses a way in. Both are closed at once: a member that lost a link is linked, in
 both directions, to near remaining members, unless another of its links leads in the same direction.
-These are neighbours of the dropped one and of its own nearest links. (Links to the nearest members
-in place of the lost ones lose 1.4 points of recall in 24 updates of weak vectors. Without the
-neighbours of its own links, 12 updates of 20,000 such vectors lose .59 instead of .19, and without
-the links back, 100 updates of 2 % lose a seventh of all links.) Then faiss inserts the new members.
+These are neighbours of the dropped member and of the nearest links that stay. (Links to the nearest
+members in place of the lost ones lose 1.4 points of recall in 24 updates of weak vectors. Without
+the neighbours of links that stay, 12 updates of 20,000 such vectors lose .59 instead of .19, and
+without the links back, 100 updates of 2 % lose a seventh of all links.) Then faiss inserts the new
+members.
 The links that stay keep their similarities.
 
 Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index for streaming
