@@ -150,7 +150,7 @@ def serve(
     if override_every is not None and model is None:
         raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
     if probes is not None and (model is None or (reading is not None and reading.reader == "extractive")):
-        reason = "no model gives any: add --model" if model is None else "spans are read from passages"
+        reason = "no model gives any: add --model" if model is None else "spans need passages: give another --reader"
         raise UsageError(f"--probes asks for answers without passages, and {reason}, or leave --probes out")
     if not from_store and (no_pull or cache_bytes is not None):
         raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} only applies with --from-store: add it")

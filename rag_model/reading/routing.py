@@ -90,6 +90,8 @@ class Route:
         Raises:
             InputError: the value is no route.
         """
+        if not isinstance(value, dict):
+            value = {}
         try:
             least = None if value["least"] is None else float(value["least"])
             return cls(value["signal"], least, str(value["model"]), str(value["reader"]))
@@ -108,8 +110,10 @@ class Route:
         """
         try:
             value = parse_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            value = str(error)
+        except OSError as error:
+            raise InputError(f"{path} holds no route ({error.strerror}): give another file") from error
+        except ValueError:
+            value = None
         return cls.from_json(value, str(path))
 
     def write(self, path: Path, **chosen: Any) -> None:
