@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import hashlib
 import io
+import logging
 import os
 import shutil
 import tempfile
@@ -37,6 +38,7 @@ _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in
 _MAX_MEMORY_BYTES = 256 << 20  # maximum of the blocks in memory
 _HEADROOM_SHARES = 8  # an eviction frees an additional eighth of the maximum
 _SUFFIX = ".ranges"
+_LOG = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
 Numbers = npt.NDArray[np.int64]
 
@@ -398,12 +400,16 @@ class CachedFile:
         for i, block in enumerate(run.tolist()):
             block_data = data[i * self.block_bytes : (i + 1) * self.block_bytes]
             if not self._matches(block, block_data):
+                start = block * self.block_bytes
+                problem = (
+                    f"bytes {start:,} to {min(start + self.block_bytes, self.size):,} of {self.name} do not match "
+                    "their digest"
+                )
+                _LOG.warning("%s and are read again", problem)
                 block_data = self._read_remote(block, block + 1)
                 if not self._matches(block, block_data):
-                    start = block * self.block_bytes
                     raise StoreError(
-                        f"bytes {start:,} to {min(start + self.block_bytes, self.size):,} of {self.name} do not match "
-                        "their digest, although they were read twice: run `verify`, and restore the file from a copy"
+                        f"{problem}, although they were read twice: run `verify`, and restore the file from a copy"
                     )
             sound_blocks.append(block_data)
         return b"".join(sound_blocks)

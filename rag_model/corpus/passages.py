@@ -54,7 +54,7 @@ _WIDE_SPACES: dict[int, list[int]] = {
     **{0xC285: [], 0xC2A0: [], 0xE19A: [0x80], 0xE281: [0x9F], 0xE380: [0x80]},
     0xE280: [*range(0x80, 0x8B), 0xA8, 0xA9, 0xAF],
 }
-_PAGE_HEADER_BYTES = 1 << 10  # that are read at once at most, also at the end of a row group
+PAGE_HEADER_BYTES = 1 << 10  # that are read at once at most, also at the end of a row group
 
 UNDATED_SCHEMA = pa.schema(  # schema of files from before passages had dates
     [
@@ -483,7 +483,7 @@ class PassageFile:
         chunks = [metadata.column(leaf) for leaf in list_leaves(self._file.metadata, self.schema.names)]
         starts = list(map(find_column_start, chunks))
         ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-        return min(starts), max(ends) + _PAGE_HEADER_BYTES
+        return min(starts), max(ends) + PAGE_HEADER_BYTES
 
     def close(self) -> None:
         """Close the file."""

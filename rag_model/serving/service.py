@@ -283,10 +283,10 @@ class Service:
         return f"no snapshot is open yet: {reason}"
 
     def _create_slot(self, link: WorkerLink | None) -> SnapshotSlot:
-        on_freed = partial(notify, self.observer.on_freed)
+        on_freed, on_loaded = partial(notify, self.observer.on_freed), partial(notify, self.observer.on_loaded)
         if link is None:
-            return SnapshotSlot(on_freed)
-        return LeaderSlot(on_freed, link) if link.is_leader else WorkerSlot(on_freed, link)
+            return SnapshotSlot(on_freed, on_loaded)
+        return (LeaderSlot if link.is_leader else WorkerSlot)(on_freed, link, on_loaded)
 
     def _create_follower(
         self, on_fatal: Callable[[BookwheelError], None], link: WorkerLink | None

@@ -45,9 +45,14 @@ _POLL_SECONDS = 0.2
 class WorkerSlot(SnapshotSlot):
     """A slot that switches to its prepared snapshot once the shared switch number reaches it."""
 
-    def __init__(self, on_freed: Callable[[str], None], link: WorkerLink) -> None:
+    def __init__(
+        self,
+        on_freed: Callable[[str], None],
+        link: WorkerLink,
+        on_loaded: Callable[[str], None] = lambda snapshot: None,
+    ) -> None:
         """Create an empty slot."""
-        super().__init__(on_freed)
+        super().__init__(on_freed, on_loaded)
         self._link = link
         self._served_number = 0  # switch number of the current snapshot
         self._prepared: tuple[int, LoadedSnapshot] | None = None  # opened, not served yet

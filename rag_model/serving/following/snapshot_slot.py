@@ -16,9 +16,17 @@ class FollowerStoppedError(BookwheelError):
 class SnapshotSlot:
     """Holds the current `LoadedSnapshot`. Thread-safe."""
 
-    def __init__(self, on_freed: Callable[[str], None] = lambda snapshot: None) -> None:
-        """Create an empty slot; `on_freed` receives the id of each snapshot that is freed."""
-        self._on_freed = on_freed
+    def __init__(
+        self,
+        on_freed: Callable[[str], None] = lambda snapshot: None,
+        on_loaded: Callable[[str], None] = lambda snapshot: None,
+    ) -> None:
+        """Create an empty slot.
+
+        `on_loaded` receives the id of each snapshot that is held for the first time, and `on_freed`
+        of each that is freed.
+        """
+        self._on_freed, self._on_loaded = on_freed, on_loaded
         self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
         self._reader_counts: dict[int, int] = {}  # by `id` of each snapshot in memory
@@ -69,7 +77,10 @@ class SnapshotSlot:
         It is the current snapshot, one that the caller holds already, or a new one.
         """
         with self._lock:
-            self._reader_counts[id(loaded)] = self._reader_counts.get(id(loaded), 0) + 1
+            count = self._reader_counts.get(id(loaded), 0)
+            self._reader_counts[id(loaded)] = count + 1
+        if not count:
+            self._on_loaded(loaded.id)
         return loaded
 
     def prepare(self, loaded: LoadedSnapshot) -> None:
@@ -86,8 +97,7 @@ class SnapshotSlot:
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
         with self._lock:
-            previous, self._current = self._current, loaded
-            self._reader_counts[id(loaded)] = 1  # the slot itself counts as a reader
+            previous, self._current = self._current, self.hold(loaded)  # the slot itself is a reader
         if previous is not None:
             self.release(previous)
 

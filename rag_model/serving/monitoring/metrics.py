@@ -251,7 +251,7 @@ class ServiceMetrics(Observer):
         text = "Time of an answer by stage, as its share of the batch's time; stages add up to the answer."
         self._stages = self._histogram("answer_stage_seconds", text, (*_SECONDS, 60.0), "stage")
         self._swap_seconds = self._histogram("swap_seconds", "Time to pull, check and open a new snapshot.", _MINUTES)
-        text = "Loaded snapshots: the current one and those being drained."
+        text = "Loaded snapshots: the current one, those that requests named, and those being drained."
         self._loaded_snapshots = Gauge("bookwheel_editions", text, registry=self._registry, multiprocess_mode="livemax")
         self._swaps = self._counter("swaps", "Attempts to swap to a new snapshot: ok or refused.", "outcome")
         self._polls = self._counter("looks", "Polls of the ref: ok or failed.", "outcome")
@@ -365,7 +365,6 @@ class ServiceMetrics(Observer):
 
     def on_swap(self, loaded: LoadedSnapshot, seconds: float) -> None:
         """Record the new snapshot, and start to monitor its quality."""
-        self._loaded_snapshots.inc()
         if self._is_leader:
             if self.served is not None:
                 self._swaps.labels("ok").inc()
@@ -389,6 +388,10 @@ class ServiceMetrics(Observer):
         """Record the ref's move."""
         self.served = ServedSnapshotInfo.from_manifest(loaded.snapshot.manifest, served_ref, loaded.retrievers[0])
         self.refusal = None
+
+    def on_loaded(self, snapshot: str) -> None:
+        """Count a snapshot in memory."""
+        self._loaded_snapshots.inc()
 
     def on_freed(self, snapshot: str) -> None:
         """Record that a snapshot's memory is free."""

@@ -80,6 +80,9 @@ class Observer:
     def on_ref_moved(self, loaded: LoadedSnapshot, served_ref: ServedRef) -> None:
         """Handle a move of the ref that names the same snapshot again."""
 
+    def on_loaded(self, snapshot: str) -> None:
+        """Handle that a snapshot is in memory: a new current one, or one that a request named."""
+
     def on_freed(self, snapshot: str) -> None:
         """Handle the release of a snapshot's memory, after its last reader."""
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rag_model.arrays import Partition, map_npy
-from rag_model.corpus.passages import FULL_SCHEMA, GroupCache, PassageFile
+from rag_model.corpus.passages import FULL_SCHEMA, PAGE_HEADER_BYTES, GroupCache, PassageFile
 from rag_model.corpus.records import CATEGORY_SEPARATOR, Passage
 from rag_model.errors import InputError, StoreError, UsageError, format_error
 from rag_model.store.objects.cache import build_link_tree
@@ -405,13 +405,14 @@ class Snapshot:
         ]
         places = []
         for part, local in parts:
-            path, footer_bytes = passages_path(part.name), max(_FOOTER_BYTES, 2 * part.rows)
-            size = self.manifest.content.files[path].size
-            if part.name not in self._readers:
-                places.append((path, max(0, size - footer_bytes), size))
+            path, size = passages_path(part.name), self.manifest.content.files[passages_path(part.name)].size
+            footer_start = max(0, size - max(_FOOTER_BYTES, 2 * part.rows))
             with suppress(LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
                 group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
                 places += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
+                footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))  # after the last group
+            if part.name not in self._readers:
+                places.append((path, footer_start, size))
         ranges.prefetch(places)
         places = []
         for part, local in parts:

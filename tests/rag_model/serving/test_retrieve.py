@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from rag_model.serving.monitoring.metrics import ServiceMetrics
 from tests.fixtures.serving import PATIENCE, Library, Serving, serving, until, with_limits
 
 QUERIES = [f"who was the king of river number {number}?" for number in range(50)]
@@ -167,9 +168,19 @@ def test_a_training_keeps_its_snapshot_while_the_ref_moves(library: Library, des
         assert library.red in refused.json()["detail"]
 
 
+def scrape_loaded(metrics: ServiceMetrics) -> float:
+    return next(
+        float(line.split()[1])
+        for line in metrics.render_exposition().decode().splitlines()
+        if line.startswith("bookwheel_editions ")
+    )
+
+
 def test_an_earlier_snapshot_is_opened_when_it_is_asked_for(library: Library, dest: Path) -> None:
     library.move(library.blue)
-    with serving(library.url, dest, with_limits(pin_seconds=0.5)) as served:
+    limits = with_limits(pin_seconds=0.5)
+    metrics = ServiceMetrics(limits)
+    with serving(library.url, dest, limits, observer=metrics) as served:
 
         def ask() -> httpx.Response:
             return served.client.post("/retrieve?snapshot=latest@1", json={"queries": QUERIES[:10], "topk": 2})
@@ -178,8 +189,9 @@ def test_an_earlier_snapshot_is_opened_when_it_is_asked_for(library: Library, de
         until(lambda: ask().status_code == 200)
         reply = ask().json()
         assert (reply["snapshot"], colours(reply)) == (library.red, {"red"})
-        assert served.service.slot.loaded_count == 2
+        assert served.service.slot.loaded_count == scrape_loaded(metrics) == 2
         until(lambda: served.service.slot.loaded_count == 1)  # nobody asks for it any more
+        until(lambda: scrape_loaded(metrics) == 1)
         (Path(library.url) / "snapshots" / f"{library.red}.json").unlink()  # as `expire` does
         until(lambda: ask().status_code == 410)
         assert "latest@1" in ask().json()["detail"]

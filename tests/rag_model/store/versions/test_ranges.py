@@ -1,5 +1,6 @@
 """Search of a snapshot in its store by verified ranges, with damage, failures and small caches."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,14 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rag_model.corpus import passages
+from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.errors import StoreError
+from rag_model.errors import ResourceError, StoreError
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
+from rag_model.snapshots.range_digests import add_range_digests, list_range_tasks
+from rag_model.store.recorded_tasks import compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions import ranges
-from rag_model.store.versions.manifest import RANGE_DIGESTS, Manifest
+from rag_model.store.versions.manifest import RANGE_DIGESTS, Content, Manifest, PartEntry
+from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged import DIM, WORDS, K, far_copy, list_questions, publish_ranged
@@ -89,7 +95,9 @@ def test_damaged_range_is_named_and_refused(far: Store, path: str) -> None:
         assert all(map(all, ask(snapshot).values()))
 
 
-def test_range_that_was_damaged_on_its_way_is_read_again(far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_that_was_damaged_on_its_way_is_logged_and_read_again(
+    far: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     read, damaged = Far.cat_file, set[str]()
 
     def damage_first_read(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -103,6 +111,31 @@ def test_range_that_was_damaged_on_its_way_is_read_again(far: Store, monkeypatch
     with Snapshot.open(far.url, by_ranges=True) as snapshot:
         assert all(map(all, ask(snapshot).values()))
     assert damaged
+    messages = {record.getMessage() for record in caplog.records if record.name == "rag_model.ranges"}
+    assert len(messages) == len(damaged)
+    assert all(" do not match their digest and are read again" in message for message in messages)
+
+
+def test_searches_on_a_full_disk_evict_the_ranges_of_others(
+    far: Store, local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, disk_bytes = os.pwrite, 1 << 19
+
+    def write_to_small_disk(descriptor: int, data: memoryview, offset: int) -> int:
+        files = Path(os.environ["BOOKWHEEL_CACHE"]).rglob("*.ranges")
+        if sum(512 * path.stat().st_blocks for path in files) + len(data) > disk_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write_to_small_disk)
+    with Snapshot.open(far.url, by_ranges=True) as snapshot, Snapshot.open(local.url) as mapped:
+        assert facts(ask(snapshot)) == facts(ask(mapped))
+        disk_bytes = 0  # another program takes what is evicted
+        words = open_retriever(snapshot, "bm25")
+        with pytest.raises(ResourceError, match=r"No space left on device.*free some space"):
+            words.search([" ".join(WORDS)], 1000)
+        disk_bytes = 1 << 30
+        assert len(words.search([" ".join(WORDS)], 1000)[0]) == 1000
 
 
 def test_cached_ranges_answer_while_the_store_is_away(far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +174,26 @@ def test_a_query_needs_few_rounds_of_requests(far: Store) -> None:
         before = cache.rounds
         vectors.search_vectors(np.random.default_rng(6).normal(size=(1, DIM)).astype(np.float32), K)
         assert cache.rounds - before <= 3  # lists, vectors, passages
+
+
+def test_hits_need_one_round_whatever_the_size_of_the_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 2,400 row groups has a footer of several times the usual size."""
+    monkeypatch.setattr(passages, "ROW_GROUP", 1)
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    store = Store.open(str(tmp_path / "store"), create=True)
+    texts = [f"text {number}" for number in range(2_400)]
+    with PassageWriter(tmp_path / "rows.parquet") as writer:
+        for number, text in enumerate(texts):
+            writer.write(Passage(f"{number}", "1", 1, "", "", text, 0, 2, Passage.hash_of("", text)))
+    files = {"passages/part-0.parquet": store.blobs.put_file(tmp_path / "rows.parquet")}
+    content = Content({"kind": "passages"}, (PartEntry("part-0", 0, 0, len(texts)),), files, {}, {}, {}, "")
+    tasks = list_range_tasks(content, min_bytes=1)
+    content = add_range_digests(store, content, tasks, lambda each, _: [compute_once(task, store) for task in each])
+    tag(store, store.snapshots.publish(Manifest(content)), "latest")
+    with far_copy(store) as far, Snapshot.open(far.url, by_ranges=True) as snapshot:
+        assert snapshot.passages([7])[0].text == "text 7"
+        assert snapshot.ranges is not None
+        assert snapshot.ranges.cache.rounds == 1
 
 
 def test_index_without_digests_is_copied(local: Store, far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
