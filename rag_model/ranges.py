@@ -338,6 +338,10 @@ class CachedFile:
             self.load([start], [end])
             return os.pread(self._descriptor, end - start, start)
 
+    def read_loaded(self, start: int, end: int) -> bytes:
+        """Return bytes that `RangeCache.load` has loaded; call it inside the same `RangeCache.hold`."""
+        return os.pread(self._descriptor, end - start, start)
+
     def open(self) -> BinaryIO:
         """Open the file for reads at any offset; blocks are loaded when they are read."""
         # A buffer would read ahead.
@@ -447,10 +451,10 @@ class CachedFile:
 
 def _list_blocks(starts: Numbers, ends: Numbers, block_bytes: int) -> Numbers:
     """Return the ascending blocks of (m,) ranges, each once."""
-    firsts, lasts = starts // block_bytes, -(-ends // block_bytes)
-    is_range = ends > starts
-    spans = [np.arange(first, last) for first, last in zip(firsts[is_range], lasts[is_range], strict=True)]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *spans]))
+    firsts = starts // block_bytes
+    counts = np.where(ends > starts, -(-ends // block_bytes) - firsts, 0)
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range
+    return np.unique(np.repeat(firsts, counts) + offsets)
 
 
 def _build_write_error(folder: Path, error: OSError) -> ResourceError:

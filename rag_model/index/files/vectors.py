@@ -10,6 +10,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
@@ -45,14 +46,14 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     # the bytes [start, end) of a file, or all bytes of a shorter one; they are not verified
     read_range: Callable[[NameT, int, int], bytes]
     open: Callable[[NameT], IO[bytes]]  # for reads at any offset, by range
-    # fetches ranges of files, (name, start, end), by concurrent requests; `read_range` finds them
-    prefetch: Callable[[Sequence[tuple[NameT, int, int]]], None] = lambda ranges: None
+    # the verified bytes of ranges of files, (name, start, end), by concurrent requests
+    read_ranges: Callable[[Sequence[tuple[NameT, int, int]]], Sequence[bytes]] = lambda ranges: ()
     # rows and bytes of each file, if they are known; then files are opened without reading them
     shapes: Sequence[tuple[int, int]] = ()
 
     @property
     def are_verified(self) -> bool:
-        """Whether `read_range` verifies what it reads, and `prefetch` fetches it."""
+        """Whether `read_range` verifies what it reads, and `read_ranges` reads."""
         return bool(self.shapes)
 
     def __len__(self) -> int:
@@ -253,16 +254,16 @@ class RemoteVectorFiles:
         """
         vectors = np.empty((len(rows), self.dim), np.float32)
         parts = [*self._partition.split(rows)]
-        self._files.prefetch([item for part in parts for item in self._list_ranges(part)])
-        # What was prefetched is on this disk, where threads would only cost time.
-        read = map(self._read_part, parts) if self._files.are_verified else map_parts(self._read_part, parts)
+        read = self._read_verified(parts) if self._files.are_verified else map_parts(self._read_part, parts)
         for (_, span, _), part_vectors in zip(parts, read, strict=True):
             vectors[span] = part_vectors
         return vectors
 
     def _read_header(self, name: Any) -> tuple[int, int, np.dtype[Any], int]:
         """Return the number of rows, the dimension, the type, and the offset of the first row."""
-        data = self._files.read_range(name, 0, _HEADER_BYTES)
+        return self._parse_header(name, self._files.read_range(name, 0, _HEADER_BYTES))
+
+    def _parse_header(self, name: Any, data: bytes) -> tuple[int, int, np.dtype[Any], int]:
         try:
             shape, fortran, dtype, end = read_npy_header(io.BytesIO(data))
         except ValueError as error:
@@ -280,17 +281,27 @@ class RemoteVectorFiles:
         for start in (offset + local * (dim * dtype.itemsize)).tolist():
             yield name, start, start + dim * dtype.itemsize
 
+    def _read_verified(self, parts: Sequence[PartRows]) -> Iterator[Vectors]:
+        """Yield the vectors of each part; all are read in one round of requests."""
+        ranges = [[*self._list_ranges(part)] for part in parts]
+        data = iter(self._files.read_ranges([*chain.from_iterable(ranges)]))
+        for (number, _, local), part_ranges in zip(parts, ranges, strict=True):
+            name, (_, dim, dtype, _) = self._files.names[number], self._headers[number]
+            pieces = [*islice(data, len(part_ranges))]
+            if len(pieces) > len(local):
+                if self._parse_header(name, pieces.pop(0)) != self._headers[number]:
+                    raise _incomplete_error(name)
+                self._unchecked.discard(number)
+            vectors = np.frombuffer(b"".join(pieces), dtype).reshape(len(local), dim).astype(np.float32)
+            _check_rows(vectors, str(name), local)
+            yield vectors
+
     def _read_part(self, part: PartRows) -> Vectors:
         number, _, local = part
         name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
-        if number in self._unchecked:
-            if self._read_header(name) != self._headers[number]:
-                raise _incomplete_error(name)
-            self._unchecked.discard(number)
         row_bytes, vectors = dim * dtype.itemsize, list[Vectors]()
         starts = offset + local * row_bytes
-        max_gap = 0 if self._files.are_verified else _MAX_GAP_BYTES  # gaps were not prefetched
-        is_far = (np.diff(starts) > row_bytes + max_gap) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
+        is_far = (np.diff(starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
         for rows in np.split(local, np.flatnonzero(is_far) + 1):
             size = int(rows[-1] + 1 - rows[0]) * row_bytes
             start = offset + int(rows[0]) * row_bytes

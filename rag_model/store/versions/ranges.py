@@ -102,6 +102,13 @@ class SnapshotRanges:
         with self.cache.hold():
             self.cache.load([(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in bounds.items()])
 
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return the verified bytes of ranges of files, (path, start, end), in one round of requests."""
+        with self.cache.hold():
+            self.prefetch(ranges)
+            files = {path: self.file(path) for path in {path for path, _, _ in ranges}}
+            return [files[path].read_loaded(start, end) for path, start, end in ranges]
+
     def close(self) -> None:
         """Close all files."""
         self.cache.close()

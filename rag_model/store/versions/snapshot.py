@@ -403,24 +403,27 @@ class Snapshot:
             for number, _, local in self._partition.split(rows)
             if ranges.covers(passages_path(self.parts[number].name))  # others are read without digests
         ]
-        places = []
+        places, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
         for part, local in parts:
             path, size = passages_path(part.name), self.manifest.content.files[passages_path(part.name)].size
             footer_start = max(0, size - max(_FOOTER_BYTES, 2 * part.rows))
-            with suppress(LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
+            try:
                 group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
                 places += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
                 footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))  # after the last group
+            except (LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
+                unlocated_parts.append((part, local))
             if part.name not in self._readers:
                 places.append((path, footer_start, size))
         ranges.prefetch(places)
         places = []
-        for part, local in parts:
+        for part, local in unlocated_parts:
             with self._lock:
                 reader = self._take_reader(part)
                 if isinstance(reader, PassageFile):
                     places += [(passages_path(part.name), *place) for place in reader.locate_groups(local)]
-        ranges.prefetch(places)
+        if places:
+            ranges.prefetch(places)
 
     def _take_reader(self, part: PartEntry) -> PassageFile | MappedPassages:
         """Return the open reader of a part as the last used one; only with the lock."""
