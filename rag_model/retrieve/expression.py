@@ -32,6 +32,7 @@ WHERE_COLUMNS = {
     "language": "language",
     "wikidata": "wikidata",
     "category": "categories",
+    "title": "title",
 }
 _TOKEN = re.compile(r"\s*(?:(?P<mark>[(),=\[\]])|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s(),=\[\]'\"]+))")
 
@@ -259,13 +260,13 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
     if condition is None:
         return expression
     field, equals, values = (part.strip() for part in condition.partition("="))
-    # A category may contain commas.
-    words = [values] if field == "category" else [value.strip() for value in values.split(",")]
+    # A category or a title may contain commas.
+    words = [values] if field in ("category", "title") else [value.strip() for value in values.split(",")]
     is_known = field in WHERE_COLUMNS and equals and all(words)
     if not is_known or (field == "kind" and not set(words) <= set(PASSAGE_KINDS)):
         raise UsageError(
             f"{condition!r:.60} is not a condition: give kind= and one or more of "
-            f"{', '.join(PASSAGE_KINDS)}, or language=, wikidata= or category= and a value"
+            f"{', '.join(PASSAGE_KINDS)}, or language=, wikidata=, category= or title= and a value"
         )
     quoted_values = [str(Word(condition, 0, word)) for word in words]
     value = quoted_values[0] if len(quoted_values) == 1 else f"[{', '.join(quoted_values)}]"

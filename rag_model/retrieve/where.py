@@ -1,5 +1,6 @@
 """Filter hits by the kind of their passage or the metadata of its page: `where(A, kind=table)`,
-`where(A, language=de)`, or `where(kind=table)` for the default retriever.
+`where(A, language=de)`, by the beginning of its title, `where(A, title=Animal)`, or
+`where(kind=table)` for the default retriever.
 
 The inner retriever is searched to a larger depth until `k` of its hits match, so any retriever can
 be filtered, and other retrievers are not slower. The first filtered query reads the column of all
@@ -115,7 +116,7 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
         )
     leg = factory.leg(call.arguments[0] if call.arguments else parse(factory.default_expression))
     recipe = leg.retriever.snapshot.manifest.content.recipe.get("chunk", {})
-    if missing := sorted({*conditions} - {"kind", *recipe.get("metadata", ())}):
+    if missing := sorted({*conditions} - {"kind", "title", *recipe.get("metadata", ())}):
         raise call.error(
             f"the passages of this snapshot have no {missing[0]}: "
             f'add metadata = ["{missing[0]}"] to [chunk] of the recipe and build it again'

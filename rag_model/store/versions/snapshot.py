@@ -358,8 +358,8 @@ class Snapshot:
     def match_rows(self, field: str, values: tuple[str, ...]) -> NDArray[np.bool_]:
         """Return whether each row has one of these values in a column: (n,).
 
-        A row has the value if one of its categories is it. The last `_MAX_MASKS` results are
-        cached, so that the column is not read again for the same values.
+        A row has the value if one of its categories is it, or if its title begins with it. The last
+        `_MAX_MASKS` results are cached, so that the column is not read again for the same values.
 
         Raises:
             StoreError: a passage file is missing or damaged.
@@ -532,11 +532,14 @@ class SnapshotLease:
 
 def _match_column(column: pa.ChunkedArray, field: str, values: Sequence[str]) -> NDArray[np.bool_]:
     """Return whether each row has one of the values; a row may have several categories."""
-    if field != "categories":
-        return np.asarray(pc.is_in(column, pa.array(values, pa.string())).to_numpy())
-    separator = CATEGORY_SEPARATOR
-    delimited_column = pc.binary_join_element_wise("", column, "", separator)
-    matches = [pc.match_substring(delimited_column, f"{separator}{value}{separator}") for value in values]
+    if field == "title":
+        matches = [pc.starts_with(column, value) for value in values]
+    elif field == "categories":
+        separator = CATEGORY_SEPARATOR
+        delimited_column = pc.binary_join_element_wise("", column, "", separator)
+        matches = [pc.match_substring(delimited_column, f"{separator}{value}{separator}") for value in values]
+    else:
+        matches = [pc.is_in(column, pa.array(values, pa.string()))]
     is_match: NDArray[np.bool_] = np.logical_or.reduce([match.to_numpy() for match in matches])
     return is_match
 

@@ -81,9 +81,18 @@ def labelled(content: tuple[Store, Content], passages: list[Passage], tmp_path: 
         ("category=Pain, acute", TABLES),
         ("category=Pain", {*range(FIRST, 12)} - TABLES),
         ("category=Pai", set[int]()),
+        ("title=no such page, at all", set[int]()),
+        ("title=", None),
     ],
 )
-def test_a_condition_compares_metadata(labelled: Snapshot, encoder: Encoder, condition: str, rows: set[int]) -> None:
+def test_a_condition_compares_metadata(
+    labelled: Snapshot, encoder: Encoder, condition: str, rows: set[int] | None
+) -> None:
+    if rows is None:  # the first two letters of the first title
+        titles = [passage.title for passage in labelled.passages(range(labelled.n))]
+        condition += titles[0][:2]
+        rows = {row for row, title in enumerate(titles) if title.startswith(titles[0][:2])}
+        assert 0 < len(rows) < labelled.n
     retriever = open_retriever(labelled, add_condition("exact", condition), encoder=encoder)
     (hits,) = retriever.search(["what relieves pain?"], labelled.n)
     assert {hit.row for hit in hits} == rows
