@@ -106,7 +106,7 @@ def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
         return resolve(request.recipe, n, d)
     recipes = [request.recipe]
     if request.fit_structure:
-        recipes = choose_by_recall(list_alternatives(request.recipe, d, with_vectors=request.can_rerank), d)
+        recipes = choose_by_recall(list_alternatives(request.recipe, d, with_vectors=request.can_rerank), n, d)
     is_serving = request.fit_structure or request.memory is not None
     return fit_into_memory(recipes, n, d, memory or 1 << 62, serving=is_serving, disk=request.disk)
 

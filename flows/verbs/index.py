@@ -11,7 +11,7 @@ from flows.command.reply import Common, Reply, format_numbers
 from flows.index import IndexOutcome, IndexRequest, index_vectors, plan_index
 from rag_model.errors import ResourceError, UsageError, format_count
 from rag_model.index.build import kept_rows_path
-from rag_model.index.estimate import estimate_max_recall
+from rag_model.index.estimate import estimate_max_recall, estimate_recall
 from rag_model.index.factory import with_refinement
 from rag_model.index.files.engine import Metric
 from rag_model.index.files.intake import InvalidRowPolicy, inspect_vectors
@@ -47,14 +47,15 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     document |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row}
     error = SECONDS_ERROR.get(plan.kind)
     measured = "" if error is None else f": measured builds of up to 200,000 vectors differ by at most {error:.0%}"
-    max_recall = estimate_max_recall(plan_factory, d) if vectors else None
-    document |= {"cpu_seconds_error": error, "max_recall": max_recall}
+    max_recall, recall = (estimate_max_recall(plan_factory, d, n), estimate_recall(plan)) if vectors else (None, None)
+    expected = "" if recall is None else f"about {recall:.2f} with this search, "
+    document |= {"cpu_seconds_error": error, "recall": recall, "max_recall": max_recall}
     document["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds.items()}
     lines = [
         f"index     {plan_factory} over {n:,} {f'vectors of {d} dimensions' if vectors else 'passages'}",
         f"numbers   {format_numbers(numbers) or 'none'}",
         f"search    {format_numbers(plan.search) or 'exact'}",
-        *([f"recall    at most about {max_recall:.2f}"] if max_recall else []),
+        *([f"recall    {expected}at most about {max_recall:.2f}"] if max_recall else []),
         *(f"note      {note}" for note in plan.notes),
         *(
             f"{stage:<9} {format_bytes(cost.stages.get(stage, 0))} of memory a task, "

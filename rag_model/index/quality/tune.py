@@ -31,7 +31,7 @@ from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import FaissFileIndex, open_index
 
 MAX_CANDIDATES = 2_048  # efSearch: a graph that misses its target even with this is damaged
-MAX_LISTS = 1_024  # nprobe: finding so many lists costs as much as reading them
+MAX_LISTS = 4_096  # nprobe: finding so many lists costs as much as reading them
 REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # refine: this many times k candidates are reranked
 CEILING_TOLERANCE = 0.005  # below the best possible recall, if the target cannot be reached
 _CODES_PER_CANDIDATE = 16  # codes that a graph compares for each of its candidates

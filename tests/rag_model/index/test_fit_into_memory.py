@@ -43,16 +43,19 @@ def test_best_alternative_that_fits_is_chosen(memory: int, factory: str) -> None
         (0.98, 30, None, "HNSW32_SQ8"),
         (0.98, 16, None, "HNSW32_SQ4,Refine(vectors)"),
         (0.98, 8, None, "IVF16384_HNSW32,PQ192np,Refine(vectors)"),
-        (0.98, 3, None, "RR768,IVF16384_HNSW32,RaBitQ,Refine(vectors)"),
+        (0.98, 3, None, "PCAR384,IVF16384_HNSW32,RaBitQ2,Refine(vectors)"),
+        (0.97, 2.8, None, "RR768,IVF16384_HNSW32,RaBitQ,Refine(vectors)"),
         (0.8, 3, 10, "OPQ96_384,IVF16384_HNSW32,PQ96np"),
     ],
 )
 def test_best_alternative_that_reaches_the_recall_is_chosen(
-    recall: float, memory: int, disk: int | None, factory: str
+    recall: float, memory: float, disk: int | None, factory: str
 ) -> None:
     alternatives = list_alternatives(replace(OPEN, recall_target=recall), 768, with_vectors=True)
     within = None if disk is None else disk * GB
-    plan = fit_into_memory(choose_by_recall(alternatives, 768), *WIKIPEDIA, memory * GB, serving=True, disk=within)
+    plan = fit_into_memory(
+        choose_by_recall(alternatives, *WIKIPEDIA), *WIKIPEDIA, round(memory * GB), serving=True, disk=within
+    )
     assert with_refinement(plan.factory, plan.refine) == factory
     assert within is None or count_disk_bytes(plan) <= within
 
@@ -60,8 +63,8 @@ def test_best_alternative_that_reaches_the_recall_is_chosen(
 def test_recall_that_nothing_reaches_in_so_much_memory_or_disk_is_refused() -> None:
     high, low = (replace(OPEN, recall_target=recall) for recall in (0.9995, 0.95))
     with pytest.raises(UsageError, match=r"^no index reaches recall@20 0\.9995; HNSW32 reaches about 0\.999: lower"):
-        choose_by_recall(list_alternatives(high, 768), 768)
-    alternatives = choose_by_recall(list_alternatives(low, 768), 768)
+        choose_by_recall(list_alternatives(high, 768), *WIKIPEDIA)
+    alternatives = choose_by_recall(list_alternatives(low, 768), *WIKIPEDIA)
     with pytest.raises(ResourceError, match=r"^HNSW32_SQ8 .* add memory, or lower the target of recall$"):
         fit_into_memory(alternatives, *WIKIPEDIA, 16 * GB, serving=True)
     with pytest.raises(ResourceError, match=r"^HNSW32_SQ8 .* needs 21\.9 GB of disk, and --disk allows 20\.0 GB"):

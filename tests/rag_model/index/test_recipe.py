@@ -83,10 +83,12 @@ def test_vector_refinement_changes_no_byte() -> None:
 
 
 @given(st.integers(1, 30_000_000))
-def test_default_nprobe_with_refinement_is_at_most_256(n: int) -> None:
+def test_default_nprobe_with_refinement_grows_where_256_lists_are_too_few(n: int) -> None:
     plan = resolve(IndexRecipe("IVF,PQ,Refine(vectors)"), n, 64)
     if plan.refine:
-        assert plan.search == {"nprobe": min(256, count_lists(plan)), "refine": 10}
+        lists = count_lists(plan)
+        assert min(256, lists) <= plan.search["nprobe"] <= max(256, lists // 5)
+        assert lists > 1_024 or plan.search == {"nprobe": min(256, lists), "refine": 10}
     else:
         assert plan.search == {"nprobe": count_lists(plan)}, "too few to train codes: every list is searched"
 
