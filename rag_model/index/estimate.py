@@ -45,7 +45,7 @@ _MAX_RECALL_BY_CODES = {
 }
 # Of 1 bit per dimension, 200 candidates lose .0027 of the 20 nearest of 60,000 passages, .006 of
 # 250,000 and .008 of 946,599: about a n^b.
-_LOSS_OF_ONE_BIT = (3.7e-5, 0.39)
+_LOSS_OF_ONE_BIT = (3.7e-5, 0.396)
 
 # Bytes of the index, bytes of the pieces on disk, and bytes of memory by stage.
 SizeEstimate = tuple[int, float, dict[str, float]]

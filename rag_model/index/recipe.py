@@ -38,8 +38,8 @@ REFINE = 10  # rerank 10 k candidates: with 1 bit per dimension, 4 k lost 7 poin
 # passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost 1.9, and
 # 256 lost 0.5.
 REFINED_LISTS = 256
-# A recall@20 of .98 needs 92 of 512 lists over 60,000 passages, @L250@ of 1,024 over 250,000 and
-# @L946@ of 2,048 over 946,599: about _LISTS_FACTOR lists ^ _LISTS_POWER of them.
+# A recall@20 of .98 needs 100 of 512 lists over 60,000 passages, 160 of 1,024 over 250,000 and 304
+# of 2,048 over 946,599: about _LISTS_FACTOR lists ^ _LISTS_POWER.
 _LISTS_FACTOR, _LISTS_POWER = 0.45, 0.85
 GRAPH_REFINE = 5  # with 4 bits per dimension, 100 candidates hold the best 20
 FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
