@@ -110,15 +110,15 @@ def _graph_node_bytes(links: int) -> float:
 def estimate_recall(plan: VectorPlan) -> float | None:
     """Return the recall@20 of inverted lists with reranked candidates; None for other plans.
 
-    Only lists that are not searched lose passages then: a fiftieth where `count_needed_lists` are
+    Lists that are not searched lose a fiftieth of the passages where `count_needed_lists` are
     searched, and a quarter of it with twice as many.
     """
     if plan.kind != "ivf" or plan.refine is None:
         return None
-    max_recall = estimate_max_recall(with_refinement(plan.factory, plan.refine), plan.d, plan.n)
+    max_recall = estimate_max_recall(with_refinement(plan.factory, plan.refine), plan.d, plan.n) or 1.0
     lists = count_lists(plan)
     loss = 0.02 * (count_needed_lists(lists) / plan.search["nprobe"]) ** 2 if plan.search["nprobe"] < lists else 0.0
-    return max(0.0, min(1.0 if max_recall is None else max_recall, 1 - loss))
+    return max(0.0, min(max_recall, 1 - loss - _estimate_code_loss(plan.factory, plan.n)))
 
 
 def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
@@ -129,11 +129,17 @@ def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
     if isinstance(spec, HnswSpec):
         return _MAX_RECALL_BY_CODES["HNSW Refine(vectors)" if spec.refine else f"HNSW {spec.storage}"]
     if spec.refine == "vectors":
-        loss = _LOSS_OF_ONE_BIT[0] * n ** _LOSS_OF_ONE_BIT[1] if str(spec.codes) == "RaBitQ" else 0.0
-        return min(_MAX_RECALL_BY_CODES["Refine(vectors)"], 1 - loss)
+        return min(_MAX_RECALL_BY_CODES["Refine(vectors)"], 1 - _estimate_code_loss(factory, n))
     if spec.codes.name != "PQ":
         return _MAX_RECALL_BY_CODES.get(str(spec.codes))
     return _MAX_RECALL_BY_CODES.get(f"PQ by {round(d / (spec.codes.pieces or d // 4))}")
+
+
+def _estimate_code_loss(factory: str, n: int) -> float:
+    """Return the recall@20 that codes lose although the vectors rank their candidates."""
+    factor, power = _LOSS_OF_ONE_BIT
+    spec = parse_factory(factory)
+    return factor * float(n) ** power if isinstance(spec, IvfSpec) and str(spec.codes) == "RaBitQ" else 0.0
 
 
 def choose_by_recall(recipes: Sequence[IndexRecipe], n: int, d: int) -> list[IndexRecipe]:
