@@ -137,9 +137,9 @@ def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
 
 def _estimate_code_loss(factory: str, n: int) -> float:
     """Return the recall@20 that codes lose although the vectors rank their candidates."""
-    factor, power = _LOSS_OF_ONE_BIT
-    spec = parse_factory(factory)
-    return factor * float(n) ** power if isinstance(spec, IvfSpec) and str(spec.codes) == "RaBitQ" else 0.0
+    spec, (factor, power) = parse_factory(factory), _LOSS_OF_ONE_BIT
+    loss: float = factor * n**power
+    return loss if isinstance(spec, IvfSpec) and str(spec.codes) == "RaBitQ" else 0.0
 
 
 def choose_by_recall(recipes: Sequence[IndexRecipe], n: int, d: int) -> list[IndexRecipe]:

@@ -301,7 +301,8 @@ def _min_train_sample(factory: FactorySpec) -> int:
 
 def count_needed_lists(lists: int) -> int:
     """Return how many of an index's lists hold .98 of a query's 20 nearest vectors."""
-    return ceil(_LISTS_FACTOR * float(lists) ** _LISTS_POWER)
+    needed_lists: float = _LISTS_FACTOR * lists**_LISTS_POWER
+    return ceil(needed_lists)
 
 
 def default_search(text: str) -> dict[str, int]:
