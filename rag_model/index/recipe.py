@@ -38,11 +38,12 @@ REFINE = 10  # rerank 10 k candidates: with 1 bit per dimension, 4 k lost 7 poin
 # passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost 1.9, and
 # 256 lost 0.5.
 REFINED_LISTS = 256
-# With codes that lose nothing after reranking, a recall@20 of .98 needs 92 of 512 lists over 60,000
-# passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The fit of the codes compared,
-# 1.51 n^.807, gives 960 of 16,384 lists over 21 million, and _LISTS_FACTOR lists ^ _LISTS_POWER too.
+# Lists to search if the codes lose nothing after reranking. A recall@20 of .98 needs 92 of 512 lists
+# over 60,000 passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The number of compared
+# codes is about 1.51 n^.807, hence that of lists about _LISTS_FACTOR * lists ** _LISTS_POWER: 960 of
+# 16,384 lists over 21 million passages.
 _LISTS_FACTOR, _LISTS_POWER = 0.912, 0.717
-GRAPH_REFINE = 5  # with 4 bits per dimension, 100 candidates hold the best 20
+GRAPH_REFINE = 5  # rerank 5 k of a graph: with 4 bits per dimension, 100 hold the best 20
 FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
 MERGE_THREADS = 8  # upper bound for the merge of a graph: each thread holds a byte per vector
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
@@ -246,9 +247,10 @@ def _complete_lists(factory: IvfSpec, n: int, d: int, notes: list[str]) -> IvfSp
 def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
     """Choose 1 byte per 4 dimensions; rotate if the width is not divisible, and before RaBitQ.
 
-    At 768 dimensions, 21 million passages then take 4 GB. RaBitQ keeps signs, so its error is small
-    only if no dimension has more of a vector than others, which a random rotation ensures (Gao and
-    Long. RaBitQ. SIGMOD 2024). faiss leaves the rotation to the caller.
+    At 768 dimensions, 21 million passages then take 4 GB. RaBitQ stores the sign of each
+    dimension, so its error is small only if the length of a vector is spread evenly over the
+    dimensions. A random rotation ensures that (Gao and Long. RaBitQ. SIGMOD 2024), which faiss
+    leaves to the caller.
     """
     rotation, codes = factory.rotation, factory.codes
     width = factory.code_dim(d)
@@ -310,8 +312,13 @@ def default_search(text: str) -> dict[str, int]:
 
     efSearch is 128 (recall@20 of .99 at a million vectors). nprobe is a sixteenth of the lists, but
     16 to 128 of them: codes alone lose more than further lists would find. With a refinement,
+<<<<<<< HEAD
     nprobe is 256, or more of many lists, and refine is 10: ten times k candidates are reranked; of
     a graph five times.
+=======
+    nprobe is 256 and refine is 10: 10 k candidates are reranked. A graph with a refinement reranks
+    5 k candidates.
+>>>>>>> 95960d59 (Names and sentences of recent code say plainly what they mean)
     """
     factory = parse_factory(text)
     if isinstance(factory, HnswSpec):

@@ -49,17 +49,17 @@ class ReadingModel:
     ) -> Reader:
         """Return a reader over the passages of a retriever.
 
-        A reader with one prompt uses `writer`; None: a new one.
+        `writer` writes the answers of a reader with one prompt; None creates a writer.
 
         Raises:
             UsageError: the settings do not apply to this model.
         """
-        reader = self._open_reader_of_passages(retriever, settings, writer)
+        reader = self._open_passage_reader(retriever, settings, writer)
         if settings.reader == "auto":
             reader = AutoReader(reader, settings.route or Route())
         return with_threshold(reader, settings.threshold)
 
-    def _open_reader_of_passages(
+    def _open_passage_reader(
         self, retriever: SnapshotRetriever | None, settings: ReaderSettings, writer: Writer | None
     ) -> Reader:
         n_passages = None if retriever is None else retriever.most
@@ -192,7 +192,7 @@ def check_route(settings: ReaderSettings, identity: str) -> None:
     """Check that the route of the reader `auto` was chosen for a model and for its reader.
 
     Raises:
-        UsageError: it was chosen for another one.
+        UsageError: it was chosen for another model or reader.
     """
     route = settings.route
     if route is not None and (mismatch := route.explain_mismatch(identity, settings.reader_for(identity))):

@@ -123,7 +123,7 @@ def check_hit_lists(questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> 
         raise UsageError(f"{len(questions)} questions have {len(hits)} lists of passages: give one list per question")
 
 
-WEIGHTS = "weights"  # answer without passages, to choose between the two memories
+WEIGHTS = "weights"  # answer without passages, if the reader chooses between weights and passages
 SEARCH = "search"  # from the question to its passages, with encoding and reading of texts
 ASSEMBLY = "assembly"  # build the inputs of the model: a prompt, or the tokens of each passage
 GENERATION = "generation"  # generate the answer, or choose a label

@@ -7,10 +7,10 @@ answer from passages, and |y| the number of tokens with the end token, the weigh
     s = log p(y|x) / |y| - log p(y_z|x, z_1..k) / |y_z|         >= t    (signal `difference`)
 
 in nats a token. The mean over tokens makes short and long answers comparable (Malinin & Gales 2021,
-section 4). By `weights`, a question whose answer is likely enough is neither searched nor read,
-as in adaptive retrieval (Mallen et al. 2023, section 6), which routes by the popularity of an
-entity, and in FLARE (Jiang et al. 2023, section 3.2), which retrieves for unlikely tokens. By
-`difference`, both answers are made, and the likelier one is given.
+section 4). With `weights`, a question whose answer is likely enough is neither searched nor read, as
+in adaptive retrieval (Mallen et al. 2023, section 6), which routes by the popularity of an
+entity, and in FLARE (Jiang et al. 2023, section 3.2), which retrieves for unlikely tokens.
+With `difference`, both answers are generated, and for t = 0 the likelier one is given.
 
 The threshold t is chosen on questions with known answers (`evaluation.answers.routing`), as Mallen
 et al. choose theirs on a dev set. It belongs to one model and to the way in which it reads.
@@ -45,7 +45,7 @@ from rag_model.untrusted_text import parse_json
 
 RouteSignal = Literal["weights", "difference"]
 ROUTE_SIGNALS: tuple[RouteSignal, ...] = get_args(RouteSignal)
-EVALUATION_PREFIX = "evaluation:"  # of a route that an evaluation in the store chose
+EVALUATION_PREFIX = "evaluation:"  # precedes the id of an evaluation that has the route
 NO_LIKELIHOOD = (
     "this model does not give the likelihood of its answers, by which the reader auto chooses the memory: give "
     "another --reader, or an endpoint that returns log probabilities"
@@ -117,7 +117,7 @@ class Route:
         return cls.from_json(value, str(path))
 
     def write(self, path: Path, **chosen: Any) -> None:
-        """Write the route to a file, with further keys about its choice.
+        """Write the route to a file, with `chosen`: how it was chosen.
 
         Raises:
             InputError: the file cannot be written.
@@ -134,9 +134,9 @@ class Route:
         return {"signal": self.signal, "least": self.least, "model": self.model, "reader": self.reader}
 
     def explain_mismatch(self, model: str, reader: str) -> str:
-        """Return why the threshold does not apply to a model and reader, in one sentence.
+        """Explain in one sentence why the route does not apply to a model and a reader.
 
-        The sentence is empty if it applies.
+        The sentence is empty if the route applies.
         """
         if self.model and self.model != identify_model(model):
             return f"the route was chosen for another model than {model} ({self.model[:19]}): {CHOOSE_ROUTE}"
@@ -200,17 +200,17 @@ class AutoReader(RetrievingReader):
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer`.
 
-        By the signal `weights`, only the questions that passages answer are searched.
+        With the signal `weights`, only the questions that passages answer are searched.
         """
         closed_book = self._answer_closed_book(questions, should_stop)
         positions = self._list_positions_to_read(closed_book)
         timer = AnswerTimer()
         hits = retrieve_hits(self.retriever, [questions[i] for i in positions], k or self.k) if positions else []
         timer.end_stage(SEARCH)
-        hits_at = dict(zip(positions, hits, strict=True))
+        hits_by_position = dict(zip(positions, hits, strict=True))
         if on_hits is not None:
-            on_hits([hits_at.get(i, []) for i in range(len(questions))])
-        return self._answer_open_book(closed_book, hits_at, timer, should_stop, on_text)
+            on_hits([hits_by_position.get(i, []) for i in range(len(questions))])
+        return self._answer_open_book(closed_book, hits_by_position, timer, should_stop, on_text)
 
     def answer_from(
         self,
@@ -221,12 +221,12 @@ class AutoReader(RetrievingReader):
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer_from`.
 
-        By the signal `weights`, only the hits of the questions that passages answer are read.
+        With the signal `weights`, only the hits of the questions that passages answer are read.
         """
         check_hit_lists(questions, hits)
         closed_book = self._answer_closed_book(questions, should_stop)
-        hits_at = {i: hits[i] for i in self._list_positions_to_read(closed_book)}
-        return self._answer_open_book(closed_book, hits_at, AnswerTimer(), should_stop, on_text)
+        hits_by_position = {i: hits[i] for i in self._list_positions_to_read(closed_book)}
+        return self._answer_open_book(closed_book, hits_by_position, AnswerTimer(), should_stop, on_text)
 
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
@@ -248,7 +248,7 @@ class AutoReader(RetrievingReader):
             if answer.text and mean_log_likelihood(answer) is None:
                 raise UsageError(NO_LIKELIHOOD)
         timer.end_stage(WEIGHTS)
-        # The empty passage and its shares say nothing about an answer.
+        # The model read an empty passage, which is no support of the answer.
         bare_answers = [replace(answer, support=(), tokens=(), seconds={}) for answer in answers]
         return add_stage_seconds(bare_answers, timer)
 
@@ -264,39 +264,41 @@ class AutoReader(RetrievingReader):
     def _answer_open_book(
         self,
         closed_book: Sequence[Answer],
-        hits_at: Mapping[int, Sequence[Hit]],
+        hits_by_position: Mapping[int, Sequence[Hit]],
         timer: AnswerTimer,
         should_stop: StopCheck | None,
         on_text: TextCallback | None,
     ) -> list[Answer]:
-        """Return the answers of both memories, given hits of the questions that need them.
+        """Answer from passages where there are hits, and choose between both memories.
 
         Args:
             closed_book: the answers from the weights.
-            hits_at: by position of the question.
-            timer: the time since the closed-book answers, of the questions with hits.
+            hits_by_position: hits of the questions that passages may answer.
+            timer: has timed the search of these hits.
             should_stop: as in `Reader.answer`.
-            on_text: receives a text as it grows, if no other answer can replace it.
+            on_text: receives an answer piece by piece, if it is certain that it will be given.
         """
         if on_text is not None:
             for i, answer in enumerate(closed_book):
-                if i not in hits_at and answer.text:
+                if i not in hits_by_position and answer.text:
                     on_text(i, answer.text)
-        positions = list(hits_at)
-        streams = on_text is not None and self.route.signal == "weights"
+        positions = list(hits_by_position)
+        is_streaming = on_text is not None and self.route.signal == "weights"
         read_answers = (
             self._reader.answer_from(
                 [closed_book[i].question for i in positions],
-                [hits_at[i] for i in positions],
+                [hits_by_position[i] for i in positions],
                 should_stop,
-                (lambda row, text: on_text(positions[row], text)) if on_text is not None and streams else None,
+                (lambda row, text: on_text(positions[row], text)) if on_text is not None and is_streaming else None,
             )
             if positions
             else []
         )
-        read_at = dict(zip(positions, add_stage_seconds(read_answers, timer) if positions else [], strict=True))
-        answers = [self._choose(answer, read_at.get(i)) for i, answer in enumerate(closed_book)]
-        if on_text is not None and not streams:
+        answers_by_position = dict(
+            zip(positions, add_stage_seconds(read_answers, timer) if positions else [], strict=True)
+        )
+        answers = [self._choose(answer, answers_by_position.get(i)) for i, answer in enumerate(closed_book)]
+        if on_text is not None and not is_streaming:
             for i in positions:
                 if answers[i].text:
                     on_text(i, answers[i].text)

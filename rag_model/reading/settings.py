@@ -33,7 +33,7 @@ class ReaderSettings:
         return self.signal if self.threshold is None else self.threshold.signal
 
     def reader_for(self, model: str) -> ReaderName:
-        """Return the name of the reader for a model; for `auto` that of the reader of passages.
+        """Return the name of the reader for a model; for `auto`, the one that it reads passages with.
 
         Raises:
             UsageError: the settings need likelihoods or spans, which a model behind an endpoint
@@ -56,15 +56,15 @@ class ReaderSettings:
                 "needs: choose one for `retrieval` or `likelihood`"
             )
         if self.reader == "auto":
-            return self._reader_of_passages(model)
+            return self._select_passage_reader(model)
         return self.reader or ("concat" if behind else "marginal")
 
-    def _reader_of_passages(self, model: str) -> ReaderName:
-        """Return the reader of passages for `auto`: `marginal` for a RAG model, else `concat`."""
+    def _select_passage_reader(self, model: str) -> ReaderName:
+        """Return the reader of passages behind `auto`: `marginal` for a RAG model, else `concat`."""
         if self.required_signal in ("retrieval", "passages"):
             raise UsageError(
-                f"an answer from the weights has no passages, and the threshold is one for "
-                f"`{self.required_signal}`: choose one for `likelihood`, or leave --reader auto out"
+                f"the threshold for `{self.required_signal}` needs passages, which an answer from the weights does "
+                "not have: choose a threshold for `likelihood`, or leave --reader auto out"
             )
         folder = Path(model)
         if model.startswith(ENDPOINT_PREFIX) or (folder.is_dir() and not is_rag_folder(folder)):

@@ -112,10 +112,10 @@ class Service:
     ) -> list[list[Hit]]:
         """Return the best `k` passages of any number of queries, from a snapshot that is held open.
 
-        A large request is cut into chunks, which wait in a queue of their own and are searched with
-        the lowest priority, and on one core less while other clients send small requests. While the
-        queue is full they wait outside of it. The time limit applies to each chunk, so a large
-        request may take any time as long as it advances.
+        A large request is cut into chunks, which wait in a queue of their own and are searched by
+        threads of the lowest priority. These threads leave a core free while other clients send
+        small requests. While the queue is full, chunks wait outside of it. The time limit applies
+        to each chunk, so a large request may take any time as long as it advances.
 
         Raises:
             As `search`.

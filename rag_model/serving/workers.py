@@ -41,7 +41,7 @@ _STOP_SECONDS = 60.0  # time to shut down before a worker is killed
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
 _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 _MAX_FAILED_STARTS = 3
-_TOLERATED_SHARE = 8  # a worker may have an eighth more connections than another one
+_TOLERANCE_DIVISOR = 8  # a worker may have an eighth more connections than another one
 # Folder in which prometheus_client stores the metrics of each process, to sum them.
 _METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _PROCESSES = multiprocessing.get_context("spawn")  # a fork would copy locks of other threads
@@ -135,10 +135,10 @@ class WorkerLink:
     def record_connections(self, count: int) -> bool:
         """Record how many connections are open; return whether another worker has clearly fewer.
 
-        Of many connections a few more are no reason to wait.
+        A worker with many connections need not wait because of a few more than another one has.
         """
         self._numbers[1 + self.index] = count
-        return any(other + other // _TOLERATED_SHARE < count for other in self._numbers[1:])
+        return any(other + other // _TOLERANCE_DIVISOR < count for other in self._numbers[1:])
 
     def send(self, kind: str, **values: Any) -> None:
         """Send a message; it is lost if the supervisor has ended."""

@@ -251,7 +251,7 @@ def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator
         checked_records = map(_check_length, islice(records, task.rows))
         blocks = map(build_record_columns, iter(lambda: [*islice(checked_records, ROW_GROUP)], []))
     for ids, titles, texts, dates, page_ids in blocks:
-        if (pc.max(pc.binary_length(texts)).as_py() or 0) > MAX_PASSAGE:  # else there are not more characters
+        if (pc.max(pc.binary_length(texts)).as_py() or 0) > MAX_PASSAGE:  # characters <= bytes
             for passage_id, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True):
                 _check_length((passage_id, "", text, None))
         yield build_passage_table(ids, titles, texts, dates, page_ids)
@@ -322,14 +322,14 @@ def _compare_ids(ids: Sequence[str], vector_ids: Iterator[tuple[str, int, str | 
 def _write_vectors(
     task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], out: IO[bytes]
 ) -> Iterator[bytes | memoryview]:
-    """Write the vectors of the rows that are kept as a `.npy` file; yield each block that was written."""
+    """Write the vectors of kept rows as a `.npy` file; yield each block once it is written."""
     dtype, row = np.dtype(task.dtype), 0
     sources = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
         raise InputError(f"the vectors of {task.vectors[0][0]} have changed: run the command again")
     header, shape = BytesIO(), (int(is_kept.sum()), task.dim)
-    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, fields)
+    header_fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, header_fields)
     out.write(header.getvalue())
     yield header.getvalue()
     for name, first, end in task.vectors:

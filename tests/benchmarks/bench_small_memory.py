@@ -4,12 +4,12 @@ For each size, bookwheel's builders build every `--index`, and the smallest npro
 search is found. `codes` is the number of codes that a query then compares, `max_recall` the recall with every list
 searched, which the codes alone limit, and `at_256` the recall with 256 lists. A query reads `row_reads` vectors.
 `bytes` is the index file's size a vector, and `bytes_at_wikipedia` the same for 21 million x 768. `cold_ms` are
-milliseconds of single queries whose vectors are not in the page cache, with those of the codes and the reads apart.
+milliseconds of single queries whose vectors are not in the page cache, and of its parts `codes` and `reads`.
 `plain_faiss` has indexes of as many bytes a vector, without vectors on disk: IVF-PQ with the same lists and nprobe, and
 HNSW over product codes.
 
-`fit` is, for each index, codes = a n^b at the target and 1 - max_recall = a n^b, by least squares over the sizes, and
-what they give for Wikipedia, with the largest relative distance of a measurement from the curve.
+`fit` has, for each index, a and b of codes = a n^b at the target and of 1 - max_recall = a n^b, by least squares over
+the sizes, the values of both curves for Wikipedia, and the largest relative error of a curve.
 
 One JSON line. The default takes a minute on synthetic vectors; `--vectors FILE --queries FILE` (.npy) measures others.
 """
@@ -80,12 +80,12 @@ def measure_cold(
     index, times, candidates = open_index(path), list[tuple[float, float]](), options.refine * trial.k
     index.search(trial.vectors, candidates, nprobe=nprobe)  # the codes are in memory
     for query in trial.vectors[: options.cold]:
-        drop(parts)
+        drop_from_page_cache(parts)
         vectors, start = open_vectors(parts), perf_counter()
         rows = index.search(query[None], candidates, nprobe=nprobe)[1]
-        found = perf_counter()
+        search_end = perf_counter()
         rerank(vectors, index.metric, query[None], rows, trial.k)
-        times.append((1000 * (found - start), 1000 * (perf_counter() - found)))
+        times.append((1000 * (search_end - start), 1000 * (perf_counter() - search_end)))
         del vectors
     milliseconds = np.array(times)  # (q, 2)
     cold = {f"p{share}": float(np.percentile(milliseconds.sum(axis=1), share)) for share in (50, 99)}
@@ -93,7 +93,7 @@ def measure_cold(
     return {"row_reads": candidates, "cold_ms": {name: round(value, 2) for name, value in cold.items()}}
 
 
-def drop(files: Sequence[Path]) -> None:
+def drop_from_page_cache(files: Sequence[Path]) -> None:
     """Drop files that nothing maps from the page cache."""
     gc.collect()
     for path in files:
@@ -106,12 +106,12 @@ def measure_peers(row: Row, vectors: Vectors, trial: VectorQuerySet) -> list[Row
     """Measure plain faiss with as many bytes a vector as an index of bookwheel."""
     dim = vectors.shape[1]
     plan = resolve(IndexRecipe(row["index"]), len(vectors), dim)
-    room = faiss.extract_index_ivf(faiss.index_factory(dim, row["index"])).code_size  # and 8 of the id
-    links = 8 if room > 96 else 4  # 2M links of 4 bytes at the bottom, fewer above
+    code_bytes = faiss.extract_index_ivf(faiss.index_factory(dim, row["index"])).code_size  # and 8 bytes for the id
+    links = 8 if code_bytes > 96 else 4  # 2M links of 4 bytes at the bottom, fewer above
     widths = [pieces for pieces in range(1, dim) if dim % pieces == 0]
-    codes = max(pieces for pieces in widths if pieces <= room)
-    graph_codes = max([pieces for pieces in widths if pieces <= room + 8 - 9 * links - 12], default=1)
-    measured = []
+    codes = max(pieces for pieces in widths if pieces <= code_bytes)
+    graph_codes = max([pieces for pieces in widths if pieces <= code_bytes + 8 - 9 * links - 12], default=1)
+    peer_rows = []
     for factory, name, value in (
         (f"IVF{count_lists(plan)},PQ{codes}np", "nprobe", row["nprobe"]),
         (f"HNSW{links}_PQ{graph_codes}", "efSearch", 512),
@@ -124,8 +124,8 @@ def measure_peers(row: Row, vectors: Vectors, trial: VectorQuerySet) -> list[Row
         rows = index.search(trial.vectors, trial.k)[1]
         milliseconds = 1000 * (perf_counter() - start) / len(rows)
         recall = float(trial.compute_recalls(rows).mean())
-        measured.append({"index": factory, name: value, "recall": round(recall, 4), "ms": round(milliseconds, 3)})
-    return measured
+        peer_rows.append({"index": factory, name: value, "recall": round(recall, 4), "ms": round(milliseconds, 3)})
+    return peer_rows
 
 
 def fit(rows: Sequence[Row]) -> Row:
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--refine", type=int, default=10, help="candidates whose vectors are read, over k")
     parser.add_argument("--target", type=float, default=0.98, help="recall@k")
     parser.add_argument("--cold", type=int, default=20, help="queries with a cold page cache")
-    parser.add_argument("--peers", type=int, default=100_000, help="measure plain faiss up to so many vectors")
+    parser.add_argument("--peers", type=int, default=100_000, help="measure plain faiss up to this number of vectors")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     faiss.omp_set_num_threads(options.threads)

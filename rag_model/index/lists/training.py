@@ -27,7 +27,7 @@ def train_index(plan: VectorPlan, sample: Vectors) -> FaissIndex:
     with engine.translate_errors(ResourceError, sentence):
         index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
         references = _configure_training(index, plan.seed)
-        _train_uncentred(index, sample)
+        _train_uncentred_pca(index, sample)
         index.train(sample)
     del references
     codes = plan.factory.partition(",Refine")[0]
@@ -102,10 +102,11 @@ def _configure_training(index: FaissIndex, seed: int) -> list[Any]:
     return references
 
 
-def _train_uncentred(index: FaissIndex, sample: Vectors) -> None:
-    """Train the PCA of an index that compares by inner product, and let it keep the mean.
+def _train_uncentred_pca(index: FaissIndex, sample: Vectors) -> None:
+    """Train the PCA of an inner-product index, but do not let it subtract the mean of the sample.
 
-    Without the mean, a product loses what a vector has of it, which differs between vectors.
+    Subtracting it would change the inner products with each vector by another amount, and so their
+    order.
     """
     if isinstance(index, faiss.IndexRefine):
         index = faiss.downcast_index(index.base_index)

@@ -34,7 +34,7 @@ MAX_CANDIDATES = 2_048  # efSearch: a graph that misses its target even with thi
 MAX_LISTS = 4_096  # nprobe: finding so many lists costs as much as reading them
 REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # refine: this many times k candidates are reranked
 CEILING_TOLERANCE = 0.005  # below the best possible recall, if the target cannot be reached
-_CODES_PER_CANDIDATE = 16  # codes that a graph compares for each of its candidates
+_CODES_PER_CANDIDATE = 16  # codes that a graph search compares per candidate (efSearch)
 _CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
 
 RecallFunction = Callable[[int], float]  # the mean recall over the queries, for a setting

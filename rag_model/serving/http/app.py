@@ -95,7 +95,7 @@ from rag_model.serving.service import Service
 EVENT_STREAM_TYPE = "text/event-stream"
 # forbids proxies to buffer the stream
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_MAX_LOOP_QUERIES = 64  # in a reply that the event loop writes, in under a millisecond
+_MAX_LOOP_QUERIES = 64  # of a reply that the event loop itself formats, in under a millisecond
 _STATUS_OK, _STATUS_CLIENT_CLOSED = 200, 499
 _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: the media type is not acceptable
 
@@ -379,7 +379,7 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
             format_reply = partial(
                 messages.format_retrieve_reply, query, loaded.id, ordered_hits, as_msgpack=as_msgpack
             )
-            # A long reply is written in another thread, because others would wait for the event loop.
+            # A long reply is formatted in a thread, so that the event loop serves other requests.
             return format_reply() if len(texts) <= _MAX_LOOP_QUERIES else await asyncio.to_thread(format_reply)
 
         media_type = MSGPACK_TYPE if as_msgpack else JSON_TYPE

@@ -7,9 +7,9 @@ answers y'_i of the model that is served now:
     same       = 1/n sum [y'_i = y_i]                                   (in SQuAD's normal form)
     difference = 1/n sum (log p_now(y_i|x_i) - log p_then(y_i|x_i)) / |y_i|      nats a token
 
-`difference` is that of the recorded answers, which need not be those that the model gives now.
-Below 0, the model gives less probability to what it answered before. It shows a change before an
-answer changes. A remote model does not give the likelihood of a given text, so it only has `same`.
+`difference` is computed for the recorded answers, even if the model gives other answers now. Below 0,
+the recorded answers have become less likely, which may show a change before an answer changes. A
+remote model does not give the likelihood of a given text, so it has only `same`.
 
 The first model of a service is the reference. Its answers are kept in a file in the folder of the
 pulled snapshots, so that a later process compares with the same answers. Other probes, or another
@@ -56,7 +56,7 @@ class ProbeMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """An answer without passages; as recorded, or that of the served model."""
+    """An answer without passages, either the recorded one or that of the served model."""
 
     text: str
     log_likelihood: float | None  # of the text; None: unknown, or no text
@@ -71,7 +71,7 @@ class ProbeAnswer:
         """
         likelihood = value["log_likelihood"]
         if not isinstance(value["text"], str) or (likelihood is not None and not math.isfinite(likelihood)):
-            raise ValueError("an answer is no text, or its likelihood is not finite")
+            raise ValueError("`text` is no string, or `log_likelihood` is not finite")
         return cls(value["text"], likelihood, int(value["tokens"]))
 
 
@@ -97,8 +97,8 @@ def ask_probes(
     """Answer questions without passages.
 
     Returns:
-        The answers, the log-likelihoods of the recorded texts (None: of the new ones), which are
-        unknown of a remote model and of an empty text, and the tokens read and written.
+        The answers; the log-likelihoods of the recorded answers, or of the new ones if `recorded` is
+        None (each None for a remote model and for an empty text); the tokens read and written.
 
     Raises:
         StoppedError: `should_stop` returned True.
@@ -116,14 +116,16 @@ def ask_probes(
         if recorded is not None:
             texts = [one.text for one in recorded[start : start + _BATCH]]
         answers += batch_answers
-        given = [row for row, text in enumerate(texts) if text and model.is_local]
+        text_rows = [row for row, text in enumerate(texts) if text and model.is_local]
         likelihood_at = dict(
             zip(
-                given,
-                reader.log_likelihood([batch[row] for row in given], [()] * len(given), [texts[row] for row in given]),
+                text_rows,
+                reader.log_likelihood(
+                    [batch[row] for row in text_rows], [()] * len(text_rows), [texts[row] for row in text_rows]
+                ),
                 strict=True,
             )
-            if given
+            if text_rows
             else ()
         )
         likelihoods += [likelihood_at.get(row) for row in range(len(batch))]
@@ -168,7 +170,7 @@ class ProbeMonitor:
         seconds: float = 3600.0,
         on_usage: Callable[[TokenUsage], None] = lambda usage: None,
     ) -> None:
-        """Watch with the probes of `choose_probes`; without questions, nothing is watched.
+        """Choose the probes with `choose_probes`; without questions, no model is watched.
 
         Args:
             questions: The questions to choose from.
@@ -256,18 +258,18 @@ class ProbeMonitor:
         except StoppedError:
             return None
         except BookwheelError as error:
-            _LOG.warning("the drift of model %s was not measured, which is tried again later: %s", model.id, error)
+            _LOG.warning("could not measure the drift of model %s, and will try again: %s", model.id, error)
         except BaseException:  # also a native panic: a missing metric is better than a dead thread
-            _LOG.exception("the drift of model %s was not measured", model.id)
+            _LOG.exception("could not measure the drift of model %s", model.id)
         return None
 
-    def _path(self, key: str) -> Path | None:
+    def _get_record_path(self, key: str) -> Path | None:
         name = f"probes-{key.removeprefix(f'{ALGORITHM}:')[:16]}.json"
         return None if self._folder is None else self._folder / name
 
     def _read_recorded(self, key: str) -> list[ProbeAnswer] | None:
         """Return the recorded answers; None if there are none."""
-        path = self._path(key)
+        path = self._get_record_path(key)
         if path is None:
             return self._recorded.get(key)
         try:
@@ -276,13 +278,13 @@ class ProbeMonitor:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            _LOG.warning("%s has no answers of probes (%s), and new ones are recorded in it", path, error)
+            _LOG.warning("%s has no readable answers of probes (%s): it is replaced with new answers", path, error)
             return None
         return answers if len(answers) == len(self._questions) else None
 
     def _record(self, key: str, answers: list[ProbeAnswer], model: str) -> None:
-        """Keep answers as the reference of later ones."""
-        path = self._path(key)
+        """Record answers as the reference that later answers are compared with."""
+        path = self._get_record_path(key)
         if path is None:
             self._recorded[key] = answers
             return

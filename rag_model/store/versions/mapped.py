@@ -52,7 +52,8 @@ class MappedPassages:
         try:
             with path.open("rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if hasattr(mapping, "madvise"):  # a read of a passage then brings no megabytes around it
+            if hasattr(mapping, "madvise"):
+                # Without this, reading a passage also reads megabytes around it.
                 mapping.madvise(mmap.MADV_RANDOM)
             self._source = pa.BufferReader(pa.py_buffer(mapping))
             self._file = pa.ipc.open_file(self._source)

@@ -58,7 +58,11 @@ from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
-    """Whether a module is a model of transformers, whose import takes seconds: if so, it is imported."""
+    """Return whether a module is a model of transformers.
+
+    Importing transformers takes seconds. If it has not been imported, the module is none of its
+    models.
+    """
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 

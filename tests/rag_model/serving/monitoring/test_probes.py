@@ -107,7 +107,7 @@ def test_a_damaged_record_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureF
         (file,) = (tmp_path / "dest").glob("probes-*.json")
         texts.append(file.read_text())
     assert len(set(texts)) == 1
-    assert caplog.text.count("has no answers of probes") == 2
+    assert caplog.text.count("has no readable answers of probes") == 2
 
 
 def test_probes_are_few_different_questions_of_the_whole_file() -> None:
