@@ -5,8 +5,8 @@ merges the results, which are bounded, into one table (`template_table`). The ta
 every part: an article is chunked again if a template that it uses has changed.
 
 If the recipe requests aliases or Wikidata items, the template job reads the redirects of every part
-too, and further jobs sort them by the page that they lead to and read the wiki's table of page
-properties. An article is chunked again if its aliases or its item changed.
+too. Further jobs sort the redirects by target and read the wiki's table of page properties. An
+article is chunked again if its aliases or its item changed.
 """
 
 import json
@@ -34,13 +34,13 @@ from rag_model.corpus.metadata import (
     write_items,
     write_redirects,
 )
-from rag_model.corpus.plan import compute_source_digest, find_properties, has_digest_names
+from rag_model.corpus.plan import compute_source_digest, find_dump_properties, has_digest_names
 from rag_model.corpus.records import MetadataName, Page, Part, Plan, Siteinfo
 from rag_model.corpus.redact import select_pages
 from rag_model.corpus.source import basename, get_size, read_bytes, read_decoded
 from rag_model.digest import canonical_json, digest_chunks
 from rag_model.extras import get_versions
-from rag_model.snapshots.encoding import SettingFiles, StoredChunker, local_paths
+from rag_model.snapshots.encoding import SettingFiles, StoredChunker, fetch_setting_files
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
@@ -65,7 +65,7 @@ class TemplateTask:
 
     part: Part
     siteinfo: Siteinfo
-    redirects: bool = False  # whether the redirects are read too
+    redirects: bool = False  # read the redirects too
 
     @property
     def bytes(self) -> int:
@@ -84,9 +84,9 @@ class TemplateTask:
 
 
 def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[TemplateTask]:
-    """Return a task for each part that may have templates, or with `redirects` for each part.
+    """Return a task for each part that may have templates, or with `redirects` for every part.
 
-    There is none if the format has no templates.
+    The list is empty if the dump format has no templates.
     """
     formats = [get_part_format(part) for part in plan.parts[:1]]
     if not any(isinstance(each, PageFormat) and each.has_templates for each in formats):
@@ -96,14 +96,15 @@ def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[Template
 
 
 def read_templates(task: TemplateTask, store: Store) -> Report:
-    """Read the templates of one part, and on request its redirects, unless they are recorded."""
+    """Read the templates of one part, and its redirects if requested, unless they are recorded."""
 
     def produce(workdir: Path) -> StageResult:
         part_format, siteinfo = get_part_format(task.part), task.siteinfo
-        options = {"redirects": True} if task.redirects else {}  # not known to formats of other packages
+        # Formats of other packages may have no parameter `redirects`.
+        options = {"redirects": True} if task.redirects else {}
         pages = part_format.read_templates(task.part, **options) if isinstance(part_format, PageFormat) else iter(())
         redirects = list[Page]()
-        template_pages = _take_redirects(pages, redirects)
+        template_pages = _separate_redirects(pages, redirects)
         templates = template_table.read_templates(template_pages, siteinfo.language, siteinfo.namespaces)
         paths = {"templates": workdir / "templates.json"}
         paths["templates"].write_text(json.dumps(templates), encoding="utf-8")
@@ -118,7 +119,7 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
     return {"blobs": blobs, **record.stats}
 
 
-def _take_redirects(pages: Iterator[Page], redirects: list[Page]) -> Iterator[Page]:
+def _separate_redirects(pages: Iterator[Page], redirects: list[Page]) -> Iterator[Page]:
     """Yield the pages that define templates, and append the others to a list."""
     for page in pages:
         if page.namespace in NAMESPACES:
@@ -135,15 +136,15 @@ def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
 
 
 _MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file, whose sorting takes 150 MB
-_MERGED_PER_SECOND = 2e5  # redirects
+_REDIRECTS_PER_SECOND = 2e5  # speed of merging and sorting
 _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properties
 
 
 @dataclass(frozen=True, slots=True)
 class RedirectTask:
-    """The redirects whose keys start with the `bits` bits of `number`."""
+    """One of 2**bits shards of all redirects: the first `bits` bits of their keys are `number`."""
 
-    parts: BlobRef  # a list of the files of all parts, as JSON
+    parts: BlobRef  # JSON list of the blobs of all parts' redirects
     number: int
     bits: int
 
@@ -153,7 +154,7 @@ class RedirectTask:
 
 
 def sort_redirects(task: RedirectTask, store: Store) -> Report:
-    """Merge redirects of all parts, unless they are recorded."""
+    """Merge and sort one shard of the redirects of all parts, unless it is recorded."""
 
     def produce(workdir: Path) -> StageResult:
         path = workdir / "redirects.arrow"
@@ -190,23 +191,26 @@ def read_items(task: ItemTask, store: Store) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class DumpTables:
-    """What a dump says about its pages at other places than their elements; None: nothing."""
+    """The tables of a dump that its articles are chunked with; None if the dump has no such
+    table.
+    """
 
     templates: BlobRef | None = None  # the table of the wiki's templates
-    pages: BlobRef | None = None  # the names of the files of a `PageTable`, as JSON
+    pages: BlobRef | None = None  # JSON with the blobs of the files of a `PageTable`
 
 
-# Runs the tasks of a stage: its name, the function, the tasks, and the estimated seconds of one.
+# Runs a stage and returns its reports. Arguments: the name, the function, the tasks, and a function
+# that estimates the seconds of a task.
 RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], float]], list[Report]]
 
 
 def collect_tables(
     store: Store, plan: Plan, dump: str, metadata: Collection[MetadataName], run_tasks: RunTasks
 ) -> DumpTables:
-    """Read the templates of a dump, and the metadata of its pages that are not in their elements.
+    """Read the templates of a dump, and the redirects and Wikidata items that `metadata` requests.
 
-    Of a dump whose plan knows the titles of pages, only the streams with templates are read; with
-    aliases, all of the dump is read.
+    For aliases, the whole dump is read. Otherwise, if the plan knows the titles of the pages, only
+    the streams with templates are read.
     """
     tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
     reports = run_tasks("templates", read_templates, tasks, _estimate_reading)
@@ -217,9 +221,9 @@ def collect_tables(
         )
         bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
         redirect_tasks = [RedirectTask(parts, number, bits) for number in range(1 << bits)]
-        seconds = n_redirects / len(redirect_tasks) / _MERGED_PER_SECOND
+        seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
         files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda task: seconds)
-    if tasks and "wikidata" in metadata and (url := find_properties(dump)):
+    if tasks and "wikidata" in metadata and (url := find_dump_properties(dump)):
         files["items"] = run_tasks("items", read_items, [ItemTask(url)], _estimate_items)
     pages = store.blobs.put_bytes(canonical_json(files)) if files else None
     return DumpTables(merge_templates(store, reports), pages)
@@ -238,7 +242,7 @@ def run_table_jobs(
     def run_tasks(
         stage: str, function: TaskFunction[Any], tasks: Sequence[Any], seconds: Callable[[Any], float]
     ) -> list[Report]:
-        # Looking up a part means reading it.
+        # The memo key of a part is a digest of its bytes, so a look-up reads the whole part.
         is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
         return run_job(stage, function, tasks, launch, on_progress, seconds, memoised=is_small)
 
@@ -264,7 +268,7 @@ def _read_table(path: Path) -> TemplateTable:
 
 
 def load_page_table(store: Store, task: "ChunkTask") -> PageTable:
-    """Return the metadata of the pages of a part that are not in their elements."""
+    """Return the redirects and Wikidata items of a part's articles."""
     if task.tables.pages is None:
         return NO_PAGES
     files = json.loads(store.blobs.read(task.tables.pages))
@@ -349,7 +353,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
         spans_path = workdir / "spans.npy" if task.recipe.spans else None
         table, page_table = load_table(store, task.tables.templates), load_page_table(store, task)
         with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reuse:
-            files = local_paths(store, task.setting_files)
+            files = fetch_setting_files(store, task.setting_files)
             stats = chunk_part(
                 task.part,
                 task.siteinfo,

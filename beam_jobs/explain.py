@@ -31,7 +31,7 @@ from rag_model.digest import digest_bytes, digest_file
 from rag_model.index.kind import ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.process import temporary_folder
-from rag_model.snapshots.encoding import StoredEncoder, local_paths, store_chunker
+from rag_model.snapshots.encoding import StoredEncoder, fetch_setting_files, store_chunker
 from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files, fetch_parent_files
 from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
@@ -158,10 +158,14 @@ def explain(
         plan = plan_parts(scratch, dump, recipe, limit, parent, store)
         encoders = store_encoders(scratch, encoder, recipe, store, parent.pins)
         chunker = store_chunker(scratch, recipe.chunk)
-        files = local_paths(scratch, chunker.files)
+        files = fetch_setting_files(scratch, chunker.files)
         lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
         tables = collect_tables(
-            scratch, plan, dump, recipe.chunk.metadata, lambda _, run, tasks, __: [run(task, scratch) for task in tasks]
+            scratch,
+            plan,
+            dump,
+            recipe.chunk.metadata,
+            lambda _name, run, tasks, _seconds: [run(task, scratch) for task in tasks],
         )
         lookup.table = load_table(scratch, tables.templates)
         for task in plan_chunk_tasks(store, plan, chunker, parent, tables):

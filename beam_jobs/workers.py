@@ -70,7 +70,7 @@ def _runner(flags: Sequence[str]) -> str | None:
 
 @contextmanager
 def hide_unused_modules() -> Iterator[None]:
-    """Let Beam be imported without `UNUSED_MODULES`, which others may import afterwards."""
+    """Hide `UNUSED_MODULES` while Beam is imported; they can be imported afterwards."""
     hidden = [name for name in UNUSED_MODULES if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type] # None: appears as not installed
     try:
@@ -81,7 +81,10 @@ def hide_unused_modules() -> Iterator[None]:
 
 
 def import_beam(flags: Sequence[str]) -> None:
-    """Import Beam, for local workers without `UNUSED_MODULES`; other runners may stage files in a cloud."""
+    """Import Beam; without `UNUSED_MODULES` if the workers are local.
+
+    Other runners may stage files in a cloud, so they need the clients among these modules.
+    """
     if is_local(flags):
         with hide_unused_modules():
             import_module("apache_beam")

@@ -48,7 +48,7 @@ _ENVIRONMENT = {
 }
 
 
-# Verbs that build indexes. Their threads wait for each other asleep, since spinning costs CPU time.
+# Verbs that build indexes. Their idle threads sleep, because spinning costs CPU time.
 _BUILD_VERBS = {"reindex", "release", "add-index", "import", "takedown", "index", "demo"}
 _BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 _RETRIEVER = {"--retriever", "--index"}

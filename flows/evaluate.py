@@ -201,12 +201,12 @@ def prepare_answer_run(
         name: AnswerCache(store, partial(_get_reader, reader), {**inputs, "reader": name, **reader.decides})
         for name, reader in readers.items()
     }
-    if routed := reader_settings.get("auto"):
-        reader_of_passages = routed.reader_for(model_id)
+    if auto_settings := reader_settings.get("auto"):
+        passage_reader = auto_settings.reader_for(model_id)
         route = None if settings.choose_route else settings.route or Route()
-        subject_of_route = identify_model(model_id), reader_of_passages
+        route_subject = identify_model(model_id), passage_reader
         answers["auto"] = RoutedAnswers(
-            answers[reader_of_passages], route, subject_of_route, settings.kind, settings.resampling
+            answers[passage_reader], route, route_subject, settings.kind, settings.resampling
         )
     first_reader, *other_readers = ((name, answers[name]) for name in reader_settings)
     k = settings.k or reading_model.k

@@ -92,7 +92,7 @@ def reindex(
 
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
         with clock("plan") as on_progress:
-            missing_files = say_missing_files(target, parent, on_progress)
+            missing_files = report_missing_files(target, parent, on_progress)
             plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
             encoders = prepare_encoders(target, encoder, recipe, parent)
             chunker = prepare_chunker(target, recipe)
@@ -101,7 +101,7 @@ def reindex(
             tables = read_tables(target, plan, dump, recipe, launch, on_progress)
             passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
             # the parent may expire or be taken down while its articles are reused
-            missing_files = missing_files or say_missing_files(target, parent, on_progress)
+            missing_files = missing_files or report_missing_files(target, parent, on_progress)
         widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
@@ -122,8 +122,8 @@ def reindex(
         return finish_build(replace(build, parent=parent.manifest))
 
 
-def say_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
-    """Show which files of the parent are gone, and return the sentences."""
+def report_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
+    """Print how many files of the parent are gone, and return the sentences."""
     sentences = parent.describe_missing_files(store)
     for sentence in sentences:
         on_progress.say(sentence)
@@ -169,8 +169,8 @@ def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
 def read_tables(
     store: Store, plan: Plan, dump: str, recipe: Recipe, launch: Launch, on_progress: ProgressReporter
 ) -> chunk.DumpTables:
-    """Read the templates that a wiki's dump defines, to expand them in its articles, and the
-    metadata of pages that the recipe requests.
+    """Read a wiki's templates, to expand them in its articles, and the redirects and Wikidata items
+    that the recipe requests.
     """
     if advice := describe_missing_items(dump, plan, recipe):
         on_progress.say(advice)

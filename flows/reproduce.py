@@ -296,7 +296,7 @@ class ReproductionRun:
     beam_options: Sequence[str]
     snapshots: dict[str, str] = field(default_factory=dict)  # by library
     evaluations: dict[tuple[str, str], ReleaseEvaluation] = field(default_factory=dict)  # by row and data set
-    failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)  # the other rows and data sets
+    failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)  # by row and data set
     library_failures: dict[str, BookwheelError] = field(default_factory=dict)
     index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)  # by library and index
 
@@ -578,7 +578,8 @@ def build_library(run: ReproductionRun, name: str) -> None:
         return
     if len(indexes) == 1:
         run.index_failures.update({(name, index): failures[name] for index in indexes})
-    else:  # one index at a time shows which ones fail; their files are recorded, so little is done again
+    else:
+        # Build one index at a time to learn which ones fail. Files of finished indexes are reused.
         for index in indexes:
             with _record_failure(run.index_failures, (name, index)):
                 build_with_indexes([index])
@@ -589,7 +590,7 @@ def build_library(run: ReproductionRun, name: str) -> None:
 
 @contextmanager
 def _record_failure(failures: dict[Key, BookwheelError], key: Key) -> Iterator[None]:
-    """Record an error of the block; a store that is full or cannot be written stops everything."""
+    """Record an error of the block, except a `StoreError`, which ends the command."""
     try:
         yield
     except StoreError:

@@ -230,9 +230,9 @@ def find_prefect_server() -> str | None:
 
 
 def _may_configure_prefect() -> bool:
-    """Return whether the address of a server may be set in any of the places where Prefect looks for it."""
+    """Return whether Prefect's settings may have the address of a server, in any of their places."""
     if "prefect" in sys.modules or any(
-        name.upper().startswith("PREFECT_") and not name.upper().startswith(_NOT_ADDRESSES) for name in os.environ
+        name.upper().startswith("PREFECT_") and not name.upper().startswith(_UNRELATED_PREFIXES) for name in os.environ
     ):
         return True
     for path in (Path.home() / ".prefect" / "profiles.toml", Path(".env")):
@@ -249,8 +249,8 @@ def _may_configure_prefect() -> bool:
     return Path("prefect.toml").exists()
 
 
-# Prefixes of variables that configure no server. The command line sets some of them itself.
-_NOT_ADDRESSES = ("PREFECT_LOGGING_", "PREFECT_SERVER_")
+# Prefixes of variables without the address of a server; the command line sets some itself.
+_UNRELATED_PREFIXES = ("PREFECT_LOGGING_", "PREFECT_SERVER_")
 
 
 def read_time_limit(variable: str) -> float | None:

@@ -26,8 +26,8 @@ ReaderOption = Annotated[
         help="`marginal` reads each passage separately and weighs answers by p(z|x), as in the RAG paper; `concat` "
         "reads all passages in one prompt; `extractive` takes a span of a passage, with a folder "
         "of a question-answering head or DPR's reader; `auto` answers from the model's weights or from "
-        "passages, by --route, and reads passages as marginal, or as concat a generator alone. By "
-        "default marginal, and concat for a model behind an endpoint."
+        "passages, as --route decides, and reads passages like `marginal` if the model is a RAG model, else like "
+        "`concat`. By default marginal, and concat for a model behind an endpoint."
     ),
 ]
 MaxTokens = Annotated[
@@ -41,7 +41,7 @@ RouteSource = Annotated[
     str | None,
     Parameter(
         help="With --reader auto: the file of `evaluate --choose-route`, or evaluation:ID of that evaluation in the "
-        "store. By default the memory whose answer has the higher mean log-likelihood a token answers."
+        "store. By default, the answer with the higher mean log-likelihood per token is given."
     ),
 ]
 AbstainBelow = Annotated[
@@ -122,11 +122,12 @@ class ReadingOptions(PromptOptions):
 
 
 def load_route(
-    source: str | None, readers: Sequence[ReaderName | None], store: str | None, *, is_chosen: bool = False
+    source: str | None, readers: Sequence[ReaderName | None], store: str | None, *, is_chosen_later: bool = False
 ) -> "Route | None":
-    """Return the route that --route names: a file, or an evaluation in the store; None: no route.
+    """Return the route of the file or of the evaluation that --route names; None without --route.
 
-    Without a route, `auto` is logged to use the default route, unless one is about to be chosen.
+    Without a route for `auto`, log a warning that the default route is used, unless
+    `is_chosen_later`: the evaluation that follows chooses a route.
 
     Raises:
         InputError: the file or the evaluation has no route.
@@ -136,7 +137,7 @@ def load_route(
     from rag_model.reading.routing import CHOOSE_ROUTE, EVALUATION_PREFIX, Route  # noqa: PLC0415 - as above
 
     if source is None:
-        if "auto" in readers and not is_chosen:
+        if "auto" in readers and not is_chosen_later:
             _LOG.warning("no route is given, so the memory with the likelier answer is chosen; %s", CHOOSE_ROUTE)
         return None
     if "auto" not in readers:

@@ -105,8 +105,8 @@ def evaluate(
         abstain: With --model: choose on these questions the score below which the model gives
             no answer, for the maximum of --risk, and write it to this file.
         risk: With --abstain: maximum share of wrong answers among those given; by default 0.2.
-        choose_route: With --reader auto: choose on these questions the score from which on the
-            weights answer instead of passages, and write it to this file.
+        choose_route: With --reader auto: choose on these questions the score at and above which
+            the weights answer instead of passages, and write the route to this file.
         report: Write an HTML report to this file.
         kilt: With --model: write KILT's prediction file to this file.
         trec: Write a TREC run to this file.
@@ -145,7 +145,7 @@ def evaluate(
     settings["labels"] = _parse_labels(label)
     settings["risk"] = (_DEFAULT_RISK if risk is None else risk) if abstain is not None else None
     settings["threshold"] = None if abstain_below is None else Threshold.parse(abstain_below)
-    settings["route"] = load_route(route, reader, store, is_chosen=choose_route is not None)
+    settings["route"] = load_route(route, reader, store, is_chosen_later=choose_route is not None)
     settings["choose_route"] = choose_route is not None
     check_paths(*(None if path is None else str(path) for path in (abstain, choose_route)), questions=questions)
     output_files = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
@@ -237,7 +237,7 @@ def _write_threshold(outcome: EvaluateOutcome, path: Path) -> str:
 
 
 def _describe_choice(outcome: EvaluateOutcome) -> dict[str, Any]:
-    """Return the passages and the number of questions with which a threshold was chosen."""
+    """Return the snapshot, the retriever and the number of questions of a chosen threshold."""
     return {"snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
 
 

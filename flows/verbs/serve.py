@@ -130,9 +130,10 @@ def serve(
             four.
         questions: Questions of the evaluation, from which the drift of live questions is
             measured.
-        probes: With --model: questions that the model is asked without passages, to notice that its
-            own answers change: after each swap of the model, and behind an endpoint every hour. By
-            default 32 of --questions. The first answers are recorded beside the pulled snapshots.
+        probes: With --model: questions that the model is asked without passages, to notice when
+            its own answers change. A local model is asked after each swap, one behind an endpoint
+            every hour. By default 32 of --questions. The first answers are recorded beside the
+            pulled snapshots.
         override_every: With --model: check one answer in this many for an override, in which
             the model prefers its own memory to the passages. A check costs about as much as a
             short answer, in the background, and nothing if a passage supports the answer;

@@ -123,8 +123,8 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
 
 
 def compute_element_key(basis: bytes, element: bytes, metadata: Metadata = NO_METADATA) -> bytes:
-    """Return the 16-byte key of a page from the bytes of its XML element, and from the metadata that
-    the element does not have.
+    """Return the 16-byte key of a page from the bytes of its XML element, and from its metadata in
+    the page table.
     """
     hasher = hashlib.sha256(basis)
     hasher.update(element)

@@ -207,7 +207,7 @@ def chunk_part(
         files: paths of settings that the recipe stores as digests.
         spans: path for the salient spans, if the recipe stores them.
         table: the wiki's templates; `reusable` has the same.
-        page_table: metadata of the wiki's pages that their elements do not have.
+        page_table: redirects and Wikidata items of the part's pages.
 
     Raises:
         InputError: The source cannot be read, or too many of its pages are unparsable.
@@ -321,7 +321,10 @@ class _ChunkContext:
         return compute_key_basis(self.siteinfo, identity, VERSION)
 
     def find_element_metadata(self, element: bytes) -> Metadata | None:
-        """Return what the page table has for a page's element, or None if its title is unclear."""
+        """Return the metadata that the page table has for a page, given as its XML element.
+
+        Return None if the title cannot be read without parsing the element.
+        """
         if not self.page_table:
             return NO_METADATA
         head = _ELEMENT_HEAD.match(element)
@@ -332,8 +335,9 @@ class _ChunkContext:
         return self.page_table.find(int(head[3]), unescape(head[1].decode(errors="replace")))
 
     def add_metadata(self, page: Page) -> Page:
-        """Return an article with what the page table has for it."""
-        if not self.page_table or page.namespace != 0 or not page.title:  # a logged page has no title
+        """Return an article with the metadata that the page table adds to its own."""
+        # Pages of the article log have no title.
+        if not self.page_table or page.namespace != 0 or not page.title:
             return page
         metadata = merge_metadata(page.metadata, self.page_table.find(page.page_id, page.title))
         return replace(page, metadata=metadata)

@@ -5,11 +5,11 @@ A recipe names what it wants (`[chunk] metadata`). Language, item and categories
 the passages, by which hits are filtered. Aliases become the first line of the article, so that
 every retriever finds them and a changed alias changes a passage like any other text.
 
-The export of a wiki has two of these elsewhere than at the page: redirects are pages anywhere in the
-dump, and Wikidata items are in a file beside it. A job reads both once and writes them to
-memory-mapped Arrow files, in which the chunk job looks up each page (`PageTable`). Redirects are
-sorted by a hash of the title that they lead to, and are divided into files by its first bits, so
-neither the writing nor the reading of a file needs memory for all redirects of a wiki.
+In a wiki's export, two of these are not part of the page: redirects are pages of their own anywhere
+in the dump, and Wikidata items are in a file beside it. Jobs read both once and write them to Arrow
+files, which the chunk job maps into memory to look up each page (`PageTable`). Redirects are sorted
+by a hash of the title of their target, whose first bits decide the file, so that no process needs
+memory for all redirects of a wiki.
 """
 
 import hashlib
@@ -89,7 +89,7 @@ def metadata_to_dict(metadata: Metadata) -> dict[str, Any]:
 
 
 def merge_metadata(metadata: Metadata, other: Metadata) -> Metadata:
-    """Return metadata whose unknown fields are those of the other."""
+    """Return `metadata` with its empty fields filled from `other`."""
     return Metadata(**{name: getattr(metadata, name) or getattr(other, name) for name in _FIELDS})
 
 
@@ -167,7 +167,9 @@ def _join_categories(categories: Sequence[str]) -> str:
 
 
 def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
-    """Return the aliases that an article is given: those with new words, `MAX_ALIAS_WORDS` in all.
+    """Return the aliases with words that neither the title nor an earlier alias has.
+
+    They have at most `MAX_ALIAS_WORDS` words together.
 
     >>> select_aliases("Ada Lovelace", ["Lovelace, Ada", "Ada King"])
     ('Ada King',)
@@ -185,7 +187,8 @@ def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
 
 TABLE_VERSION = 1  # increase it when the same pages or properties would give other files
 _REDIRECT_SCHEMA = pa.schema(
-    # `key` is a hash of `title`, the title that the redirect with this id and title leads to.
+    # `title` is the target of a redirect, and `key` its hash. `page_id` and `alias` are the id and
+    # the title of the redirect itself.
     [("key", pa.uint64()), ("title", pa.string()), ("page_id", pa.int64()), ("alias", pa.string())]
 )
 _ITEM_SCHEMA = pa.schema([("page_id", pa.int64()), ("item", pa.int64())])
@@ -193,11 +196,11 @@ _KEY_BITS = 64
 _ITEM_BATCH_ROWS = 1 << 16
 _TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
 _PROPERTY = re.compile(rb"\((\d{1,18}),'wikibase_item','Q(\d{1,15})',")
-_MAX_PROPERTY = 64  # bytes that the pattern matches, at most
+_MAX_PROPERTY_BYTES = 64  # upper bound of a match of the pattern
 
 
 def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> int:
-    """Write the redirects of a part that are names of articles, sorted; return their number.
+    """Write the redirects of a part that are in the article namespace, sorted; return their number.
 
     A redirect to a section is left out, because it names a part of the article's subject.
     """
@@ -228,7 +231,7 @@ def _hash_title(title: str) -> int:
 
 
 def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path) -> None:
-    """Merge the redirects of all parts whose key starts with the `bits` bits of `number`."""
+    """Merge the redirects of all parts whose first `bits` bits of the key are `number`."""
     first, last = (end << _KEY_BITS - bits for end in (number, number + 1))
     tables = []
     for path in parts:
@@ -237,14 +240,14 @@ def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path) ->
         start = np.searchsorted(keys, np.uint64(first))
         end = len(keys) if last >> _KEY_BITS else np.searchsorted(keys, np.uint64(last))
         tables.append(table.slice(start, end - start))
-    # A page that the dump has twice gives equal rows.
+    # Grouping removes duplicates, which a page gives that the dump has twice.
     table = pa.concat_tables(tables).group_by(_REDIRECT_SCHEMA.names).aggregate([])
     order = [(name, "ascending") for name in ("key", "title", "page_id", "alias")]
     _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(order), out)
 
 
 def write_items(chunks: Iterable[bytes], where: str, out: Path) -> int:
-    """Write the Wikidata items in a table of page properties, a dump of SQL; return their number.
+    """Write the Wikidata items of a table of page properties (an SQL dump); return their number.
 
     Raises:
         InputError: The file is not such a table.
@@ -258,19 +261,19 @@ def write_items(chunks: Iterable[bytes], where: str, out: Path) -> int:
 
 
 def _iter_item_batches(chunks: Iterable[bytes], where: str) -> Iterator[pa.RecordBatch]:
-    rest, is_table, values = b"", False, list[tuple[int, int]]()
+    rest, has_table, values = b"", False, list[tuple[int, int]]()
     for chunk in chunks:
         data, start = rest + chunk, 0
-        is_table = is_table or b"page_props" in data
+        has_table = has_table or b"page_props" in data
         for row in _PROPERTY.finditer(data):  # quotes inside of a value are escaped
             values.append((int(row[1]), int(row[2])))
             start = row.end()
-        rest = data[max(start, len(data) - _MAX_PROPERTY) :]
+        rest = data[max(start, len(data) - _MAX_PROPERTY_BYTES) :]
         if len(values) >= _ITEM_BATCH_ROWS:
             yield _to_batch(values)
             values = []
-    if not is_table:
-        raise InputError(f"{where} has no table page_props: give the file that dumps.wikimedia.org has, or remove it")
+    if not has_table:
+        raise InputError(f"{where} has no table page_props: download it again, or remove it")
     if values:
         yield _to_batch(values)
 
@@ -281,12 +284,12 @@ def _to_batch(values: Sequence[tuple[int, int]]) -> pa.RecordBatch:
 
 
 class PageTable:
-    """Redirects and Wikidata items of the pages of a part, which their elements do not have."""
+    """The aliases and Wikidata items of the pages of a part, which are not in the pages' XML."""
 
     def __init__(
         self, redirects: Sequence[Path] = (), items: Path | None = None, first_page: int = 0, last_page: int = 0
     ) -> None:
-        """Map files of `merge_redirects`, 1, 2, 4, ..., and read the items of the part's pages."""
+        """Map the files of `merge_redirects` (1, 2, 4, ...), and read the items of the part's pages."""
         tables = [_map_table(path) for path in redirects]
         self._redirects = [(table, _get_keys(table)) for table in tables]
         self._shift = _KEY_BITS - (len(tables).bit_length() - 1)
@@ -324,8 +327,8 @@ def _read_items(path: Path, first_page: int, last_page: int) -> dict[int, int]:
         items: dict[int, int] = {}
         for number in range(reader.num_record_batches):
             page_ids, values = (column.to_numpy() for column in reader.get_batch(number).columns)
-            in_part = (first_page <= page_ids) & (page_ids <= last_page)
-            items.update(zip(page_ids[in_part].tolist(), values[in_part].tolist(), strict=True))
+            is_in_part = (first_page <= page_ids) & (page_ids <= last_page)
+            items.update(zip(page_ids[is_in_part].tolist(), values[is_in_part].tolist(), strict=True))
         return items
 
 

@@ -49,7 +49,7 @@ ROW_GROUP = 1024  # rows; 20 random rows cost about 10 ms, compared with 455 ms 
 _MAX_GROUP_ROWS = 1 << 16  # rows
 _MAX_GROUP_BYTES = 512 << 20  # bytes of one decoded row group
 _MIN_BATCH_ROWS = 256  # minimum rows of a batch
-# White space of `str.split()` outside of ASCII: first two bytes of its UTF-8 -> possible third bytes.
+# White space of `str.split()` outside of ASCII, in UTF-8: first two bytes -> possible third bytes.
 _WIDE_SPACES: dict[int, list[int]] = {
     **{0xC285: [], 0xC2A0: [], 0xE19A: [0x80], 0xE281: [0x9F], 0xE380: [0x80]},
     0xE280: [*range(0x80, 0x8B), 0xA8, 0xA9, 0xAF],
@@ -549,12 +549,13 @@ def build_passage_table(
 ) -> pa.Table:
     """Return ready-made passages as columns.
 
-    Where a page id is empty, the passages of a title are a page, and others one each.
+    If the page id is empty, passages with the same title form a page, and a passage without a title
+    is a page of its own.
     """
-    n_rows, named_pages = len(ids), pc.if_else(pc.equal(titles, ""), ids, titles)
+    n_rows, default_page_ids = len(ids), pc.if_else(pc.equal(titles, ""), ids, titles)
     columns = {
         "id": ids,
-        "page_id": pc.if_else(pc.equal(page_ids, ""), named_pages, page_ids),
+        "page_id": pc.if_else(pc.equal(page_ids, ""), default_page_ids, page_ids),
         "rev_id": pa.repeat(0, n_rows),
         "title": titles,
         "section": pa.repeat("", n_rows),
@@ -569,7 +570,7 @@ def build_passage_table(
 
 
 def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
-    """Return (n,) the length of `str.split()` of each text, without making Python strings."""
+    """Return (n,) `len(text.split())` of each text, without creating Python strings."""
     data, offsets = _view_strings(texts)
     is_space = (data == 0x20) | (data - 0x09 < 5) | (data - 0x1C < 4)  # unsigned, so that less wraps around
     if data.max(initial=0) > 0x7F:
@@ -592,7 +593,7 @@ def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def hash_passages(titles: pa.Array, texts: pa.Array) -> pa.Array:
-    """Return `Passage.hash_of` of each row; the canonical JSON is made by column."""
+    """Return `Passage.hash_of` of each row, but build the canonical JSON of all rows at once."""
     escaped = map(_escape_json, (titles, texts))
     pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(escaped, ('","', '"]'), strict=True)), "")
     data, offsets = _view_strings(pairs)
@@ -613,7 +614,7 @@ def _escape_json(strings: pa.Array) -> pa.Array:
 
 
 def _view_strings(strings: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the UTF-8 of a column without nulls, and (n + 1,) where each string starts and the last ends."""
+    """Return the UTF-8 bytes of a column without nulls, and its (n + 1,) offsets from 0."""
     _, offset_buffer, data_buffer = strings.buffers()
     if not len(strings) or data_buffer is None:
         return np.zeros(0, np.uint8), np.zeros(len(strings) + 1, np.int64)

@@ -20,7 +20,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     explain_format_errors,
     get_format,
 )
-from rag_model.corpus.dump_formats.mediawiki import find_page_properties
+from rag_model.corpus.dump_formats.mediawiki import find_properties_file
 from rag_model.corpus.parts import PartBoundaries, StageFile
 from rag_model.corpus.records import Part, Plan, SiteSettings, Slice, is_wiki_site
 from rag_model.corpus.source import basename, read_bytes, read_slice
@@ -96,11 +96,11 @@ def plan_dump(
     return check_result(dump_format, "plan", plan, Plan)
 
 
-def find_properties(pattern: str) -> str | None:
+def find_dump_properties(pattern: str) -> str | None:
     """Return the URL of the table of page properties next to the files of a wiki's export, or None."""
     if is_wiki_site(pattern):
         return None
-    return next(filter(None, map(find_page_properties, find_dump_files(pattern).urls[:1])), None)
+    return next(filter(None, map(find_properties_file, find_dump_files(pattern).urls[:1])), None)
 
 
 def compute_source_digest(part: Part) -> str:

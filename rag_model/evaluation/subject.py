@@ -94,7 +94,7 @@ def answers_subject(
         **_installed_measures(),
     }
     if "auto" not in settings.readers:
-        # These settings do not apply, and ids stay as they were.
+        # Without these settings, which do not apply, older evaluations keep their ids.
         settings_json = {name: value for name, value in settings_json.items() if name not in _ROUTE_SETTINGS}
     if model.startswith(ENDPOINT_PREFIX):
         settings_json["endpoint"] = _endpoint_settings(model)

@@ -43,8 +43,8 @@ _MAX_RECALL_BY_CODES = {
     **{"PQ by 4": 0.87, "PQ by 8": 0.81, "PQ by 16": 0.60, "RaBitQ": 0.65},
     "Refine(vectors)": 0.99,
 }
-# Of 1 bit per dimension, 200 candidates lose .0027 of the 20 nearest of 60,000 passages, .006 of
-# 250,000 and .008 of 946,599: about a n^b.
+# With 1 bit per dimension, 200 candidates miss .0027 of the 20 nearest among 60,000 passages, .006
+# among 250,000 and .008 among 946,599: about a n^b.
 _LOSS_OF_ONE_BIT = (3.7e-5, 0.396)
 
 # Bytes of the index, bytes of the pieces on disk, and bytes of memory by stage.

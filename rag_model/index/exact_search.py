@@ -214,13 +214,13 @@ def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, ro
         InputError: a row of the corpus holds a NaN or an infinity.
     """
     is_row = rows >= 0
-    distinct_rows, numbers = np.unique(rows[is_row], return_inverse=True)
+    distinct_rows, inverse = np.unique(rows[is_row], return_inverse=True)
     positions = np.zeros(rows.shape, np.int64)
-    positions[is_row] = numbers
+    positions[is_row] = inverse
     stored_vectors = files.read_rows(distinct_rows)
     scores = np.full(rows.shape, -np.inf, np.float32)
-    for vector, is_candidate, places, row_scores in zip(vectors, is_row, positions, scores, strict=True):
-        candidates = stored_vectors[places[is_candidate]]  # (c, d)
+    for vector, is_candidate, vector_positions, row_scores in zip(vectors, is_row, positions, scores, strict=True):
+        candidates = stored_vectors[vector_positions[is_candidate]]  # (c, d)
         if metric == "ip":
             row_scores[is_candidate] = candidates @ vector  # (c, d) @ (d,) -> (c,)
         else:

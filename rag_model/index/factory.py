@@ -10,8 +10,9 @@ Supported are:
 
 Numbers may be left out (`HNSW`, `IVF,PQ`): `recipe.resolve` chooses them for the corpus.
 
-bookwheel adds `Refine(vectors)`, also for graphs, which reranks with the snapshot's own vector files. It changes no
-byte of the index, and `without_vector_refinement` removes it for faiss.
+bookwheel adds `Refine(vectors)`, for graphs and inverted lists, which reranks with the snapshot's
+own vector files. It changes no byte of the index, and `without_vector_refinement` removes it for
+faiss.
 """
 
 import re
@@ -46,7 +47,7 @@ class HnswSpec:
 
 @dataclass(frozen=True, slots=True)
 class TransformSpec:
-    """A linear transform before the lists: `OPQ<m>_<out>`, `PCA<out>`, or `RR<out>`, a random rotation."""
+    """A transform before the lists: `OPQ<m>_<out>`, `PCA<out>` or `RR<out>` (random rotation)."""
 
     name: str  # OPQ, PCA, PCAR, RR
     pieces: int | None  # of OPQ; None: as many as the codec has

@@ -294,9 +294,8 @@ class AutoReader(RetrievingReader):
             if positions
             else []
         )
-        answers_by_position = dict(
-            zip(positions, add_stage_seconds(read_answers, timer) if positions else [], strict=True)
-        )
+        open_book = add_stage_seconds(read_answers, timer) if positions else []
+        answers_by_position = dict(zip(positions, open_book, strict=True))
         answers = [self._choose(answer, answers_by_position.get(i)) for i, answer in enumerate(closed_book)]
         if on_text is not None and not is_streaming:
             for i in positions:

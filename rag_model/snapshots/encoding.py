@@ -326,15 +326,15 @@ def store_chunker(store: Store, recipe: ChunkRecipe) -> StoredChunker:
     return StoredChunker(replace(recipe, settings={**recipe.settings, **digests}), blobs_by_setting)
 
 
-def local_paths(store: Store, files: SettingFiles) -> dict[str, Path]:
+def fetch_setting_files(store: Store, files: SettingFiles) -> dict[str, Path]:
     """Return the local paths of each setting's files; fetch them if needed.
 
     Raises:
         StoreError: a file is missing or damaged.
     """
-    return {setting: _local_path(store, dict(refs)) for setting, refs in files}
+    return {setting: _fetch_files(store, dict(refs)) for setting, refs in files}
 
 
-def _local_path(store: Store, refs: Mapping[str, BlobRef]) -> Path:
+def _fetch_files(store: Store, refs: Mapping[str, BlobRef]) -> Path:
     paths = {name: store.blobs.get_local_path(ref) for name, ref in refs.items()}
     return next(iter(paths.values())) if is_single_file(paths) else build_link_tree(paths)

@@ -25,7 +25,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     get_plugin_identity,
 )
 from rag_model.corpus.parts import PartBoundaries
-from rag_model.corpus.plan import find_properties, plan_dump
+from rag_model.corpus.plan import find_dump_properties, plan_dump
 from rag_model.corpus.records import Plan, is_wiki_site
 from rag_model.corpus.source import get_size, get_stamp, read_bytes
 from rag_model.digest import digest_chunks
@@ -122,7 +122,7 @@ def plan_parts(
 def describe_missing_items(dump: str, plan: Plan, recipe: Recipe) -> str:
     """Return advice if the Wikidata items of an export are requested, but no file beside it has them."""
     is_export = plan.kind == "wiki" and {part.format for part in plan.parts} == {""}
-    if "wikidata" not in recipe.chunk.metadata or not is_export or find_properties(dump):
+    if "wikidata" not in recipe.chunk.metadata or not is_export or find_dump_properties(dump):
         return ""
     return (
         "The passages have no Wikidata items: put NAME-DATE-page_props.sql.gz of the same dump beside its files "

@@ -52,7 +52,7 @@ def build_structure_passages(
 
 
 def group_rows(structure: Structure, max_words: int, heading: str = "") -> Iterator[tuple[int, str, int]]:
-    """Yield the number of words of the rows before each passage, its text, and its number of words."""
+    """Yield passages of whole rows, each as the words before it, its text and its words (numbers)."""
     head = _fit_head([heading, *structure.head], max_words)
     head_words = sum(map(_count_words, head))
     lines, size, start = list[str](), 0, 0

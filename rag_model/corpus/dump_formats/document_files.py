@@ -193,7 +193,7 @@ class SectionBuilder:
             self._blocks.append("\n".join(lines))
 
     def add_table(self, head: Sequence[str], rows: Sequence[str]) -> None:
-        """Add a table; each group of rows of a long one repeats the head, as in tables of a wiki."""
+        """Add a table; cut a long one between rows, and repeat its head in each group of rows."""
         words = " ".join([*head, *rows]).split()
         if head and rows and len(words) > DEFAULT_WORDS:
             # Chunkers of documents count the bars between cells, which `group_rows` does not.

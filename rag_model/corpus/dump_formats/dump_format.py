@@ -154,7 +154,7 @@ DUMP_HELP = (
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG, _PARQUET_MAGIC = b"<mediawiki", b"PAR1"
 _GENERIC_FORMATS = {"jsonl", "parquet"}  # tried after formats whose files they can read too
-SITE = "wiki_site"  # recognized by the scheme of its URL; not imported for files, as it imports httpx
+SITE = "wiki_site"  # recognized by its URL; not loaded for files, because it imports httpx
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 

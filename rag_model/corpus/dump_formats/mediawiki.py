@@ -127,7 +127,7 @@ _NAMESPACE_HEAD = 4096  # bytes of a page's start, which has its title and names
 def parse_namespace_pages(
     chunks: Iterable[bytes], where: str, namespaces: Collection[int], *, redirects: bool = False
 ) -> Iterator[Page]:
-    """Yield the pages of some namespaces, and with `redirects` those that redirect.
+    """Yield the pages of some namespaces, and with `redirects` all redirects.
 
     Other pages, and damaged ones, are not parsed.
     """
@@ -465,7 +465,7 @@ def find_offset_index(url: str) -> str | None:
 _PROPERTIES_NAME = re.compile(r".*-page_props\.sql(\.gz)?")
 
 
-def find_page_properties(url: str) -> str | None:
+def find_properties_file(url: str) -> str | None:
     """Return the URL of the table of page properties next to a dump, or None.
 
     `enwiki-20240101-pages-articles1.xml-p1p41242.bz2` has `enwiki-20240101-page_props.sql.gz`.
@@ -676,7 +676,7 @@ class MediaWiki(PageFormat):
 
     def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
         """Yield the pages of a part that define templates or list those of disambiguation pages, and
-        on request the redirects.
+        with `redirects` all redirects.
         """
         if type(self).parse_slice is not MediaWiki.parse_slice:
             return

@@ -82,8 +82,8 @@ class PageFormat:
     def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
         """Yield the pages of a part that define templates, in their order; by default none.
 
-        The part has only the slices of runs with `has_templates`, or with `redirects` all slices;
-        then the pages that redirect are given too.
+        The part has only the slices of runs with `has_templates`. With `redirects` it has all
+        slices, and pages that are redirects are yielded too.
         """
         return iter(())
 

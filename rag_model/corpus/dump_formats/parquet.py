@@ -35,7 +35,7 @@ _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
 _MAGIC = b"PAR1"
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$\n?", re.MULTILINE)
 _BATCH = 256  # rows per batch
-_MAX_BATCH_BYTES = 512 << 20  # that a batch may decode to, if each row has the largest value of a dictionary
+_MAX_BATCH_BYTES = 512 << 20  # of a decoded batch, if each row has its dictionary's largest value
 _TEXTS = ("id", "title", "text")
 _RECORD_COLUMNS = dict.fromkeys(_TEXTS, pa.string())
 _COLUMNS = {**_RECORD_COLUMNS, PAGE_FIELD: pa.string(), DATE_FIELD: pa.int64()}
@@ -67,7 +67,9 @@ class Parquet(RecordFormat):
         yield from self._read(url, _BATCH, first, end, self.parse_batch)
 
     def read_columns(self, url: str, first: int, end: int) -> Iterator[tuple[pa.Array, ...]]:
-        """Yield the rows [first, end) as columns: ids, titles, texts, seconds or nulls, page ids or empty texts.
+        """Yield the rows [first, end) as columns: ids, titles, texts, times and page ids.
+
+        Times are seconds since 1970 or null. A page id is empty if the file has none.
 
         Raises:
             InputError: As for `read_rows`.
@@ -141,8 +143,8 @@ def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
     ids, titles, bodies, dates = zip(*rows, strict=True) if rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
     page_ids = [record[4].get(PAGE_FIELD, "") if len(record) > 4 else "" for record in records]
-    names = [pa.array(column, pa.string()) for column in (ids, titles, texts, page_ids)]
-    return *names[:3], pa.array(dates, pa.int64()), names[3]
+    text_columns = [pa.array(column, pa.string()) for column in (ids, titles, texts, page_ids)]
+    return *text_columns[:3], pa.array(dates, pa.int64()), text_columns[3]
 
 
 class FineWiki(Parquet):
@@ -175,7 +177,7 @@ class WikiDpr(Parquet):
 
     kind = "passages"
     columns = ("id", "title", "text", PAGE_FIELD)
-    version = "2"  # passages keep the pages that a file names
+    version = "2"  # with the column page_id
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a Parquet file has the columns `title`, `text` and `embeddings`."""
@@ -222,10 +224,13 @@ def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _is_plain(batch: pa.RecordBatch, kinds: Mapping[str, pa.DataType] = _RECORD_COLUMNS) -> bool:
-    """Return whether a batch is valid as it is: columns of these kinds, an id in each row, none too long."""
+def _is_plain(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = _RECORD_COLUMNS) -> bool:
+    """Return whether a batch needs no parsing.
+
+    All columns are of `types`, every row has an id, and no value is too long.
+    """
     schema = batch.schema
-    if not {*_TEXTS} <= {*schema.names} or any(kinds.get(field.name) != field.type for field in schema):
+    if not {*_TEXTS} <= {*schema.names} or any(types.get(field.name) != field.type for field in schema):
         return False
     shortest_id = pc.min(pc.binary_length(batch["id"])).as_py() or 0
     limits = {"id": MAX_ID, "title": MAX_TITLE, PAGE_FIELD: MAX_ID}
@@ -235,7 +240,8 @@ def _is_plain(batch: pa.RecordBatch, kinds: Mapping[str, pa.DataType] = _RECORD_
         if name in schema.names
     )
     if DATE_FIELD in schema.names:
-        fits &= all(EARLIEST <= (limit or 0) <= LATEST for limit in pc.min_max(batch[DATE_FIELD]).as_py().values())
+        extremes = pc.min_max(batch[DATE_FIELD]).as_py().values()
+        fits &= all(EARLIEST <= (seconds or 0) <= LATEST for seconds in extremes)
     return fits and shortest_id > 0 and not batch["id"].null_count
 
 

@@ -56,7 +56,7 @@ from rag_model.errors import InputError
 
 # (id, title, text or sections, time of the last change in seconds since 1970, UTC, or None). A
 # section is (heading, text). The metadata of a document may follow (`corpus.metadata.metadata_to_dict`),
-# or {"page_id": …} of a passage.
+# or {"page_id": …} for a passage.
 Record = (
     tuple[str, str, str, int | None]
     | tuple[str, str, str, int | None, dict[str, Any]]
@@ -69,7 +69,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 DATE_FIELD = "revised"
 _ID_FIELDS = ("id", "_id", "docid")  # the last one is that of Mr. TyDi and of Pyserini's Wikipedia corpora
 _METADATA_FIELDS = ("language", "wikidata", "wikidata_id", "categories", "aliases")
-PAGE_FIELD = "page_id"  # of passages; else those of a title are a page
+# The page of a passage. Without it, passages with the same title form a page.
+PAGE_FIELD = "page_id"
 _TEXT_FIELDS = ("title", "text", "sections", "contents", DATE_FIELD)
 DOCUMENT_FIELDS = (*_ID_FIELDS, *_TEXT_FIELDS, *_METADATA_FIELDS, PAGE_FIELD)
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they are written to disk

@@ -47,8 +47,8 @@ _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80
 _BRACKET = re.compile(r"[\[\]{}<]")  # text without these characters has no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
 _MAX_NESTED_VARIANTS = 3
-# Wikis with a converter of scripts, and the variants of a text from the one that readers see who chose
-# none: MediaWiki's order of fallbacks, then the others.
+# Languages whose wikis convert between scripts, each with its variants in order of preference for
+# readers who chose no variant: MediaWiki's fallbacks first, then the others.
 _VARIANTS = {
     "ban": "ban ban-bali ban-x-dharma ban-x-palmleaf ban-x-pku", "crh": "crh crh-latn crh-cyrl",
     "gan": "gan gan-hans gan-hant", "iu": "iu ike-cans ike-latn",
@@ -60,7 +60,7 @@ _VARIANTS = {
 _VARIANT_RANKS = {variant: rank for names in _VARIANTS.values() for rank, variant in enumerate(names.split())}
 _VARIANT_FLAGS = re.compile(r"[\w;+\- ]*\|")
 _ANY_VARIANT = "|".join(map(re.escape, _VARIANT_RANKS))
-# Semicolons between the forms of a text, but not those of entities (`&amp;`).
+# A semicolon between two forms of a text, but not that of an entity (`&amp;`).
 _FORM_END = re.compile(rf"(?<!&amp)(?<!&lt)(?<!&gt)(?<!&nbsp);\s*(?=(?:[^;:]*?=>\s*)?(?:{_ANY_VARIANT})\s*:|\s*$)")
 _FORM = re.compile(rf"\s*(?:[^:]*?=>\s*)?({_ANY_VARIANT})\s*:(.*)", re.DOTALL)
 
@@ -221,8 +221,8 @@ def _render_quoted_line(line: str) -> str:
 def _close_gaps(text: str) -> str:
     if GAP not in text:
         return text
-    for point in ".,;":  # typed before a reference: `thinking .<ref>`
-        text = text.replace(f" {point}{GAP}", f"{point}{GAP}")
+    for stop in ".,;":  # a blank was typed before the stop and the reference: `thinking .<ref>`
+        text = text.replace(f" {stop}{GAP}", f"{stop}{GAP}")
     return _GAPS.sub(_close_gap, _COMMA_GAP.sub(GAP, text).replace(f" {GAP}", f"{GAP} "))
 
 
@@ -232,9 +232,9 @@ def _close_gap(gap: re.Match[str]) -> str:
 
 
 def resolve_variants(text: str, language: str) -> str:
-    """Choose the forms of a text on a wiki with a converter of scripts; elsewhere `-{` is text.
+    """Resolve `-{…}-` on a wiki that converts between scripts; elsewhere keep it as text.
 
-    Forms that templates complete are left for `to_plain_text`.
+    Forms with templates in them are resolved by `to_plain_text`, after the templates.
     """
     if "-{" not in text:
         return text
@@ -242,7 +242,7 @@ def resolve_variants(text: str, language: str) -> str:
 
 
 def render_variants(text: str) -> str:
-    """Render `-{…}-` as readers see it who chose no variant; conversion rules become ""."""
+    """Render `-{…}-` for readers who chose no variant; conversion rules become ""."""
     for _ in range(_MAX_NESTED_VARIANTS):
         text, count = _VARIANT.subn(_render_variant, text)
         if not count:

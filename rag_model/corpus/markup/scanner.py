@@ -145,7 +145,7 @@ class Scanner:
         """Close the innermost link; drop a `]]` that closes no link or crosses a template."""
         link = frames[-1]
         if link.braces:
-            link.pieces.append("]]")  # the first may end an external link
+            link.pieces.append("]]")  # the first bracket may end an external link
             return end
         if text[end : end + 1] == "]" and "[" in "".join(link.pieces):  # [[File:…|from [http://…]]]
             link.pieces.append("]")

@@ -41,15 +41,15 @@ _DISAMBIGUATION_LIST = "disambiguationspage"  # the message that lists templates
 
 
 class TemplateEntry(NamedTuple):
-    """What a template shows: `value` is the name that it stands for, its body, or the fields of a
-    portable infobox as JSON.
+    """What a template shows. `value` is the name of another template (alias), the body, or the fields
+    of a portable infobox as JSON.
     """
 
     kind: Kind
     value: str = ""
 
 
-_TEXTLESS = TemplateEntry("box")
+_BOX_ENTRY = TemplateEntry("box")
 _NO_INCLUDE = re.compile(r"<noinclude\b[^<>]*>.*?(?:</noinclude\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _ONLY_INCLUDE = re.compile(r"<onlyinclude\b[^<>]*>(.*?)</onlyinclude\s*>", re.IGNORECASE | re.DOTALL)
 _INCLUDE_TAG = re.compile(r"</?(?:include|onlyinclude|noinclude)(?:only)?\b[^<>]*>", re.IGNORECASE)
@@ -123,7 +123,7 @@ def _classify(text: str) -> TemplateEntry | list[str] | None:
     body = _INCLUDE_TAG.sub("", "".join(parts) if parts else _NO_INCLUDE.sub("", text))
     is_infobox = _INFOBOX.search(body) is not None
     if is_infobox or _BOX.search(body):
-        return TemplateEntry("infobox", canonical_json(parse_infobox(body)).decode()) if is_infobox else _TEXTLESS
+        return TemplateEntry("infobox", canonical_json(parse_infobox(body)).decode()) if is_infobox else _BOX_ENTRY
     body = strip_extensions(body).strip()
     if lua := _LUA.search(body):
         module = normalize_name(lua[1])

@@ -174,7 +174,7 @@ class Templates:
         return self._find_infobox(name) is not None
 
     def list_infobox_fields(self, name: str, arguments: list[str]) -> list[tuple[str, str]] | None:
-        """Return the labels and values of a portable infobox; None if the template is none."""
+        """Return the labels and values of a portable infobox; None for other templates."""
         infobox = self._find_infobox(name)
         if infobox is None:
             return None

@@ -269,7 +269,7 @@ class AnswerEvaluation:
         # Per question, by stage; empty before `retrieve`.
         self.search_milliseconds: dict[str, float] = {}
         self._retriever = retriever
-        self._answer_caches: Mapping[str, AnswerFunction] = {"": answers, **(other_answers or {})}
+        self._answer_functions: Mapping[str, AnswerFunction] = {"": answers, **(other_answers or {})}
         self._other_retrievers = (other_retrievers or {}) if self.settings.ablations else {}
         self._whole_corpus = (whole_corpus or WholeCorpus()) if self.settings.ablations else WholeCorpus()
         self._other_hits: dict[str, list[list[Hit]]] = {}
@@ -293,9 +293,9 @@ class AnswerEvaluation:
     def conditions(self) -> list[Condition]:
         """Return the conditions to answer under, the open book first; call `retrieve` before."""
         book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
-        readers = [replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_caches if name]
+        readers = [replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name]
         rivals = [other_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()]
-        reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_caches else ""
+        reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_functions else ""
         whole_corpus_books = (
             [whole_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
         )
@@ -310,7 +310,7 @@ class AnswerEvaluation:
         """Answer a condition's questions, measure the answers, and append them to `results`."""
 
         def answer_questions(condition: Condition) -> list[Reading]:
-            return self._answer_caches[condition.reader](condition, on_progress)
+            return self._answer_functions[condition.reader](condition, on_progress)
 
         book = self.results[0] if self.results else None
         row = measure_condition(condition, answer_questions, self.settings.kind, book, self.settings.resampling)
@@ -372,7 +372,7 @@ class AnswerEvaluation:
         and about an ablation that was left out.
         """
         problem_notes = describe_problems([scored.reading for scored in self.results[0].scored]) if self.results else []
-        other_readers = [name for name in self._answer_caches if name]
+        other_readers = [name for name in self._answer_functions if name]
         template = "the ablations and the sweep over k use the first reader; the others ({}) answer the open book{}"
         corpus_reader = (
             f", and {self._whole_corpus.reader} the whole corpus too"
@@ -408,7 +408,9 @@ class AnswerEvaluation:
 
     @property
     def _routed_answers(self) -> RoutedAnswers | None:
-        return next((answers for answers in self._answer_caches.values() if isinstance(answers, RoutedAnswers)), None)
+        return next(
+            (answers for answers in self._answer_functions.values() if isinstance(answers, RoutedAnswers)), None
+        )
 
     @property
     def collapse(self) -> CollapseStats:

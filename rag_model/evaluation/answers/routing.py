@@ -1,19 +1,19 @@
 """Measure the reader `auto`, and choose its route on questions with known answers.
 
-The model answers every question once without passages and once from passages. Both answers are kept
-as those of any reader, so that every threshold can be measured on them without the model. For the
+The model answers every question once without passages and once from passages. Both answers are cached
+like those of any reader, so that every threshold can be measured without the model. For the
 threshold t, the questions with a score s >= t (`reading.routing`) have the measure of the answer
 from the weights, and all others that of the answer from passages:
 
     EM(t) = 1/n (sum over s_i >= t of EM(y_i)  +  sum over s_i < t of EM(y_z,i))
 
-`choose_route` takes the t with the largest EM(t), and of equal ones the one with the most answers
-from the weights. Only scores of questions that the weights answer right are tried: others would
-hand over questions that both memories answer wrong, and gain nothing. The signal is `weights`,
-which spares the search and the reading of those questions, unless the interval of the paired
-difference shows that `difference` is better.
+`choose_route` takes the t with the largest EM(t), and among equal values the one with the most
+answers from the weights. Only the scores of questions that the weights answer right are tried,
+because any other t only adds questions that the weights answer wrong. The signal is `weights`, with
+which those questions are neither searched nor read, unless the interval of the paired difference
+shows that `difference` is better.
 
-EM of the chosen t on the same questions is too high by chance: measure the route on others.
+On the questions that chose t, EM(t) is biased upwards: measure the route on other questions.
 """
 
 import math
@@ -32,7 +32,7 @@ from rag_model.reading.answer import sum_usage
 from rag_model.reading.reader import WEIGHTS
 from rag_model.reading.routing import NO_LIKELIHOOD, ROUTE_SIGNALS, Route, RouteSignal, mean_log_likelihood
 
-AnswerFunction = Callable[..., list[Reading]]  # of a condition, and a progress callback
+AnswerFunction = Callable[..., list[Reading]]  # arguments: a condition, a progress callback
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class RoutePoint:
     """The effect of one threshold."""
 
     least: float | None  # None: every question is answered from passages
-    weights_share: float  # of the questions that the weights answer
-    value: float  # of the deciding measure
+    weights_share: float  # share of the questions that the weights answer
+    value: float  # value of the deciding measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RoutingReport:
     """The effect of a route on a set of questions."""
 
     route: Route
-    is_chosen: bool  # on these questions
+    is_chosen: bool  # the route was chosen on these questions
     measure: str
     point: RoutePoint
     weights_value: float  # of the measure, if the weights answer every question
@@ -91,7 +91,7 @@ class RoutingReport:
 def list_route_points(
     scores: Sequence[float], weights_values: Sequence[float], passages_values: Sequence[float]
 ) -> list[RoutePoint]:
-    """Return the effect of each threshold, the fewest answers from the weights first.
+    """Return the effect of each threshold, in descending order of the threshold.
 
     A question with a score of -inf is answered from passages. Questions with equal scores share a
     point.
@@ -153,9 +153,9 @@ class RoutedAnswers:
         """Route between the answers of `answer_questions` with and without passages.
 
         Args:
-            answer_questions: return the answers of the reader of passages, as an `AnswerCache`.
+            answer_questions: returns the answers of a reader of passages (an `AnswerCache`).
             route: the route; None: choose one.
-            subject: model and reader of a chosen route (`Route.model`, `Route.reader`).
+            subject: model and reader for which a chosen route is valid.
             kind: the kind of the answers, whose first measure decides.
             resampling: settings of the interval that compares the signals.
         """
@@ -211,8 +211,8 @@ class RoutedAnswers:
             route = self._route
             points = list_route_points(scores[route.signal], weights_values, passages_values)
             # The points are in descending order of the threshold.
-            reached = [p for p in points if p.least is None or route.chooses_weights(p.least)]
-            point = replace(reached[-1], least=route.least)
+            reached_points = [p for p in points if p.least is None or route.chooses_weights(p.least)]
+            point = replace(reached_points[-1], least=route.least)
         n = len(weights_values)
         return RoutingReport(
             route, self._route is None, measure, point, math.fsum(weights_values) / n, math.fsum(passages_values) / n
@@ -232,9 +232,9 @@ def _choose_reading(route: Route, score: float, closed_book: Reading, open_book:
     """Return the answer of the memory that the route chooses, with the costs of both."""
     is_from_weights = route.chooses_weights(score)
     is_open_book_read = not (is_from_weights and route.signal == "weights")
-    read = [closed_book, open_book] if is_open_book_read else [closed_book]
-    seconds = [reading.seconds for reading in read if reading.seconds is not None]
-    usages = [reading.usage for reading in read if reading.usage is not None]
+    readings = [closed_book, open_book] if is_open_book_read else [closed_book]
+    seconds = [reading.seconds for reading in readings if reading.seconds is not None]
+    usages = [reading.usage for reading in readings if reading.usage is not None]
     weights_seconds = {WEIGHTS: math.fsum(closed_book.stages.values())} if closed_book.stages else {}
     answer = replace(closed_book, passages=(), context=(), statements=()) if is_from_weights else open_book
     return replace(

@@ -66,8 +66,9 @@ class EvaluationSettings:
         return choose_expression(self.index, self.retriever)
 
     def reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
-        """Return the settings of each reader by its name, in order; after `auto`, those of the
-        reader of its passages.
+        """Return the settings of each reader by its name, in order.
+
+        `auto` is followed by the reader that it reads passages with.
 
         Raises:
             UsageError: a reader does not suit the model of this name.

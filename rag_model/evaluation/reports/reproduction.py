@@ -31,7 +31,7 @@ _MEANINGS = (
 class TableLine:
     """A measured value and the published one, if there is one; in percent.
 
-    A row that failed has no value, interval and evaluation, but the reason.
+    A row that failed has the reason instead of a value, an interval and an evaluation.
     """
 
     row: str

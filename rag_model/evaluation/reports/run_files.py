@@ -76,8 +76,8 @@ def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
     """Write one JSON object per question, with its answer, measures and passages.
 
-    The keys are `id`, `question`, `answers`, `prediction`, `memory` (`weights` or `passages`, which
-    the answer was read from), `ended` (false if the answer was cut),
+    The keys are `id`, `question`, `answers`, `prediction`, `memory` (what the answer was read from:
+    `weights` or `passages`), `ended` (false if the answer was cut),
     `log_likelihood`, `closed_book_log_likelihood`, `statements`, `metrics`, `problem`
     (null, or why the answer is empty or doubtful), and `passages`, each with `rank`, `id`,
     `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).

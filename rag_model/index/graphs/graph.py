@@ -90,7 +90,7 @@ def pair_similarities(
 ) -> Vectors:
     """Return (p,) float32 similarities of pairs of a row of `sources` and one of `vectors`.
 
-    They have the same bits as those of `similarities`. No vector is copied.
+    The values equal those of `similarities` in every bit, but no vector is copied.
     """
     similarity = np.empty(len(rows), np.float32)
     compare = faiss.pairwise_indexed_inner_product if metric == "ip" else faiss.pairwise_indexed_L2sqr
@@ -146,7 +146,7 @@ def unpack_links(keys: ScoredLinks) -> Links:
 
 
 def unpack_similarities(keys: ScoredLinks) -> Vectors:
-    """Return the similarities of keys: float32 of the same shape, without a meaning for `NO_LINK`."""
+    """Return the float32 similarities of keys, in the same shape; that of `NO_LINK` is undefined."""
     sortable = (~keys >> np.uint64(32)).astype(np.uint32)
     bits = np.where(sortable >> 31, sortable & np.uint32(0x7FFF_FFFF), ~sortable)
     return bits.view(np.float32)

@@ -123,5 +123,5 @@ def test_items_are_read_from_a_table_of_page_properties(tmp_path: Path, size: in
 
 
 def test_another_table_is_no_table_of_page_properties(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"x\.sql has no table page_props: give"):
+    with pytest.raises(InputError, match=r"x\.sql has no table page_props: download"):
         write_items([b"INSERT INTO `page` VALUES (1,0,'A');"], "x.sql", tmp_path / "items.arrow")
