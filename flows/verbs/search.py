@@ -35,7 +35,7 @@ def search(
         question: One or more questions, each one argument.
         k: Passages a question; by default 5, or all of a smaller corpus.
         where: Only passages of a kind, kind=table or kind=table,infobox, or of pages with a
-            language=, wikidata= or category=, or whose title= begins so.
+            language=, wikidata= or category=, or whose title begins with title=.
         questions_file: A file of questions; `-` reads standard input.
     """
     questions = collect_questions(question, questions_file)

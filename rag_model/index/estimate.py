@@ -110,8 +110,8 @@ def _graph_node_bytes(links: int) -> float:
 def estimate_recall(plan: VectorPlan) -> float | None:
     """Return the recall@20 of inverted lists with reranked candidates; None for other plans.
 
-    Lists that are not searched lose a fiftieth of the passages where `count_needed_lists` are
-    searched, and a quarter of it with twice as many.
+    Of the nearest passages, .02 are in lists that are not searched if `count_needed_lists` lists are
+    searched, and a quarter of that if twice as many are.
     """
     if plan.kind != "ivf" or plan.refine is None:
         return None

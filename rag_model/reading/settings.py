@@ -63,8 +63,8 @@ class ReaderSettings:
         """Return the reader of passages behind `auto`: `marginal` for a RAG model, else `concat`."""
         if self.required_signal in ("retrieval", "passages"):
             raise UsageError(
-                f"the threshold for `{self.required_signal}` needs passages, which an answer from the weights does "
-                "not have: choose a threshold for `likelihood`, or leave --reader auto out"
+                f"a threshold for `{self.required_signal}` needs passages, and an answer from the weights has "
+                "none: choose a threshold for `likelihood`, or leave --reader auto out"
             )
         folder = Path(model)
         if model.startswith(ENDPOINT_PREFIX) or (folder.is_dir() and not is_rag_folder(folder)):

@@ -83,8 +83,8 @@ class SearchRequest(Request):
     where: str | None = Field(
         None,
         description="Only passages of a kind, as kind=table or kind=table,infobox, or of pages with a "
-        "language=, wikidata= or category=, or whose title= begins so. Without `retriever`, by the snapshot's default "
-        "retriever.",
+        "language=, wikidata= or category=, or whose title begins with title=. Without `retriever`, by the "
+        "snapshot's default retriever.",
     )
 
     @property

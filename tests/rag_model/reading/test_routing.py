@@ -173,7 +173,7 @@ def test_auto_reads_passages_as_the_model_does(tmp_path: Path) -> None:
     assert settings.reader_for("reader@3") == "marginal"
     with pytest.raises(UsageError, match="leave --order, --budget, --prompt and --cite out"):
         replace(settings, concat=PromptSettings(cite=True)).reader_for("reader@3")
-    with pytest.raises(UsageError, match="has no passages"):
+    with pytest.raises(UsageError, match="needs passages"):
         replace(settings, threshold=Threshold("retrieval", 0.5)).reader_for(folder)
     with pytest.raises(UsageError, match="labels"):
         replace(settings, labels={"a": "a", "b": "b"}).reader_for(folder)
