@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs.chunk import chunk, plan_chunk_tasks
+from beam_jobs.chunk import DumpTables, chunk, plan_chunk_tasks
 from beam_jobs.corpus import RedactTask, redact
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.corpus.passages import PassageFile
@@ -140,7 +140,7 @@ def test_a_build_inherits_no_passages_of_it(
     pages = (page_xml(page, text, rev_id=page, title=f"Page {page}") for page, text in texts.items())
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
-    tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.of(store, "latest"))
+    tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.of(store, "latest"), DumpTables())
     assert all(task.parent_parts for task in tasks), "there is a parent to inherit from"
     cuts = [ChunkResult.from_json(chunk(task, store)) for task in tasks]
     assert {cut.stats.inherited for cut in cuts} == {0}
