@@ -50,6 +50,9 @@ SUPERSCRIPTS = str.maketrans("0123456789+-−()n", "⁰¹²³⁴⁵⁶⁷⁸⁹�
 _RAISABLE = re.compile(r"[0-9+\-−()n]+")
 
 
+_END_TAG = re.compile(r"</\w*>?")  # no formula has such characters
+
+
 def render_tex(tex: str) -> str:
     r"""Render a formula as one line of text, or "" for a display that does not fit into one line.
 
@@ -58,7 +61,7 @@ def render_tex(tex: str) -> str:
     """
     if len(tex) > MAX_TEX_CHARS or r"\begin" in tex:
         return ""
-    tokens = _TOKEN.finditer(tex)
+    tokens = _TOKEN.finditer(_END_TAG.sub("", tex))
     return _SPACE.sub(" ", _render_group(tokens, 0)).strip()
 
 

@@ -93,6 +93,7 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("до −42&nbsp;{{градус Цельсія}}.", "до −42 °C."),
         ("[[甲]]、{{le|乙|B}}、{{link-en|丙|C}}、{{tsl|en|D|丁}}、{{le|戊|E|己}}等。", "甲、乙、丙、丁、己等。"),
         ("sense and thinking .<ref>a</ref> The 5 ;<ref/>\nB ,{{sfn|c}} d . e", "sense and thinking. The 5;\nB, d . e"),
+        ("<math>a</sup>b</math>", "ab"),
         (";a:b\n; c :d\n;;e::f\n; [[g|h: i]] : j\n;http://a.org/b :k", "a: b\nc: d\ne: f\nh: i: j\nhttp://a.org/b: k"),
         ("* *a*b\n*b\n----*c", "*a*b\nb\n*c"),
         ("[[A{{!}}b]] [[C| ]][[D |e]] [[I%27s%20J]] [[K%]]", "b e I's J K%"),
