@@ -199,6 +199,7 @@ class DumpTables:
     pages: BlobRef | None = None  # JSON with the blobs of the files of a `PageTable`
 
 
+NO_TABLES = DumpTables()
 # Runs a stage and returns its reports. Arguments: the name, the function, the tasks, and a function
 # that estimates the seconds of a task.
 RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], float]], list[Report]]
@@ -290,7 +291,7 @@ class ChunkTask:
     parent_parts: tuple[ParentPart, ...] = ()
     suppressed: tuple[str, ...] = ()  # ids of the part's pages that were taken down
     setting_files: SettingFiles = ()  # the files that the chunker's settings name
-    tables: DumpTables = DumpTables()
+    tables: DumpTables = NO_TABLES
 
     @property
     def bytes(self) -> int:
@@ -323,7 +324,7 @@ class ChunkTask:
 
 
 def plan_chunk_tasks(
-    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, tables: DumpTables
+    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, tables: DumpTables = NO_TABLES
 ) -> list[ChunkTask]:
     """Return a task for each part of a plan, with the parent's parts to reuse, the removed pages,
     and the tables of `collect_tables`.

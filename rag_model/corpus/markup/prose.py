@@ -94,7 +94,10 @@ def to_plain_text(text: str) -> str:
         text = render_variants(text)
     cells = _CELLS if "{|" in text else _STRAY_ROWS
     text = _LIST.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cells.sub("", text))))
-    text = _close_gaps(text)
+    if GAP in text:
+        for point in ".,;":  # typed before a reference: `thinking .<ref>`
+            text = text.replace(f" {point}{GAP}", f"{point}{GAP}")
+        text = _close_gaps(text)
     if "__" in text:
         text = _SWITCH.sub(_render_switch, text)
     if "&" in text:
@@ -221,8 +224,6 @@ def _render_quoted_line(line: str) -> str:
 def _close_gaps(text: str) -> str:
     if GAP not in text:
         return text
-    for stop in ".,;":  # a blank was typed before the stop and the reference: `thinking .<ref>`
-        text = text.replace(f" {stop}{GAP}", f"{stop}{GAP}")
     return _GAPS.sub(_close_gap, _COMMA_GAP.sub(GAP, text).replace(f" {GAP}", f"{GAP} "))
 
 
