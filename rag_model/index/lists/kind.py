@@ -74,7 +74,7 @@ class ListKind(VectorKind):
     """The kind `ivf`: `IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`."""
 
     name: ClassVar[str] = "ivf"
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     block_bytes: ClassVar[int] = 4 << 10  # lists have a few kilobytes, and a search reads up to 256
     factories = re.compile("IVF|OPQ|PCA|RR")
 

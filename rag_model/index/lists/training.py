@@ -5,7 +5,10 @@ Some of faiss's settings cost far more than they gain: 50 rounds of OPQ, and pol
 k-means.
 """
 
+import math
 from typing import Any
+
+import numpy as np
 
 from rag_model.errors import ResourceError
 from rag_model.index.files import engine
@@ -14,6 +17,8 @@ from rag_model.index.recipe import VectorPlan, default_search
 
 OPQ_ROUNDS = 10  # faiss's 50 take five times as long and gave no measurable recall
 LIST_ROUNDS = 10  # rounds of k-means from reused lists: after three, recall does not rise
+_PROJECTION_ROWS = 1 << 16  # as many as faiss gives OPQ
+_PROJECTION_ROWS_PER_DIM = 100
 CODE_ROUNDS = 1  # five more gain .0004 of recall, and each costs ten rounds of the lists
 
 
@@ -27,7 +32,7 @@ def train_index(plan: VectorPlan, sample: Vectors) -> FaissIndex:
     with engine.translate_errors(ResourceError, sentence):
         index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
         references = _configure_training(index, plan.seed)
-        _train_uncentred_pca(index, sample)
+        _train_projection(index, sample, plan.seed)
         index.train(sample)
     del references
     codes = plan.factory.partition(",Refine")[0]
@@ -102,20 +107,25 @@ def _configure_training(index: FaissIndex, seed: int) -> list[Any]:
     return references
 
 
-def _train_uncentred_pca(index: FaissIndex, sample: Vectors) -> None:
-    """Train the PCA of an inner-product index, but do not let it subtract the mean of the sample.
+def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
+    """Train the projection of an index that compares by inner product.
 
-    Subtracting it would change the inner products with each vector by another amount, and so their
-    order.
+    faiss fits PCA and OPQ to vectors without their mean, and so drops what only the mean has, which
+    may be most of a product. With random signs, vectors have no mean and the same products.
     """
     if isinstance(index, faiss.IndexRefine):
         index = faiss.downcast_index(index.base_index)
     if not isinstance(index, faiss.IndexPreTransform) or index.metric_type != faiss.METRIC_INNER_PRODUCT:
         return
     transform = faiss.downcast_VectorTransform(index.chain.at(0))
-    if isinstance(transform, faiss.PCAMatrix):
-        transform.train(sample)
-        transform.have_bias = False
+    is_pca = isinstance(transform, faiss.PCAMatrix)
+    if is_pca or (isinstance(transform, faiss.OPQMatrix) and transform.d_out < transform.d_in):
+        most_rows = max(_PROJECTION_ROWS, _PROJECTION_ROWS_PER_DIM * transform.d_in)
+        rows = sample[:: math.ceil(len(sample) / most_rows)]
+        signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (len(rows), 1))
+        transform.train(rows * signs)
+        if is_pca:
+            transform.have_bias = False
 
 
 def _configure_rotation(transform: Any, seed: int) -> Any:
