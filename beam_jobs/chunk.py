@@ -88,11 +88,16 @@ def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[Template
 
     The list is empty if the dump format has no templates.
     """
-    formats = [get_part_format(part) for part in plan.parts[:1]]
-    if not any(isinstance(each, PageFormat) and each.has_templates for each in formats):
+    if not _has_tables(plan):
         return []
     parts = plan.parts if redirects or plan.template_parts is None else plan.template_parts
     return [TemplateTask(part, plan.siteinfo, redirects) for part in parts]
+
+
+def _has_tables(plan: Plan) -> bool:
+    """Return whether the format of a dump has templates, and so properties of pages beside it."""
+    formats = [get_part_format(part) for part in plan.parts[:1]]
+    return any(isinstance(each, PageFormat) and each.has_templates for each in formats)
 
 
 def read_templates(task: TemplateTask, store: Store) -> Report:
@@ -224,7 +229,7 @@ def collect_tables(
         redirect_tasks = [RedirectTask(parts, number, bits) for number in range(1 << bits)]
         seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
         files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda task: seconds)
-    if tasks and "wikidata" in metadata and (url := find_dump_properties(dump)):
+    if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):
         files["items"] = run_tasks("items", read_items, [ItemTask(url)], _estimate_items)
     pages = store.blobs.put_bytes(canonical_json(files)) if files else None
     return DumpTables(merge_templates(store, reports), pages)

@@ -97,6 +97,7 @@ class DumpBuild:
         plan = plan_dump(dump, workdir=folder, stage=str, part_bytes=1)
         launch, names = Launch.new(store.url, []), ("aliases", "wikidata")
         self.tables = run_table_jobs(store, plan, dump, names, launch)
+        self.items = run_table_jobs(store, plan, dump, ("wikidata",), launch).pages  # no part has templates
         parents = [ParentPart(each.passages, each.article_log) for each in parent.results] if parent else []
         tasks = [
             ChunkTask(part, plan.siteinfo, ChunkRecipe(metadata=names), tuple(parents), tables=self.tables)
@@ -118,6 +119,7 @@ def test_redirects_and_items_of_a_dump_are_metadata_of_its_articles(
     tmp_path: Path, make_multistream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = DumpBuild(tmp_path / "first", make_multistream, REDIRECTS)
+    assert first.items is not None
     assert len(first.results) > 2, "redirects are in other parts than their targets"
     assert first.list_texts() == [
         ("Countess; Lady Ada. Ada lived.", "Q7259"),
