@@ -358,7 +358,7 @@ def _find_name(url: str) -> str | None:
     if is_wiki_site(url):
         return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
-    names = sorted({*FORMATS.list_names()} - {SITE}, key=_get_detection_rank)
+    names = sorted({*FORMATS.list_names()} - {SITE}, key=lambda name: (_get_detection_rank(name), name))
     problem: InputError | None = None  # error of the first broken plugin
     for name in names:
         if is_standard(name):
