@@ -87,6 +87,8 @@ def to_plain_text(text: str) -> str:
         text = _render_external_links(text)
     if "''" in text:
         text = render_apostrophes(text)
+    if "__" in text:
+        text = _SWITCH.sub(_render_switch, text)
     if "<" in text:
         text = _SUPERSCRIPT.sub(_render_superscript, _HIDDEN.sub("", text))
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
@@ -98,8 +100,6 @@ def to_plain_text(text: str) -> str:
         for point in ".,;":  # typed before a reference: `thinking .<ref>`
             text = text.replace(f" {point}{GAP}", f"{point}{GAP}")
         text = _close_gaps(text)
-    if "__" in text:
-        text = _SWITCH.sub(_render_switch, text)
     if "&" in text:
         text = _ENTITY.sub(_decode_entity, text)
     for _ in range(MAX_LEFTOVERS):
@@ -163,7 +163,7 @@ def _render_term(term: re.Match[str]) -> str:
 
 
 def _render_superscript(superscript: re.Match[str]) -> str:
-    text = html.unescape(superscript[1]).strip()
+    text = html.unescape(_LEFTOVER.sub("", superscript[1])).strip()
     return (
         text
         if not text or text in _ORDINALS or (text.isalpha() and len(text) > 1)
