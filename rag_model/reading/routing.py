@@ -95,9 +95,10 @@ class Route:
         try:
             least = None if value["least"] is None else float(value["least"])
             return cls(value["signal"], least, str(value["model"]), str(value["reader"]))
-        except (KeyError, TypeError, ValueError, UsageError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, UsageError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise InputError(
-                f"{source} holds no route ({error}): give the file of `bookwheel evaluate --choose-route`, or "
+                f"{source} holds no route ({reason}): give the file of `bookwheel evaluate --choose-route`, or "
                 f"{EVALUATION_PREFIX}ID of that evaluation"
             ) from error
 

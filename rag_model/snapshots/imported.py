@@ -275,6 +275,7 @@ def _write_passages(
         InputError: there are too few passages, one is too long, or the vector of a row has another id.
     """
     lengths, page_ids, removed_pages, row = Counter[int](), set[str](), set(task.removed_pages), 0
+    ids = list[pa.Array]()
     vector_ids = None if task.passages == task.vectors else _iter_vector_ids(task, vectors)
     with PassageWriter(path) as writer:
         for table in tables:
@@ -286,9 +287,11 @@ def _write_passages(
             live_rows = table if is_kept[row:end].all() else table.filter(pa.array(is_kept[row:end]))
             page_ids.update(live_rows["page_id"].unique().to_pylist())
             writer.write_table(live_rows)
+            ids.extend(live_rows["id"].chunks)
             row = end
         if row < task.rows:
             raise _count_mismatch("the input", str(task.first + row), task.total)
+    _check_distinct(pa.chunked_array(ids, pa.string()))
     for words, count in writer.lengths.items():
         lengths[words // LENGTH_BIN * LENGTH_BIN] += count
     removed_count = int((~is_kept).sum())
@@ -298,6 +301,14 @@ def _write_passages(
         dropped={"taken_down": removed_count} if removed_count else {},
         lengths={str(length): count for length, count in sorted(lengths.items())},
     )
+
+
+def _check_distinct(ids: pa.ChunkedArray) -> None:
+    """Check that no passages of a part have the same id; passages of other parts are not compared."""
+    if len(ids) > pc.count_distinct(ids).as_py():
+        counts = ids.value_counts()
+        repeated_id = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0]["values"].as_py()
+        raise InputError(f"the id {repeated_id!r:.60} comes twice in the corpus: give every passage an id of its own")
 
 
 def _check_length(record: Record) -> Record:

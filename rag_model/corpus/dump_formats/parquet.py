@@ -90,6 +90,8 @@ class Parquet(RecordFormat):
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
                 names = metadata.schema.to_arrow_schema().names
                 columns = [name for name in names if name in self.columns]
+                if len({*columns}) < len(columns):
+                    raise PagesError(f"has two columns of one name, of {', '.join(columns)}")
                 number, leaves = first, list_leaves(metadata, columns)
                 with pq.ParquetFile(source, metadata=metadata) as plain_file:
                     file = plain_file

@@ -167,12 +167,15 @@ class RoutedAnswers:
         """Return the routed answers to all questions of a condition, in order.
 
         Raises:
-            UsageError: the model does not give the likelihood of its answers.
+            UsageError: the model does not give the likelihood of its answers, or a route must be
+                chosen and no question has passages.
         """
         n = len(condition.questions)
         no_passages = Condition(CLOSED_BOOK, 0, condition.questions, ((),) * n)
         closed_book = self._answer_questions(no_passages, lambda done, total: on_progress(done // 2, n))
         if not any(condition.hits):
+            if condition.k and self.report is None and self._route is None:
+                raise UsageError("no passage was found for any question, so no route can be chosen: see --retriever")
             return closed_book
         open_book = self._answer_questions(condition, lambda done, total: on_progress((n + done) // 2, n))
         if all(mean_log_likelihood(reading) is None for reading in closed_book if reading.answer):

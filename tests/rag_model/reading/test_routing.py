@@ -155,7 +155,8 @@ def test_a_route_is_kept_in_a_file_and_belongs_to_its_model(tmp_path: Path) -> N
     "text",
     ["", "{}", "[]", "null", '{"signal": "luck", "least": 1, "model": "", "reader": ""}', "\xff",
      '{"signal": "weights", "least": "x", "model": "", "reader": ""}',
-     '{"signal": "weights", "least": 1e999, "model": "", "reader": ""}'],
+     '{"signal": "weights", "least": 1e999, "model": "", "reader": ""}',
+     '{"signal": "weights", "least": 1%s, "model": "", "reader": ""}' % ("0" * 400)],
 )  # fmt: skip
 def test_a_file_without_a_route_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "route.json"

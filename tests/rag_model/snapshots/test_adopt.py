@@ -173,6 +173,23 @@ def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_p
         inspect_vectors([folder])
 
 
+@pytest.mark.parametrize(
+    ("names", "ids", "sentence"),
+    [
+        (["id", "text"], ["a", "b", "a"], "the id 'a' comes twice in the corpus"),
+        (["id", "text", "text"], ["a", "b", "c"], "has two columns of one name, of id, text, text: write it again"),
+    ],
+)
+def test_ids_and_columns_that_come_twice_are_refused(
+    store: Store, tmp_path: Path, names: list[str], ids: list[str], sentence: str
+) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array(ids)] * len(names), names), tmp_path / "passages.parquet")
+    np.save(tmp_path / "vectors.npy", vectors_of(3))
+    for task in plan_import(store, f"{tmp_path}/passages.parquet", inspect_vectors([tmp_path / "vectors.npy"])):
+        with pytest.raises(InputError, match=sentence):
+            import_part(task, store)
+
+
 def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Path) -> None:
     vectors = vectors_of(ROWS)
 

@@ -111,6 +111,13 @@ def test_a_given_route_is_measured(route: Route, share: float, skipped: float, v
     assert routed.report.point.value == value
 
 
+def test_no_route_is_chosen_without_passages() -> None:
+    empty = Condition("open book", 1, QUESTIONS, ((),) * 4)
+    with pytest.raises(UsageError, match="no route can be chosen"):
+        RoutedAnswers(answered(SURE), None)(empty, lambda done, total: None)
+    assert len(RoutedAnswers(answered(SURE), Route("weights", -1.9))(empty, lambda done, total: None)) == 4
+
+
 def test_a_model_without_likelihoods_has_no_route() -> None:
     with pytest.raises(UsageError, match="does not give the likelihood of its answers"):
         RoutedAnswers(answered(([None] * 4, [None] * 4)), None)(BOOK, lambda done, total: None)
