@@ -129,7 +129,8 @@ def check_self_contained(plan: VectorPlan) -> None:
     """
     if plan.refine is not None:
         refined_factory = with_refinement(plan.factory, plan.refine)
-        raise UsageError(f"{refined_factory} reranks with vectors outside the index file: use Refine(SQfp16) instead")
+        advice = "leave Refine(vectors) out" if plan.factory.startswith("HNSW") else "use Refine(SQfp16) instead"
+        raise UsageError(f"{refined_factory} reranks with vectors outside the index file: {advice}")
 
 
 def install_index(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) -> None:

@@ -132,7 +132,7 @@ def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
         return min(_MAX_RECALL_BY_CODES["Refine(vectors)"], 1 - _estimate_code_loss(factory, n))
     if spec.codes.name != "PQ":
         return _MAX_RECALL_BY_CODES.get(str(spec.codes))
-    return _MAX_RECALL_BY_CODES.get(f"PQ by {round(d / (spec.codes.pieces or d // 4))}")
+    return _MAX_RECALL_BY_CODES.get(f"PQ by {round(d / (spec.codes.pieces or max(1, d // 4)))}")
 
 
 def _estimate_code_loss(factory: str, n: int) -> float:

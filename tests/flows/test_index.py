@@ -236,10 +236,16 @@ def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> No
     assert bookwheel(*command, "--json").json["beside_bytes"] == 40_000 * 32
 
 
-def test_an_index_file_cannot_count_on_vectors_beside_it(given: Path, bookwheel: Any, tmp_path: Path) -> None:
-    ran = bookwheel("index", given, tmp_path / "out", "--index", "IVF8,SQ8,Refine(vectors)")
+@pytest.mark.parametrize(
+    ("factory", "advice"),
+    [("IVF8,SQ8,Refine(vectors)", "use Refine(SQfp16)"), ("HNSW8_SQ4,Refine(vectors)", "leave Refine(vectors) out")],
+)
+def test_an_index_file_cannot_count_on_vectors_beside_it(
+    factory: str, advice: str, given: Path, bookwheel: Any, tmp_path: Path
+) -> None:
+    ran = bookwheel("index", given, tmp_path / "out", "--index", factory)
     assert ran.code == 2
-    assert "reranks with vectors outside the index file: use Refine(SQfp16) instead" in ran.complaint
+    assert f"reranks with vectors outside the index file: {advice}" in ran.complaint
 
 
 def test_a_plan_that_cannot_fit_names_one_that_would(bookwheel: Any) -> None:

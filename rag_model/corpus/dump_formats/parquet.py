@@ -89,9 +89,7 @@ class Parquet(RecordFormat):
             with fsspec.open(url, "rb").open() as source:
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
                 names = metadata.schema.to_arrow_schema().names
-                columns = [name for name in names if name in self.columns]
-                if len({*columns}) < len(columns):
-                    raise PagesError(f"has two columns of one name, of {', '.join(columns)}")
+                columns = _select_columns(names, self.columns)
                 number, leaves = first, list_leaves(metadata, columns)
                 with pq.ParquetFile(source, metadata=metadata) as plain_file:
                     file = plain_file
@@ -137,6 +135,13 @@ class Parquet(RecordFormat):
             yield batch["id"], titles, texts, dates, page_ids
         else:
             yield build_record_columns([*self.parse_batch(batch, number, name)])
+
+
+def _select_columns(names: Sequence[str], wanted_names: Collection[str]) -> list[str]:
+    columns = [name for name in names if name in wanted_names]
+    if len({*columns}) < len(columns):
+        raise PagesError(f"has two columns of one name, of {', '.join(columns)}")
+    return columns
 
 
 def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:

@@ -60,6 +60,11 @@ def test_best_alternative_that_reaches_the_recall_is_chosen(
     assert within is None or count_disk_bytes(plan) <= within
 
 
+@pytest.mark.parametrize("d", [1, 3])
+def test_vectors_of_few_dimensions_have_a_plan(d: int) -> None:
+    assert choose_by_recall(list_alternatives(OPEN, d), 100, d)
+
+
 def test_recall_that_nothing_reaches_in_so_much_memory_or_disk_is_refused() -> None:
     high, low = (replace(OPEN, recall_target=recall) for recall in (0.9995, 0.95))
     with pytest.raises(UsageError, match=r"^no index reaches recall@20 0\.9995; HNSW32 reaches about 0\.999: lower"):
