@@ -152,10 +152,17 @@ class RedirectTask:
     parts: BlobRef  # JSON list of the blobs of all parts' redirects
     number: int
     bits: int
+    removed: tuple[int, ...] = ()  # ids of redirects that were taken down
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that decide the sorted file."""
-        return {"parts": self.parts.id, "number": self.number, "bits": self.bits, "code": TABLE_VERSION}
+        return {
+            "parts": self.parts.id,
+            "number": self.number,
+            "bits": self.bits,
+            "code": TABLE_VERSION,
+            **({"removed": self.removed} if self.removed else {}),
+        }
 
 
 def sort_redirects(task: RedirectTask, store: Store) -> Report:
@@ -164,7 +171,7 @@ def sort_redirects(task: RedirectTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         path = workdir / "redirects.arrow"
         parts = map(BlobRef.from_json, json.loads(store.blobs.read(task.parts)))
-        merge_redirects(map(store.blobs.get_local_path, parts), task.number, task.bits, path)
+        merge_redirects(map(store.blobs.get_local_path, parts), task.number, task.bits, path, task.removed)
         return StageResult({"redirects": path}, {})
 
     record, _ = store.memo.get_or_create("redirects", task.inputs(), produce)
@@ -226,7 +233,9 @@ def collect_tables(
             canonical_json([report["blobs"]["redirects"] for report in reports if report["redirects"]])
         )
         bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
-        redirect_tasks = [RedirectTask(parts, number, bits) for number in range(1 << bits)]
+        removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
+        removed = tuple(sorted(int(page) for page in removed_pages if page.isdecimal()))
+        redirect_tasks = [RedirectTask(parts, number, bits, removed) for number in range(1 << bits)]
         seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
         files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda task: seconds)
     if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):

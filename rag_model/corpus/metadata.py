@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rag_model.corpus.records import (
     CATEGORY_SEPARATOR,
@@ -230,8 +231,11 @@ def _hash_title(title: str) -> int:
     return int.from_bytes(hashlib.blake2b(title.encode(), digest_size=_KEY_BITS // 8).digest(), "big")
 
 
-def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path) -> None:
-    """Merge the redirects of all parts whose first `bits` bits of the key are `number`."""
+def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path, removed: Collection[int] = ()) -> None:
+    """Merge the redirects of all parts whose first `bits` bits of the key are `number`.
+
+    Redirects whose ids are in `removed` are left out, because their titles were taken down.
+    """
     first, last = (end << _KEY_BITS - bits for end in (number, number + 1))
     tables = []
     for path in parts:
@@ -241,7 +245,11 @@ def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path) ->
         end = len(keys) if last >> _KEY_BITS else np.searchsorted(keys, np.uint64(last))
         tables.append(table.slice(start, end - start))
     # Grouping removes duplicates, which a page gives that the dump has twice.
-    table = pa.concat_tables(tables).group_by(_REDIRECT_SCHEMA.names).aggregate([])
+    table = pa.concat_tables(tables)
+    if removed:
+        removed_ids = pa.array(sorted(removed), pa.int64())
+        table = table.filter(pc.invert(pc.is_in(table["page_id"], removed_ids)))
+    table = table.group_by(_REDIRECT_SCHEMA.names).aggregate([])
     order = [(name, "ascending") for name in ("key", "title", "page_id", "alias")]
     _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(order), out)
 

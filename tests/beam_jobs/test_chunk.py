@@ -138,3 +138,8 @@ def test_redirects_and_items_of_a_dump_are_metadata_of_its_articles(
     # A further redirect without new words changes no article.
     more = {**changed, 17: ("Ada Countess", "Ada", "#REDIRECT [[Ada]]")}
     assert DumpBuild(tmp_path / "more", make_multistream, more, refresh).inherited == 4
+    # The title of a redirect that was taken down is no alias of a later build.
+    Store.open(str(tmp_path / "store")).takedowns.add("enwiki", ["14"], "asked to", "operator")
+    later = DumpBuild(tmp_path / "later", make_multistream, more, refresh)
+    assert later.list_texts()[1] == ("Ben & Co lived.", "")
+    assert later.inherited == 3
