@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.workers import START_VARIABLE
 from rag_model.store.store import Store
 from tests.fixtures.months import NEW, OLD, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
@@ -15,6 +16,12 @@ from tests.fixtures.tiny import save_bert
 def works_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let worker processes import what the tests give them to do, wherever an earlier test left this process."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+@pytest.fixture(autouse=True)
+def workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let jobs start workers as by default, also after tests of flows in this process, which start none."""
+    monkeypatch.delenv(START_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -66,9 +66,14 @@ def test_a_real_prometheus_takes_it_all(tmp_path: Path) -> None:
             until(lambda: all(rule["health"] == "ok" for rule in loaded(client)))
             shown = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
             empty = [one for one in shown if not query(client, filled(one))]
-            wanted = [["answers_override", "answers_sampled"], ["answers_sampled", "answers_unchecked"], ["tokens"]]
-            need = [[f"bookwheel_{own}_total" for own in some] for some in wanted]
-            assert [sorted(metrics_in(one)) for one in empty] == need  # these want a model
+            of_models = [
+                ["bookwheel_probe_same_ratio"],
+                ["bookwheel_probe_likelihood_difference_nats"],
+                ["bookwheel_answers_override_total", "bookwheel_answers_sampled_total"],
+                ["bookwheel_answers_sampled_total", "bookwheel_answers_unchecked_total"],
+                ["bookwheel_tokens_total"],
+            ]
+            assert [sorted(metrics_in(one)) for one in empty] == of_models
 
 
 def loaded(client: httpx.Client) -> list[dict[str, Any]]:

@@ -102,6 +102,7 @@ def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[ScoredAnswer
         "question": "Where?",
         "answers": ["Paris"],
         "prediction": "paris",
+        "memory": "passages",
         "ended": False,
         "log_likelihood": -0.5,
         "closed_book_log_likelihood": None,
