@@ -206,7 +206,8 @@ class AutoReader(RetrievingReader):
         closed_book = self._answer_closed_book(questions, should_stop)
         positions = self._list_positions_to_read(closed_book)
         timer = AnswerTimer()
-        hits = retrieve_hits(self.retriever, [questions[i] for i in positions], k or self.k) if positions else []
+        k = self.k if k is None else k
+        hits = retrieve_hits(self.retriever, [questions[i] for i in positions], k) if positions else []
         timer.end_stage(SEARCH)
         hits_by_position = dict(zip(positions, hits, strict=True))
         if on_hits is not None:

@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ class _TargetVersion:
     model: str | None  # id
 
 
-class FollowerThread:
+class FollowerThread(ABC):
     """The thread of a follower, which runs `_run` until it is stopped."""
 
     def __init__(self, observer: Observer) -> None:
@@ -129,9 +130,9 @@ class FollowerThread:
         self._stop_event.set()
         self.thread.join()
 
+    @abstractmethod
     def _run(self) -> None:
         """Follow until `_stop_event` is set."""
-        raise NotImplementedError
 
 
 class RefFollower(FollowerThread):

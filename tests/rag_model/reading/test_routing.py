@@ -34,9 +34,11 @@ class Shelf:
 
     def __init__(self) -> None:
         self.queries: list[str] = []
+        self.k = 0
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         self.queries += queries
+        self.k = k
         passage = Passage("1-0", "1", 1, "T", "", PASSAGE, 0, 3, Passage.hash_of("T", PASSAGE))
         return [[Hit(1, 0.5, 0, passage, "", "")] for _ in queries]
 
@@ -90,6 +92,14 @@ def test_a_likely_answer_of_the_weights_needs_no_passages(
         assert one.usage.new_tokens == (2 if one.question not in searched else 4)  # those of both answers
         assert ("search" in one.seconds) == (one.question in searched)
         assert "weights" in one.seconds
+
+
+@pytest.mark.parametrize(("k", "searched_k"), [(None, 1), (3, 3), (0, 0)])
+def test_the_number_of_passages_reaches_the_retriever_which_refuses_0(k: int | None, searched_k: int) -> None:
+    reader, shelf = auto(Route("weights", None))
+    shelf.k = -1
+    reader.answer(QUESTIONS, k)
+    assert shelf.k == searched_k
 
 
 def test_every_reader_names_the_memory() -> None:
