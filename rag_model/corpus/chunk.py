@@ -67,7 +67,7 @@ from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
 from rag_model.errors import InputError, UsageError, format_count
 
-VERSION = 11  # increase it when the same page would give other passages; then no article is reused
+VERSION = 12  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
 MAX_UNKNOWN_TEMPLATES = 100  # names of unknown templates that a part counts
 # Title, namespace and id in an element as MediaWiki writes it; `html.unescape` knows these entities.

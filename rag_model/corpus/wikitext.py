@@ -27,6 +27,7 @@ references and links (`blocks.APPARATUS_HEADINGS`) are dropped, as in DPR.
 (`LINK_START`, `LINK_END`), and the section is cleaned with and without the marks.
 """
 
+import html
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
@@ -61,7 +62,10 @@ _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-_ADDRESS = re.compile(r"(?:https?:|ftp:)?//", re.IGNORECASE)
+_ODD = re.compile(r"[\[\]{}<>\n&%:/]")  # fast, because most titles have none of these
+# What no title has. A link to it is text, which may have an external link: `[[https://a.org b]]`.
+_NO_TITLE = re.compile(r"[\[\]{}<>|\n\0\ufffd]|^::|^:?$|^(?:(?:https?|ftp):)?//|&#?\w+;|%[\da-f]{2}", re.IGNORECASE)
+_BARE_ADDRESS = re.compile(r"(?:https?:|ftp:)?//\S*", re.IGNORECASE)  # `[[https://a.org]]`
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 
 
@@ -74,14 +78,13 @@ class Links:
     def render(self, arguments: list[str]) -> str:
         """Return the visible text of a link from the texts between its bars, the target first."""
         target = arguments[0].strip()
-        if target[:1] == "[" and not _ADDRESS.match(target, 1):  # `[[[a|b]]]` is no link
-            return protect_character("|".join(arguments), "|")
-        if target[:1] == ":":
-            return self._get_shown_text(target[1:], arguments)
         prefix, colon, _ = target.partition(":")
-        if colon and self._is_hidden(prefix.strip().lower().replace("_", " "), bare=len(arguments) == 1):
+        if prefix and colon and self._is_hidden(prefix.strip().lower().replace("_", " "), bare=len(arguments) == 1):
             return GAP
-        return self._get_shown_text(target, arguments)
+        if (_ODD.search(target) or not target) and not _is_title(target):
+            text = "|".join(arguments)
+            return GAP if _BARE_ADDRESS.fullmatch(text) else f"[[{text}]]"
+        return self._get_shown_text(target.removeprefix(":"), arguments)
 
     def _is_hidden(self, prefix: str, bare: bool) -> bool:
         if prefix in self._hidden:
@@ -90,9 +93,6 @@ class Links:
 
     @staticmethod
     def _get_shown_text(target: str, arguments: list[str]) -> str:
-        if _ADDRESS.match(target):  # `[[https://example.org words]]` is an external link in brackets
-            words = "|".join(arguments).partition(" ")[2].strip()
-            return f"{protect('[')}{protect_character(words, '|')}{protect(']')}" if words else ""
         if len(arguments) == 1:
             title = _decode_title(target) if "%" in target else target
             words = protect_character(title.replace("_", " "), "'")
@@ -103,10 +103,18 @@ class Links:
         return protect_character(words, ":") if ":" in words else words
 
 
+def _is_title(target: str) -> bool:
+    """Return whether the target of a link can be a title; otherwise MediaWiki shows the brackets."""
+    mark = _NO_TITLE.search(target)
+    if mark is None or mark[0][:1] not in ("%", "&"):
+        return mark is None
+    title, fragment, _ = html.unescape(unquote(target)).partition("#")
+    return _NO_TITLE.search(title or fragment) is None
+
+
 def _decode_title(target: str) -> str:
     """Decode a title with `%27`; its characters are text even if they look like markup."""
-    title = " ".join(remove_noncharacters(unquote(target)).replace("_", " ").split())
-    return target if "%" in title or "\0" in title else protect(title)
+    return protect(" ".join(remove_noncharacters(html.unescape(unquote(target))).replace("_", " ").split()))
 
 
 _MARKS = re.compile(f"([{LINK_START}{LINK_END}])")

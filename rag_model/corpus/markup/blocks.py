@@ -105,7 +105,7 @@ def _replace(text: str, opening: re.Match[str], never_closed: set[str]) -> tuple
     closing = None if name in never_closed else _CLOSE[name].search(text, opening.end())
     if closing is None:
         never_closed.add(name)
-        return "", opening.end()
+        return protect(opening[0]) if name == "nowiki" else "", opening.end()
     return _TAG_RENDERERS[name](attributes, text[opening.end() : closing.start()]), closing.end()
 
 

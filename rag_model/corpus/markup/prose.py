@@ -6,6 +6,7 @@ may match the same characters, the first is possessive (`*+`), so that it does n
 
 import html
 import re
+import sys
 from html.entities import html5 as html_entities
 
 from rag_model.corpus.language_names import list_switches
@@ -19,7 +20,7 @@ _BLOCK = (
 )
 _INLINE = (
     "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd "
-    "mark math nobr noinclude nowiki onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp "
+    "mark math nobr noinclude onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp "
     "small source span strike strong sub sup syntaxhighlight time timeline tt u var wbr"
 )
 _BLOCKS = frozenset(_BLOCK.split())
@@ -28,23 +29,31 @@ _HIDDEN = re.compile(r"<(span|div|p|small)\b(?=[^<>]*?display:\s*none)[^<>]*+>[^
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
 _EXTERNAL = re.compile(
-    r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//|(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):)"
-    r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"']|'(?!'))*+"  # an address ends before markup
+    r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|mms|nntp|redis|sftp|ssh|svn|telnet|worldwind):)?//|"
+    r"(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)(?=[^\s\]<>\"])"
+    r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"'&]|'(?!')|&(?![lg]t;))*+"  # an address ends before markup
     r"([^\]\n]*+)\]",  # the words may hold a bracket
     re.IGNORECASE,
 )
 _QUOTES = re.compile(r"('{2,})")
 _SWITCH = re.compile(r"__([^\W\d_]\w{1,60}?)__")
-_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|(\w{2,32}));")
+_ENTITY = re.compile(r"&(?:#0*+(\d{1,7})|#[xX]0*+([0-9a-fA-F]{1,6})|(\w{2,32}));")
+# What a numeric entity may name in MediaWiki; it shows others as they are written.
+_CHARACTER = re.compile("[\t\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_RIGHT_TO_LEFT_MARKS = ("רלמ", "رلم")  # MediaWiki's own entities
 # A term and its meaning: the first colon that is not in a link or an address divides them.
-_TERM = re.compile(r"^[:*#;]++(?<=;) *+((?:[^\n:]|:(?=//))*+):++ *+", re.MULTILINE)
+_TERM = re.compile(
+    r"^([:*#;]++)(?<=;) *+((?:[^\n:]|://(?:[^\s:]|:(?!\s))*+|"
+    r"(?:(?<=\bmailto)|(?<=\bnews)|(?<=\burn)|(?<=\btel)|(?<=\bsip)):[^\s:](?:[^\s:]|:(?!\s))*+)*+)(:++) *+",
+    re.MULTILINE,
+)
 _LIST = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _VARIANT_START = re.compile(r"-\{(?=\w[^{}\n]*\}-)")
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
 _STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)  # without an unclosed table, cells are text
-_LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
-_BRACKET = re.compile(r"[\[\]{}<]")  # text without these characters has no leftovers
+_LEFTOVER = re.compile(r"\{\{|\}\}|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
+_BRACKET = re.compile(r"[{}<]")  # text without these characters has no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
 _MAX_NESTED_VARIANTS = 3
 # Languages whose wikis convert between scripts, each with its variants in order of preference for
@@ -69,7 +78,8 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
 _LINES = re.compile(r"\n\s+")
-_EMPTY = re.compile(r"\((?: ?[,;:])* ?\)")
+_EMPTY = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")  # but not those of `f()`
+_EMPTY_GAP = re.compile(rf"\((?=[ ,;:]*+{GAP})[{GAP} ,;:]*+\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
 _CLOSING = re.compile(r"[ ,;][ ,;]{0,8}\)")
 _WIDE_EMPTY = re.compile(r"（[ 、，；：,;:]*）")
@@ -99,7 +109,7 @@ def to_plain_text(text: str) -> str:
     if GAP in text:
         for point in ".,;":  # typed before a reference: `thinking .<ref>`
             text = text.replace(f" {point}{GAP}", f"{point}{GAP}")
-        text = _close_gaps(text)
+        text = _close_gaps(_EMPTY_GAP.sub(GAP, text))
     if "&" in text:
         text = _ENTITY.sub(_decode_entity, text)
     for _ in range(MAX_LEFTOVERS):
@@ -158,8 +168,9 @@ def _tidy(text: str) -> str:
 
 
 def _render_term(term: re.Match[str]) -> str:
-    words = term[1].strip()
-    return f"{words}: " if words else ""
+    words = term[2].strip()
+    colons = term[3][term[1].count(";") :]  # a mark ends at a colon
+    return f"{words}: {colons}" if words else colons
 
 
 def _render_superscript(superscript: re.Match[str]) -> str:
@@ -274,7 +285,13 @@ def _render_switch(word: re.Match[str]) -> str:
 
 def _decode_entity(entity: re.Match[str]) -> str:
     """Decode an entity; its character is text even if it looks like markup."""
-    if entity[1] and f"{entity[1]};" not in html_entities:
-        return entity[0]
-    character = html.unescape(entity[0])
+    if entity[3]:
+        if f"{entity[3]};" not in html_entities:
+            return "" if entity[3] in _RIGHT_TO_LEFT_MARKS else entity[0]
+        character = html.unescape(entity[0])
+    else:
+        code = int(entity[1] or entity[2], 10 if entity[1] else 16)
+        if code > sys.maxunicode or not _CHARACTER.match(chr(code)):
+            return protect(entity[0])
+        character = chr(code)
     return character if character.isspace() else protect(character)

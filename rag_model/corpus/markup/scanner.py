@@ -3,7 +3,8 @@
 Every token is read once, and every piece of text is joined once per enclosing level, so the time is
 linear in the page times the depth, which is bounded. A link or template without others inside, as
 nearly all are, is one token. Unpaired markup and markup that is nested deeper are not errors: the
-brackets are removed and the words are kept.
+words are kept. The braces of templates and parameters are removed, because templates can span
+sections; the brackets of a link without its partner are text, as in MediaWiki.
 """
 
 import re
@@ -18,7 +19,7 @@ _MAX_BRACES = 2 * MAX_DEPTH  # braces of one run
 
 _TOKEN = re.compile(
     # A link: 1 target, 2 words; or just an opening.
-    r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"
+    r"\[\[(?:([^\[\]{}|\n<>]+)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"
     # A template without others inside: 3 name and arguments; or an opening run.
     r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"
     r"|\]\]|\}\}+|\|"
@@ -44,11 +45,12 @@ class TemplateRenderer(Protocol):
 class _Frame:
     """An open pair of brackets with its contents; `braces`: 0 for links, >= 2 for templates."""
 
-    __slots__ = ("arguments", "braces", "inside", "pieces")
+    __slots__ = ("arguments", "braces", "has_link", "inside", "pieces")
 
     def __init__(self, braces: int, *, inside: bool = False) -> None:
         self.braces = braces
         self.inside = inside
+        self.has_link = False  # whether a link is directly within this one
         self.arguments: list[str] = []
         self.pieces: list[str] = []
 
@@ -109,7 +111,11 @@ class Scanner:
             offset = end
         frames[-1].pieces.append(text[offset:])
         while len(frames) > 1:
-            _close_unclosed(frames)
+            if frames[-1].braces:
+                _close_unclosed(frames)
+            else:  # MediaWiki shows an opening without its partner
+                link = frames.pop()
+                frames[-1].pieces.append(f"[[{'|'.join(link.end_argument())}")
         return "".join(frames[0].pieces)
 
     def _process_bracket(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
@@ -142,22 +148,28 @@ class Scanner:
         return end
 
     def _close_link(self, frames: list[_Frame], text: str, end: int) -> int:
-        """Close the innermost link; drop a `]]` that closes no link or crosses a template."""
+        """Close the innermost link; keep a `]]` that closes no link or crosses a template."""
         link = frames[-1]
         if link.braces:
-            link.pieces.append("]]")  # the first bracket may end an external link
+            link.pieces.append("]]")
             return end
         if text[end : end + 1] == "]" and "[" in "".join(link.pieces):  # [[File:…|from [http://…]]]
             link.pieces.append("]")
             end += 1
         frames.pop()
-        frames[-1].pieces.append(self._render_link(frames, link.end_argument()))
+        frames[-1].pieces.append(self._render_link(frames, link.end_argument(), is_text=link.has_link))
         return end
 
-    def _render_link(self, frames: list[_Frame], arguments: list[str]) -> str:
-        """Render a link, with marks only if it is outside of templates and has words."""
+    def _render_link(self, frames: list[_Frame], arguments: list[str], *, is_text: bool = False) -> str:
+        """Render a link, with marks only if it is outside of templates and has words.
+
+        `is_text`: a link is within it, so that it is text unless it is a picture.
+        """
         words = self._link(arguments)
-        has_marks = words not in ("", GAP) and len(frames) == 1
+        if is_text and words != GAP:
+            words = f"[[{'|'.join(arguments)}]]"
+        frames[-1].has_link = True
+        has_marks = len(frames) == 1 and words not in ("", GAP) and words[:2] != "[["
         return f"{self._marks[0]}{words}{self._marks[1]}" if has_marks else words
 
     def _close_templates(self, frames: list[_Frame], braces: int) -> int:

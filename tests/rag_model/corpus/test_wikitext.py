@@ -16,7 +16,8 @@ from tests.fixtures.counted import measure_peaks
 
 ENGLISH = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6, "category": 14, "help": 12})
 BULGARIAN = Siteinfo("bgwiki", "bg", "https://bg.wikipedia.org/wiki/", {"файл": 6, "картинка": 6, "категория": 14})
-RESIDUE = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<ref|</|'''|&nbsp;|__TOC__|thumb\||<!--")
+RESIDUE = re.compile(r"\{\{|\}\}|\{\||\|\}|<ref|</|'''|&nbsp;|__TOC__|thumb\||<!--")
+BRACKETS = re.compile(r"\[\[|\]\]")  # MediaWiki shows those without a partner
 
 
 def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
@@ -76,8 +77,8 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("{{nowrap|'''}}bold{{nowrap|'''}}", "bold"),
         ("''{{unknown}}'' and '''{{unknown}}''' x", "and x"),
         ("a {{unclosed|text", "a text"),
-        ("a [[unclosed|text", "a text"),
-        ("a }} b ]] c |} d", "a b c d"),
+        ("a [[unclosed|text", "a [[unclosed|text"),
+        ("a }} b ]] c |} d", "a b ]] c d"),
         ("{{small|[[a}} b", "a b"),
         ("{{{1|default}}} and {{{2}}}", "default and"),
         ("\ufeffzero\u200bwidth\u00ad\u00a0space\u2003wide", "zerowidth space wide"),
@@ -94,12 +95,22 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("[[甲]]、{{le|乙|B}}、{{link-en|丙|C}}、{{tsl|en|D|丁}}、{{le|戊|E|己}}等。", "甲、乙、丙、丁、己等。"),
         ("sense and thinking .<ref>a</ref> The 5 ;<ref/>\nB ,{{sfn|c}} d . e", "sense and thinking. The 5;\nB, d . e"),
         ("<math>a</sup>b</math>", "ab"),
-        ("10<sup>]]6</sup>, a<sup>]]</sup>, b<sup>__TOC__</sup>", "10⁶, a, b"),
-        (";a:b\n; c :d\n;;e::f\n; [[g|h: i]] : j\n;http://a.org/b :k", "a: b\nc: d\ne: f\nh: i: j\nhttp://a.org/b: k"),
+        ("10<sup>}}6</sup>, a<sup>}}</sup>, b<sup>__TOC__</sup>", "10⁶, a, b"),
+        (";a:b\n; c :d\n;;e::f\n; [[g|h: i]] : j\n;http://a.org/b:c :k\n;news:a.b :c\n;a::b",
+         "a: b\nc: d\ne: f\nh: i: j\nhttp://a.org/b:c: k\nnews:a.b: c\na: :b"),
+        ("[[a|b [[c]] d]] [[[[e]]]] [[f<b]] [[g{h|i]] [[j&#124;k]] [[l&amp;amp;m]] [[|n]] [[::o]] [[p%5Bq]]",
+         "[[a|b c d]] [[e]] [[f<b]] [[g{h|i]] [[j|k]] [[l&amp;m]] [[|n]] [[::o]] [[p%5Bq]]"),
+        ("[[r#s&#124;t]] [[100%25]] [[u]v]] [[https://a.org]] [[https://a.org w]] [[x]]]] [[File:A<b>.jpg|y]]",
+         "r#s|t 100% [[u]v]] [w] x]]"),
+        ("[https:// a] [ssh://a b] [sms:12 c] [http://a.org/d&lt;e f] [http: g]", "[https:// a] b c <e f [http: g]"),
+        ("&#00; &#xD; &#150; &#xD83D; &#x110000; &#x0000063;&#000000065;a&רלמ;b",
+         "&#00; &#xD; &#150; &#xD83D; &#x110000; cAab"),
+        ("f() and f({{unknown}}) and <nowiki>a <nowiki>b</nowiki> c</nowiki> <nowiki>d",
+         "f() and f and a <nowiki>b c</nowiki> <nowiki>d"),
         ("* *a*b\n*b\n----*c", "*a*b\nb\n*c"),
         ("[[A{{!}}b]] [[C| ]][[D |e]] [[I%27s%20J]] [[K%]]", "b e I's J K%"),
         ("<nowiki>[</nowiki>[http://a.org b]] [http://[2404:130::2]/c d]", "[b] d"),
-        ("[[[a b|c]]] [[[d]]] |}e\n|}f", "[a b|c] [d] e\nf"),
+        ("[[[a b|c]]] [[[d]]] |}e\n|}f", "[[[a b|c]]] [[[d]]] e\nf"),
         ("a<div style='display:none'>b</div>c <p style=\"display: none\">d</p>e", "ac e"),
         ("<onlyinclude>a</onlyinclude><includeonly>b</includeonly><noinclude>c</noinclude>", "ac"),
     ],
@@ -402,5 +413,6 @@ def test_the_real_dump_has_no_residue(demo_dump: Path, tmp_path: Path) -> None:
             pages += 1
             for section in clean_wikitext(page.text, plan.siteinfo, page.title):
                 found.update(dict.fromkeys(RESIDUE.findall(section.text), page.title))
+                found.update(dict.fromkeys(BRACKETS.findall(section.text), page.title))
     assert pages > 100
     assert not found
