@@ -64,8 +64,9 @@ _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
 _ODD = re.compile(r"[\[\]{}<>\n&%:/]")  # fast, because most titles have none of these
 # What no title has. A link to it is text, which may have an external link: `[[https://a.org b]]`.
-_NO_TITLE = re.compile(r"[\[\]{}<>|\n\0\ufffd]|^::|^:?$|^(?:(?:https?|ftp):)?//|&#?\w+;|%[\da-f]{2}", re.IGNORECASE)
-_BARE_ADDRESS = re.compile(r"(?:https?:|ftp:)?//\S*", re.IGNORECASE)  # `[[https://a.org]]`
+_ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
+_NO_TITLE = re.compile(rf"[\[\]{{}}<>|\n\0\ufffd]|^::|^:?$|^{_ADDRESS}|&#?\w+;|%[\da-f]{{2}}", re.IGNORECASE)
+_BARE_ADDRESS = re.compile(rf"{_ADDRESS}\S*", re.IGNORECASE)  # `[[https://a.org]]`
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 
 

@@ -25,7 +25,9 @@ _INLINE = (
 )
 _BLOCKS = frozenset(_BLOCK.split())
 _TAG = re.compile(rf"</?({'|'.join([*_BLOCK.split(), *_INLINE.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)
-_HIDDEN = re.compile(r"<(span|div|p|small)\b(?=[^<>]*?display:\s*none)[^<>]*+>[^<>]*+</\1>", re.IGNORECASE)
+_HIDDEN = re.compile(
+    r"<(span|div|p|small)\b(?=[^<>]*?display:\s*none)[^<>]*+>(?:[^<>]|<(?!/?\1\b)[^<>]*+>)*+</\1>", re.IGNORECASE
+)
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
 _EXTERNAL = re.compile(

@@ -100,7 +100,7 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
          "a: b\nc: d\ne: f\nh: i: j\nhttp://a.org/b:c: k\nnews:a.b: c\na: :b"),
         ("[[a|b [[c]] d]] [[[[e]]]] [[f<b]] [[g{h|i]] [[j&#124;k]] [[l&amp;amp;m]] [[|n]] [[::o]] [[p%5Bq]]",
          "[[a|b c d]] [[e]] [[f<b]] [[g{h|i]] [[j|k]] [[l&amp;m]] [[|n]] [[::o]] [[p%5Bq]]"),
-        ("[[r#s&#124;t]] [[100%25]] [[u]v]] [[https://a.org]] [[https://a.org w]] [[x]]]] [[File:A<b>.jpg|y]]",
+        ("[[r#s&#124;t]] [[100%25]] [[u]v]] [[https://a.org]] [[https://a.org w]] [[news:a]] [[x]]]]",
          "r#s|t 100% [[u]v]] [w] x]]"),
         ("[https:// a] [ssh://a b] [sms:12 c] [http://a.org/d&lt;e f] [http: g]", "[https:// a] b c <e f [http: g]"),
         ("&#00; &#xD; &#150; &#xD83D; &#x110000; &#x0000063;&#000000065;a&רלמ;b",
@@ -111,7 +111,7 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         ("[[A{{!}}b]] [[C| ]][[D |e]] [[I%27s%20J]] [[K%]]", "b e I's J K%"),
         ("<nowiki>[</nowiki>[http://a.org b]] [http://[2404:130::2]/c d]", "[b] d"),
         ("[[[a b|c]]] [[[d]]] |}e\n|}f", "[[[a b|c]]] [[[d]]] e\nf"),
-        ("a<div style='display:none'>b</div>c <p style=\"display: none\">d</p>e", "ac e"),
+        ("a<div style='display:none'>b<br>x</div>c <p style=\"display: none\"><i>d</i></p>e", "ac e"),
         ("<onlyinclude>a</onlyinclude><includeonly>b</includeonly><noinclude>c</noinclude>", "ac"),
     ],
 )  # fmt: skip
