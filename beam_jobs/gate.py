@@ -5,8 +5,9 @@ neighbours, and one measures one index. The launcher encodes the queries and mer
 neighbours, so it reads neither an index nor a part's vectors. The job `tune` sets search parameters
 in the same way.
 
-A sample keeps the queries whose passages are unchanged, so the neighbours in a changed part are
-derived from the parent's: only new rows and new queries are compared.
+A sample keeps the queries whose passages are unchanged, so these passages are not read again, and
+the neighbours in a changed part are derived from the parent's: only new rows and new queries are
+compared.
 """
 
 import io
@@ -57,13 +58,14 @@ from rag_model.snapshots.measure import (
     tune_index,
 )
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import TARGET_KEY, StageResult
+from rag_model.store.objects.memo import TARGET_KEY, Record, StageResult
 from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, passages_path, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # stages of the memo
+_SAMPLE = "sample"  # output of `QUERIES`: JSON of the `QuerySample`
 _MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index, which is searched with several settings
 _RANKED_PER_SECOND = 1e6  # passages of which the hashes are read and ranked
 _UPDATED_SHARE = 0.2  # time of deriving neighbours from the parent's, as a share of searching
@@ -335,7 +337,8 @@ def _with_queries(
     if not tasks or not snapshot.n:
         return list(tasks)
     recipe, sized_launch = tasks[0].recipe, launch.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
-    sample = _sample_queries(snapshot, recipe, sized_launch)
+    previous_sample = _find_previous_sample(store, parent, recipe)
+    sample = _sample_queries(snapshot, recipe, sized_launch, previous_sample)
     sample_blob = store.blobs.put_bytes(json.dumps(asdict(sample)).encode())
     queries = {
         representation: _store_queries(store, snapshot, recipe, representation, sample)
@@ -371,7 +374,19 @@ def _with_queries(
     ]
 
 
-def _sample_queries(snapshot: Snapshot, recipe: GateRecipe, launch: Launch) -> QuerySample:
+def _find_previous_sample(store: Store, parent: Content | None, recipe: GateRecipe) -> QuerySample | None:
+    """Return the sample of the parent's gate; None if it had another recipe, or was not recorded."""
+    representations = dict.fromkeys(map(parent.representation_of, parent.indexes)) if parent else {}
+    for representation in representations:
+        record = _find_query_record(store, parent, recipe, representation)
+        if record and (blob := record.outputs.get(_SAMPLE)):
+            return QuerySample(**json.loads(store.blobs.read(blob)))
+    return None
+
+
+def _sample_queries(
+    snapshot: Snapshot, recipe: GateRecipe, launch: Launch, previous: QuerySample | None
+) -> QuerySample:
     """Sample sentences of a snapshot, whose passages are ranked on workers."""
     files = snapshot.manifest.content.files
     tasks = [
@@ -387,7 +402,7 @@ def _sample_queries(snapshot: Snapshot, recipe: GateRecipe, launch: Launch) -> Q
         "sample", rank_part, tasks, launch, None, lambda task: task.row_count / _RANKED_PER_SECOND, memoised=True
     )
     candidates = [(np.array(report["keys"], np.uint64), np.array(report["rows"], np.int64)) for report in reports]
-    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed)
+    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed, previous)
 
 
 def _store_queries(
@@ -395,18 +410,27 @@ def _store_queries(
 ) -> BlobRef:
     """Encode the queries, unless recorded, and return the file of their vectors.
 
-    `gc` keeps the file as long as a snapshot has all vectors of the corpus that the queries are
+    `gc` keeps this file and that of the sample as long as a snapshot has all vectors of the corpus that the queries are
     from, so that nothing of a page remains that was taken down.
     """
     content = snapshot.manifest.content
 
     def produce(workdir: Path) -> StageResult:
         np.save(workdir / "queries.npy", encode_vector_queries(snapshot, sample.sentences, representation))
+        (workdir / "sample.json").write_text(json.dumps(asdict(sample)), encoding="utf-8")
         targets = [content.files[content.rows_path(representation, part.name)].id for part in content.parts]
-        return StageResult({"queries": workdir / "queries.npy"}, {TARGET_KEY: targets})
+        outputs = {"queries": workdir / "queries.npy", _SAMPLE: workdir / "sample.json"}
+        return StageResult(outputs, {TARGET_KEY: targets})
 
     inputs = _list_query_inputs(content, recipe, representation)
     return store.memo.get_or_create(QUERIES, inputs, produce)[0].outputs["queries"]
+
+
+def _find_query_record(store: Store, content: Content | None, recipe: GateRecipe, representation: str) -> Record | None:
+    """Return the record of `_store_queries` for a snapshot, if there is one."""
+    if content is None:
+        return None
+    return store.memo.find(QUERIES, store.memo.compute_key(_list_query_inputs(content, recipe, representation)))
 
 
 def _list_query_inputs(content: Content, recipe: GateRecipe, representation: str) -> dict[str, Any]:
@@ -431,11 +455,9 @@ def _create_neighbor_tasks(
     parent: Content | None,
 ) -> list[NeighborTask]:
     """Return a task for each part that has rows."""
-    content, parent_queries, ranges = snapshot.manifest.content, None, PageRanges(parent.parts if parent else ())
-    if parent is not None:
-        inputs = _list_query_inputs(parent, recipe, representation)
-        record = store.memo.find(QUERIES, store.memo.compute_key(inputs))
-        parent_queries = record.outputs["queries"] if record else None
+    content, ranges = snapshot.manifest.content, PageRanges(parent.parts if parent else ())
+    record = _find_query_record(store, parent, recipe, representation)
+    parent_queries = record.outputs["queries"] if record else None
     metric = index_metric(content.indexes, representation)
     tasks = []
     for part in snapshot.parts:

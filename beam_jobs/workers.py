@@ -20,17 +20,18 @@ import fcntl
 import os
 import re
 import shlex
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from itertools import pairwise, takewhile
 from pathlib import Path
 
+import pyarrow as pa
+
 from rag_model.errors import UsageError
-from rag_model.extras import get_versions
+from rag_model.extras import get_versions, hide_modules
 from rag_model.process import count_cores, limit_by_environment
 
 CPU_FLOAT32 = "cpu float32"
@@ -68,16 +69,18 @@ def _runner(flags: Sequence[str]) -> str | None:
     return runners[-1].lower().rpartition(".")[2].removesuffix("runner") if runners else None
 
 
-@contextmanager
-def hide_unused_modules() -> Iterator[None]:
+def hide_unused_modules() -> AbstractContextManager[None]:
     """Hide `UNUSED_MODULES` while Beam is imported; they can be imported afterwards."""
-    hidden = [name for name in UNUSED_MODULES if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type] # None: appears as not installed
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
+    return hide_modules(*UNUSED_MODULES)
+
+
+def keep_arrow_from_pandas() -> None:
+    """Keep Arrow from importing pandas for the first list that it converts.
+
+    Arrow looks for pandas once. It still imports pandas to convert a table to a data frame.
+    """
+    with hide_modules("pandas"):
+        pa.array([0])
 
 
 def import_beam(flags: Sequence[str]) -> None:

@@ -1,7 +1,12 @@
 """Import optional dependencies and report their versions."""
 
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
@@ -32,6 +37,27 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{module} is not installed: run `pip install 'bookwheel[{extra}]'` and try again"
         ) from error
+
+
+class _HidingFinder(MetaPathFinder):
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name in self._names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+
+@contextmanager
+def hide_modules(*names: str) -> Iterator[None]:
+    """Let modules that are not imported yet appear as not installed until the block ends."""
+    finder = _HidingFinder(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def format_versions(*distributions: str) -> str:

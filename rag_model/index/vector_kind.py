@@ -37,6 +37,7 @@ from rag_model.index.search import FaissFileIndex, VectorOpener, open_index
 # AVX512).
 PRODUCTS_PER_SECOND = 5.4e10  # multiply-adds per second while vectors are compared with centroids
 BYTES_PER_SECOND = 5e7  # bytes of vectors per second that are read, sorted and written
+_CURVE_QUERIES = 64  # searched with settings other than the index's own, twice of which costs most
 KMEANS_ROUNDS = 10
 
 
@@ -92,11 +93,16 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         return open_index(files.index, defaults=entry["search"], vectors=vectors)
 
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
-        """Compare with exact search over settings near the index's own, and inspect the file."""
+        """Compare with exact search, with fewer queries also at settings near the index's own, and
+        inspect the file.
+        """
         index = self._open_sampled(files, entry)
         own, settings = index.defaults, list_near_settings(index, query_set.k)
+        few_queries = query_set.first(_CURVE_QUERIES)
         # The cheapest setting is searched first, so that the others find the file in memory.
-        results = [measure_recalls(index, query_set, setting) for setting in settings]
+        results = [
+            measure_recalls(index, query_set if setting == own else few_queries, setting) for setting in settings
+        ]
         curve = [point for point, _ in results]
         point, recalls = results[settings.index(own)] if own in settings else measure_recalls(index, query_set, own)
         del index  # free its memory: `inspect_index` opens the file again

@@ -181,10 +181,11 @@ class QuerySample:
 
     rows: tuple[int, ...]  # of the passages
     sentences: tuple[str, ...]
+    keys: tuple[int, ...]  # of the passages, as `rank_passages` gives them
 
     def first(self, count: int) -> "QuerySample":
         """Return the first `count` sentences, which are a sample too."""
-        return QuerySample(self.rows[:count], self.sentences[:count])
+        return QuerySample(self.rows[:count], self.sentences[:count], self.keys[:count])
 
 
 def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
@@ -220,22 +221,32 @@ def count_candidates(queries: int, part_rows: int, n: int) -> int:
 
 def choose_rows(
     snapshot: Snapshot, queries: int, candidates: Sequence[tuple[npt.NDArray[np.uint64], Rows]]
-) -> list[int]:
-    """Return the rows of a sample, by key; `candidates` are `rank_passages` of each part."""
+) -> dict[int, int]:
+    """Return the key of each row of a sample, by key; `candidates` are `rank_passages` of each part."""
     starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
     keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
     rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
     first = np.unique(keys, return_index=True)[1][:queries]
-    return [int(row) for row in np.concatenate([np.empty(0, np.int64), *rows])[first]]
+    chosen_rows = np.concatenate([np.empty(0, np.int64), *rows])[first]
+    return dict(zip(chosen_rows.tolist(), keys[first].tolist(), strict=True))
 
 
-def read_sample(snapshot: Snapshot, rows: Sequence[int], seed: int) -> QuerySample:
-    """Return a sentence of each passage of `rows`.
+def read_sample(
+    snapshot: Snapshot, keys_by_row: Mapping[int, int], seed: int, previous: QuerySample | None = None
+) -> QuerySample:
+    """Return a sentence of each passage of `choose_rows`.
+
+    A passage of the `previous` sample, which has the same seed, is not read again.
 
     Raises:
         StoreError: a passage file is missing or damaged.
     """
-    return QuerySample(tuple(rows), tuple(sample_sentences(snapshot.passages(rows), seed)))
+    sentences = dict(zip(previous.keys, previous.sentences, strict=True)) if previous else {}
+    unread = [row for row, key in keys_by_row.items() if key not in sentences]
+    new_sentences = sample_sentences(snapshot.passages(unread), seed)
+    sentences.update(zip(map(keys_by_row.__getitem__, unread), new_sentences, strict=True))
+    keys = tuple(keys_by_row.values())
+    return QuerySample(tuple(keys_by_row), tuple(map(sentences.__getitem__, keys)), keys)
 
 
 def sample_queries(snapshot: Snapshot, recipe: GateRecipe) -> QuerySample:

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ import pytest
 from beam_jobs import gate
 from beam_jobs.launch import Launch
 from beam_jobs.workers import START_VARIABLE
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.records import Passage
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import Rows, Vectors
@@ -83,12 +85,21 @@ def test_the_launcher_reads_neither_vectors_nor_indexes(
     assert not heavy & {blob for blob, thread in readers if thread == threading.get_ident()}
 
 
-def test_gate_of_a_refresh_compares_only_new_rows(
+def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
     store: Store, snapshot: Snapshot, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, measure = snapshot.manifest.content, partial(gate.measure_indexes, store, launch, None)
     recipe = replace(RECIPE, k=2)
+    read: list[int] = []
+    read_rows = PassageFile.read_rows
+
+    def record_rows(file: PassageFile, rows: Sequence[int]) -> list[Passage]:
+        read.extend(rows)
+        return read_rows(file, rows)
+
+    monkeypatch.setattr(PassageFile, "read_rows", record_rows)
     measure(snapshot, recipe)
+    assert len(read) == RECIPE.queries
     name = f"embeddings/{content.parts[0].name}.npy"
     vectors = np.load(store.blobs.get_local_path(content.files[name]))
     vectors[1] = vectors[3]
@@ -104,6 +115,7 @@ def test_gate_of_a_refresh_compares_only_new_rows(
 
     monkeypatch.setattr(ExactIndex, "_search_block", record)
     measurements = measure(changed, recipe, parent=content)
+    assert len(read) == RECIPE.queries  # sentences of unchanged passages are recorded
     assert 0 < sum(compared) < RECIPE.queries * len(vectors)
     monkeypatch.undo()
     expected = measure_snapshot(changed, recipe)

@@ -112,9 +112,10 @@ def test_its_work_is_estimated_by_its_own_rate(static: Path, tiny: Path) -> None
     assert quick.seconds > 1_000_000 * 5e-5
 
 
-def test_a_rebuild_without_a_server_imports_neither_prefect_nor_torch(static: Path, tmp_path: Path) -> None:
+def test_a_rebuild_without_a_server_imports_neither_prefect_nor_torch_nor_pandas(static: Path, tmp_path: Path) -> None:
     dump, program = tmp_path / "dump.jsonl", "import sys; from flows.cli import run; code = run(sys.argv[1:]); "
-    program += "print(*sorted({'prefect', 'torch', 'transformers', 'apache_beam'} & set(sys.modules))); sys.exit(code)"
+    program += "unused = {'prefect', 'torch', 'transformers', 'apache_beam', 'pandas', 'scipy.linalg'}; "
+    program += "print(*sorted(unused & set(sys.modules))); sys.exit(code)"
     lines = [{"_id": str(number), "title": "Rivers", "text": f"the king of river {number}"} for number in range(40)]
     dump.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     words = ["reindex", "--dump", str(dump), "--store", str(tmp_path / "store"), "--encoder", str(static)]

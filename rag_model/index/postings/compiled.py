@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rag_model.extras import require
+from rag_model.extras import hide_modules, require
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -46,6 +46,10 @@ def _compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
 
 
 _numba = require("numba", extra="text")
+# numba looks for SciPy's linear algebra when it compiles the first function. That import takes a
+# quarter of the time, and no loop over postings needs it; other functions still find it.
+with hide_modules("scipy.linalg"):
+    require("numba.np.arraymath", extra="text")
 _ir = require("llvmlite.ir", extra="text")
 _WORD = _ir.IntType(64)
 

@@ -1,7 +1,7 @@
 """Sweep search settings: recall against time and distance computations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Self
 
@@ -39,6 +39,10 @@ class VectorQuerySet:
         """
         scores, rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
         return cls(vectors, k, scores, rows, lambda queries, found: exact.score(vectors[queries], found))
+
+    def first(self, count: int) -> Self:
+        """Return the first `count` queries."""
+        return replace(self, vectors=self.vectors[:count], scores=self.scores[:count], rows=self.rows[:count])
 
     def compute_recalls(self, retrieved_rows: Rows) -> Recalls:
         """Return the recall@k of each query for `retrieved_rows`, (q, >= k), padded with -1."""
