@@ -38,6 +38,7 @@ from rag_model.corpus.source import expand_pattern, get_stamp, read_lines
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture, read_architecture
 from rag_model.encoders.files import read_dim, resolve_folder
+from rag_model.encoders.spec import DIM
 from rag_model.errors import BookwheelError, InputError, StoreError, UsageError, format_count
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import Acceptance
@@ -52,10 +53,17 @@ from rag_model.evaluation.reports.reproduction import (
 from rag_model.evaluation.reports.run_files import write_report
 from rag_model.extras import require
 from rag_model.generate.decoding import DecodingSettings
+from rag_model.index.kind import get_kind_for_factory
 from rag_model.process import format_bytes, temporary_folder
 from rag_model.reading.model import resolve_model_id
-from rag_model.resources import PROMPT_TOKENS, WorkEstimate
-from rag_model.resources.estimates import estimate_build_of, estimate_passages, estimate_row_bytes
+from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, QUESTION_TOKENS, WorkEstimate
+from rag_model.resources.estimates import (
+    estimate_build_of,
+    estimate_passages,
+    estimate_query_seconds,
+    estimate_row_bytes,
+)
+from rag_model.retrieve.expression import parse
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.retrieve.models import resolve_encoders
 from rag_model.snapshots.planning import Inputs, collect_inputs, find_snapshot, record_snapshot
@@ -108,6 +116,18 @@ class ReproductionPlan:
         is_part = self.fraction is not None and file.url.startswith("hf://")
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
+    def estimate_rows(self) -> Iterator[list[WorkEstimate]]:
+        """Yield the work of each row, by data set; a system that an earlier row measures is no work."""
+        measured = set[object]()
+        for row in self.rows:
+            works = list[WorkEstimate]()
+            for data in row.list_data():
+                system = (row.library, row.retriever, row.depth, row.model, row.k, row.readers, row.beams, data)
+                if system not in measured:
+                    works.append(estimate_row(self, row, data))
+                measured.add(system)
+            yield works
+
     def describe(self) -> dict[str, Any]:
         """Return bytes, disk, hours on this machine, and licences as JSON values."""
         cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
@@ -117,9 +137,11 @@ class ReproductionPlan:
             for name, file in self.list_missing().items()
         }
         works = {name: estimate_library(self, name) for name in self.libraries}
-        operations = sum(_count_operations(self, row) for row in self.rows)
-        hours = sum(work.estimate_resources(cores, gpus).hours for work in works.values())
-        hours += WorkEstimate({}, {"evaluate": 0}, operations).estimate_resources(cores, min(gpus, 1)).hours
+        library_hours = {name: work.estimate_resources(cores, gpus).hours for name, work in works.items()}
+        row_hours = {
+            row.name: sum(work.estimate_resources(cores, min(gpus, 1)).hours for work in row_works)
+            for row, row_works in zip(self.rows, self.estimate_rows(), strict=True)
+        }
         licences: dict[str, list[str]] = {}
         licensed_names = [(name, file.licence) for name, file in self.data.items()]
         licensed_names += [(f"library {name}", library.licence) for name, library in self.libraries.items()]
@@ -132,7 +154,9 @@ class ReproductionPlan:
             "download_bytes": sum(downloads.values()),
             "disk_bytes": sum(work.disk for work in works.values()),
             "passages": {name: _count_passages(self, name) for name in works},
-            "hours": round(hours, 2),
+            "hours": round(sum([*library_hours.values(), *row_hours.values()]), 2),
+            "library_hours": {name: round(hours, 2) for name, hours in library_hours.items()},
+            "row_hours": {name: round(hours, 2) for name, hours in row_hours.items()},
             "cores": cores,
             "gpus": gpus,
             "licences": {licence: names for licence, names in licences.items() if licence},
@@ -178,9 +202,15 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         d = read_dim(Path(folder)) if model.layers else model.hidden
     indexes = plan.reproduction.select_indexes(name, plan.rows)
     work = estimate_build_of(passages, model, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
-    operations = 0.0 if library.vectors else work.operations
-    stored = passages * (estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d))
-    return replace(work, operations=operations, disk=work.disk + stored)
+    operations, row_bytes = work.operations, estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d)
+    kinds = library.recipe.list_representations()
+    for representation, extra in library.recipe.represent.items():
+        row_bytes += estimate_row_bytes(kinds[representation], DIM)
+        if Path(extra_folder := _find_model(plan.folder, extra.encoder)).is_dir():
+            operations += passages * PASSAGE_TOKENS * read_architecture(Path(extra_folder)).operations_per_token
+        elif Path(folder).is_dir():  # else `parameters` stand for all encoders of the library
+            operations += passages * PASSAGE_TOKENS * 2.0 * library.parameters
+    return replace(work, operations=0.0 if library.vectors else operations, disk=work.disk + passages * row_bytes)
 
 
 def _count_passages(plan: ReproductionPlan, name: str) -> int:
@@ -198,13 +228,21 @@ def _count_sample(count: int, fraction: float, minimum: int) -> int:
     return max(minimum, ceil(fraction * count))
 
 
-def _count_operations(plan: ReproductionPlan, row: Row) -> float:
-    """Return the operations of a row: exact search, and one reading of each question's passages."""
-    questions = sum(plan.data[name].records for name in row.list_data()) * (plan.fraction or 1)
+def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
+    """Estimate the work of a row on one data set: encode, search, and read the passages of each question."""
     library = plan.reproduction.library[row.library]
-    is_exact = EXACT in row.retriever
-    search = 2.0 * library.dimensions * _count_passages(plan, row.library) if is_exact else 0.0
-    return questions * (search + 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5))
+    questions = plan.data[data].records
+    if plan.fraction is not None:
+        questions = min(questions, _count_sample(questions, plan.fraction, _MIN_QUESTIONS))
+    operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
+    indexes = plan.reproduction.select_indexes(row.library, [row])
+    represented = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
+    if EXACT in row.retriever or set(represented.values()) != {"text"}:  # the query is encoded
+        operations += 2.0 * library.parameters * QUESTION_TOKENS
+    token_indexes = [name for name, represents in represented.items() if represents == "tokens"]
+    passages = _count_passages(plan, row.library)
+    seconds = estimate_query_seconds(parse(row.retriever), passages, library.dimensions, token_indexes)
+    return WorkEstimate({}, {"evaluate": 0}, questions * operations, questions * seconds)
 
 
 @deployment_flow("reproduce", takes_turns=True)
@@ -690,8 +728,12 @@ def format_plan(document: Mapping[str, Any]) -> list[str]:
     processors = format_count(document["cores"], "core")
     processors += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""
     return [
-        f"rows      {document['rows']:,}",
-        *(f"library   {name}: {count:,} passages" for name, count in document["passages"].items()),
+        f"values    {document['rows']:,} rows and data sets",
+        *(
+            f"library   {name}: {count:,} passages, {document['library_hours'][name]:,.1f} hours"
+            for name, count in document["passages"].items()
+        ),
+        *(f"row       {name}: {hours:,.1f} hours" for name, hours in document["row_hours"].items()),
         f"download  {format_bytes(document['download_bytes'])} in {format_count(len(document['download']), 'data set')}"
         + (f", of which {', '.join(unknown)} of unknown size" if unknown else ""),
         f"disk      {format_bytes(document['disk_bytes'])} for text, vectors and indexes, about",

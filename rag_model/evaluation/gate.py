@@ -200,7 +200,7 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
     yield Check(
         "newest revision",
         summary.newest_revision >= parent.newest_revision,
-        summary.newest_revision or "none",
+        summary.newest_revision or "unknown (imported passages have no dates: publish them under another ref)",
         f"{parent.newest_revision or 'none'} or later",
         "The dump is older than the one it would replace: move the ref by hand if you want this.",
     )

@@ -5,7 +5,7 @@ an upper bound: the share of prose in the dump is unknown, so almost the whole d
 prose. After chunking, `snapshots.planning` uses the real number of passages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +27,17 @@ from rag_model.resources import (
     PASSAGE_TOKENS,
     PROCESS_BYTES,
     PROMPT_TOKENS,
+    QUESTION_TOKENS,
     STATIC_ENCODE_SECONDS,
     WorkEstimate,
     estimate_decoding_bytes,
     estimate_weight_bytes,
 )
+from rag_model.retrieve.expression import Call, Node, Word
 from rag_model.retrieve.factory import plan_retriever
+from rag_model.retrieve.maxsim import DEPTH, MAX_DEPTH
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import EXACT
 from rag_model.store.versions.model_manifest import GENERATOR, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -54,6 +58,9 @@ _DEFAULT_BYTES_PER_PASSAGE = 520  # sources with other endings
 
 _BATCH_QUESTIONS = 8  # questions that are decoded at once, as in `Reader`
 _HIT_BYTES = 4000  # bytes of a retrieved passage in memory
+# Floating-point operations per second of a core that compares vectors, and its seconds to read and
+# decode the token vectors of one candidate; measured, see docs/howto/reproduce.md.
+_COMPARE_RATE, _DECODE_SECONDS = 7e10, 1e-4
 # A generator behind an endpoint.
 _REMOTE_GENERATOR = Architecture(parameters=0, layers=0, hidden=0, heads=0, vocabulary=0)
 
@@ -109,6 +116,35 @@ def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
     kind, tasks = get_kind(plan.kind), {"train": 1, "scatter": 1, "shard": plan.shards, "merge": 1}
     size = plan.n * estimate_row_bytes(kind.represents, d)
     return {stage: n * kind.seconds(plan, stage, plan.n // n, size) for stage, n in tasks.items() if n}
+
+
+def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Collection[str]) -> float:
+    """Estimate the seconds of one core that a query of a retriever takes: exact search and MaxSim.
+
+    Other indexes take milliseconds and are not counted, nor are models that rerank.
+
+    Args:
+        tree: the parsed expression of the retriever.
+        passages: number of passages.
+        d: dimensions of their vectors.
+        token_indexes: names of the indexes over token vectors.
+
+    Raises:
+        UsageError: the number of passages of a `maxsim` call is invalid.
+    """
+    scored, token_products = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
+    if isinstance(tree, Word):
+        name = tree.with_depth()[0]
+        if name in token_indexes:
+            return passages * token_products / _COMPARE_RATE
+        return 2.0 * d * passages / _COMPARE_RATE if name == EXACT else 0.0
+    if not isinstance(tree, Call):
+        return 0.0
+    legs = tree.arguments
+    if tree.name == "maxsim":
+        scored, legs = min(passages, tree.get_int(2, DEPTH, 1, MAX_DEPTH)), legs[:1]
+    seconds = scored * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
+    return seconds + sum(estimate_query_seconds(leg, passages, d, token_indexes) for leg in legs)
 
 
 def estimate_build(

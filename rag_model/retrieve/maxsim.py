@@ -20,7 +20,7 @@ from rag_model.retrieve.indexes import index_file_sizes
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 
 DEPTH = 500  # passages scored per query: 60,000 tokens
-_MAX_DEPTH = 10_000
+MAX_DEPTH = 10_000
 _ROUNDS = 1  # of neighbours; a second round adds little
 _MAX_ROUNDS = 4
 
@@ -144,7 +144,7 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
         )
     leg = factory.leg(call.arguments[0])
     tokens = factory.tokens(call.arguments[1])
-    depth = call.get_int(2, min(DEPTH, factory.max_depth or DEPTH), 1, factory.max_depth or _MAX_DEPTH)
+    depth = call.get_int(2, min(DEPTH, factory.max_depth or DEPTH), 1, factory.max_depth or MAX_DEPTH)
     rounds = call.get_int("rounds", _ROUNDS, 0, _MAX_ROUNDS)
     graph = factory.graph(call.options.get("graph")) if rounds else None
     return MaxSimRetriever(leg, tokens, graph, depth, rounds)

@@ -1,11 +1,12 @@
 """All benchmarks of a GPU, one after the other: `make gpu-day`. It records each result, and resumes after an end.
 
-Steps: embedding (with batches of other sizes, without cuDNN's attention, with other versions of torch, and on every
-GPU at once), index stages (CAGRA beside faiss's HNSW, if faiss has cuVS), training steps in float32, TF32 and bf16, and
-decoding. Each step is a benchmark of this folder in a process of its own. Written to `--out`:
+Steps: embedding (with batches of other sizes, without cuDNN's attention, with the torch of other environments, and on
+2, 4, 8, … and all GPUs at once), index stages (CAGRA beside faiss's HNSW, if faiss has cuVS), training steps in
+float32, TF32 and bf16, and decoding. Each step is a benchmark of this folder in a process of its own.
+Written to `--out`:
 
 * `STEP.json`: the command, the reports, the seconds and the environment of a finished step. A step that finished with
-  the same command on the same device is not run again; `STEP.error.txt` has the end of what a failed one printed.
+  the same command, device and torch is not run again; `STEP.error.txt` has the end of what a failed one printed.
 * `rows.md`: rows for docs/benchmarks.md; `report.md`: the machine, every step, its figures and its command.
 
 Without a GPU every step runs on tiny sizes on the CPU, to check that each row can be written. `--short` takes small
@@ -21,8 +22,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,17 @@ _VERSIONS = ("torch", "transformers", "faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs"
 
 
 def embedding_rows(reports: Sequence[Report]) -> Iterator[Row]:
-    """Yield the rows of `bench_embedding_gpu.py`; of several processes together, if there are several."""
+    """Yield the rows of `bench_embedding_gpu.py`; of several processes together, if there are several.
+
+    Raises:
+        ValueError: two processes used one GPU, so the sum of their rates is not that of several GPUs.
+    """
+    gpus = [report["gpu"] for report in reports if report["gpu"] is not None]
+    if len(set(gpus)) < len(gpus):
+        raise ValueError(f"{len(gpus)} processes used GPUs {gpus}: let no other process use a GPU, and run this again")
     first, rate = reports[0], sum(report["passages_per_s"] for report in reports)
     model = f"{first['layers']} layers of {first['hidden']}, {first['dtype']}, torch {first['torch']}"
-    devices = f"{len(reports)} processes, GPUs {', '.join(str(report['gpu']) for report in reports)}"
+    devices = f"{len(reports)} processes on {len(gpus)} GPUs"
     yield (
         f"encoding, {model}, batches of {first['batch_tokens']:,} tokens" + (f", {devices}" if reports[1:] else ""),
         f"{rate:,.0f} passages/s, {max(report['peak_gpu_mb'] for report in reports):,} MB",
@@ -123,6 +131,7 @@ class DayStep:
     rows: Callable[[Sequence[Report]], Iterator[Row]]
     processes: int = 1  # side by side
     python: str = sys.executable
+    environment: Mapping[str, str] | None = None  # versions and device of `python`; None: those of this process
 
     @property
     def command(self) -> str:
@@ -130,8 +139,13 @@ class DayStep:
         return f"{self.script} {self.options}".strip()
 
 
-def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str], *, is_short: bool = False) -> list[DayStep]:
-    """Return the steps of the day: of tiny sizes without a GPU, of small ones for a short day."""
+def list_steps(
+    gpus: int, environments: Mapping[str, Mapping[str, str]], options: dict[str, str], *, is_short: bool = False
+) -> list[DayStep]:
+    """Return the steps of the day: of tiny sizes without a GPU, of small ones for a short day.
+
+    `environments` are the versions of further interpreters, by path; a step encodes with each.
+    """
     embedding, device = "bench_embedding_gpu.py", "cuda" if gpus else "cpu"
     short = "--passages 16 --windows 1" if not gpus else "--windows 2" if is_short else ""
     sizes = "--layers 12 --dim 1024 --questions 64 --steps 20" if gpus else "--layers 1 --steps 1"
@@ -146,21 +160,22 @@ def list_steps(gpus: int, pythons: Sequence[str], options: dict[str, str], *, is
         for tokens in (BATCHES if gpus else BATCHES[:1])
     ]
     steps += [
-        DayStep(f"embedding-python-{number}", embedding, short, embedding_rows, python=python)
-        for number, python in enumerate(pythons, start=1)
+        DayStep(f"embedding-torch-{found['torch']}", embedding, short, embedding_rows, python=python, environment=found)
+        for python, found in environments.items()
     ]
     steps += [DayStep("embedding-no-cudnn", embedding, f"{short} --no-cudnn".strip(), embedding_rows)]
-    steps += [DayStep("embedding-slots", embedding, short, embedding_rows, processes=max(2, gpus))]
+    counts = [1 << power for power in range(1, gpus.bit_length()) if 1 << power < gpus]  # 2, 4, 8, …
+    steps += [
+        DayStep(f"embedding-gpus-{count}", embedding, short, embedding_rows, processes=count)
+        for count in ([*counts, gpus] if gpus > 1 else () if gpus else (2,))
+    ]
     steps += [DayStep("index", "bench_gpu_index.py", index, index_rows)]
     steps += [
         DayStep(f"training-{precision}", "bench_rag_step.py", f"{training} --precision {precision}", training_rows)
         for precision in PRECISIONS
     ]
     steps += [DayStep("decoding", "bench_rag_decode.py", f"--device {device} {answers}", decoding_rows)]
-    return [
-        DayStep(one.name, one.script, options.get(one.name, one.options), one.rows, one.processes, one.python)
-        for one in steps
-    ]
+    return [replace(one, options=options.get(one.name, one.options)) for one in steps]
 
 
 def run_step(step: DayStep) -> list[Report]:
@@ -173,10 +188,12 @@ def run_step(step: DayStep) -> list[Report]:
     # bench_embedding_gpu.py is a module of the tests, the others are scripts that import their neighbours
     start = ["-m", module] if step.script == "bench_embedding_gpu.py" else [str(FOLDER / step.script)]
     command = [step.python, *start, *shlex.split(step.options)]
-    root = str(FOLDER.parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    environment = _list_variables()
+    if step.processes > 1:  # each process claims one of as many GPUs, as workers of a build do
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(list_visible_gpus()[: step.processes])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     running = [
-        subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(command, cwd=FOLDER.parents[1], env=environment, text=True, **pipes)
         for _ in range(step.processes)
     ]
     reports: list[Report] = []
@@ -191,6 +208,12 @@ def run_step(step: DayStep) -> list[Report]:
         for process in running:
             process.kill()
     return reports
+
+
+def list_visible_gpus() -> list[str]:
+    """Return the GPUs of this machine as `CUDA_VISIBLE_DEVICES` names them."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(torch.cuda.device_count())] if names is None else names.split(",")
 
 
 def describe_device() -> str:
@@ -210,14 +233,39 @@ def describe_environment() -> dict[str, str]:
     return found
 
 
-def find_result(step: DayStep, out: Path, device: str) -> Report | None:
-    """Return the result of an earlier run of the same command on the same device."""
+def read_environment(python: str) -> dict[str, str]:
+    """Return the versions and the device of another interpreter.
+
+    Raises:
+        ValueError: the interpreter cannot be started, or has no torch.
+    """
+    command = [python, str(FOLDER / "gpu_day.py"), "--environment"]
+    try:
+        output = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, env=_list_variables())
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        advice = "give an interpreter that has torch, transformers and numpy"
+        raise ValueError(f"{python} cannot run the benchmarks ({reason}): {advice}") from error
+    found: dict[str, str] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def _list_variables() -> dict[str, str]:
+    """Return the environment variables of a process that imports this checkout."""
+    paths = [str(FOLDER.parents[1]), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def find_result(step: DayStep, out: Path) -> Report | None:
+    """Return the result of an earlier run of the same command on the same device with the same torch."""
     try:
         found: Report = json.loads((out / f"{step.name}.json").read_text(encoding="utf-8"))
         same = (found["command"], found["python"], found["processes"]) == (step.command, step.python, step.processes)
-        return found if same and found["environment"]["device"] == device else None
+        environment = step.environment or describe_environment()
+        same = same and all(found["environment"][name] == environment[name] for name in ("device", "torch"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return found if same else None
 
 
 def record_step(step: DayStep, out: Path) -> Report | None:
@@ -237,7 +285,7 @@ def record_step(step: DayStep, out: Path) -> Report | None:
         "python": step.python,
         "processes": step.processes,
         "seconds": round(time.perf_counter() - started, 1),
-        "environment": describe_environment(),
+        "environment": dict(step.environment or describe_environment()),
         "reports": reports,
     }
     with atomic_write(out / f"{step.name}.json") as temporary:
@@ -248,7 +296,7 @@ def record_step(step: DayStep, out: Path) -> Report | None:
 def write_tables(steps: Sequence[DayStep], results: dict[str, Report | None], out: Path) -> None:
     """Write the rows for docs/benchmarks.md, and the report."""
     rows = [
-        f"| {' | '.join(row)} | `{step.command}` ({describe_device()}) |"
+        f"| {' | '.join(row)} | `{step.command}` ({result['environment']['device']}) |"
         for step in steps
         if (result := results.get(step.name)) is not None
         for row in step.rows(result["reports"])
@@ -275,13 +323,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-day"))
     parser.add_argument("--only", nargs="+", help="names of steps")
-    parser.add_argument("--python", nargs="+", default=[], help="interpreters with other versions of torch, to embed")
+    parser.add_argument("--python", nargs="+", default=[], help="further interpreters, to encode with their torch")
+    parser.add_argument("--environment", action="store_true", help="print the versions of this interpreter; run none")
     parser.add_argument("--options", nargs="+", default=[], metavar="STEP=OPTIONS", help="replace a step's options")
     parser.add_argument("--short", action="store_true", help="small sizes, few rounds: minutes")
     parser.add_argument("--list", action="store_true", help="print the steps, and run none")
     options = parser.parse_args()
+    if options.environment:
+        print(json.dumps(describe_environment()))
+        return
     replaced = dict(one.partition("=")[::2] for one in options.options)
-    steps = list_steps(torch.cuda.device_count(), options.python, replaced, is_short=options.short)
+    try:
+        environments = {python: read_environment(python) for python in options.python}
+    except ValueError as error:
+        parser.error(str(error))
+    steps = list_steps(torch.cuda.device_count(), environments, replaced, is_short=options.short)
     names = [step.name for step in steps]
     if unknown := [name for name in (*(options.only or ()), *replaced) if name not in names]:
         parser.error(f"there is no step {unknown[0]}: choose from {', '.join(names)}")
@@ -292,7 +348,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Report | None] = {}
     for step in steps:
-        found = find_result(step, options.out, describe_device())
+        found = find_result(step, options.out)
         print(f"{step.name}: {'recorded' if found else step.command}", file=sys.stderr, flush=True)
         results[step.name] = found or record_step(step, options.out)
         write_tables(steps, results, options.out)

@@ -401,6 +401,14 @@ def test_a_built_in_table_can_be_planned_without_data(name: str, bookwheel: Any,
     planned = bookwheel("reproduce", name, "--dry-run", "--data", folder / "data", "--json").json
     assert planned["hours"] > 1
     assert planned["disk_bytes"] > 50e9
+    total = sum([*planned["row_hours"].values(), *planned["library_hours"].values()])
+    assert planned["hours"] == pytest.approx(total, abs=0.2)
+    assert planned["row_hours"].keys() == {row.name for row in reproduction.row}
+    if name == "dpr":
+        hours = planned["row_hours"]
+        assert hours["DPR multi, exact, against the paper"] == 0 < hours["DPR multi, exact"], "it is measured once"
+        assert 0 < hours["ColBERTv2 reranks BM25"] < hours["DPR multi, exact"]
+        assert planned["disk_bytes"] > 2 * 128 * 120 * 21_015_324, "the token vectors are stored"
     printed = bookwheel("reproduce", name, "--print-file").out
     (folder / "mine.toml").write_text(printed)
     assert read_reproduction(str(folder / "mine.toml")) == reproduction

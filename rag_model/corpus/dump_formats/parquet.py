@@ -120,7 +120,7 @@ class Parquet(RecordFormat):
             for document_id, title, text in zip(*(batch[key].to_pylist() for key in _TEXTS), strict=True):
                 yield document_id, title or "", [("", text)] if text else [], None
         else:
-            for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
+            for row_number, row in enumerate(batch.to_pylist(), start=number):
                 yield parse_document(row, f"row {row_number} of {name}")
 
     def _parse_columns(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[tuple[pa.Array, ...]]:
@@ -167,7 +167,7 @@ class FineWiki(Parquet):
 
     def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
         """Yield a record per row; the headings of the Markdown text start its sections."""
-        for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
+        for row_number, row in enumerate(batch.to_pylist(), start=number):
             where = f"row {row_number} of {name}"
             text, title = row.get("text") or "", row.get("title")
             if not isinstance(text, str):
@@ -193,7 +193,7 @@ class WikiDpr(Parquet):
 
     def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
         """Yield a record per row: the id, the title and the text of a passage."""
-        for row_number, row in enumerate(batch.to_pylist(), start=number + 1):
+        for row_number, row in enumerate(batch.to_pylist(), start=number):
             where = f"row {row_number} of {name}"
             if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
                 raise InputError(f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages")

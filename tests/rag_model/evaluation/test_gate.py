@@ -93,6 +93,8 @@ def test_another_space_is_refused_unless_allowed() -> None:
 def test_an_older_dump_is_refused() -> None:
     assert failed(replace(PARENT, newest_revision="2026-09-30T23:59:59Z")) == ["newest revision"]
     assert failed(replace(PARENT, newest_revision="2026-10-01T00:00:01Z")) == []
+    imported = check_snapshot(GateRecipe(), replace(PARENT, newest_revision=""), found(), PARENT)
+    assert "publish them under another ref), wanted 2026-10-01T00:00:00Z or later" in imported.reason
 
 
 def test_the_reason_says_what_was_seen_and_wanted() -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -99,10 +100,80 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     assert sum("precision bf16" in row[0] for row in rows) == 1
     assert "failed" not in (day / "report.md").read_text()
     for options, expected in ((f"{index} --metric l2", None), (index, recorded)):
-        (step,) = [one for one in gpu_day.list_steps(0, [], {"index": options}) if one.name == "index"]
-        assert gpu_day.find_result(step, day, recorded["environment"]["device"]) == expected
+        (step,) = [one for one in gpu_day.list_steps(0, {}, {"index": options}) if one.name == "index"]
+        assert gpu_day.find_result(step, day) == expected
     (day / "index.json").write_text('{"half')  # of a run that was killed while it wrote
-    assert gpu_day.find_result(step, day, recorded["environment"]["device"]) is None
+    assert gpu_day.find_result(step, day) is None
+
+
+# An interpreter of an environment: it claims a GPU as a worker does, and waits for the others.
+CLAIMING_PYTHON = """#!{python}
+import json, os, sys, time
+from pathlib import Path
+from rag_model.process import claim_gpu
+
+if sys.argv[-1] == "--environment":
+    print(json.dumps({{"torch": "{torch}", "device": "cpu"}}))
+    sys.exit()
+visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+gpu = claim_gpu(len(visible))
+Path("{folder}", visible[gpu] + str(len(visible)) + "-" + str(os.getpid())).touch()
+while len(list(Path("{folder}").glob("*" + str(len(visible)) + "-*"))) < len(visible):
+    time.sleep(0.02)
+report = dict.fromkeys(("layers", "hidden", "batch_tokens", "matmul_tflops", "share_of_matmul", "overlap"), 1)
+report |= dict.fromkeys(("passages_per_s", "transformers_per_s", "from_text_per_s", "peak_gpu_mb"), 100)
+print(json.dumps({{"benchmark": "embedding_gpu", "dtype": "bfloat16", "torch": "{torch}", "gpu": gpu, **report}}))
+"""
+
+
+def test_each_of_several_gpus_encodes_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, claims, day = tmp_path / "python", tmp_path / "claims", tmp_path / "day"
+    python.write_text(CLAIMING_PYTHON.format(python=sys.executable, folder=claims, torch="2.12.1"))
+    python.chmod(0o755)
+    claims.mkdir()
+    day.mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f")
+    steps = [step for step in gpu_day.list_steps(6, {}, {}) if step.name.startswith("embedding-gpus")]
+    assert [(step.name, step.processes) for step in steps] == [(f"embedding-gpus-{n}", n) for n in (2, 4, 6)]
+    steps = [replace(step, python=str(python)) for step in steps]
+    results = {step.name: gpu_day.record_step(step, day) for step in steps}
+    for step, used in zip(steps, ("ab", "abcd", "abcdef"), strict=True):  # a GPU for each process, of the first ones
+        assert sorted(path.name[4] for path in claims.glob(f"*{step.processes}-*")) == list(used)
+        assert gpu_day.find_result(step, day) == results[step.name]
+    gpu_day.write_tables(steps, results, day)
+    rows = (day / "rows.md").read_text().splitlines()[2::2]
+    assert [row.split(" | ")[1].split(",")[0] for row in rows] == ["200 passages/s", "400 passages/s", "600 passages/s"]
+    assert ["processes on 4 GPUs" in row for row in rows] == [False, True, False]
+    result = results["embedding-gpus-2"]
+    assert result is not None
+    with pytest.raises(ValueError, match="used GPUs"):  # a GPU that another process had claimed
+        list(gpu_day.embedding_rows([result["reports"][0]] * 2))
+
+
+def test_another_environment_encodes_with_its_torch(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    environments = {}
+    for torch in ("2.11.0", "2.12.1"):
+        python.write_text(CLAIMING_PYTHON.format(python=sys.executable, folder=tmp_path, torch=torch))
+        python.chmod(0o755)
+        environments[torch] = gpu_day.read_environment(str(python))
+    first, second = (
+        next(step for step in gpu_day.list_steps(0, {str(python): found}, {}) if step.python == str(python))
+        for found in environments.values()
+    )
+    assert (first.name, second.name) == ("embedding-torch-2.11.0", "embedding-torch-2.12.1")
+    second = replace(second, processes=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        result = gpu_day.record_step(second, tmp_path)
+    assert result is not None
+    assert result["environment"] == environments["2.12.1"]
+    assert gpu_day.find_result(second, tmp_path) == result
+    renamed = replace(second, environment=environments["2.11.0"])  # the environment has another torch now
+    assert gpu_day.find_result(renamed, tmp_path) is None
+    with pytest.raises(ValueError, match="give an interpreter that has torch"):
+        gpu_day.read_environment(str(tmp_path / "none"))
 
 
 def test_without_a_gpu_the_core_alone_is_measured() -> None:

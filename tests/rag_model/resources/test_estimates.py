@@ -15,7 +15,14 @@ from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.process import parse_bytes
 from rag_model.resources import RunLimits, RunResources
 from rag_model.resources import choose_resources as given_to
-from rag_model.resources.estimates import DEFAULT_MAX_WORDS, estimate_build, estimate_passages, estimate_stage_seconds
+from rag_model.resources.estimates import (
+    DEFAULT_MAX_WORDS,
+    estimate_build,
+    estimate_passages,
+    estimate_query_seconds,
+    estimate_stage_seconds,
+)
+from rag_model.retrieve.expression import parse
 from rag_model.snapshots.recipe import Recipe
 from tests.fixtures.tiny import save_bert
 
@@ -65,6 +72,22 @@ def test_other_sources_are_counted_by_what_their_names_end_in(
 ) -> None:
     (tmp_path / name).write_bytes(bytes(size))
     assert estimate_passages(str(tmp_path / name), DEFAULT_MAX_WORDS) == passages
+
+
+def test_a_query_costs_what_its_retriever_compares() -> None:
+    def seconds(expression: str, passages: int = WIKIPEDIA) -> float:
+        return estimate_query_seconds(parse(expression), passages, 768, ["late"])
+
+    exact, late = seconds("exact"), seconds("late")
+    assert exact == pytest.approx(2 * 768 * WIKIPEDIA / 7e10)
+    assert late == pytest.approx(exact * 32 * 120 * 128 / 768)
+    assert seconds("interpolate(exact:1000, bm25:1000, 1.3)") == seconds("rrf(exact, exact)") / 2 == exact
+    assert seconds("bm25:1000") == seconds("hnsw") == 0
+    candidates = seconds("maxsim(bm25:1000, late, 1000, rounds=0)")
+    assert 0.1 < candidates < late / 1_000
+    assert seconds("maxsim(bm25:500, late, 1000, graph=hnsw)") == candidates
+    assert seconds("maxsim(exact, late)") == pytest.approx(exact + candidates / 2)
+    assert seconds("maxsim(bm25:1000, late, 1000)", passages=100) == pytest.approx(candidates / 10)
 
 
 def test_a_dump_that_is_not_there_is_said_so(tmp_path: Path) -> None:
