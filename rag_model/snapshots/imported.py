@@ -4,13 +4,16 @@ The user names the encoder of the vectors, and the import checks it by encoding 
 with the wrong encoder every search result would be wrong without any error.
 """
 
+import json
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from io import BytesIO
 from itertools import accumulate, chain, islice, pairwise, repeat
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +40,15 @@ from rag_model.index.files.intake import (
     inspect_vectors,
     iter_finite_rows,
 )
+from rag_model.process import temporary_folder
 from rag_model.snapshots.content import BuiltIndex, assemble_content
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.objects.memo import StageResult
+from rag_model.store.recorded_tasks import PartTask, compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content
 
@@ -50,6 +56,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content
 KIND = "imported"
 CODE = 2  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
+_ID_BITS = 8  # ids are compared by files of digests that share their first bits
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
 
 
@@ -187,7 +194,8 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
             raise _count_mismatch("the input", str(task.first + skip_count), task.total)
     chunk_result = ChunkResult.of(record, is_new=is_new)
     embed_result = EmbedResult(record.outputs["embeddings"], chunk_result.rows, is_new=is_new)
-    return {"passages": chunk_result.to_json(), "vectors": embed_result.to_json()}
+    report = {"passages": chunk_result.to_json(), "vectors": embed_result.to_json()}
+    return {**report, **compute_once(IdDigests(chunk_result.passages), store)}
 
 
 def import_in_sequence(store: Store, passages: str, tasks: Sequence[ImportTask]) -> Iterator[dict[str, Any]]:
@@ -207,8 +215,9 @@ def collect_parts(store: Store, passages: str, reports: Sequence[Mapping[str, An
     """Return the parts that have passages.
 
     Raises:
-        InputError: all pages were taken down.
+        InputError: all pages were taken down, or passages of two parts have the same id.
     """
+    check_part_ids(store, reports)
     results = [
         (ChunkResult.from_json(report["passages"]), EmbedResult.from_json(report["vectors"])) for report in reports
     ]
@@ -304,11 +313,76 @@ def _write_passages(
 
 
 def _check_distinct(ids: pa.ChunkedArray) -> None:
-    """Check that no passages of a part have the same id; passages of other parts are not compared."""
+    """Check that no passages have the same id."""
     if len(ids) > pc.count_distinct(ids).as_py():
         counts = ids.value_counts()
         repeated_id = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0]["values"].as_py()
         raise InputError(f"the id {repeated_id!r:.60} comes twice in the corpus: give every passage an id of its own")
+
+
+@dataclass(frozen=True, slots=True)
+class IdDigests(PartTask):
+    """Digests the ids of a part: 8 bytes for each, sorted, in base64. `gc` keeps them with the part."""
+
+    stage: ClassVar[str] = "import-ids"
+    output: ClassVar[str] = "ids"
+    code: ClassVar[int] = 1
+
+    @property
+    def target(self) -> BlobRef:
+        """The passages of the part."""
+        return self.file
+
+    def compute(self, store: Store) -> str:
+        """Return the digests."""
+        return b64encode(np.sort(digest_ids(_read_ids(store, self.file))).tobytes()).decode()
+
+
+def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
+    """Return a number for each id, the same for the same id; numbers of 18 digits never collide."""
+    is_number = pc.match_substring_regex(ids, r"^(0|[1-9][0-9]{0,17})$")
+    numbers = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
+    # A product with an odd number is another number for each id, and spreads them over the files.
+    digests: npt.NDArray[np.uint64] = numbers * np.uint64(0x9E3779B97F4A7C15)
+    for row in np.flatnonzero(~is_number.to_numpy()):
+        digests[row] = int.from_bytes(blake2b(ids[int(row)].as_py().encode(), digest_size=8).digest())
+    return digests
+
+
+def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
+    """Check that no passages of different parts have the same id, by their digests.
+
+    The digests of all parts are spread over files, of which one is in memory at a time.
+
+    Raises:
+        InputError: an id is in two parts.
+    """
+    bounds = np.arange(1, 1 << _ID_BITS, dtype=np.uint64) << np.uint64(64 - _ID_BITS)
+    with temporary_folder("ids") as folder:
+        for report in reports:
+            encoded = json.loads(store.blobs.read(BlobRef.from_json(report[IdDigests.output])))
+            digests = np.frombuffer(b64decode(encoded), np.uint64)
+            for number, some in enumerate(np.split(digests, np.searchsorted(digests, bounds))):
+                with (folder / str(number)).open("ab") as file:
+                    file.write(some.tobytes())
+        for path in sorted(folder.iterdir()):
+            digests = np.sort(np.fromfile(path, np.uint64))
+            repeated = digests[1:][digests[1:] == digests[:-1]]
+            if len(repeated):
+                _check_same_digests(store, reports, repeated)
+
+
+def _check_same_digests(store: Store, reports: Sequence[Mapping[str, Any]], digests: npt.NDArray[np.uint64]) -> None:
+    """Compare the ids of all parts that have one of these digests, since different ids may share one."""
+    ids_to_compare = list[pa.Array]()
+    for report in reports:
+        ids = _read_ids(store, ChunkResult.from_json(report["passages"]).passages)
+        ids_to_compare += ids.filter(pa.array(np.isin(digest_ids(ids), digests))).chunks
+    _check_distinct(pa.chunked_array(ids_to_compare, pa.string()))
+
+
+def _read_ids(store: Store, passages: BlobRef) -> pa.ChunkedArray:
+    return pq.read_table(store.blobs.get_local_path(passages), columns=["id"])["id"]
 
 
 def _check_length(record: Record) -> Record:

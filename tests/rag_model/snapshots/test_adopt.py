@@ -18,6 +18,7 @@ from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vector
 from rag_model.snapshots.imported import (
     ImportedParts,
     collect_parts,
+    digest_ids,
     import_in_sequence,
     import_part,
     list_sources,
@@ -188,6 +189,35 @@ def test_ids_and_columns_that_come_twice_are_refused(
     for task in plan_import(store, f"{tmp_path}/passages.parquet", inspect_vectors([tmp_path / "vectors.npy"])):
         with pytest.raises(InputError, match=sentence):
             import_part(task, store)
+
+
+@pytest.mark.parametrize("names", ["{}", "page-{}"])
+def test_an_id_that_comes_twice_in_different_parts_is_refused(store: Store, tmp_path: Path, names: str) -> None:
+    vectors, ids = vectors_of(ROWS), [names.format(row) for row in range(ROWS)]
+    np.save(tmp_path / "vectors.npy", vectors)
+    given = inspect_vectors([tmp_path / "vectors.npy"])
+    source = tmp_path / "passages.parquet"
+    pq.write_table(pa.table({"id": ids, "text": ids}), source)
+    assert len(import_parts(store, str(source), given, PART).passages) > 2
+    repeated = names.format(3)
+    pq.write_table(pa.table({"id": [*ids[:-1], repeated], "text": ids}), source)
+    with pytest.raises(InputError, match=f"the id '{repeated}' comes twice in the corpus"):
+        import_parts(store, str(source), given, PART)
+
+
+def test_different_ids_with_one_digest_are_no_repetition(store: Store, tmp_path: Path) -> None:
+    spread = int(digest_ids(pa.chunked_array([["1"]]))[0])
+    for name in (f"page-{i}" for i in range(1_000)):  # 5 in 100 have the digest of a number of 18 digits
+        number = int(digest_ids(pa.chunked_array([[name]]))[0]) * pow(spread, -1, 1 << 64) % (1 << 64)
+        if number < 10**18:
+            break
+    ids = [*map(str, range(ROWS - 2)), name, str(number)]
+    assert len(np.unique(digest_ids(pa.chunked_array([ids])))) == ROWS - 1
+    np.save(tmp_path / "vectors.npy", vectors_of(ROWS))
+    ids[0], ids[-2] = ids[-2], ids[0]  # in different parts
+    pq.write_table(pa.table({"id": ids, "text": ids}), tmp_path / "passages.parquet")
+    given = inspect_vectors([tmp_path / "vectors.npy"])
+    assert len(import_parts(store, f"{tmp_path}/passages.parquet", given, PART).passages) > 2
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Path) -> None:
