@@ -728,7 +728,7 @@ def format_plan(document: Mapping[str, Any]) -> list[str]:
     processors = format_count(document["cores"], "core")
     processors += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""
     return [
-        f"values    {document['rows']:,} rows and data sets",
+        f"rows      {len(document['row_hours']):,}, with {format_count(document['rows'], 'evaluation')}",
         *(
             f"library   {name}: {count:,} passages, {document['library_hours'][name]:,.1f} hours"
             for name, count in document["passages"].items()
