@@ -195,22 +195,28 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         InputError: the local folder of the encoder has no readable configuration.
     """
     library, passages = plan.reproduction.library[name], _count_passages(plan, name)
-    folder = _find_model(plan.folder, library.encoder)
-    model, d = Architecture(library.parameters, 1, library.dimensions, 1, 0), library.dimensions
-    if Path(folder).is_dir():
-        model = read_architecture(Path(folder))
-        d = read_dim(Path(folder)) if model.layers else model.hidden
+    model, d = _read_encoder_sizes(plan, library)
     indexes = plan.reproduction.select_indexes(name, plan.rows)
     work = estimate_build_of(passages, model, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
     operations, row_bytes = work.operations, estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d)
     kinds = library.recipe.list_representations()
     for representation, extra in library.recipe.represent.items():
         row_bytes += estimate_row_bytes(kinds[representation], DIM)
-        if Path(extra_folder := _find_model(plan.folder, extra.encoder)).is_dir():
-            operations += passages * PASSAGE_TOKENS * read_architecture(Path(extra_folder)).operations_per_token
-        elif Path(folder).is_dir():  # else `parameters` stand for all encoders of the library
+        extra_folder = Path(_find_model(plan.folder, extra.encoder))
+        if extra_folder.is_dir():
+            operations += passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
+        elif not model.operations_per_token:  # `parameters` are those of the encoder that is not static
             operations += passages * PASSAGE_TOKENS * 2.0 * library.parameters
     return replace(work, operations=0.0 if library.vectors else operations, disk=work.disk + passages * row_bytes)
+
+
+def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Architecture, int]:
+    """Return the sizes and the dimensions of an encoder: of its local folder, or else as declared."""
+    folder = Path(_find_model(plan.folder, library.encoder))
+    if not folder.is_dir():
+        return Architecture(library.parameters, 1, library.dimensions, 1, 0), library.dimensions
+    model = read_architecture(folder)
+    return model, read_dim(folder) if model.layers else model.hidden
 
 
 def _count_passages(plan: ReproductionPlan, name: str) -> int:
@@ -231,6 +237,7 @@ def _count_sample(count: int, fraction: float, minimum: int) -> int:
 def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     """Estimate the work of a row on one data set: encode, search, and read the passages of each question."""
     library = plan.reproduction.library[row.library]
+    model, d = _read_encoder_sizes(plan, library)
     questions = plan.data[data].records
     if plan.fraction is not None:
         questions = min(questions, _count_sample(questions, plan.fraction, _MIN_QUESTIONS))
@@ -238,10 +245,10 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     indexes = plan.reproduction.select_indexes(row.library, [row])
     represented = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
     if EXACT in row.retriever or set(represented.values()) != {"text"}:  # the query is encoded
-        operations += 2.0 * library.parameters * QUESTION_TOKENS
+        operations += (model.operations_per_token or 2.0 * library.parameters) * QUESTION_TOKENS
     token_indexes = [name for name, represents in represented.items() if represents == "tokens"]
     passages = _count_passages(plan, row.library)
-    seconds = estimate_query_seconds(parse(row.retriever), passages, library.dimensions, token_indexes)
+    seconds = estimate_query_seconds(parse(row.retriever), passages, d, token_indexes)
     return WorkEstimate({}, {"evaluate": 0}, questions * operations, questions * seconds)
 
 

@@ -344,8 +344,8 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     numbers = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
     # A product with an odd number is another number for each id, and spreads them over the files.
     digests: npt.NDArray[np.uint64] = numbers * np.uint64(0x9E3779B97F4A7C15)
-    for row in np.flatnonzero(~is_number.to_numpy()):
-        digests[row] = int.from_bytes(blake2b(ids[int(row)].as_py().encode(), digest_size=8).digest())
+    texts = ids.filter(pc.invert(is_number)).to_pylist()
+    digests[~is_number.to_numpy()] = [int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) for text in texts]
     return digests
 
 

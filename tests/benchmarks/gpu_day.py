@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -191,11 +192,8 @@ def run_step(step: DayStep) -> list[Report]:
     environment = _list_variables()
     if step.processes > 1:  # each process claims one of as many GPUs, as workers of a build do
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(list_visible_gpus()[: step.processes])
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    running = [
-        subprocess.Popen(command, cwd=FOLDER.parents[1], env=environment, text=True, **pipes)
-        for _ in range(step.processes)
-    ]
+    start_process = partial(subprocess.Popen[str], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = [start_process(command, cwd=FOLDER.parents[1], env=environment) for _ in range(step.processes)]
     reports: list[Report] = []
     try:
         for process in running:
