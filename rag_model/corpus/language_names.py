@@ -5,8 +5,9 @@
 these files are under the GPL, version 2 or later. The table has only these names: the language, the
 language that it falls back to, and eight lists. English names, which every wiki accepts, are in the
 row of English. The names of disambiguation templates are those of wtf_wikipedia 10.4 (npm, MIT
-licence, by Spencer Kelly and contributors). The headings are those of `noreferences.py` of
-pywikibot-scripts 11.9 (PyPI, MIT licence, by the Pywikibot team).
+licence, by Spencer Kelly and contributors). The headings are those that the search of MediaWiki
+ignores (its message `search-ignored-headings`), and those of `noreferences.py` of pywikibot-scripts
+11.9 (PyPI, MIT licence, by the Pywikibot team).
 """
 
 from functools import cache

@@ -12,9 +12,9 @@ pipes.
 Under the headings of `APPARATUS_HEADINGS` and in their subsections only running text is kept, as
 in DPR: lists of references, links and books answer no question and would be a tenth of all
 passages. The heading alone is not enough to drop a section, because "Literature", "Sources" and
-"Notes" can also be subjects of an article. The table of these headings is small on purpose: a
-missing heading adds a few useless passages, but a wrong one loses answers, so "Works" and
-"Filmography" are not in it.
+"Notes" can also be subjects of an article. The table adds to the headings of `language_names` those
+that no source publishes. It is small on purpose: a missing heading adds a few useless passages, but
+a wrong one loses answers, so "Works" and "Filmography" are not in it.
 """
 
 import html
@@ -188,53 +188,46 @@ APPARATUS_HEADINGS: dict[str, frozenset[str]] = {
         "sources, references and external links, external links and references, additional "
         "reading, additional sources, suggested reading, selected bibliography, general sources, "
         "bibliography and further reading, cited references, other websites, related pages",
-        "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, nachweise",
-        "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, "
-        "articles connexes, annexes, lien externe, sources, note",
-        "es": "referencias, enlaces externos, véase también, bibliografía, notas, notas y referencias, fuentes",
-        "it": "note, collegamenti esterni, voci correlate, bibliografia, altri progetti, fonti",
-        "pt": "referências, ligações externas, ver também, bibliografia, notas, notas e referências",
-        "nl": "referenties, externe links, externe link, zie ook, bronnen, literatuur, noten, voetnoten, "
-        "bronnen noten en/of referenties",
-        "pl": "przypisy, linki zewnętrzne, zobacz też, bibliografia, uwagi",
-        "ru": "примечания, ссылки, литература, см. также, источники, комментарии",
-        "uk": "примітки, посилання, література, див. також, джерела",
-        "bg": "източници, външни препратки, вижте също, литература, бележки, външна препратка",
-        "sv": "referenser, externa länkar, se även, källor, noter, fotnoter, litteratur, vidare läsning",
-        "cs": "reference, externí odkazy, související články, literatura, poznámky",
-        "ja": "脚注, 外部リンク, 関連項目, 参考文献, 出典, 注釈",
+        "de": "nachweise",
+        "fr": "bibliographie, articles connexes, annexes, sources, note",
+        "es": "bibliografía, notas y referencias, fuentes",
+        "it": "fonti",
+        "pt": "bibliografia, notas e referências",
+        "nl": "externe links, externe link, bronnen, bronnen noten en/of referenties",
+        "ru": "комментарии",
+        "bg": "източници, литература, външна препратка",
+        "sv": "källor, noter, fotnoter, litteratur, vidare läsning",
+        "cs": "literatura",
         "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, 參考資料, 相关条目, 延伸阅读",
-        "ko": "각주, 외부 링크, 같이 보기, 참고 문헌, 참고문헌",
-        "ar": "مراجع, وصلات خارجية, انظر أيضا, المراجع, انظر أيضًا, مصادر, هوامش",
-        "be": "крыніцы, зноскі, спасылкі, літаратура, гл. таксама",
-        "bn": "তথ্যসূত্র, বহিঃসংযোগ, আরও দেখুন, আরো দেখুন, টীকা, আরও পড়ুন, পাদটীকা",
-        "ca": "referències, enllaços externs, vegeu també, bibliografia, notes, notes i referències",
-        "da": "referencer, eksterne henvisninger, se også, litteratur, noter, kilder, kilder/henvisninger",
-        "el": "παραπομπές, εξωτερικοί σύνδεσμοι, δείτε επίσης, βιβλιογραφία, πηγές, σημειώσεις",
-        "eo": "referencoj, eksteraj ligiloj, vidu ankaŭ, literaturo, notoj",
-        "et": "viited, välislingid, vaata ka, kirjandus",
-        "eu": "erreferentziak, kanpo estekak, ikus gainera, oharrak, bibliografia",
-        "fa": "منابع, پیوند به بیرون, جستارهای وابسته, پانویس, یادداشت‌ها",
-        "fi": "lähteet, aiheesta muualla, katso myös, kirjallisuutta, viitteet, huomautukset",
-        "gl": "notas, véxase tamén, bibliografía, ligazóns externas, outras ligazóns, outros artigos, referencias",
-        "he": "הערות שוליים, קישורים חיצוניים, ראו גם, לקריאה נוספת",
-        "hi": "सन्दर्भ, संदर्भ, बाहरी कड़ियाँ, इन्हें भी देखें, टिप्पणियाँ",
-        "hr": "izvori, vanjske poveznice, vidi još, literatura, bilješke",
-        "hu": "jegyzetek, források, további információk, kapcsolódó szócikkek, irodalom, lásd még",
-        "hy": "ծանոթագրություններ, արտաքին հղումներ, տես նաև, գրականություն, աղբյուրներ",
-        "id": "referensi, pranala luar, lihat pula, catatan kaki, bacaan lanjutan, daftar pustaka",
-        "lt": "šaltiniai, nuorodos, taip pat skaitykite, literatūra, išnašos",
-        "lv": "atsauces, ārējās saites, skatīt arī, literatūra, piezīmes",
+        "ko": "참고 문헌, 참고문헌",
+        "ar": "انظر أيضًا, هوامش",
+        "be": "зноскі, літаратура",
+        "bn": "আরো দেখুন, টীকা, আরও পড়ুন, পাদটীকা",
+        "ca": "notes, notes i referències",
+        "da": "eksterne henvisninger, litteratur, kilder/henvisninger",
+        "el": "βιβλιογραφία, πηγές, σημειώσεις",
+        "eo": "literaturo, notoj",
+        "et": "kirjandus",
+        "eu": "kanpo estekak, ikus gainera, oharrak, bibliografia",
+        "fa": "یادداشت‌ها",
+        "fi": "huomautukset",
+        "gl": "bibliografía, outras ligazóns, outros artigos",
+        "hi": "संदर्भ, इन्हें भी देखें, टिप्पणियाँ",
+        "hr": "vidi još, literatura, bilješke",
+        "hu": "további információk, kapcsolódó szócikkek, irodalom",
+        "hy": "տես նաև, գրականություն, աղբյուրներ",
+        "id": "catatan kaki, bacaan lanjutan, daftar pustaka",
+        "lt": "taip pat skaitykite, išnašos",
+        "lv": "literatūra, piezīmes",
         "mr": "संदर्भ, बाह्य दुवे, हे सुद्धा पहा, संदर्भ आणि नोंदी",
         "no": "referanser, eksterne lenker, se også, litteratur, noter, kilder, fotnoter",
-        "ro": "note, referințe, legături externe, vezi și, bibliografie, lectură suplimentară, note și referințe",
-        "sk": "referencie, externé odkazy, pozri aj, literatúra, zdroje, iné projekty",
-        "sl": "sklici, zunanje povezave, glej tudi, viri, literatura, opombe",
+        "ro": "note, bibliografie, lectură suplimentară, note și referințe",
+        "sk": "literatúra, zdroje, iné projekty",
+        "sl": "viri, literatura, opombe",
         "sr": "референце, спољашње везе, види још, литература, извори, напомене, reference, "
         "spoljašnje veze, vidi još, literatura, izvori, napomene",
-        "th": "อ้างอิง, แหล่งข้อมูลอื่น, ดูเพิ่ม, เชิงอรรถ",
-        "tr": "kaynakça, dış bağlantılar, ayrıca bakınız, notlar, konuyla ilgili yayınlar",
-        "vi": "tham khảo, liên kết ngoài, xem thêm, chú thích, ghi chú, thư mục",
+        "tr": "kaynakça, notlar, konuyla ilgili yayınlar",
+        "vi": "ghi chú, thư mục",
     }.items()
 }
 

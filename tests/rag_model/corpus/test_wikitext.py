@@ -217,6 +217,9 @@ def test_references_links_and_list_items_are_dropped(line: str) -> None:
         ("en", "Other websites"),
         ("eu", "Ikus, gainera"),
         ("hy", "Տես նաև"),
+        ("ka", "იხილეთ აგრეთვე"),
+        ("sw", "Viungo vya nje"),
+        ("vo", "I logolöd:"),
     ],
 )
 def test_lists_of_links_are_dropped_in_each_language(language: str, heading: str) -> None:
