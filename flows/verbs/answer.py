@@ -11,6 +11,7 @@ from flows.verbs.search import collect_questions, format_title
 from rag_model.corpus.records import format_day
 from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, answer_json
 from rag_model.reading.model import open_reader
+from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.expression import choose_expression
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -55,7 +56,7 @@ def answer(
     snapshot = Snapshot.open(store, ref)
     model_id, opened_reader = open_reader(snapshot, store, model, named_retriever, settings, asks)
     with show_live_answer(_format_question(questions[0]), common) as live_text:
-        answers = opened_reader.answer(questions, k, on_text=live_text)
+        answers = opened_reader.answer(questions, k, AnswerCallbacks(on_text=live_text))
     document = {"snapshot": snapshot.id, "model": model_id, "answers": [answer_json(answer_) for answer_ in answers]}
     text = "\n\n".join(_format_answer(answer_) for answer_ in answers)
     return Reply(document, text if live_text is None else live_text.rest(text))

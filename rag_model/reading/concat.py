@@ -11,10 +11,10 @@ from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import (
     ASSEMBLY,
     GENERATION,
+    NO_CALLBACKS,
+    AnswerCallbacks,
     AnswerTimer,
     RetrievingReader,
-    StopCheck,
-    TextCallback,
     add_stage_seconds,
     check_hit_lists,
 )
@@ -56,11 +56,7 @@ class ConcatReader(RetrievingReader):
         return {"concat": asdict(self.settings), **self.writer.decides}
 
     def answer_from(
-        self,
-        questions: Sequence[str],
-        hits: Sequence[Sequence[Hit]],
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question, in order, from the given hits; closed book without
         hits.
@@ -68,7 +64,7 @@ class ConcatReader(RetrievingReader):
         Raises:
             UsageError: a question is empty, a question or the budget leaves no room for a passage,
                 or the number of hit lists differs from the number of questions.
-            StoppedError: `should_stop`, which is called before each token, returned True.
+            StoppedError: `callbacks.should_stop`, which is called before each token, returned True.
         """
         timer = AnswerTimer()
         check_hit_lists(questions, hits)
@@ -76,7 +72,7 @@ class ConcatReader(RetrievingReader):
         contexts = [self.build_context(*pair) for pair in zip(questions, hits, strict=True)]
         prompts = [self.build_prompt(*pair) for pair in zip(questions, contexts, strict=True)]
         timer.end_stage(ASSEMBLY)
-        written = self.writer.write(prompts, should_stop, on_text)
+        written = self.writer.write(prompts, callbacks.should_stop, callbacks.on_text)
         answers = [_build_answer(*parts) for parts in zip(questions, hits, contexts, written, strict=True)]
         timer.end_stage(GENERATION)
         return add_stage_seconds(answers, timer)

@@ -21,12 +21,11 @@ from rag_model.errors import InputError, UsageError
 from rag_model.reading.answer import Answer, Confidence
 from rag_model.reading.reader import (
     CONFIDENCE,
+    NO_CALLBACKS,
+    AnswerCallbacks,
     AnswerTimer,
-    HitsCallback,
     Reader,
     RetrievingReader,
-    StopCheck,
-    TextCallback,
     add_stage_seconds,
 )
 from rag_model.retrieve.hits import Hit
@@ -171,36 +170,25 @@ class AbstainingReader(RetrievingReader):
         return {**self._reader.decides, "abstain_below": asdict(self.threshold)}
 
     def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-        on_hits: HitsCallback | None = None,
+        self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answers; `on_text` receives whole answers above the threshold."""
-        return self._withhold(self._reader.answer(questions, k, should_stop, on_hits=on_hits), on_text)
+        return self._withhold(self._reader.answer(questions, k, replace(callbacks, on_text=None)), callbacks)
 
     def answer_from(
-        self,
-        questions: Sequence[str],
-        hits: Sequence[Sequence[Hit]],
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answers from the given hits; `on_text` as in `answer`."""
-        return self._withhold(self._reader.answer_from(questions, hits, should_stop), on_text)
+        return self._withhold(self._reader.answer_from(questions, hits, replace(callbacks, on_text=None)), callbacks)
 
-    def _withhold(self, answers: list[Answer], on_text: TextCallback | None) -> list[Answer]:
+    def _withhold(self, answers: list[Answer], callbacks: AnswerCallbacks) -> list[Answer]:
         """Return the answers, those below the threshold without their text."""
         timer = AnswerTimer()
         if self.threshold.signal == "passages":
             scores: Any = self._reader
             answers = add_closed_book(scores, answers)
         checked = [self.threshold.apply(answer) for answer in answers]
-        for position, answer in enumerate(checked):
-            if on_text is not None and answer.text:
-                on_text(position, answer.text)
+        callbacks.send_texts(enumerate(checked))
         timer.end_stage(CONFIDENCE)
         return add_stage_seconds(checked, timer)
 

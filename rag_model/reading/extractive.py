@@ -28,10 +28,10 @@ from rag_model.errors import InputError, StoppedError
 from rag_model.reading.answer import Answer, SupportingPassage, TokenUsage
 from rag_model.reading.reader import (
     EXTRACTION,
+    NO_CALLBACKS,
+    AnswerCallbacks,
     AnswerTimer,
     RetrievingReader,
-    StopCheck,
-    TextCallback,
     add_stage_seconds,
     check_hit_lists,
 )
@@ -164,22 +164,17 @@ class ExtractiveReader(RetrievingReader):
         return {"longest": self._model.max_span}
 
     def answer_from(
-        self,
-        questions: Sequence[str],
-        hits: Sequence[Sequence[Hit]],
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answers from the given hits; the answer is empty without passages."""
         timer = AnswerTimer()
         check_hit_lists(questions, hits)
         answers: list[Answer] = []
         for position, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
-            if should_stop is not None and should_stop():
+            if callbacks.should_stop is not None and callbacks.should_stop():
                 raise StoppedError("no caller waits for the answers")
             answers.append(self._answer_question(question, question_hits))
-            if on_text is not None and answers[-1].text:
-                on_text(position, answers[-1].text)
+            callbacks.send_texts([(position, answers[-1])])
         timer.end_stage(EXTRACTION)
         return add_stage_seconds(answers, timer)
 

@@ -23,10 +23,10 @@ from rag_model.reading.answer import CLOSED_BOOK, Answer, SupportingPassage, Tok
 from rag_model.reading.reader import (
     ASSEMBLY,
     GENERATION,
+    NO_CALLBACKS,
+    AnswerCallbacks,
     AnswerTimer,
     RetrievingReader,
-    StopCheck,
-    TextCallback,
     add_stage_seconds,
     check_hit_lists,
 )
@@ -71,11 +71,7 @@ class MarginalReader(RetrievingReader):
         return {"decoding": asdict(self.decoding)}
 
     def answer_from(
-        self,
-        questions: Sequence[str],
-        hits: Sequence[Sequence[Hit]],
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question, in order, from the given hits; closed book without
         hits.
@@ -83,24 +79,22 @@ class MarginalReader(RetrievingReader):
         Raises:
             UsageError: the number of hit lists differs from the number of questions, or a hit has
                 no inner product.
-            StoppedError: `should_stop`, which is called before each token, returned True.
+            StoppedError: `callbacks.should_stop`, which is called before each token, returned True.
         """
         timer = AnswerTimer()
         check_hit_lists(questions, hits)
         answer_at: dict[int, Answer] = {}
         hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
-        generator = self.rag.generator if should_stop is None else make_stoppable(self.rag.generator, should_stop)
+        generator = self.rag.generator
+        if callbacks.should_stop is not None:
+            generator = make_stoppable(generator, callbacks.should_stop)
         with _evaluation_mode(self.rag):
             for positions in _batch_by_size([len(question_hits) for question_hits in hit_lists], self._batch):
-                batch_questions, batch_hits = (
-                    [questions[position] for position in positions],
-                    [hit_lists[position] for position in positions],
-                )
+                batch_questions = [questions[position] for position in positions]
+                batch_hits = [hit_lists[position] for position in positions]
                 answers = self._answer_batch(generator, batch_questions, batch_hits, timer)
                 answer_at.update(zip(positions, answers, strict=True))
-                if on_text is not None:
-                    for position, answer in zip(positions, answers, strict=True):
-                        on_text(position, answer.text)
+                callbacks.send_texts(zip(positions, answers, strict=True))
                 timer.end_stage(GENERATION)
         return add_stage_seconds([answer_at[position] for position in range(len(questions))], timer)
 

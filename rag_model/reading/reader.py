@@ -6,8 +6,8 @@ to the whole time between the start of the clock and the last end.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from rag_model.errors import UsageError
@@ -19,6 +19,26 @@ StopCheck = Callable[[], bool]  # called between tokens; True: no caller waits f
 # Position of a question in its batch, new text of its answer.
 TextCallback = Callable[[int, str], None]
 HitsCallback = Callable[[list[list[Hit]]], None]  # the hits of all questions, before they are read
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCallbacks:
+    """What a reader calls while it answers a batch of questions."""
+
+    should_stop: StopCheck | None = None  # called between tokens
+    # Receives the text of each answer: piece by piece if the reader generates it token by token,
+    # else the whole text at its end.
+    on_text: TextCallback | None = None
+    on_hits: HitsCallback | None = None  # of `Reader.answer`
+
+    def send_texts(self, answers: Iterable[tuple[int, Answer]]) -> None:
+        """Pass on the text of finished answers that have one, each with its position."""
+        for position, answer in answers:
+            if self.on_text is not None and answer.text:
+                self.on_text(position, answer.text)
+
+
+NO_CALLBACKS = AnswerCallbacks()
 
 
 class Reader(Protocol):
@@ -40,39 +60,26 @@ class Reader(Protocol):
         ...
 
     def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-        on_hits: HitsCallback | None = None,
+        self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages.
-
-        `should_stop` is called between tokens. `on_text` receives the text of each answer: piece by
-        piece if the reader generates it token by token, else the whole text at its end. `on_hits`
-        receives the passages before they are read.
 
         Raises:
             UsageError: a question is empty, `k` is below 1 or above the number of passages, or
                 there is no retriever.
-            StoppedError: `should_stop` returned True.
+            StoppedError: `callbacks.should_stop` returned True.
         """
         ...
 
     def answer_from(
-        self,
-        questions: Sequence[str],
-        hits: Sequence[Sequence[Hit]],
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question, in order, from the given hits; closed book without
         hits.
 
         Raises:
             UsageError: the number of hit lists differs from the number of questions.
-            StoppedError: `should_stop` returned True.
+            StoppedError: `callbacks.should_stop` returned True.
         """
         ...
 
@@ -91,28 +98,19 @@ class RetrievingReader(ABC):
     k: int
 
     def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-        on_hits: HitsCallback | None = None,
+        self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer`."""
         timer = AnswerTimer()
         hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
-        if on_hits is not None:
-            on_hits(hits)
+        if callbacks.on_hits is not None:
+            callbacks.on_hits(hits)
         timer.end_stage(SEARCH)
-        return add_stage_seconds(self.answer_from(questions, hits, should_stop, on_text), timer)
+        return add_stage_seconds(self.answer_from(questions, hits, callbacks), timer)
 
     @abstractmethod
     def answer_from(
-        self,
-        questions: Sequence[str],
-        hits: Sequence[Sequence[Hit]],
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question from the given hits; see `Reader.answer_from`."""
 

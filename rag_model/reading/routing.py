@@ -28,14 +28,13 @@ from rag_model.digest import digest_folder, digest_json
 from rag_model.errors import InputError, UsageError
 from rag_model.reading.answer import Answer, RouteScore, TokenUsage, sum_usage
 from rag_model.reading.reader import (
+    NO_CALLBACKS,
     SEARCH,
     WEIGHTS,
+    AnswerCallbacks,
     AnswerTimer,
-    HitsCallback,
     Reader,
     RetrievingReader,
-    StopCheck,
-    TextCallback,
     add_stage_seconds,
     check_hit_lists,
     retrieve_hits,
@@ -192,43 +191,34 @@ class AutoReader(RetrievingReader):
         return {**self._reader.decides, "route": self.route.to_json()}
 
     def answer(
-        self,
-        questions: Sequence[str],
-        k: int | None = None,
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
-        on_hits: HitsCallback | None = None,
+        self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer`.
 
         With the signal `weights`, only the questions that passages answer are searched.
         """
-        closed_book = self._answer_closed_book(questions, should_stop)
+        closed_book = self._answer_closed_book(questions, callbacks)
         positions = self._list_positions_to_read(closed_book)
         timer = AnswerTimer()
         k = self.k if k is None else k
         hits = retrieve_hits(self.retriever, [questions[i] for i in positions], k) if positions else []
         timer.end_stage(SEARCH)
         hits_by_position = dict(zip(positions, hits, strict=True))
-        if on_hits is not None:
-            on_hits([hits_by_position.get(i, []) for i in range(len(questions))])
-        return self._answer_open_book(closed_book, hits_by_position, timer, should_stop, on_text)
+        if callbacks.on_hits is not None:
+            callbacks.on_hits([hits_by_position.get(i, []) for i in range(len(questions))])
+        return self._answer_open_book(closed_book, hits_by_position, timer, callbacks)
 
     def answer_from(
-        self,
-        questions: Sequence[str],
-        hits: Sequence[Sequence[Hit]],
-        should_stop: StopCheck | None = None,
-        on_text: TextCallback | None = None,
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer_from`.
 
         With the signal `weights`, only the hits of the questions that passages answer are read.
         """
         check_hit_lists(questions, hits)
-        closed_book = self._answer_closed_book(questions, should_stop)
+        closed_book = self._answer_closed_book(questions, callbacks)
         hits_by_position = {i: hits[i] for i in self._list_positions_to_read(closed_book)}
-        return self._answer_open_book(closed_book, hits_by_position, AnswerTimer(), should_stop, on_text)
+        return self._answer_open_book(closed_book, hits_by_position, AnswerTimer(), callbacks)
 
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
@@ -242,10 +232,11 @@ class AutoReader(RetrievingReader):
         log_likelihoods: list[float] = reader.log_likelihood(questions, hits, texts)
         return log_likelihoods
 
-    def _answer_closed_book(self, questions: Sequence[str], should_stop: StopCheck | None) -> list[Answer]:
+    def _answer_closed_book(self, questions: Sequence[str], callbacks: AnswerCallbacks) -> list[Answer]:
         """Answer from the weights alone; the time of all stages counts as one stage."""
         timer = AnswerTimer()
-        answers = self._reader.answer_from(questions, [()] * len(questions), should_stop)
+        silent = replace(callbacks, on_text=None)
+        answers = self._reader.answer_from(questions, [()] * len(questions), silent)
         for answer in answers:
             if answer.text and mean_log_likelihood(answer) is None:
                 raise UsageError(NO_LIKELIHOOD)
@@ -268,8 +259,7 @@ class AutoReader(RetrievingReader):
         closed_book: Sequence[Answer],
         hits_by_position: Mapping[int, Sequence[Hit]],
         timer: AnswerTimer,
-        should_stop: StopCheck | None,
-        on_text: TextCallback | None,
+        callbacks: AnswerCallbacks,
     ) -> list[Answer]:
         """Answer from passages where there are hits, and choose between both memories.
 
@@ -277,32 +267,23 @@ class AutoReader(RetrievingReader):
             closed_book: the answers from the weights.
             hits_by_position: hits of the questions that passages may answer.
             timer: has timed the search of these hits.
-            should_stop: as in `Reader.answer`.
-            on_text: receives an answer piece by piece, if it is certain that it will be given.
+            callbacks: `on_text` receives an answer piece by piece, if it is certain that it will be
+                given.
         """
-        if on_text is not None:
-            for i, answer in enumerate(closed_book):
-                if i not in hits_by_position and answer.text:
-                    on_text(i, answer.text)
-        positions = list(hits_by_position)
+        callbacks.send_texts((i, answer) for i, answer in enumerate(closed_book) if i not in hits_by_position)
+        positions, on_text = list(hits_by_position), callbacks.on_text
         is_streaming = on_text is not None and self.route.signal == "weights"
-        read_answers = (
-            self._reader.answer_from(
-                [closed_book[i].question for i in positions],
-                [hits_by_position[i] for i in positions],
-                should_stop,
-                (lambda row, text: on_text(positions[row], text)) if on_text is not None and is_streaming else None,
-            )
-            if positions
-            else []
-        )
-        open_book = add_stage_seconds(read_answers, timer) if positions else []
+        send_text = (lambda row, text: on_text(positions[row], text)) if on_text is not None and is_streaming else None
+        open_book: list[Answer] = []
+        if positions:
+            questions = [closed_book[i].question for i in positions]
+            hits = list(hits_by_position.values())
+            read_answers = self._reader.answer_from(questions, hits, replace(callbacks, on_text=send_text))
+            open_book = add_stage_seconds(read_answers, timer)
         answers_by_position = dict(zip(positions, open_book, strict=True))
         answers = [self._choose(answer, answers_by_position.get(i)) for i, answer in enumerate(closed_book)]
-        if on_text is not None and not is_streaming:
-            for i in positions:
-                if answers[i].text:
-                    on_text(i, answers[i].text)
+        if not is_streaming:
+            callbacks.send_texts((i, answers[i]) for i in positions)
         return answers
 
     def _choose(self, closed_book: Answer, open_book: Answer | None) -> Answer:

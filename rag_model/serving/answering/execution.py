@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from rag_model.errors import BookwheelError, StoppedError, UsageError
 from rag_model.reading.answer import Answer
+from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
 from rag_model.retrieve.retriever import Queries
 from rag_model.serving.answering.batcher import AnswerDelta, ClientGoneError, QueuedRequest, RetrievedPassages
@@ -101,10 +102,9 @@ def answer_batch(
             group, start = [requests[position] for position in positions], time.time_ns()
             try:
                 reporter = _ProgressReporter(loaded.id, model, group)
-                callbacks = (reporter.report_passages, reporter.report_text) if reporter.has_listeners else (None, None)
-                batch_answers = loaded.answer(
-                    _list_questions(group), k, retriever, partial(_are_abandoned, group), *callbacks
-                )
+                listeners = (reporter.report_text, reporter.report_passages) if reporter.has_listeners else ()
+                callbacks = AnswerCallbacks(partial(_are_abandoned, group), *listeners)
+                batch_answers = loaded.answer(_list_questions(group), k, retriever, callbacks)
             except UsageError as error:
                 if len(positions) > 1:
                     # the faulty question is unknown, so the batcher repeats the requests one by one

@@ -25,7 +25,7 @@ from rag_model.errors import (
 )
 from rag_model.process import format_bytes
 from rag_model.reading.answer import Answer
-from rag_model.reading.reader import HitsCallback, Reader, StopCheck, TextCallback
+from rag_model.reading.reader import NO_CALLBACKS, AnswerCallbacks, Reader
 from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
 from rag_model.retrieve.dense import IndexRetriever
 from rag_model.retrieve.expression import Call, Word, parse
@@ -376,9 +376,7 @@ class LoadedSnapshot:
         questions: Sequence[str],
         k: int | None,
         retriever: str | None = None,
-        stop: StopCheck | None = None,
-        on_passages: HitsCallback | None = None,
-        on_text: TextCallback | None = None,
+        callbacks: AnswerCallbacks = NO_CALLBACKS,
     ) -> list[Answer]:
         """Answer each question from its best `k` passages.
 
@@ -386,15 +384,13 @@ class LoadedSnapshot:
             questions: The questions.
             k: Passages a question; None: the reader's default.
             retriever: Canonical expression, as for `search`.
-            stop: Called before each token; True stops decoding.
-            on_passages: Called with the passages before the model reads them.
-            on_text: Called with new text, as `Reader.answer` describes.
+            callbacks: Called while the answers are generated.
 
         Raises:
             UsageError: There is no model, or `search` would refuse the retriever.
-            StoppedError: `stop` returned True.
+            StoppedError: `callbacks.should_stop` returned True.
         """
-        return self._get_reader(retriever).answer(questions, k, stop, on_text, on_passages)
+        return self._get_reader(retriever).answer(questions, k, callbacks)
 
     def _get_reader(self, retriever: str | None) -> Reader:
         """Return the `Reader` for a retriever expression; None: the default retriever."""

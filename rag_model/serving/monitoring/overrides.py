@@ -40,7 +40,7 @@ from rag_model.evaluation.matching import supports
 from rag_model.evaluation.measures.answers import normalise
 from rag_model.reading.answer import Answer, TokenUsage
 from rag_model.reading.confidence import LikelihoodReader
-from rag_model.reading.reader import Reader, StopCheck
+from rag_model.reading.reader import AnswerCallbacks, Reader, StopCheck
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
 
@@ -136,7 +136,7 @@ class ClosedBookChecker:
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
         """Return `is_repeated` of the closed-book answer, and its token usage."""
-        (alone,) = self.reader.answer_from([answer.question], [()], stop)
+        (alone,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
         return OverrideCheck(is_repeated(answer, alone), alone.usage)
 
 

@@ -34,7 +34,7 @@ from rag_model.digest import ALGORITHM, digest_json
 from rag_model.errors import BookwheelError, StoppedError, UsageError
 from rag_model.evaluation.measures.answers import normalise
 from rag_model.reading.answer import Answer, TokenUsage, sum_usage
-from rag_model.reading.reader import StopCheck
+from rag_model.reading.reader import AnswerCallbacks, StopCheck
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.monitoring.overrides import can_check_overrides
 from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
@@ -111,7 +111,7 @@ def ask_probes(
         if should_stop():
             raise StoppedError("another model is served")
         batch = questions[start : start + _BATCH]
-        batch_answers = reader.answer_from(batch, [()] * len(batch), should_stop)
+        batch_answers = reader.answer_from(batch, [()] * len(batch), AnswerCallbacks(should_stop))
         texts = [one.plain for one in batch_answers]
         if recorded is not None:
             texts = [one.text for one in recorded[start : start + _BATCH]]

@@ -13,7 +13,7 @@ from rag_model.generate.load import load_generator
 from rag_model.reading.answer import TokenUsage, answer_json
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.prompts import INSTRUCTION, PromptSettings, fill_template, read_prompt
-from rag_model.reading.reader import StopCheck, TextCallback
+from rag_model.reading.reader import AnswerCallbacks, StopCheck, TextCallback
 from rag_model.reading.writers.local import LocalWriter
 from rag_model.reading.writers.writer import Completion, Prompt
 from rag_model.retrieve.hits import Hit
@@ -60,7 +60,9 @@ def hits(count: int = 3, words: int = 2) -> list[Hit]:
 def test_a_prompt_has_instruction_passages_and_question() -> None:
     told: list[tuple[int, str]] = []
     reader = ConcatReader(Shelf(), Echo(), k=2)
-    answers = reader.answer(QUESTIONS, on_text=lambda place, text: told.append((place, text)))
+    answers = reader.answer(
+        QUESTIONS, callbacks=AnswerCallbacks(on_text=lambda place, text: told.append((place, text)))
+    )
     for place, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True)):
         context = "Title: T0\n[1] {t0}x0 {t0}x1\n\nTitle: T1\n[2] {t1}x0 {t1}x1"
         assert answer.text == f"{INSTRUCTION}|{context}\n\nQuestion: {question}\nAnswer:"

@@ -11,6 +11,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.reading.answer import Answer, SupportingPassage, answer_json
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.confidence import AbstainingReader, Threshold, add_closed_book, get_score
+from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
 from tests.fixtures.quoting import Quoting
 
@@ -26,7 +27,7 @@ ASKED = ["who?", "what?", "where?"]
 def test_an_answer_below_the_threshold_is_withheld() -> None:
     reader = AbstainingReader(ConcatReader(None, Quoting()), Threshold("retrieval", 0.5))
     told: list[tuple[int, str]] = []
-    answers = reader.answer_from(ASKED, HITS, on_text=lambda place, text: told.append((place, text)))
+    answers = reader.answer_from(ASKED, HITS, AnswerCallbacks(on_text=lambda place, text: told.append((place, text))))
     assert [(one.text, one.abstained) for one in answers] == [("Orwell [1].", False), ("", True), ("", True)]
     assert told == [(0, "Orwell [1].")]  # what is withheld is not shown for a moment either
     assert [one.confidence and one.confidence.score for one in answers] == [0.9, 0.2, -math.inf]

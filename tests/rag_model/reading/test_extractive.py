@@ -9,6 +9,7 @@ import torch
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, StoppedError
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
+from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_spans import save_span_model
@@ -65,10 +66,10 @@ def test_what_is_not_there_is_not_said(tmp_path: Path) -> None:
     long = reader.answer_from(["who " * 500], [hits(TEXTS)])
     assert long[0].text
     told: list[str] = []
-    reader.answer_from([QUESTION], [hits(TEXTS)], on_text=lambda place, text: told.append(text))
+    reader.answer_from([QUESTION], [hits(TEXTS)], AnswerCallbacks(on_text=lambda place, text: told.append(text)))
     assert len(told) == 1
     with pytest.raises(StoppedError):
-        reader.answer_from([QUESTION], [hits(TEXTS)], should_stop=lambda: True)
+        reader.answer_from([QUESTION], [hits(TEXTS)], AnswerCallbacks(should_stop=lambda: True))
 
 
 def test_a_folder_without_such_a_head_is_refused(tmp_path: Path) -> None:

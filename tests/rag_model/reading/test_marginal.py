@@ -18,6 +18,7 @@ from rag_model.generate.rag import Rag, RagSettings, Variant
 from rag_model.reading.answer import CLOSED_BOOK, Answer
 from rag_model.reading.confidence import add_closed_book
 from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
 from tests.fixtures.tabled import TabledGenerator
 from tests.fixtures.tiny_generators import save_bart, save_llama
@@ -137,9 +138,9 @@ def test_decoding_stops_before_the_next_token_where_nobody_waits(kind: str) -> N
         return len(looks) > 2
 
     with pytest.raises(StoppedError):
-        reader(kind).answer(QUESTIONS, should_stop=stop)
+        reader(kind).answer(QUESTIONS, callbacks=AnswerCallbacks(should_stop=stop))
     assert len(looks) == 3
-    waited = reader(kind).answer(QUESTIONS, should_stop=lambda: False)
+    waited = reader(kind).answer(QUESTIONS, callbacks=AnswerCallbacks(should_stop=lambda: False))
     assert [alike(one) for one in waited] == [alike(one) for one in reader(kind).answer(QUESTIONS)]
 
 

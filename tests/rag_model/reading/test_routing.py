@@ -17,6 +17,7 @@ from rag_model.reading.concat import ConcatReader
 from rag_model.reading.confidence import AbstainingReader, Threshold
 from rag_model.reading.model import ReadingModel, check_route
 from rag_model.reading.prompts import PromptSettings
+from rag_model.reading.reader import AnswerCallbacks
 from rag_model.reading.routing import AutoReader, Route, identify_model
 from rag_model.reading.settings import ReaderSettings
 from rag_model.reading.writers.writer import Completion, Prompt
@@ -74,7 +75,9 @@ def test_a_likely_answer_of_the_weights_needs_no_passages(
     reader, shelf = auto(route)
     texts: list[tuple[int, str]] = []
     shown: list[list[list[Hit]]] = []
-    answers = reader.answer(QUESTIONS, on_text=lambda row, text: texts.append((row, text)), on_hits=shown.append)
+    answers = reader.answer(
+        QUESTIONS, callbacks=AnswerCallbacks(on_text=lambda row, text: texts.append((row, text)), on_hits=shown.append)
+    )
     assert [one.memory for one in answers] == memories
     assert shelf.queries == searched
     assert [bool(hits) for hits in shown[0]] == [question in searched for question in QUESTIONS]
