@@ -13,9 +13,9 @@ from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from beam_jobs.workers import ARITHMETICS, CPU_FLOAT32, count_gpus, detect_arithmetic, is_local
-from rag_model.encoders.any_encoder import load_passage_encoder
 from rag_model.encoders.bag import BagSpec
 from rag_model.encoders.embed import VERSION, Dtype, describe_arithmetic
+from rag_model.encoders.encoder import load_passage_encoder
 from rag_model.encoders.row_formats import RowFormat, RowFormatName, get_row_format
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.extras import get_versions

@@ -1,10 +1,10 @@
 """Bi-encoders and cross-encoders: load them, encode texts, train them, and compare vector spaces.
 
-encoder, model, bert          one dense vector per text; torch models, BERT without transformers
+encoder, model, bert          one dense vector per text, and encoders of any kind by the record in
+their folder; torch models, BERT without transformers
 token_encoder, token_model    ColBERT: one vector per token
 sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms
 bag, muvera                   bags of tokens; one fixed vector from a ColBERT's vectors
-any_encoder                   load an encoder of any kind by the record in its folder
 cross_encoder                 scores of (question, passage) pairs; onnx_cross_encoder,
 torch_cross_encoder
 trainable, masked_lm          encoders and masked language models with gradients

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.files import CONFIG, list_tokenizer_files, read_optional_json, resolve_folder
+from rag_model.encoders.files import CONFIG, ENDPOINT_PREFIX, list_tokenizer_files, read_optional_json, resolve_folder
 from rag_model.encoders.space import Space, compute_space, read_declared_space
 from rag_model.encoders.spec import (
     ENDPOINT_KEY,
@@ -24,6 +24,11 @@ from rag_model.encoders.spec import (
     EncoderSpec,
     TextInput,
     find_known_settings,
+    is_bag_encoder,
+    is_endpoint_encoder,
+    is_muvera_encoder,
+    is_sparse_encoder,
+    is_token_encoder,
     read_encoder_spec,
     read_endpoint_record,
     write_encoder_record,
@@ -37,7 +42,12 @@ from rag_model.extras import require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from rag_model.encoders.bag import BagEncoder
+    from rag_model.encoders.endpoint_encoder import EndpointEncoder
     from rag_model.encoders.model import Model
+    from rag_model.encoders.muvera import MuveraEncoder
+    from rag_model.encoders.sparse_encoder import SparseEncoder
+    from rag_model.encoders.token_encoder import TokenEncoder
 
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
@@ -260,3 +270,61 @@ def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space
     configs = [] if spec.is_static and not (folder / CONFIG).is_file() else [folder / CONFIG]
     files = [*configs, *list_tokenizer_files(body), *list_weight_files(body), record]
     return {path.name: path for path in files}
+
+
+AnyEncoder = Union[Encoder, "EndpointEncoder", "TokenEncoder", "MuveraEncoder", "SparseEncoder"]
+
+
+def load_any_encoder(folder: Path, role: Role = "question", name: str = "") -> AnyEncoder:
+    """Load the dense, ColBERT, MUVERA or sparse encoder of a folder.
+
+    A dense encoder gets the `name`, by default that of the folder.
+
+    Raises:
+        InputError: a file is missing or corrupt.
+        MissingExtraError: the model extra is not installed.
+    """
+    if is_muvera_encoder(folder):
+        from rag_model.encoders.muvera import MuveraEncoder  # noqa: PLC0415 - only the module of the kind is imported
+
+        return MuveraEncoder.load(folder)
+    if is_endpoint_encoder(folder):
+        from rag_model.encoders.endpoint_encoder import EndpointEncoder  # noqa: PLC0415 - only the module of the kind is imported
+
+        return EndpointEncoder.load(folder)
+    if is_token_encoder(folder):
+        from rag_model.encoders.token_encoder import TokenEncoder  # noqa: PLC0415 - only the module of the kind is imported
+
+        return TokenEncoder.load(folder)
+    if is_sparse_encoder(folder):
+        from rag_model.encoders.sparse_encoder import SparseEncoder  # noqa: PLC0415 - only the module of the kind is imported
+
+        return SparseEncoder.load(folder)
+    return Encoder.load(name or folder, role)
+
+
+def load_passage_encoder(folder: Path) -> Union[AnyEncoder, "BagEncoder"]:
+    """Load the passage encoder of a folder: an encoder of any kind, or a bag-of-tokens encoder.
+
+    Raises:
+        InputError: a file is missing or corrupt.
+        MissingExtraError: the model extra is not installed.
+    """
+    if is_bag_encoder(folder):
+        from rag_model.encoders.bag import BagEncoder  # noqa: PLC0415 - only the module of the kind is imported
+
+        return BagEncoder.load(folder)
+    return load_any_encoder(folder, "passage")
+
+
+def load_question_encoder(name: str) -> AnyEncoder:
+    """Load a question encoder by name: a folder with an encoder of any kind, or a hub name.
+
+    Raises:
+        InputError: it is not found, or a file is missing or corrupt.
+        MissingExtraError: the model extra is not installed.
+        UsageError: `name` is a model behind an endpoint, which snapshots record themselves.
+    """
+    if name.startswith(ENDPOINT_PREFIX):
+        raise UsageError(f"{name} cannot be given here: snapshots that were built with it record it; leave it out")
+    return load_any_encoder(resolve_folder(name), name=name)

@@ -7,5 +7,5 @@ retriever.
 * `context`: the needs of a retriever, and the indexes, vectors and models that it reads
 * `dense`: retrievers of one index; inner products for others
 * `fusion`, `rerank`, `maxsim`: retrievers of other retrievers
-* `indexes`, `models`: indexes and models by name; `lookup`: passages by id
+* `indexes`, `models`: indexes and models by name
 """

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.any_encoder import load_any_encoder
+from rag_model.encoders.encoder import load_any_encoder
 from rag_model.encoders.space import Space, check_same_space
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_model.encoders.any_encoder import load_question_encoder
+from rag_model.encoders.encoder import load_question_encoder
 from rag_model.errors import BookwheelError, InputError, UsageError
 from rag_model.plugins import Registry
 from rag_model.retrieve.context import (

@@ -16,25 +16,29 @@ from importlib.metadata import version
 from typing import Any
 
 import anyio
+import pyarrow.compute as pc
 from mcp import types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rag_model.corpus.records import format_iso
-from rag_model.errors import BookwheelError, UsageError
+from rag_model.corpus.records import Passage, format_iso, hash_id
+from rag_model.errors import BookwheelError, NotFoundError, UsageError
 from rag_model.retrieve.attribution import Attribution
-from rag_model.retrieve.lookup import locate_passage
 from rag_model.secrets import mask_secrets
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
 from rag_model.serving.http.messages import SearchRequest, WholeNumber, check_request
 from rag_model.serving.runtime import prepare_process
 from rag_model.serving.service import Service
 from rag_model.serving.settings import ServiceSettings
+from rag_model.store.versions.manifest import PartEntry
+from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05  # between two checks whether a snapshot is loaded
+_MAX_PAGE_DIGITS = 20  # a longer number is not a page id
+_MAX_QUOTED = 80  # characters of an id that an error message repeats
 _MAX_ID_LENGTH = 1_000  # characters, as of a corpus
 _ADVICE_BY_TYPE = {  # by pydantic's type of error
     "missing": "is missing: give it",
@@ -270,3 +274,84 @@ async def _end_by_signal(service: Service) -> None:
         async for _ in signals:
             service.close()
             os._exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedPassage:
+    """A passage with the ids of its neighbours on the page, so that a reader can go on from it."""
+
+    row: int  # global row
+    passage: Passage
+    previous: str | None  # id; None: the passage is the first of its page
+    next: str | None  # id; None: the passage is the last of its page
+
+
+def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
+    """Return the passage with an id.
+
+    The ids of a part are read only if the part may hold the page or document. Imported snapshots
+    are not sorted by id, so all of their parts are read.
+
+    Raises:
+        NotFoundError: the snapshot has no such passage.
+        StoreError: a passage file is missing or damaged.
+    """
+    row = _find_row(snapshot, passage_id) if _is_text(passage_id) else None
+    if row is None:
+        raise NotFoundError(
+            f"snapshot {snapshot.id[:12]} has no passage {passage_id[:_MAX_QUOTED]!r}: use an id "
+            "from a search of this snapshot"
+        )
+    rows = [near_row for near_row in (row - 1, row, row + 1) if 0 <= near_row < snapshot.n]
+    neighbours = dict(zip(rows, snapshot.passages(rows), strict=True))
+    page = neighbours[row].page_id
+    previous_id, next_id = (
+        neighbour.id if (neighbour := neighbours.get(row + step)) and neighbour.page_id == page else None
+        for step in (-1, 1)
+    )
+    return LocatedPassage(row, neighbours[row], previous_id, next_id)
+
+
+def _is_text(passage_id: str) -> bool:
+    """Whether an id can be encoded as UTF-8; an id with a lone surrogate belongs to no passage."""
+    try:
+        passage_id.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _find_row(snapshot: Snapshot, passage_id: str) -> int | None:
+    row, may_hold = 0, _part_filter(snapshot, passage_id)
+    for part in snapshot.parts:
+        part_row = _find_row_in_part(snapshot, part.name, passage_id) if may_hold(part) else None
+        if part_row is not None:
+            return row + part_row
+        row += part.rows
+    return None
+
+
+def _find_row_in_part(snapshot: Snapshot, part: str, passage_id: str) -> int | None:
+    row = 0
+    for batch in snapshot.batches(part, ["id"]):
+        position = int(pc.index(batch["id"], passage_id).as_py())
+        if position >= 0:
+            return row + position
+        row += batch.num_rows
+    return None
+
+
+def _part_filter(snapshot: Snapshot, passage_id: str) -> Callable[[PartEntry], bool]:
+    """Return a predicate: whether a part may hold the passage, by its range of page numbers or
+    hashed ids.
+    """
+    kind, (page, colon, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
+    if kind == "wiki" and colon and page.isdecimal() and len(page) < _MAX_PAGE_DIGITS:
+        page_number = int(page)
+    elif kind == "documents" and colon:
+        page_number = hash_id(page)
+    elif kind == "passages":
+        page_number = hash_id(passage_id)
+    else:
+        return lambda part: True
+    return lambda part: part.first_page <= page_number <= part.last_page

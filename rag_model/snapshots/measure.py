@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from rag_model.corpus.passages import read_hashes
 from rag_model.digest import digest_json
-from rag_model.encoders.any_encoder import load_any_encoder
+from rag_model.encoders.encoder import load_any_encoder
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.errors import InputError

@@ -4,7 +4,6 @@ writer            the `Writer` protocol, `Prompt`, `Completion`; removes reasoni
 local             a generator in this process
 endpoint          a model behind a chat-completions endpoint (OpenAI, vLLM, llama.cpp, Ollama,
 `transformers serve`)
-chat_client       one chat completion: streamed, retried, within its bounds of time and bytes
 chat_settings     bounds, prices
 chat_events       server-sent events and replies; the key is masked in replies
 """

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rag_model.encoders.any_encoder import load_any_encoder
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.encoder import Encoder, load_any_encoder
 from rag_model.encoders.space import Space
 from rag_model.encoders.spec import is_endpoint_encoder
 from rag_model.errors import UsageError

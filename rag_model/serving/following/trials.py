@@ -27,7 +27,7 @@ import numpy as np
 
 from rag_model.atomic_write import atomic_write
 from rag_model.digest import digest_file, digest_json
-from rag_model.encoders.any_encoder import load_any_encoder
+from rag_model.encoders.encoder import load_any_encoder
 from rag_model.encoders.spec import is_endpoint_encoder
 from rag_model.errors import BookwheelError, InputError, RefusedError
 from rag_model.extras import format_versions

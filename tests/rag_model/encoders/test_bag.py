@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.encoders.any_encoder import load_passage_encoder
 from rag_model.encoders.bag import BagEncoder, BagSpec, collect_bag_files, compute_bag_space, read_bag_spec
+from rag_model.encoders.encoder import load_passage_encoder
 from rag_model.encoders.space import check_same_space
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.tokens import load_tokenizer

@@ -11,9 +11,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rag_model.corpus.ragged_file import QUERY_UNITS
-from rag_model.encoders.any_encoder import load_question_encoder
 from rag_model.encoders.architecture import check_is_encoder
 from rag_model.encoders.bag import compute_term_mask
+from rag_model.encoders.encoder import load_question_encoder
 from rag_model.encoders.sparse_encoder import SIDR, SparseEncoder, SparseSpec, compute_sparse_space, read_sparse_spec
 from rag_model.encoders.sparse_model import SidrModel
 from rag_model.encoders.tokens import load_tokenizer

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SparseEncoder as Peer
 
 from rag_model.corpus.ragged_file import QUERY_UNITS
-from rag_model.encoders.any_encoder import load_any_encoder, load_question_encoder
 from rag_model.encoders.architecture import check_is_encoder
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.encoder import Encoder, load_any_encoder, load_question_encoder
 from rag_model.encoders.sparse_encoder import (
     SparseEncoder,
     SparseSpec,

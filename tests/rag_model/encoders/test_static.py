@@ -11,9 +11,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-from rag_model.encoders.any_encoder import load_any_encoder
 from rag_model.encoders.architecture import check_is_encoder, read_architecture
-from rag_model.encoders.encoder import Encoder, collect_question_encoder_files, read_passage_space
+from rag_model.encoders.encoder import Encoder, collect_question_encoder_files, load_any_encoder, read_passage_space
 from rag_model.encoders.semantic import SemanticChunker
 from rag_model.encoders.space import compute_space
 from rag_model.encoders.spec import is_static_encoder, read_encoder_spec

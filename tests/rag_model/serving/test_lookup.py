@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import NotFoundError
-from rag_model.retrieve.lookup import locate_passage
+from rag_model.serving.mcp_server import locate_passage
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.snapshot import Snapshot
