@@ -40,15 +40,19 @@ FlowResult = TypeVar("FlowResult")
 Url = Annotated[str, Field(min_length=1)]  # a URL, a path, a glob or a name
 
 
-def read_file(read: Callable[[Path], Any], description: str, name: str | None = None) -> Parameter:
-    """Return an option whose value is a file, for a parameter of the type that `read` returns."""
+def read_file(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
+    """Return an option whose value is a file, for a parameter of the type that `read` returns.
+
+    Without `description`, the docstring of the flow describes the option.
+    """
 
     def convert(kind: object, tokens: "Sequence[Token]") -> Any:
         path = Path(tokens[0].value)
         refuse_url_as_path(path)
         return read(path)
 
-    return Parameter(name, converter=convert, accepts_keys=False, n_tokens=1, help=description)
+    help_text: dict[str, Any] = {} if description is None else {"help": description}
+    return Parameter(name, converter=convert, accepts_keys=False, n_tokens=1, **help_text)
 
 
 # A form has these settings as a table, and the command line reads them from a file.
@@ -210,10 +214,9 @@ def derive_command(
             bound.apply_defaults()
             arguments = {parameter.name: bound.arguments.pop(parameter.name) for parameter in derived}
             if (words := arguments.get(_OPTIONS)) and not words[0].startswith("-"):
-                option = next(p.name for p in derived if p.kind is p.KEYWORD_ONLY)
                 raise UsageError(
-                    f"{function.__name__} takes no argument {words[0]!r}: give a value with its "
-                    f"option, such as --{option} {words[0]}"
+                    f"{function.__name__} takes no argument {words[0]!r}: give a value with its option; "
+                    "--help lists the options"
                 )
             return function(arguments, *bound.arguments.pop("".join(variadic_names), ()), **bound.arguments)
 

@@ -18,7 +18,7 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from shlex import join
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 
@@ -28,7 +28,7 @@ from flows.add_index import add_index
 from flows.evaluation_records import REPORT, FlowEvaluation, NewEvaluation, store_evaluation
 from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
-from flows.parameters import Url
+from flows.parameters import Url, read_file
 from flows.reindex import reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
@@ -256,7 +256,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
 def reproduce(
     reproduction: str,
     store: Url,
-    folder: str = DEFAULT_FOLDER,
+    folder: Annotated[str, read_file(str, name="--data")] = DEFAULT_FOLDER,
     rows: Sequence[str] = (),
     fraction: float | None = None,
     beam_options: Sequence[str] = (),
@@ -266,12 +266,14 @@ def reproduce(
     A row whose index cannot be built, or whose evaluation fails, is in the table with the reason.
 
     Args:
-        reproduction: `dpr`, `rag`, or the path of a TOML file; docs/howto/reproduce.md describes it.
+        reproduction: `dpr`, `rag`, or a TOML file of data sets, libraries and rows.
         store: URL or folder of the store; made if there is none.
-        folder: the folder for local copies; missing data is downloaded to it.
-        rows: glob patterns of the names of rows; by default all rows.
-        fraction: share of the corpus and of the questions, to try all steps; by default all.
-        beam_options: options of Beam and of its runner, as on their own command lines.
+        folder: Folder of local copies of data sets and models; missing data is downloaded to it.
+        rows: Only rows with this name; `*` stands for any text. Repeat it for more. By default all
+            rows.
+        fraction: Try all steps on this share of passages and questions, such as .01; do not
+            compare the values. By default all of them.
+        beam_options: Options of Beam and its runner, on the command line after `--`.
 
     Raises:
         ReproductionRefusedError: the table is written, and a value differs from the published one.

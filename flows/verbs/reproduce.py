@@ -2,26 +2,28 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply
 from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
-from flows.reproduce import DEFAULT_FOLDER, format_plan, plan_reproduction
+from flows.parameters import derive_command
+from flows.reproduce import format_plan, plan_reproduction
 from flows.reproduce import reproduce as reproduce_flow
 from flows.reproduction import find_reproduction
 from flows.stage import run_flow
 from rag_model.errors import UsageError
 from rag_model.untrusted_text import escape_controls
 
+_STORE_HELP = "The store of snapshots: a folder, s3://…, gs://… or az://…. Required to run."
 
+
+@derive_command(reproduce_flow, "reproduction", excluded=["store"])
 def reproduce(
-    reproduction: str,
-    /,
-    *beam_options: str,
-    store: str | None = None,
-    data: Path = Path(DEFAULT_FOLDER),
-    rows: tuple[str, ...] = (),
-    fraction: float | None = None,
+    arguments: dict[str, Any],
+    *,
+    store: Annotated[str | None, Parameter(help=_STORE_HELP)] = None,
     dry_run: bool = False,
     print_file: bool = False,
     common: Common | None = None,
@@ -36,25 +38,14 @@ def reproduce(
     tolerance and its interval, and 1 if a row failed.
 
     Args:
-        reproduction: dpr, rag, or a TOML file of data sets, libraries and rows.
-        beam_options: Options of Beam and its runner, after `--`.
-        store: The store of snapshots: a folder, s3://…, gs://… or az://…. Required to run.
-        data: Folder of local copies of data sets and models; missing data is downloaded to it.
-        rows: Only rows with this name; `*` stands for any text. Repeat it for more.
-        fraction: Try all steps on this share of passages and questions, such as .01; do not
-            compare the values.
         dry_run: Report bytes, disk, hours and licences; download and build nothing.
         print_file: Print the reproduction's TOML file, to start your own from it; do nothing
             else.
     """
-    if beam_options and not beam_options[0].startswith("-"):
-        raise UsageError(
-            f"reproduce takes one reproduction, and {beam_options[0]!r} is a second one: run it separately"
-        )
     if print_file:
-        text = find_reproduction(reproduction).read_text(encoding="utf-8")
+        text = find_reproduction(arguments["reproduction"]).read_text(encoding="utf-8")
         return Reply({"file": text}, text.rstrip())
-    plan = plan_reproduction(reproduction, str(data), rows, fraction)
+    plan = plan_reproduction(*(arguments[name] for name in ("reproduction", "folder", "rows", "fraction")))
     document = plan.describe()
     lines = format_plan(document)
     if dry_run:
@@ -63,7 +54,7 @@ def reproduce(
         raise UsageError("reproduce needs --store to run: give one, or --dry-run")
     print(escape_controls("\n".join(lines)), file=sys.stderr, flush=True)
     try:
-        outcome = run_flow(reproduce_flow, reproduction, store, str(data), rows, fraction, beam_options)
+        outcome = run_flow(reproduce_flow, store=store, **arguments)
     except (ReproductionRefusedError, ReproductionIncompleteError) as error:
         return Reply(error.outcome.to_json(), "\n".join(_iter_lines(error.outcome)), str(error), error.exit_code)
     return Reply(outcome.to_json(), "\n".join(_iter_lines(outcome)))
