@@ -254,7 +254,7 @@ class MovingIndex:
         if settings.every and rebuild is None:
             raise UsageError("this training cannot rebuild an index: train with `bookwheel finetune`, or set every = 0")
         self._store, self._settings, self._rebuild, self._hooks = store, settings, rebuild, hooks
-        self._initial_snapshot, self._snapshot_id = snapshot.id, snapshot.id
+        self._snapshot_id = snapshot.id
         self._rebuild_folder = RebuildFolder(work, snapshot.id)
         # produced the current snapshot; None: initial one
         self._current_rebuild: RebuildResult | None = None

@@ -1,7 +1,6 @@
 """Cross-encoder: train a reranker with a listwise loss over hard negatives (Gao et al. 2021)."""
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,8 +15,7 @@ from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import CROSS_ENCODER as PART
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import ListBatch, Missing, build_list_batch, keep_complete_examples
-from rag_model.training.data.examples import Example
+from rag_model.training.data.batches import ListBatch, Missing, build_list_batch
 from rag_model.training.data.negatives import NegativesRecipe, estimate_mining_bytes
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
@@ -25,13 +23,11 @@ from rag_model.training.objectives.losses import listwise_loss, pad_lists
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
-    Examples,
     Job,
     ModelDescription,
-    Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, mine_passages
+from rag_model.training.objectives.task_bases import GroupRecipe, ListTask, MiningObjective
 from rag_model.training.origins import InitialModels, NamedModels, choose_cross_encoder
 
 GoalName = Literal["MRR", "Success@1", "loss"]
@@ -66,18 +62,10 @@ class CrossEncoderTraining:
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
-class CrossEncoderTask(GroupTask[ListBatch, TrainableCrossEncoder, CrossEncoderRecipe]):
+class CrossEncoderTask(ListTask[TrainableCrossEncoder, CrossEncoderRecipe]):
     """Train a `TrainableCrossEncoder` on examples with positives and negatives."""
 
     kind = "cross-encoder"
-
-    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that have a positive and a negative."""
-        return keep_complete_examples(examples, self._recipe.missing)
-
-    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
-        """Return the examples' lists with the recipe's number of negatives."""
-        return build_list_batch(examples, self._recipe.negatives, rng)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the batch's lists; `accuracy` counts the best positives."""
@@ -102,7 +90,7 @@ class CrossEncoderTask(GroupTask[ListBatch, TrainableCrossEncoder, CrossEncoderR
         self.module.save(folder / PART)
 
 
-class CrossEncoderObjective(Objective[CrossEncoderTraining]):
+class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
     """The objective `cross-encoder`: a reranker that reads question and passage together."""
 
     name = "cross-encoder"
@@ -120,10 +108,6 @@ class CrossEncoderObjective(Objective[CrossEncoderTraining]):
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the named model, else the snapshot's encoder; see `choose_cross_encoder`."""
         return choose_cross_encoder(store, snapshot, named_models.encoder)
-
-    def prepare(self, job: Job[CrossEncoderTraining]) -> Examples:
-        """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return mine_passages(job)
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""

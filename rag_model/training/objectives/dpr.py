@@ -29,13 +29,11 @@ from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, ch
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, locate_positives
 from rag_model.training.objectives.objective import (
-    Examples,
     Job,
     ModelDescription,
-    Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import BiEncoder, GroupTask, PairRecipe, mine_passages, pair_costs
+from rag_model.training.objectives.task_bases import BiEncoder, GroupTask, MiningObjective, PairRecipe, pair_costs
 from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
@@ -151,10 +149,6 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
         ]
         return {**({"loss": sum(losses) / len(losses)} if losses else {}), **measures}
 
-    def save(self, folder: Path) -> None:
-        """Write `question/` and `passage/`, folders of encoders."""
-        self.module.save(folder)
-
     def _dev_batch(
         self, positions: Sequence[int], question_vectors: Vectors, passage_vectors: Vectors
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -176,7 +170,7 @@ def _split_positions(positions: Sequence[int], size: int) -> list[Sequence[int]]
     return [positions[start : start + size] for start in range(0, len(positions), size)]
 
 
-class Dpr(Objective[DprTraining]):
+class Dpr(MiningObjective[DprTraining]):
     """The objective `dpr`: a question and a passage encoder in one space."""
 
     name = "dpr"
@@ -195,10 +189,6 @@ class Dpr(Objective[DprTraining]):
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the named encoders, else the snapshot's; see `choose_bi_encoder`."""
         return choose_bi_encoder(store, snapshot, named_models.encoder)
-
-    def prepare(self, job: Job[DprTraining]) -> Examples:
-        """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return mine_passages(job)
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

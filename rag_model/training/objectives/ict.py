@@ -7,7 +7,6 @@ returns useless passages at first and learns nothing from them (Guu et al. 2020,
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -132,10 +131,6 @@ class IctTask(TextTask):
         """Return `average_rank` and `Success@k` of the passages of held-out sentences."""
         sentence_vectors = self.module.encode_questions(self._ranking.questions)  # (n, d)
         return self._ranking.evaluate(sentence_vectors, self.module.encode_passages(self._ranking.pool))
-
-    def save(self, folder: Path) -> None:
-        """Write `question/` and `passage/`."""
-        self.module.save(folder)
 
 
 class IctObjective(Objective[IctTraining]):

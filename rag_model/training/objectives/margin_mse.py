@@ -1,9 +1,7 @@
 """MarginMSE: distil a cross-encoder's score margins into a bi-encoder (Hofstätter et al. 2020)."""
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,9 +16,7 @@ from rag_model.training.data.batches import (
     Missing,
     add_teacher_scores,
     build_list_batch,
-    keep_complete_examples,
 )
-from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import NegativesRecipe, sample_passages
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
@@ -34,7 +30,7 @@ from rag_model.training.objectives.objective import (
 )
 from rag_model.training.objectives.task_bases import (
     BiEncoder,
-    GroupTask,
+    ListTask,
     PairRecipe,
     count_teacher_operations,
     load_teacher,
@@ -79,18 +75,10 @@ class MarginMseTraining:
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
-class MarginMseTask(GroupTask[ListBatch, BiEncoder, MarginMseRecipe]):
+class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
     """Train a `BiEncoder` on examples with a teacher's scores."""
 
     kind = "margin-mse"
-
-    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that have a positive and a negative."""
-        return keep_complete_examples(examples, self._recipe.missing)
-
-    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
-        """Return the examples' lists with the recipe's number of negatives."""
-        return build_list_batch(examples, self._recipe.negatives, rng)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the batch's lists."""
@@ -113,10 +101,6 @@ class MarginMseTask(GroupTask[ListBatch, BiEncoder, MarginMseRecipe]):
         rows = [self._ranking.rows[passage.hash] for passage in batch.pairs()[1]]
         loss = self._loss(batch, torch.from_numpy(question_vectors[positions]), torch.from_numpy(passage_vectors[rows]))
         return {"loss": loss.item(), **self._ranking.evaluate(question_vectors, passage_vectors)}
-
-    def save(self, folder: Path) -> None:
-        """Write `question/` and `passage/`, folders of encoders."""
-        self.module.save(folder)
 
     def _loss(self, batch: ListBatch, question_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
         with torch.autocast(passage_vectors.device.type, enabled=False):

@@ -15,7 +15,6 @@ from collections import abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -260,10 +259,6 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             by_hash = {passage.hash: row[positions[passage.hash]] for passage in passages}
             ranked.append(sorted(passages, key=lambda passage: -by_hash[passage.hash]))
         return ranked
-
-    def save(self, folder: Path) -> None:
-        """Write `question/` and `passage/`, folders of sparse encoders."""
-        self.module.save(folder)
 
     @torch.no_grad()
     def _label_online(self, examples: Sequence[Example]) -> list["OnlineLabels"]:

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -237,10 +236,6 @@ class RealmTask(TextTask):
         }
         means = {name: value / len(rows) for name, value in sums.items()}
         return {**means, "distinct": float(collapse.distinct), "spread": collapse.spread}
-
-    def save(self, folder: Path) -> None:
-        """Write `question/`, `passage/` and `masked-lm/`."""
-        self.module.save(folder)
 
     def mask_batch(self, batch: TextBatch) -> list[MaskedText]:
         """Mask the texts of a batch; equal batches give equal masks."""

@@ -56,13 +56,11 @@ from rag_model.training.objectives.losses import gather_all_processes, locate_po
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
-    Examples,
     Job,
     ModelDescription,
-    Objective,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, mine_passages
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, MiningObjective
 from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
@@ -371,10 +369,6 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
         by_weights, by_bags = (ranking.evaluate_scores([scores_.cpu().numpy()]) for scores_ in scores)
         return {**by_weights, **{f"{BAG}{name}": value for name, value in by_bags.items()}}
 
-    def save(self, folder: Path) -> None:
-        """Write `question/` and `passage/`, folders of sparse encoders."""
-        self.module.save(folder)
-
 
 def sidr_loss(
     pair: SidrPair, batch: DprBatch, terms: int, temperature: float, *, both_ways: bool
@@ -399,7 +393,7 @@ def _gather_weights_and_bags(local: WeightsAndBags) -> WeightsAndBags:
     return gather_all_processes(local[0])[0], gather_all_processes(local[1])[0]
 
 
-class Sidr(Objective[SidrTraining]):
+class Sidr(MiningObjective[SidrTraining]):
     """The objective `sidr`: a question and a passage encoder of weighted terms."""
 
     name = "sidr"
@@ -420,10 +414,6 @@ class Sidr(Objective[SidrTraining]):
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the named encoders, else the snapshot's; see `choose_bi_encoder`."""
         return choose_bi_encoder(store, snapshot, named_models.encoder)
-
-    def prepare(self, job: Job[SidrTraining]) -> Examples:
-        """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return mine_passages(job)
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

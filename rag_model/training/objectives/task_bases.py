@@ -1,8 +1,9 @@
 """Base classes of tasks and recipes, the bi-encoder and the teacher.
 
 * `BiEncoder`: one encoder for questions and one for passages, or one for both
-* `GroupRecipe`, `GroupTask`: batches are groups of examples (DPR, ColBERT, cross-encoder,
-  MarginMSE, SiDR, OpenRAG)
+* `GroupRecipe`, `GroupTask`: batches are groups of examples (DPR, ColBERT, SiDR, OpenRAG);
+  `ListTask`: they are lists of a positive and negatives (cross-encoder, MarginMSE)
+* `MiningObjective`: examples get mined passages (DPR, cross-encoder, SiDR)
 * `PairRecipe`, `pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
 * `TextTask`: batches are passages of the snapshot (ICT, REALM)
 * `load_teacher`: the cross-encoder whose scores are distilled (ColBERT, MarginMSE)
@@ -35,7 +36,13 @@ from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.retrieve.models import PairScorer
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import DprBatch, ListBatch, group_examples
+from rag_model.training.data.batches import (
+    DprBatch,
+    ListBatch,
+    build_list_batch,
+    group_examples,
+    keep_complete_examples,
+)
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, estimate_mining_bytes
 from rag_model.training.data.pair_scores import CachedPairScorer, WorkerPairScorer
@@ -43,7 +50,15 @@ from rag_model.training.data.texts import EpochBatches, Rows, TextBatch, TextSpl
 from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import check_choices
 from rag_model.training.loop.task import Goal, Measures
-from rag_model.training.objectives.objective import TRAINED_COPIES, TRAINING_PASSES, Examples, Job, TrainingCosts
+from rag_model.training.objectives.objective import (
+    TRAINED_COPIES,
+    TRAINING_PASSES,
+    Examples,
+    Job,
+    Objective,
+    S,
+    TrainingCosts,
+)
 from rag_model.training.origins import TEACHER
 
 CUTOFFS = (1, 5, 20)  # passages
@@ -219,6 +234,11 @@ class GroupTask(ABC, Generic[B, M, R]):
         """Return the ids of the batch's examples."""
         return [example.id for example in batch.examples]
 
+    def save(self, folder: Path) -> None:
+        """Write the folders of the module's encoders, such as `question/` and `passage/`."""
+        module: Any = self.module
+        module.save(folder)
+
     @abstractmethod
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
         """Return the examples that have the passages a batch needs; raise if the recipe says so."""
@@ -226,6 +246,23 @@ class GroupTask(ABC, Generic[B, M, R]):
     @abstractmethod
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> B:
         """Build a batch of examples; negatives are drawn with `rng`."""
+
+
+class ListTask(GroupTask[ListBatch, M, R]):
+    """Base of tasks whose batches are lists of a positive and the recipe's number of negatives.
+
+    The recipe has the settings `missing` and `negatives`.
+    """
+
+    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that have a positive and a negative."""
+        recipe: Any = self._recipe
+        return keep_complete_examples(examples, recipe.missing)
+
+    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
+        """Return the examples' lists with the recipe's number of negatives."""
+        recipe: Any = self._recipe
+        return build_list_batch(examples, recipe.negatives, rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +307,7 @@ class TextTask:
     """Base of tasks whose batches are passages of a snapshot."""
 
     kind: str  # the objective's name
+    module: Any  # has a method `save`
 
     def __init__(self, snapshot: Snapshot, rows: Rows, recipe: Any, digests: Mapping[str, str] | None = None) -> None:
         """Split `rows` into training and held-out texts.
@@ -297,6 +335,10 @@ class TextTask:
         """Return the ids of the batch's passages."""
         return [passage.id for passage in self._snapshot.passages(batch.rows)]
 
+    def save(self, folder: Path) -> None:
+        """Write the folders of the module's models, such as `question/` and `passage/`."""
+        self.module.save(folder)
+
 
 def mine_passages(job: Job[Any]) -> Examples:
     """Return the examples with mined negatives and positives; see `add_mined_passages`.
@@ -306,6 +348,14 @@ def mine_passages(job: Job[Any]) -> Examples:
     return add_mined_passages(
         job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
     )
+
+
+class MiningObjective(Objective[S]):
+    """Base of objectives whose examples get mined negatives and positives, and nothing else."""
+
+    def prepare(self, job: Job[S]) -> Examples:
+        """Return the examples with mined negatives and positives; see `add_mined_passages`."""
+        return mine_passages(job)
 
 
 def load_teacher(job: Job[Any]) -> PairScorer:
