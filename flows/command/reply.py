@@ -42,12 +42,6 @@ AnyVersion = Annotated[  # for verbs that take evaluations too
     ),
 ]
 Yes = Annotated[bool, Parameter(help="Do it; without this the verb only reports what it would delete.")]
-PassageEncoderName = Annotated[
-    str,
-    Parameter(
-        help="Passage encoder: a folder, NAME or NAME@REVISION of the Hugging Face Hub, or openai:MODEL of an endpoint."
-    ),
-]
 EncoderName = Annotated[  # never `--encoder`: in settings that names the passage encoder of reindex
     str | None,
     Parameter(name="--question-encoder", help="Encode questions with this encoder instead of the snapshot's."),
