@@ -81,10 +81,16 @@ class RangeFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer, or less of it at the end of the file; return the number of bytes."""
-        data = self._read(self._position, min(self._position + len(buffer), self._size))
+        data = self.read(len(buffer))
         buffer[: len(data)] = data
-        self._position += len(data)
         return len(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return `size` bytes, or those up to the end of the file, without a copy as `readinto` makes it."""
+        end = self._size if size is None or size < 0 else min(self._position + size, self._size)
+        data = self._read(self._position, end) if self._position < end else b""
+        self._position += len(data)
+        return data
 
 
 class RangeCache:
@@ -321,6 +327,11 @@ class CachedFile:
         """
         self.cache.load([(self, np.asarray(starts, np.int64), np.asarray(ends, np.int64))])
 
+    def count_missing_bytes(self, start: int, end: int) -> int:
+        """Return how many bytes have to be fetched or verified to load the range [start, end)."""
+        is_verified = self._is_verified[start // self.block_bytes : -(-end // self.block_bytes)]
+        return self.block_bytes * int(np.count_nonzero(~is_verified))
+
     def pin(self, *ranges: tuple[int, int]) -> None:
         """Load ranges that are never removed from the cache."""
         starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
@@ -334,6 +345,11 @@ class CachedFile:
         end = min(end, self.size)
         if start >= end:
             return b""
+        blocks = slice(start // self.block_bytes, -(-end // self.block_bytes))
+        with self.cache._lock:  # nothing is removed meanwhile
+            if self._is_verified[blocks].all():
+                np.maximum(self._last_used[blocks], self.cache._clock, out=self._last_used[blocks])
+                return os.pread(self._descriptor, end - start, start)
         with self.cache.hold():
             self.load([start], [end])
             return os.pread(self._descriptor, end - start, start)
@@ -450,11 +466,14 @@ class CachedFile:
 
 
 def _list_blocks(starts: Numbers, ends: Numbers, block_bytes: int) -> Numbers:
-    """Return the ascending blocks of (m,) ranges, each once."""
+    """Return the blocks of (m,) ranges; one that several ranges share is repeated."""
     firsts = starts // block_bytes
+    if len(firsts) == 1:  # the most frequent case, for which array operations cost most of the time
+        return np.arange(firsts[0], -(-ends[0] // block_bytes) if ends[0] > starts[0] else firsts[0])
     counts = np.where(ends > starts, -(-ends // block_bytes) - firsts, 0)
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range
-    return np.unique(np.repeat(firsts, counts) + offsets)
+    blocks: Numbers = np.repeat(firsts, counts) + offsets
+    return blocks
 
 
 def _build_write_error(folder: Path, error: OSError) -> ResourceError:

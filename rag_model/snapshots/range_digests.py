@@ -22,8 +22,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, RANGE_DIGESTS, RANGE_TABLE, Content, file_kind
 from rag_model.store.versions.ranges import DIGEST_PAGE_BYTES, VERSION, WHOLE_BYTES
 
-_ROW_BLOCK = 8 << 10  # bytes; small, because single vectors are read
-_PASSAGE_BLOCK = 32 << 10  # bytes; larger, because whole row groups are read
+_ROW_BLOCK = 8 << 10  # bytes; small, because single vectors and row groups of passages are read
 _DIGESTED_BYTES_PER_SECOND = 5e8
 _CHUNK = 1 << 20
 _PASSAGES = '{"kind":"passages"}'
@@ -76,7 +75,7 @@ def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict
     tasks = {}
     for path, ref in sorted(content.files.items()):
         if ref.size >= min_bytes and file_kind(path) == "passages":
-            tasks[path] = RangeTask(ref, _PASSAGE_BLOCK, _PASSAGES)
+            tasks[path] = RangeTask(ref, _ROW_BLOCK, _PASSAGES)
         elif ref.size >= min_bytes and file_kind(path) == EMBEDDINGS:
             tasks[path] = RangeTask(ref, _ROW_BLOCK)
     for name, entry in sorted(content.indexes.items()):

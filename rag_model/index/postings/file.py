@@ -149,6 +149,11 @@ class PostingsFile:
         """Return a context in which loaded ranges stay on the disk."""
         return nullcontext if self._ranges is None else self._ranges.cache.hold
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole file is on this disk."""
+        return self._ranges is None
+
     def find_terms(self, terms: list[bytes]) -> Ints:
         """Return postings, begin and end of the list of each term, (t, 3); see `dictionary.find_terms`."""
         if not self._pivots or self._ranges is None:
@@ -166,11 +171,15 @@ class PostingsFile:
                 entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], count)[0]
         return entries
 
-    def load_lists(self, lists: Ints) -> None:
-        """Load the posting lists of (t, 3) terms, as `find_terms` returns them, inside `hold_ranges`."""
-        if self._ranges is not None:
-            begins, ends = self.layout.lists_offset + lists[lists[:, 0] > 0, 1:].T
-            self._ranges.load(begins, ends + PADDING)
+    def load_lists(self, ranges: npt.ArrayLike) -> None:
+        """Load ranges of the posting lists, (m, 2) begins and ends, inside `hold_ranges`."""
+        if self._ranges is not None and len(bounds := self.layout.lists_offset + np.asarray(ranges, np.int64)):
+            self._ranges.load(bounds[:, 0], bounds[:, 1] + PADDING)
+
+    def count_missing_bytes(self, begin: int, end: int) -> int:
+        """Return how many bytes have to be fetched to load a range of the posting lists."""
+        offset = self.layout.lists_offset
+        return 0 if self._ranges is None else self._ranges.count_missing_bytes(begin + offset, end + offset)
 
     def list_pivots(self) -> list[list[Any]]:
         """Return groups of the dictionary, about one for each 16 KiB: number, offset and term (hex)."""

@@ -495,3 +495,106 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
         begin = end
     sort_hits(scores, rows, size)
     return size
+
+
+@compiled
+def sum_lists(data, lists, lengths, entries, factors, weighting, k, rest, rows, sums):
+    """Add up lists, and return the passages that may be among the k best of a query.
+
+    Args:
+        data: uint8, the lists, padded.
+        lists: bytes of all lists.
+        lengths: (n,) uint16 lengths of the passages.
+        entries: (t, 3) int64: postings, begin and end of each list.
+        factors: (t,) float64, above 0, in units.
+        weighting: `Weighting` of the postings.
+        k: at least 1.
+        rest: upper bound of the score of the query's other terms.
+        rows: int64 with room for all postings, filled with ascending rows.
+        sums: int64 of the same size, filled with the scores of these rows.
+
+    Returns:
+        The number of rows; `DAMAGED` if a list is damaged. And the k-th best score; 0 if there are fewer rows.
+    """
+    n, t = len(lengths), len(entries)
+    cursors = np.zeros((t, CURSOR_SIZE), np.int64)
+    block_rows, block_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
+    heap_scores, heap_rows = np.empty(k, np.int64), np.empty(k, np.int64)
+    for i in range(t):
+        cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
+        if not start_cursor(cursors[i], data, lists, block_rows[i], block_weights[i]):
+            return DAMAGED, np.int64(0)
+        if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
+            return DAMAGED, np.int64(0)
+    window_sums = np.zeros(WINDOW, np.int64)
+    count, size, threshold, begin = 0, 0, np.int64(0), 0
+    while begin < n:
+        end = min(begin + WINDOW, n)
+        for i in range(t):
+            if not _add_postings(
+                cursors[i],
+                data,
+                block_rows[i],
+                block_weights[i],
+                begin,
+                end,
+                lengths,
+                factors[i],
+                weighting,
+                window_sums,
+            ):
+                return DAMAGED, np.int64(0)
+        for position in range(end - begin):
+            score = window_sums[position]
+            if score == 0:
+                continue
+            window_sums[position] = 0
+            if size < k or score > heap_scores[0]:
+                size = push_hit(heap_scores, heap_rows, size, k, score, begin + position)
+                threshold = heap_scores[0] if size == k else np.int64(0)
+            if score + rest >= threshold:
+                rows[count], sums[count] = begin + position, score
+                count += 1
+        begin = end
+    return count, threshold
+
+
+@compiled
+def rank_rows(data, lists, lengths, entries, factors, weighting, rows, sums, scores, best_rows):
+    """Find the best of given passages. Only the blocks of the lists that may have their rows are read.
+
+    Args:
+        data: uint8, the lists, padded.
+        lists: bytes of all lists.
+        lengths: (n,) uint16 lengths of the passages.
+        entries: (t, 3) int64: postings, begin and end of lists of several blocks.
+        factors: (t,) float64, above 0, in units.
+        weighting: `Weighting` of the postings.
+        rows: (m,) int64, ascending.
+        sums: (m,) int64 scores of these rows without the lists.
+        scores: (k,) int64, filled with the scores in units, best first.
+        best_rows: (k,) int64, filled with the rows; equal scores are ordered by row.
+
+    Returns:
+        The number of hits; `DAMAGED` if a list is damaged.
+    """
+    t, k, size = len(entries), len(scores), 0
+    cursors = np.zeros((t, CURSOR_SIZE), np.int64)
+    block_rows, block_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
+    for i in range(t):
+        cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
+        if not start_cursor(cursors[i], data, lists, block_rows[i], block_weights[i]):
+            return DAMAGED
+    for candidate in range(len(rows)):
+        score = sums[candidate]
+        for i in range(t):
+            extra = _probe(
+                cursors[i], data, block_rows[i], block_weights[i], rows[candidate], lengths, factors[i], weighting
+            )
+            if extra == DAMAGED:
+                return DAMAGED
+            score += extra
+        if size < k or score > scores[0]:
+            size = push_hit(scores, best_rows, size, k, score, rows[candidate])
+    sort_hits(scores, best_rows, size)
+    return size

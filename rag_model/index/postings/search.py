@@ -21,6 +21,7 @@ from rag_model.index.postings.decoded_search import SMALL_CACHE_POSTINGS, Decode
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.maxscore import IMPACT, Weighting, bm25_weighting
 from rag_model.index.postings.part import encode_term_ids
+from rag_model.index.postings.selective_search import SelectiveSearch
 
 Ints = npt.NDArray[np.int64]
 _MAX_CACHED_TERMS = 100_000  # of an index
@@ -52,6 +53,7 @@ class PostingsIndex:
         self.file = file
         self._list_cache = DecodedListCache(self.file)
         self._term_cache: dict[bytes, list[int]] = {}  # lists of terms that were looked up
+        self._completed_ends: dict[int, int] = {}  # see `SelectiveSearch`
         self.n = self.file.layout.n
 
     def rank(
@@ -78,8 +80,7 @@ class PostingsIndex:
         if len(query_terms.ends):
             units, best_rows = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
             with self.file.hold_ranges():
-                self.file.load_lists(query_terms.lists)
-                sizes = self._fill_best(query_terms, weighting, skip, units, best_rows)
+                sizes = self._search_ranges(query_terms, weighting, skip, units, best_rows)
             is_hit = np.arange(k) < sizes[:, None]  # (q, k)
             scores[is_hit], rows[is_hit] = units[is_hit] / units_per_score, best_rows[is_hit]
         return scores, rows
@@ -116,6 +117,32 @@ class PostingsIndex:
         if entries.min(initial=0) < 0 or entries[:, 0].max(initial=0) > self.n:
             raise self.file.damaged_error()
         return entries
+
+    def _search_ranges(
+        self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints
+    ) -> Ints:
+        """Load what the queries read, in up to two rounds of requests, and search; see `_fill_best`."""
+        if self.file.is_whole or not skip:
+            self.file.load_lists(query_terms.lists[query_terms.lists[:, 0] > 0, 1:])
+            return self._fill_best(query_terms, weighting, skip, scores, rows)
+        per_query = [query_terms.slice_queries(i, i + 1) for i in range(len(query_terms.ends))]
+        searches = [
+            SelectiveSearch(self.file, terms.lists, terms.factors, scores.shape[1], self._completed_ends)
+            for terms in per_query
+        ]
+        self.file.load_lists([bounds for search in searches for bounds in search.list_first_ranges()])
+        selective = [search for search in searches if search.is_optional.any()]
+        if not selective:
+            return self._fill_best(query_terms, weighting, skip, scores, rows)
+        self.file.load_lists([bounds for search in selective for bounds in search.find_candidates(weighting)])
+        sizes = np.empty(len(searches), np.int64)
+        for i, (search, terms) in enumerate(zip(searches, per_query, strict=True)):
+            size = search.rank(weighting, scores[i], rows[i])
+            window = slice(i, i + 1)
+            sizes[window] = (
+                self._fill_best(terms, weighting, skip, scores[window], rows[window]) if size is None else size
+            )
+        return sizes
 
     def _fill_best(self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints) -> Ints:
         """Fill in the best scores, in units, and rows of each query.

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.pieces import Array
-from rag_model.index.postings import decoded_search, search
+from rag_model.index.postings import decoded_search, search, selective_search
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
+from rag_model.ranges import RangeCache, digest_blocks
 from rag_model.training.data.examples import build_passage
 from tests.fixtures.counted import measure_peaks
 from tests.fixtures.words import build_words
@@ -275,3 +276,43 @@ def test_a_truncated_file_is_refused(index: Bm25Index, tmp_path: Path, size: int
     path.write_bytes(index.file.path.read_bytes()[:size])
     with pytest.raises(InputError, match=r"cut\.postings is not a complete inverted index: fetch or build it again"):
         Bm25Index(PostingsFile(path), Analyzer(), {})
+
+
+def open_by_ranges(path: Path, folder: Path) -> tuple[Bm25Index, RangeCache]:
+    """Open an index of which only the lengths and the dictionary are on the disk."""
+    data, layout = path.read_bytes(), PostingsFile(path).layout
+    cache = RangeCache(folder, 1 << 30)
+    ranges = cache.open("words", "words", len(data), 64, digest_blocks(data, 64), lambda start, end: data[start:end])
+    ranges.pin((0, layout.lists_offset), (layout.dictionary_offset, len(data)))
+    return Bm25Index(PostingsFile(ranges.path, ranges=ranges), Analyzer(), {}), cache
+
+
+@pytest.mark.parametrize("share", [0.3, 50.0])  # with 50, frequent terms decide most results
+@pytest.mark.parametrize("k", [1, 20])
+def test_reading_only_blocks_that_can_matter_changes_no_result(
+    index: Bm25Index, share: float, k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selective_search, "_MIN_OPTIONAL_BYTES", 1)
+    monkeypatch.setattr(selective_search, "_MAX_OPTIONAL_SHARE", share)
+    for number, question in enumerate(f"{question} of the" for question in asked(40)):
+        ranged, cache = open_by_ranges(index.file.path, tmp_path / str(number))
+        for result, expected in zip(ranged.search([question], k), index.search([question], k), strict=True):
+            np.testing.assert_array_equal(result, expected, question)
+        cache.close()
+
+
+def test_blocks_of_frequent_terms_that_cannot_matter_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selective_search, "_MIN_OPTIONAL_BYTES", 1)
+    rng = random.Random(1)
+    texts = ["the " * rng.randint(0, 15) + ("rare" if number % 2_000 == 7 else "x") for number in range(6_000)]
+    index = build_words([build_passage("", text) for text in texts], tmp_path / "words")
+    fetched_bytes = {}
+    for skip in (True, False):
+        ranged, cache = open_by_ranges(index.file.path, tmp_path / str(skip))
+        pinned_bytes = cache.fetched_bytes
+        assert sorted(ranged.search(["the rare"], 3, skip=skip)[1][0]) == [7, 2_007, 4_007]
+        fetched_bytes[skip] = cache.fetched_bytes - pinned_bytes
+        cache.close()
+    assert fetched_bytes[True] < 0.8 * fetched_bytes[False], "headers and one block for each passage"

@@ -15,6 +15,7 @@ from rag_model.corpus import passages
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import ResourceError, StoreError
+from rag_model.index import search as index_search
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
@@ -170,10 +171,25 @@ def test_a_query_needs_few_rounds_of_requests(far: Store) -> None:
         cache = snapshot.ranges.cache
         before = cache.rounds
         words.search([" ".join(WORDS[-40:-20:4])], K)
-        assert cache.rounds - before <= 3  # dictionary, lists, passages
+        assert cache.rounds - before <= 3  # dictionary, lists, passages; long lists may need another one
         before = cache.rounds
         vectors.search_vectors(np.random.default_rng(6).normal(size=(1, DIM)).astype(np.float32), K)
         assert cache.rounds - before <= 3  # lists, vectors, passages
+
+
+def test_ids_of_hits_alone_are_read_if_that_saves_bytes(
+    far: Store, local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Snapshot.open(str(local.url)) as snapshot:
+        expected = facts(ask(snapshot))
+    rounds = []
+    for min_saved_bytes in (1 << 40, -(1 << 40)):
+        monkeypatch.setattr(index_search, "_MIN_SAVED_BYTES", min_saved_bytes)
+        with Snapshot.open(far.url, by_ranges=True) as ranged:
+            assert facts(ask(ranged)) == expected
+            assert ranged.ranges is not None
+            rounds.append(ranged.ranges.cache.rounds)
+    assert rounds[1] > rounds[0], "the ids need a further round"
 
 
 def test_hits_need_one_round_whatever_the_size_of_the_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
