@@ -68,7 +68,7 @@ def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> I
     classpath = ":".join(map(str, [*own, utils, *runner]))
     programs = {jar.parent for jar in (*own, utils, *runner)}
     with hosts([MANAGER, *WORKERS, LAUNCHER, STORE], folder, hidden, [*programs]) as made:
-        jar = job_server_jar(made[LAUNCHER].folder / "server", [*runner, own[0]])
+        jar = job_server_jar(made[LAUNCHER].folder / "server", runner, own[0])
 
         def node(name: str) -> Flink:
             host = made[name]

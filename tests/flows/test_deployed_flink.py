@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import LogFilter
 from prefect.client.schemas.objects import StateType
 
@@ -45,8 +46,9 @@ def test_a_deployed_run_uses_the_cluster_of_the_worker_s_environment(
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    for pool in POOLS:
-        run_prefect("work-pool", "create", pool, "--type", "process", "--overwrite")
+    with get_client(sync_client=True) as client:
+        for pool in POOLS:
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template={}), overwrite=True)
     infra = str(ROOT / "infra" / "prefect.yaml")
     run_prefect(
         "--no-prompt", "deploy", "--name", "reindex-library", "--prefect-file", infra, BOOKWHEEL_DUMP=str(mini_dump)
