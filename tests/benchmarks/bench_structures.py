@@ -1,4 +1,4 @@
-"""Compare passages of tables, infoboxes and lists with prose alone: recall of BM25, size and speed.
+"""Compare passages of tables, infoboxes and lists with prose alone: recall, size and speed.
 
 The questions are generated from the demo dump by another parser, mwparserfromhell: "What is the
 FIELD of TITLE?" of a field of an infobox (none of pictures), "In SECTION of TITLE, what is the COLUMN of FIRST CELL?"
@@ -10,6 +10,9 @@ With `--data FOLDER` (`passages.jsonl.xz`, `qa_paragraphs.jsonl.xz`, `qa_questio
 passages are in the corpus too, and its questions measure what the further passages cost: their own
 paragraph is among the first 20. Differences have paired bootstrap intervals. One JSON line a
 selection of structures. `python tests/benchmarks/bench_structures.py [--data FOLDER]`, a minute.
+
+With `--encoder FOLDER` there are two more lines a selection: exact search by this encoder, and its fusion
+with BM25 (`rrf`). Each passage is encoded once; `--others N` takes only so many of `passages.jsonl.xz`.
 """
 
 import argparse
@@ -26,7 +29,7 @@ from typing import Any
 
 import mwparserfromhell
 import numpy as np
-from words import searching_words
+from words import SearchFunction, searching_words
 
 from flows.demo import demo_dump
 from rag_model.corpus.articles import classify_page
@@ -36,8 +39,10 @@ from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Passage
 from rag_model.corpus.wikitext import clean_wikitext
+from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.retrieve.fusion import DEPTH, RRF_K, fuse
 from rag_model.training.data.examples import build_passage
 
 SELECTIONS: dict[str, tuple[Any, ...]] = {
@@ -120,6 +125,48 @@ def chunk_dump(structures: tuple[Any, ...], folder: Path) -> list[Passage]:
     return passages
 
 
+class DenseSearch:
+    """Exact search by an encoder, which encodes each passage and each question once."""
+
+    def __init__(self, folder: str) -> None:
+        self._encoder = Encoder.load(folder, device="cpu")
+        self._vectors: dict[str, Any] = {}
+
+    def prepare(self, passages: Sequence[Passage]) -> SearchFunction:
+        """Return a search of these passages."""
+        new = [passage for passage in passages if passage.hash not in self._vectors]
+        encoded = self._encoder.encode_passages([one.title for one in new], [one.text for one in new])
+        self._vectors |= {passage.hash: vector for passage, vector in zip(new, encoded, strict=True)}
+        matrix = np.stack([self._vectors[passage.hash] for passage in passages])
+
+        def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
+            scores = self._encode_questions(questions) @ matrix.T
+            return [[passages[row] for row in rows] for rows in np.argsort(-scores, axis=1, kind="stable")[:, :k]]
+
+        return search
+
+    def _encode_questions(self, questions: Sequence[str]) -> Any:
+        new = [question for question in dict.fromkeys(questions) if f"? {question}" not in self._vectors]
+        if new:
+            encoded = self._encoder.encode_questions(new)
+            self._vectors |= {f"? {question}": vector for question, vector in zip(new, encoded, strict=True)}
+        return np.stack([self._vectors[f"? {question}"] for question in questions])
+
+
+def fuse_searches(first: SearchFunction, second: SearchFunction, passages: Sequence[Passage]) -> SearchFunction:
+    """Return the reciprocal rank fusion of two searches of the same passages."""
+    rows = {id(passage): row for row, passage in enumerate(passages)}
+
+    def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
+        lists = [
+            np.array([[rows[id(hit)] for hit in hits] + [-1] * (DEPTH - len(hits)) for hits in one(questions, DEPTH)])
+            for one in (first, second)
+        ]
+        return [[passages[row] for row in own[:k] if row >= 0] for own in fuse(lists, RRF_K, (1.0, 1.0))[0]]
+
+    return search
+
+
 def measure_speed(pages: Sequence[Page], rounds: int) -> dict[str, float]:
     """Return megabytes of wikitext a CPU second by selection, the best of the rounds in turn."""
     siteinfo, best = MEDIAWIKI.read_siteinfo(str(demo_dump())), dict.fromkeys(SELECTIONS, 0.0)
@@ -144,59 +191,76 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--encoder")
+    parser.add_argument("--others", type=int)
+    parser.add_argument("--selections", nargs="*", default=[*SELECTIONS])
     options = parser.parse_args()
     siteinfo = MEDIAWIKI.read_siteinfo(str(demo_dump()))
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_dump(str(demo_dump()), workdir=Path(folder), stage=str)
         pages = [page for part in plan.parts for page in MEDIAWIKI.read(part) if classify_page(page, siteinfo) is page]
-    speeds = measure_speed(pages, options.rounds)
+    speeds = measure_speed(pages, options.rounds) if options.rounds else dict.fromkeys(SELECTIONS, 1.0)
     others: list[Passage] = []
     asked: list[tuple[str, str]] = []
     if options.data:
         for name in ("passages", "qa_paragraphs"):
-            for line in read_lines(options.data / f"{name}.jsonl.xz"):
+            for line in read_lines(options.data / f"{name}.jsonl.xz")[: options.others if name == "passages" else None]:
                 others.append(build_passage(line["title"], line["text"], f"{name}:{line['id']}"))
         asked = [
             (q["question"], f"qa_paragraphs:{q['paragraph']}")
             for q in read_lines(options.data / "qa_questions.jsonl.xz")
         ]
     with tempfile.TemporaryDirectory() as folder:
-        chunks = {name: chunk_dump(structures, Path(folder)) for name, structures in SELECTIONS.items()}
+        chunks = {
+            name: chunk_dump(structures, Path(folder))
+            for name, structures in SELECTIONS.items()
+            if name in options.selections
+        }
         prose: dict[str, str] = {}
         for passage in chunks["prose"]:
             prose[passage.page_id] = f"{prose.get(passage.page_id, '')} {passage.text}"
         questions = make_questions(pages, prose)
         matchers = [AnswerMatcher([answer]) for _, _, answer in questions]
-        results: dict[str, tuple[Any, Any]] = {}
+        results: dict[tuple[str, str], tuple[Any, Any]] = {}
+        dense = DenseSearch(options.encoder) if options.encoder else None
         for name, passages in chunks.items():
-            search = searching_words([*passages, *others], Path(folder) / name)
-            hits = search([question for _, question, _ in questions], K)
-            found = np.array([any(m.match(h.text) for h in own) for m, own in zip(matchers, hits, strict=True)], float)
-            own_hits = search([question for question, _ in asked], K) if asked else []
-            kept = np.array(
-                [any(h.id == gold for h in own) for (_, gold), own in zip(asked, own_hits, strict=True)], float
-            )
-            results[name] = found, kept
-            line = {
-                "benchmark": "structures",
-                "structures": name,
-                "questions": len(questions),
-                "tables": sum(question.startswith("In ") for _, question, _ in questions),
-                f"success@{K}": round(float(found.mean()), 4),
-                "difference": _compare(found, results["prose"][0]),
-                "passages": len(passages),
-                "ratio_of_passages": round(len(passages) / len(chunks["prose"]), 3),
-                "mb_per_s": round(speeds[name], 2),
-                "ratio_of_speed": round(speeds[name] / speeds["prose"], 3),
-                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-            }
-            if asked:
-                line |= {
-                    "all_questions": len(asked),
-                    f"all_success@{K}": round(float(kept.mean()), 4),
-                    "all_difference": _compare(kept, results["prose"][1]),
+            corpus = [*passages, *others]
+            searches = {"bm25": searching_words(corpus, Path(folder) / name)}
+            if dense:
+                searches["dense"] = dense.prepare(corpus)
+                searches["rrf"] = fuse_searches(searches["bm25"], searches["dense"], corpus)
+            for retriever, search in searches.items():
+                hits = search([question for _, question, _ in questions], K)
+                found = np.array(
+                    [any(m.match(h.text) for h in own) for m, own in zip(matchers, hits, strict=True)], float
+                )
+                own_hits = search([question for question, _ in asked], K) if asked else []
+                kept = np.array(
+                    [any(h.id == gold for h in own) for (_, gold), own in zip(asked, own_hits, strict=True)], float
+                )
+                results[retriever, name] = found, kept
+                line = {
+                    "benchmark": "structures",
+                    "retriever": retriever,
+                    "structures": name,
+                    "questions": len(questions),
+                    "tables": sum(question.startswith("In ") for _, question, _ in questions),
+                    f"success@{K}": round(float(found.mean()), 4),
+                    "difference": _compare(found, results[retriever, "prose"][0]),
+                    "passages": len(passages),
+                    "other_passages": len(others),
+                    "ratio_of_passages": round(len(passages) / len(chunks["prose"]), 3),
+                    "mb_per_s": round(speeds[name], 2),
+                    "ratio_of_speed": round(speeds[name] / speeds["prose"], 3),
+                    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
                 }
-            print(json.dumps(line), flush=True)
+                if asked:
+                    line |= {
+                        "all_questions": len(asked),
+                        f"all_success@{K}": round(float(kept.mean()), 4),
+                        "all_difference": _compare(kept, results[retriever, "prose"][1]),
+                    }
+                print(json.dumps(line), flush=True)
 
 
 def _compare(values: Any, base: Any) -> Any:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import takewhile
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -28,6 +29,8 @@ from rag_model.corpus.dump_formats.record_format import Record, RecordFormat
 from rag_model.corpus.records import MAX_ID, Plan, Structure, is_wiki_site
 from rag_model.corpus.source import FolderEntry, basename, expand_pattern, get_size, get_url, list_folder, read_bytes
 from rag_model.errors import InputError
+from rag_model.extras import require
+from rag_model.process import ChildDiedError, ChildWorker, temporary_folder
 
 # Descriptions of the reasons for which files of a folder are dropped.
 _DROP_REASONS = {
@@ -47,6 +50,7 @@ _DROP_REASONS = {
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MAX_HEADING_PART = 100  # characters of one heading in a path of headings
+_MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30  # of a child process for one file; bytes
 _SURROGATE = re.compile("[\ud800-\udfff]")  # stands for bytes that are not UTF-8
 
 
@@ -141,6 +145,45 @@ class DocumentFiles(RecordFormat):
         if not plan.parts:
             raise _no_documents_error(request.folder, dropped)
         return replace(plan, dropped=dict(sorted(dropped.items())))
+
+
+class IsolatedFiles(DocumentFiles):
+    """A document format whose libraries run in a child process, bounded in time and memory.
+
+    A file may be made to crash a library or to fill the memory; then only this file is dropped.
+    """
+
+    module: ClassVar[str]  # ends with `serve_calls`; see `process.ChildWorker`
+    extra: ClassVar[str]
+    libraries: ClassVar[Mapping[str, str]]  # module that parses the files, by ending
+
+    def parse(self, data: bytes, name: str) -> ParsedFile:
+        """Parse the bytes of a file in the child process.
+
+        The function of the child takes a path, and returns `sections` and `revised` of a
+        `ParsedFile`, or `dropped`, the reason to drop the file.
+
+        Raises:
+            DroppedFileError: The file is damaged, or has no document for another reason.
+            MissingExtraError: The library is not installed.
+        """
+        ending = f".{name.lower().rpartition('.')[2]}"
+        require(self.libraries[ending], extra=self.extra)
+        with temporary_folder(self.extra) as folder:
+            path = folder / f"file{ending}"
+            path.write_bytes(data)
+            try:
+                reply = _get_worker(self.module).call(str(path), _MAX_PARSE_SECONDS)
+            except ChildDiedError as error:
+                raise DroppedFileError("damaged") from error
+        if reason := reply.get("dropped"):
+            raise DroppedFileError(reason)
+        return ParsedFile([(heading, text) for heading, text in reply["sections"]], reply["revised"])
+
+
+@cache
+def _get_worker(module: str) -> ChildWorker:
+    return ChildWorker(module, None, memory=_MAX_PARSE_MEMORY)
 
 
 def decode_text(data: bytes) -> str:

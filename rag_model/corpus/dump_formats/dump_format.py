@@ -142,6 +142,7 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "html": BuiltInFormat(f"{_PACKAGE}.markup_files:HTML", "documents", "HTML (.html, .htm, .xhtml)"),
     "source_code": BuiltInFormat(f"{_PACKAGE}.source_code:SOURCE_CODE", "documents", "source code (.py, .js, .c, ...)"),
     "pdf": BuiltInFormat(f"{_PACKAGE}.pdf:PDF", "documents", "PDF files (.pdf)"),
+    "office": BuiltInFormat(f"{_PACKAGE}.office:OFFICE", "documents", "Office files (.docx, .odt, .pptx, .xlsx)"),
 }
 FORMATS: Registry[DumpFormat] = Registry(
     "dump format", "bookwheel.dump_formats", {name: entry.target for name, entry in BUILT_IN_FORMATS.items()}

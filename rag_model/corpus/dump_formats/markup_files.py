@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from html import unescape
 from typing import TYPE_CHECKING, Any
@@ -176,7 +176,7 @@ def _render_inline(token: "Token") -> str:
 class HtmlPages(DocumentFiles):
     """Pages of HTML: headings, paragraphs, lists, tables and code of the main part of each page."""
 
-    version = f"2, {format_versions('lxml')}"
+    version = f"3, {format_versions('lxml')}"
     endings = frozenset({".html", ".htm", ".xhtml"})
     max_bytes = 8 << 20
 
@@ -300,7 +300,7 @@ class _ElementReader:
         n_headers = len(lines)
         for row in element.iter("tr"):
             cells = [cell for cell in row if cell.tag in {"td", "th"}]
-            texts = [" ".join("".join(cell.itertext()).split()) for cell in cells]
+            texts = [" ".join("".join(_iter_cell_text(cell)).split()) for cell in cells]
             if any(texts):
                 n_headers += n_headers == len(lines) and all(cell.tag == "th" for cell in cells)
                 lines.append(" | ".join(texts))
@@ -315,6 +315,16 @@ class _ElementReader:
         is_at_start = not self._pieces or self._pieces[-1][-1].isspace()
         if words := words.lstrip() if is_at_start else words:
             self._pieces.append(words)
+
+
+def _iter_cell_text(cell: Any) -> Iterator[str]:
+    """Yield the text of a cell, with a blank at each line break and around each block."""
+    from lxml import etree  # noqa: PLC0415 - takes long to import
+
+    for event, element in etree.iterwalk(cell, events=("start", "end")):
+        if element.tag == "br" or element.tag in _BLOCK_TAGS:
+            yield " "
+        yield (element.text if event == "start" else element.tail if element is not cell else None) or ""
 
 
 MARKDOWN = Markdown()

@@ -5,60 +5,35 @@ PDFium is native code, and a file may be made to crash it, so it runs in a child
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from rag_model.corpus.chunkers.chunker import MAX_HEADING
 from rag_model.corpus.dump_formats.document_files import (
     MAX_HEADING_PART,
-    DocumentFiles,
-    DroppedFileError,
-    ParsedFile,
+    IsolatedFiles,
     clean_text,
 )
 from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
-from rag_model.process import ChildDiedError, ChildWorker, serve_calls, temporary_folder
+from rag_model.process import serve_calls
 
 _LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
 _MAX_BOOKMARKS = 100_000
-_MAX_SECONDS = 120  # for one file
-_MAX_MEMORY = 1 << 30  # bytes of the child process
 _DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
 
-class Pdf(DocumentFiles):
+class Pdf(IsolatedFiles):
     """PDF files with text; pages without text, such as scanned ones, are left out."""
 
     version = f"1, {format_versions('pypdfium2')}"
     endings = frozenset({".pdf"})
     max_bytes = 256 << 20
     keeps_lines = False  # lines are wrapped, and the chunker joins them
-
-    def parse(self, data: bytes, name: str) -> ParsedFile:
-        """Return the pages with text.
-
-        Raises:
-            DroppedFileError: The file is damaged, or needs a password.
-            MissingExtraError: pypdfium2 is not installed.
-        """
-        require("pypdfium2", extra="pdf")
-        with temporary_folder("pdf") as folder:
-            (folder / "file.pdf").write_bytes(data)
-            try:
-                reply = _get_worker().call(str(folder / "file.pdf"), _MAX_SECONDS)
-            except ChildDiedError as error:
-                raise DroppedFileError("damaged") from error
-        if reason := reply.get("dropped"):
-            raise DroppedFileError(reason)
-        return ParsedFile([(heading, text) for heading, text in reply["pages"]], reply["revised"])
-
-
-@cache
-def _get_worker() -> ChildWorker:
-    return ChildWorker(__name__, None, memory=_MAX_MEMORY)
+    module = "rag_model.corpus.dump_formats.pdf"
+    extra = "pdf"
+    libraries: ClassVar = {".pdf": "pypdfium2"}
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -70,7 +45,7 @@ def _read_file(path: str) -> dict[str, Any]:
             date_match = _DATE.match(document.get_metadata_value("ModDate"))
     except pdfium.PdfiumError as error:
         return {"dropped": "encrypted" if "password" in str(error).lower() else "damaged"}
-    return {"pages": pages, "revised": _to_seconds(date_match)}
+    return {"sections": pages, "revised": _to_seconds(date_match)}
 
 
 def _find_chapters(document: Any) -> dict[int, str]:

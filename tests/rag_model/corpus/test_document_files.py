@@ -1,18 +1,26 @@
 """A folder of documents is a dump: what its files say, how they are cut, and which are dropped."""
 
+import io
 import os
+import struct
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
+import odfdo
+import openpyxl
+import pptx
 import pytest
 
 from flows.outcome import BuildOutcome
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
-from rag_model.corpus.dump_formats.document_files import DocumentFiles, DroppedFileError
+from rag_model.corpus.dump_formats.document_files import DocumentFiles, DroppedFileError, _get_worker
 from rag_model.corpus.dump_formats.dump_format import get_part_format
 from rag_model.corpus.dump_formats.markup_files import HTML, MARKDOWN
-from rag_model.corpus.dump_formats.pdf import PDF, _get_worker
+from rag_model.corpus.dump_formats.office import OFFICE
+from rag_model.corpus.dump_formats.pdf import PDF
 from rag_model.corpus.dump_formats.source_code import _GRAMMAR_BY_ENDING, SOURCE_CODE
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
@@ -266,7 +274,7 @@ link</a>.</p>
 
     return x &lt; 1
 </code></pre>
-<table><tr><th>name</th><th>value</th></tr><tr><td>a <i>b</i></td><td>1</td></tr></table>
+<table><tr><th>name</th><th>value</th></tr><tr><td>a <i>b</i></td><td>1<br>2<p>3<b>4</b></p>5</td></tr></table>
 <ul><li><p>first</p><p>more</p><ol><li>nested</li></ol></li><li>second</li></ul>
 <div>One<br>two<div>three</div>four</div>
 <table><tr><td><h3>Deep</h3><p>In a layout.</p></td></tr></table>
@@ -279,7 +287,7 @@ def test_html_has_sections_whose_blocks_are_whole() -> None:
         ("The guide", "The guide\nA paragraph with bold and a link."),
         (
             "The guide > Install",
-            "The guide > Install\nRun this:\ndef f(x):\n    return x < 1\n\nname | value\na b | 1\n\n"
+            "The guide > Install\nRun this:\ndef f(x):\n    return x < 1\n\nname | value\na b | 1 2 34 5\n\n"
             "- first\n  more\n  - nested\n- second\n\nOne\ntwo\n\nthree\n\nfour",
         ),
         ("The guide > Install > Deep", "The guide > Install > Deep\nIn a layout."),
@@ -466,12 +474,123 @@ def test_a_pdf_that_cannot_be_read_is_dropped() -> None:
 def test_a_pdf_that_crashes_its_parser_is_dropped_and_the_next_is_read() -> None:
     data = build_pdf([["Words."], []])
     assert PDF.parse(data, "a.pdf").sections
-    process = _get_worker()._process
+    process = _get_worker(PDF.module)._process
     assert process is not None
     process.kill()
     with pytest.raises(DroppedFileError, match="damaged"):
         PDF.parse(data, "a.pdf")
     assert PDF.parse(data, "a.pdf").sections
+
+
+WORD = """<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>{}</w:body>
+</w:document>"""
+WORD_TYPE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
+RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
+
+
+def build_docx(*paragraphs: str, prolog: str = "") -> bytes:
+    """Return a Word file; a paragraph that starts with `#` is a heading, one with `|` a row of a table."""
+    body = ""
+    for text in paragraphs:
+        style = '<w:pPr><w:pStyle w:val="Heading1"/></w:pPr>' if text.startswith("#") else ""
+        cells = [f"<w:p>{style}<w:r><w:t>{cell.strip('# ')}</w:t></w:r></w:p>" for cell in text.strip("|").split("|")]
+        row = "".join(f"<w:tc>{cell}</w:tc>" for cell in cells)
+        body += f"<w:tbl><w:tr>{row}</w:tr></w:tbl>" if text.startswith("|") else cells[0]
+    files = {
+        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
+        f'<Override PartName="/word/document.xml" ContentType="{WORD_TYPE}"/></Types>',
+        "_rels/.rels": f'<Relationships xmlns="{RELATIONS}"><Relationship Id="r1" Target="word/document.xml" '
+        'Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/></Relationships>',
+        "word/document.xml": prolog + WORD.format(body),
+        "docProps/core.xml": '<p><dcterms:modified xsi:type="a">2026-11-01T12:00:00Z</dcterms:modified></p>',
+    }
+    file = io.BytesIO()
+    with ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def test_a_word_file_has_sections_by_headings() -> None:
+    document = OFFICE.parse(build_docx("Before.", "# Rivers", "Long ones.", "|Nile|6650", "|"), "a.DOCX")
+    assert document.sections == [("", "Before."), ("Rivers", "Rivers\nLong ones.\n\nNile | 6650")]
+    assert document.revised == 1793534400
+
+
+def test_a_workbook_has_a_table_per_visible_sheet() -> None:
+    workbook = openpyxl.Workbook()
+    rivers, hidden = workbook.active, workbook.create_sheet("Hidden")
+    workbook.create_sheet("Empty")
+    rivers.title, hidden.sheet_state = "Rivers", "hidden"
+    hidden.append(["secret"])
+    rows = [
+        ["The longest"],
+        ["River", "Length", "Since"],
+        [],
+        ["Nile", 6650.0, datetime(2026, 1, 2)],
+        [None, 0.1 + 0.2],
+    ]
+    for row in rows:
+        rivers.append(row)
+    workbook.save(file := io.BytesIO())
+    assert OFFICE.parse(file.getvalue(), "a.xlsx").sections == [
+        ("Rivers", "Rivers\nThe longest\nRiver | Length | Since\nNile | 6650 | 2026-01-02\n | 0.3")
+    ]
+
+
+def test_a_presentation_has_a_section_per_slide() -> None:
+    presentation = pptx.Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    slide.shapes.title.text, slide.placeholders[1].text = "Plan", "First\nSecond"
+    table = slide.shapes.add_table(1, 2, 0, 0, 9, 9).table
+    table.cell(0, 0).text, table.cell(0, 1).text = "a", "b"
+    slide.shapes.add_group_shape().shapes.add_textbox(0, 0, 1, 1).text_frame.text = "In a group"
+    slide.notes_slide.notes_text_frame.text = "A note."
+    presentation.slides.add_slide(presentation.slide_layouts[6]).shapes.add_textbox(0, 0, 1, 1).text = "Untitled"
+    presentation.save(file := io.BytesIO())
+    assert OFFICE.parse(file.getvalue(), "a.pptx").sections == [
+        ("Plan (slide 1)", "Plan (slide 1)\nFirst\nSecond\n\na | b\n\nIn a group\n\nA note."),
+        ("slide 2", "slide 2\nUntitled"),
+    ]
+
+
+def test_an_open_document_has_sections_by_headings() -> None:
+    document = odfdo.Document("text")
+    document.body.clear()
+    table = odfdo.Table("T")
+    table.set_values([["a", "b"], ["1", "2"]])
+    for block in (odfdo.Header(1, "Intro"), odfdo.Paragraph("Words."), odfdo.Header(2, "Deep"), table):
+        document.body.append(block)
+    document.save(file := io.BytesIO())
+    assert OFFICE.parse(file.getvalue(), "a.odt").sections == [
+        ("Intro", "Intro\nWords."),
+        ("Intro > Deep", "Intro > Deep\na | b\n1 | 2"),
+    ]
+
+
+ENTITIES = "".join(f"<!ENTITY e{i} '{f'&e{i - 1};' * 10 if i else 'words' * 10}'>" for i in range(10))
+
+
+def declare_size(data: bytes, size: int) -> bytes:
+    """Return an archive whose list of contents declares this size of its first file."""
+    start = data.index(b"PK\x01\x02")
+    return data[: start + 24] + struct.pack("<I", size) + data[start + 28 :]
+
+
+def test_a_hostile_office_file_is_dropped() -> None:
+    plain = build_docx("Words.")
+    for data, reason in [
+        (b"not an archive", "damaged"),
+        (plain[: len(plain) // 2], "damaged"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "encrypted"),
+        (declare_size(plain, 1 << 30), "too_large"),
+        (build_docx("&e9;", prolog=f"<!DOCTYPE d [{ENTITIES}]>"), "damaged"),
+    ]:
+        with pytest.raises(DroppedFileError, match=reason):
+            OFFICE.parse(data, "a.docx")
+    for name in ("a.odt", "a.pptx", "a.xlsx"):
+        with pytest.raises(DroppedFileError, match="damaged"):
+            OFFICE.parse(plain, name)
 
 
 def test_a_folder_mixes_formats(tmp_path: Path) -> None:
@@ -489,6 +608,7 @@ MISSING = [
     (MARKDOWN, "markdown_it", "markdown"),
     (SOURCE_CODE, "tree_sitter_python", "code"),
     (PDF, "pypdfium2", "pdf"),
+    (OFFICE, "mammoth", "office"),
 ]
 
 
@@ -498,7 +618,7 @@ def test_a_missing_library_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"bookwheel\[{extra}\]"):
-        dump_format.parse(b"Words.", "a.py")
+        dump_format.parse(b"Words.", "a.py" if dump_format is SOURCE_CODE else f"a{min(dump_format.endings)}")
 
 
 def test_one_damaged_file_is_an_error(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from rag_model.corpus.source import MAX_DECODED_BYTES, decode, read_decoded
 from rag_model.errors import InputError, MissingExtraError, UsageError
 from tests.fixtures.mail_dump import FORMAT as MAIL
 from tests.fixtures.mail_dump import MailArchive, install
-from tests.rag_model.corpus.test_document_files import build_pdf
+from tests.rag_model.corpus.test_document_files import build_docx, build_pdf
 
 DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(60)]
 TABLE = "".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(60))
@@ -183,10 +183,10 @@ def write_folder(path: Path, ending: str, text: str) -> None:
         (path / f"{i}{ending}").write_text(text.format(i=i))
 
 
-def write_pdfs(path: Path) -> None:
+def write_documents(path: Path, ending: str, build: Callable[[str], bytes]) -> None:
     path.mkdir()
     for i in range(60):
-        (path / f"{i}.pdf").write_bytes(build_pdf([[f"Text number {i}."], []]))
+        (path / f"{i}{ending}").write_bytes(build(f"Text number {i}."))
 
 
 # For each format its dumps: file name, and a function that writes the file.
@@ -244,14 +244,15 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("markdown", "notes", lambda path: write_folder(path, ".md", "# Title {i}\n\nText number {i}.")),
     ("html", "site", lambda path: write_folder(path, ".html", "<h1>Title {i}</h1><p>Text number {i}.")),
     ("source_code", "package", lambda path: write_folder(path, ".py", 'def f{i}():\n    """Text number {i}."""')),
-    ("pdf", "papers", write_pdfs),
+    ("pdf", "papers", lambda path: write_documents(path, ".pdf", lambda text: build_pdf([[text], []]))),
+    ("office", "reports", lambda path: write_documents(path, ".docx", build_docx)),
     ("mail", "a.mbox", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
     ("mail", "nameless-mail", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
     ("pages", "a.wikipages", lambda path: path.write_text(XML)),
 ]
 # Any bytes are a table or mail, a damaged document is counted as dropped, and without a name a
 # damaged file is of no format.
-LENIENT_FORMATS = {"tsv", "mail", "markdown", "html", "source_code", "pdf"}
+LENIENT_FORMATS = {"tsv", "mail", "markdown", "html", "source_code", "pdf", "office"}
 STRICT_DUMPS = [entry for entry in DUMPS if entry[0] not in LENIENT_FORMATS and not entry[1].startswith("nameless")]
 
 

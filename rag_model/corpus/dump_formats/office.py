@@ -1,0 +1,159 @@
+"""Office files: Word and OpenDocument texts by headings, presentations by slides, workbooks by sheets.
+
+The files are zipped XML, so a small one may unpack to gigabytes: what it declares is checked first,
+and `zipfile` reads no more than that. The libraries run in a child process.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, ClassVar
+from zipfile import BadZipFile, ZipFile
+
+from rag_model.corpus.dump_formats.document_files import (
+    DroppedFileError,
+    IsolatedFiles,
+    ParsedFile,
+    SectionBuilder,
+    clean_text,
+)
+from rag_model.corpus.records import parse_seconds
+from rag_model.extras import format_versions, require
+from rag_model.process import serve_calls
+
+_MAX_UNPACKED, _MAX_ENTRIES = 256 << 20, 20_000  # bytes and files of an archive
+_OLE_HEADER = b"\xd0\xcf\x11\xe0"  # of a file with a password, which is not a zip archive
+_MODIFIED = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})<")
+_PROPERTIES = "docProps/core.xml", "meta.xml"
+_WORD_STYLES = "p[style-name='Title'] => h1:fresh"
+_MAX_GROUPS = 20  # nested groups of shapes
+
+
+class Office(IsolatedFiles):
+    """Files of Microsoft Office and LibreOffice: .docx, .odt, .pptx and .xlsx."""
+
+    version = f"1, {format_versions('mammoth', 'odfdo', 'python-pptx', 'openpyxl', 'lxml', 'markdown-it-py')}"
+    libraries: ClassVar = {".docx": "mammoth", ".odt": "odfdo", ".pptx": "pptx", ".xlsx": "openpyxl"}
+    endings = frozenset(libraries)
+    max_bytes = 64 << 20
+    module = "rag_model.corpus.dump_formats.office"
+    extra = "office"
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    """Return the sections and the time of the last change of a file, or the reason to drop it."""
+    file = Path(path)
+    try:
+        with ZipFile(file) as archive:
+            entries = archive.infolist()
+            if len(entries) > _MAX_ENTRIES or sum(entry.file_size for entry in entries) > _MAX_UNPACKED:
+                return {"dropped": "too_large"}
+            properties = (archive.read(name) for name in _PROPERTIES if name in archive.namelist())
+            modified = _MODIFIED.search(next(properties, b""))
+        sections = _READERS[file.suffix](file).sections
+    except DroppedFileError as error:
+        return {"dropped": error.reason}
+    except BadZipFile:
+        return {"dropped": "encrypted" if file.read_bytes().startswith(_OLE_HEADER) else "damaged"}
+    except MemoryError:
+        raise
+    except Exception:  # the libraries raise errors of many types for damaged XML
+        return {"dropped": "damaged"}
+    return {"sections": sections, "revised": _to_seconds(modified[1] if modified else b"")}
+
+
+def _read_word(path: Path) -> ParsedFile:
+    from rag_model.corpus.dump_formats.markup_files import HTML  # noqa: PLC0415 - the child alone needs it
+
+    mammoth = require("mammoth", extra="office")
+    drop_images = mammoth.images.img_element(lambda image: {"src": ""})
+    with path.open("rb") as file:
+        html = mammoth.convert_to_html(file, style_map=_WORD_STYLES, convert_image=drop_images).value
+    return HTML.parse(html.encode(), path.name)
+
+
+def _read_open_document(path: Path) -> ParsedFile:
+    from rag_model.corpus.dump_formats.markup_files import MARKDOWN  # noqa: PLC0415
+
+    document = require("odfdo", extra="office").Document(str(path))
+    return MARKDOWN.parse(str(document.to_markdown()).encode(), path.name)
+
+
+def _read_presentation(path: Path) -> ParsedFile:
+    builder = SectionBuilder()
+    for number, slide in enumerate(require("pptx", extra="office").Presentation(str(path)).slides, start=1):
+        title = slide.shapes.title
+        heading = title.text_frame.text if title is not None else ""
+        builder.start_section(1, f"{heading} (slide {number})" if heading.strip() else f"slide {number}")
+        for shape in slide.shapes:
+            if title is None or shape.shape_id != title.shape_id:
+                _add_shape(builder, shape)
+        if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
+            builder.add_block(clean_text(slide.notes_slide.notes_text_frame.text))
+    return ParsedFile(builder.finish())
+
+
+def _add_shape(builder: SectionBuilder, shape: Any, depth: int = 0) -> None:
+    if depth < _MAX_GROUPS:
+        for member in getattr(shape, "shapes", ()):  # of a group
+            _add_shape(builder, member, depth + 1)
+    if shape.has_text_frame:
+        lines = [f"{'  ' * line.level}{clean_text(line.text)}" for line in shape.text_frame.paragraphs]
+        builder.add_block("\n".join(lines))
+    elif getattr(shape, "has_table", False):
+        _add_rows(builder, [[cell.text for cell in row.cells] for row in shape.table.rows])
+
+
+def _read_workbook(path: Path) -> ParsedFile:
+    workbook = require("openpyxl", extra="office").load_workbook(path, read_only=True, data_only=True)
+    builder = SectionBuilder()
+    for sheet in workbook.worksheets:
+        if sheet.sheet_state == "visible":
+            sheet.reset_dimensions()  # the declared ones may be wrong
+            builder.start_section(1, sheet.title)
+            _add_rows(builder, (map(_format_value, row) for row in sheet.iter_rows(values_only=True)))
+    sections = [(heading, text) for heading, text in builder.finish() if text != heading]  # none of an empty sheet
+    return ParsedFile(sections)
+
+
+def _add_rows(builder: SectionBuilder, rows: Iterable[Iterable[str]]) -> None:
+    """Add the rows with text as a table, whose first row of several cells names the columns."""
+    lines: list[str] = []
+    n_headers = 0
+    for row in rows:
+        cells = [" ".join(clean_text(cell).split()) for cell in row]
+        if any(cells):
+            lines.append(" | ".join(cells).rstrip(" |"))
+            if not n_headers and sum(map(bool, cells)) > 1:
+                n_headers = len(lines)
+    if lines:
+        builder.add_table(lines[:n_headers], lines[n_headers:])
+
+
+def _format_value(value: Any) -> str:
+    """Return the value of a cell as a workbook shows it without a format."""
+    if isinstance(value, datetime) and value.time() == time.min:
+        value = value.date()
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return value.isoformat() if isinstance(value, date | time) else "" if value is None else str(value)
+
+
+def _to_seconds(modified: bytes) -> int | None:
+    try:
+        return parse_seconds(modified.decode().strip()[:19] + "Z")
+    except ValueError:
+        return None
+
+
+_READERS = {
+    ".docx": _read_word,
+    ".odt": _read_open_document,
+    ".pptx": _read_presentation,
+    ".xlsx": _read_workbook,
+}
+OFFICE = Office()
+
+if __name__ == "__main__":
+    serve_calls(lambda _: _read_file)
