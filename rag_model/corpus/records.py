@@ -162,6 +162,15 @@ def is_wiki_site(url: str) -> bool:
     return url.lower().startswith(("mediawiki+https://", "mediawiki+http://"))
 
 
+def is_sitemap(url: str) -> bool:
+    """Return whether a dump's URL is the address of a sitemap.
+
+    >>> is_sitemap("sitemap+https://example.org/sitemap.xml")
+    True
+    """
+    return url.lower().startswith(("sitemap+https://", "sitemap+http://"))
+
+
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
     """What a build reads of a MediaWiki site that it follows."""

@@ -1,27 +1,34 @@
 """A polite client of a MediaWiki site's API (`api.php`).
 
 One connection, one request at a time. Every request has `maxlag`, so a site whose databases lag
-behind turns it away. A site that asks to wait (HTTP 429 or 503, `maxlag`, `ratelimited`) is asked
-again after its `Retry-After`, otherwise after growing pauses; so is a site that cannot be reached
-after it has answered. A site that cannot be reached at first has a wrong address or does not run,
-and is not asked again. A reply is bounded, redirects to other servers are refused, and credentials
-come from the environment only.
+behind turns it away; it is asked again (`corpus.polite_client`). A reply is bounded, redirects to
+other servers are refused, and credentials come from the environment only.
 """
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, Self
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from rag_model.errors import InputError, UnreachableError, UsageError, format_error
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body
+from rag_model.corpus.polite_client import (
+    BUSY_STATUSES,
+    MAX_REDIRECTS,
+    BusyError,
+    follow_redirect,
+    get_retry_after,
+    is_confidential,
+    open_polite_client,
+    read_body,
+    retry,
+)
+from rag_model.errors import InputError, UsageError, format_error
+from rag_model.http_client import ReplyTooLargeError
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
 
@@ -29,20 +36,10 @@ USER = "BOOKWHEEL_WIKI_USER"  # name of a bot password, as Name@Bot
 PASSWORD = "BOOKWHEEL_WIKI_PASSWORD"
 TOKEN = "BOOKWHEEL_WIKI_TOKEN"  # OAuth 2 access token, instead of user and password
 HOST = "BOOKWHEEL_WIKI_HOST"  # the only host to which the account is shown
-CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
 
 IDS_PER_REQUEST = 50  # MediaWiki's limit of ids or titles in a request without a bot's rights
 MAX_REPLY_BYTES = 64 << 20  # eight times MediaWiki's own limit of a result
-_LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 _MAX_LAG = 5  # seconds, as recommended by https://www.mediawiki.org/wiki/Manual:Maxlag_parameter
-_TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
-_CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)  # before a request was sent
-_MAX_REPLY_SECONDS = 300.0
-_MAX_TRIES = 8
-_MAX_PAUSE = 60.0  # seconds between two tries, unless the site asks for more
-_MAX_RETRY_AFTER = 600.0  # a longer wait ends the run, which continues when it is run again
-_MAX_REDIRECTS = 5
-_BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _DATABASE_CODES = {f"internal_api_error_DB{problem}Error" for problem in ("Query", "Connection")}
 _BUSY_CODES = {"maxlag", "ratelimited", "readonly", *_DATABASE_CODES}
 _LOGIN_CODES = {"assertuserfailed", "assertnameduserfailed", "assertbotfailed"}
@@ -55,14 +52,6 @@ class _NoApiError(InputError):
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(f"{reason}: {advice}")
         self.reason = reason
-
-
-class _BusyError(Exception):
-    """The site asks to try again later; `seconds` is its `Retry-After`, if it sends one."""
-
-    def __init__(self, reason: str, seconds: float | None = None) -> None:
-        super().__init__(reason)
-        self.seconds = seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +103,7 @@ class WikiClient:
         ):
             raise UsageError(f"{url} is no wiki's address: give one such as mediawiki+https://wiki.example.org/")
         host, self._is_encrypted = parts.netloc.lower(), parts.scheme.lower() == "https"
-        is_loopback = host.rpartition(":")[0] in _LOOPBACK or host in _LOOPBACK
-        if not (self._is_encrypted or is_loopback):
+        if not is_confidential(parts.scheme, host):
             raise UsageError(
                 f"{url} would be read without encryption: give mediawiki+https://{parts.netloc}{parts.path}"
             )
@@ -128,10 +116,7 @@ class WikiClient:
         account = _read_account(host)
         self._user, self._password = account.user, account.password
         self._has_account, token = bool(account.user or account.token), account.token
-        headers = {"User-Agent": _describe_agent(), **({"Authorization": f"Bearer {token}"} if token else {})}
-        self._http = create_http_client(
-            httpx.Client, headers=headers, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=1)
-        )
+        self._http = open_polite_client(**({"Authorization": f"Bearer {token}"} if token else {}))
         self._needs_login = bool(self._user)
         self._has_answered = False
 
@@ -202,7 +187,8 @@ class WikiClient:
         problems: list[_NoApiError] = []
         for url in self._api_urls:
             try:
-                reply = self._retry(url, parameters, is_asserted=is_asserted)
+                send = partial(self._send, url, parameters, is_asserted=is_asserted)
+                reply = retry(url, send, lambda: self._has_answered, self._sleep)
             except _NoApiError as error:
                 if len(self._api_urls) == 1:
                     raise
@@ -215,28 +201,6 @@ class WikiClient:
             f"address of its api.php, such as mediawiki+{self.url.rstrip('/')}/wiki/api.php"
         ) from problems[0]
 
-    def _retry(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
-        """Send a request until the site does not ask to wait; after several tries raise an error."""
-        pause = 1.0
-        for attempt in range(1, _MAX_TRIES + 1):
-            try:
-                return self._send(url, parameters, is_asserted=is_asserted)
-            except (_BusyError, httpx.TransportError) as error:
-                if isinstance(error, _CONNECT_ERRORS) and not self._has_answered:
-                    raise UnreachableError(
-                        f"{url} cannot be reached ({format_error(error)}): check the address, and that the wiki runs"
-                    ) from error
-                wait = getattr(error, "seconds", None)
-                if attempt == _MAX_TRIES or (wait or 0) > _MAX_RETRY_AFTER:
-                    asked = f", and asks to wait {wait:.0f} s" if wait else ""
-                    raise UnreachableError(
-                        f"{url} did not answer {attempt} requests in a row ({format_error(error)}{asked}): run it "
-                        "again later, and it continues"
-                    ) from error
-                self._sleep(wait if wait is not None else pause)
-                pause = min(2 * pause, _MAX_PAUSE)
-        raise AssertionError("unreachable")
-
     def _send(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
         fields = {
             "format": "json",
@@ -246,39 +210,25 @@ class WikiClient:
             **{name: _join_values(value) for name, value in parameters.items()},
         }
         is_post = any(name in fields for name in ("lgtoken", "text")) or fields["action"] == "purge"
-        for _ in range(_MAX_REDIRECTS):
+        for _ in range(MAX_REDIRECTS):
             self.requests += 1
             arguments: dict[str, Any] = {"data": fields} if is_post else {"params": fields}
             sent = self._http.stream("POST" if is_post else "GET", url, **arguments)
             with self._explain_errors(url), sent as response:
                 self._has_answered = True
                 if response.is_redirect and not is_post:
-                    url = self._follow(url, response)
+                    # The parameters are sent again.
+                    url = follow_redirect(url, response).partition("?")[0]
                     continue
-                if response.status_code in _BUSY_STATUSES:
-                    raise _BusyError(f"HTTP {response.status_code}", _get_retry_after(response))
+                if response.status_code in BUSY_STATUSES:
+                    raise BusyError(f"HTTP {response.status_code}", get_retry_after(response))
                 if response.status_code != 200:
                     raise _NoApiError(
                         f"{url} answers HTTP {response.status_code}",
                         "check the address, and that you may read the wiki",
                     )
-                return self._parse_reply(url, _read_body(response), response)
-        raise InputError(f"{url} redirects more than {_MAX_REDIRECTS} times: give the address that it leads to")
-
-    def _follow(self, url: str, response: httpx.Response) -> str:
-        """Return the target of a redirect without its parameters, which are sent again.
-
-        Raises:
-            InputError: It leads to another server, which could be sent credentials.
-        """
-        target = urlsplit(urljoin(url, response.headers.get("location", "")))
-        source = urlsplit(url)
-        if target.hostname != source.hostname or target.port != source.port or target.scheme != source.scheme:
-            raise InputError(
-                f"{url} redirects to another server, {target.scheme}://{target.netloc.rpartition('@')[2]}: use "
-                "that address if you trust it"
-            )
-        return str(target._replace(query="", fragment="").geturl())
+                return self._parse_reply(url, read_body(response, MAX_REPLY_BYTES), response)
+        raise InputError(f"{url} redirects more than {MAX_REDIRECTS} times: give the address that it leads to")
 
     def _parse_reply(self, url: str, body: bytes, response: httpx.Response) -> Reply:
         try:
@@ -290,7 +240,7 @@ class WikiClient:
         reply = check_object(reply, url)
         code = self._get_error_code(reply)
         if code in _BUSY_CODES:
-            raise _BusyError(code, _get_retry_after(response))
+            raise BusyError(code, get_retry_after(response))
         return reply
 
     def _get_error_code(self, reply: Reply) -> str:
@@ -343,37 +293,9 @@ def check_object(value: Any, url: str) -> Reply:
     return value
 
 
-def _read_body(response: httpx.Response) -> bytes:
-    """Return the body of a reply; raise a `_BusyError` if the server sends it too slowly."""
-    end, chunks = time.monotonic() + _MAX_REPLY_SECONDS, list[bytes]()
-    for chunk in iter_body(response, MAX_REPLY_BYTES):
-        chunks.append(chunk)
-        if time.monotonic() > end:
-            raise _BusyError(f"a reply takes more than {_MAX_REPLY_SECONDS:.0f} s")
-    return b"".join(chunks)
-
-
 def _join_values(value: Any) -> str:
     if isinstance(value, str | int):
         return str(value)
     texts = [str(item) for item in value]
     # A title may not contain `|`, but an answer could smuggle one into the next request.
     return "\x1f" + "\x1f".join(texts) if any("|" in text for text in texts) else "|".join(texts)
-
-
-def _describe_agent() -> str:
-    contact = os.environ.get(CONTACT, "")
-    if not re.fullmatch(r"[\x20-\x7e]{0,200}", contact):
-        raise UsageError(f"{CONTACT} has other characters than printable ASCII: give an address or a URL")
-    return f"bookwheel (https://pypi.org/project/bookwheel{'; ' if contact else ''}{contact})"
-
-
-def _get_retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds of `Retry-After`, which is a number or a date; None if there is none."""
-    text = response.headers.get("retry-after", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return float(text)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
-        return None

@@ -26,7 +26,7 @@ from rag_model.corpus.dump_formats.dump_format import (
     get_format,
 )
 from rag_model.corpus.dump_formats.record_format import Record, RecordFormat
-from rag_model.corpus.records import MAX_ID, Plan, Structure, is_wiki_site
+from rag_model.corpus.records import MAX_ID, Plan, Structure, is_sitemap, is_wiki_site
 from rag_model.corpus.source import FolderEntry, basename, expand_pattern, get_size, get_url, list_folder, read_bytes
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -46,6 +46,9 @@ _DROP_REASONS = {
     "damaged": "damaged",
     "minified": "minified",
     "no_text": "without text",
+    "missing": "not found on the site",
+    "other_host": "of another site",
+    "robots": "forbidden by robots.txt",
 }
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
@@ -261,7 +264,7 @@ class SectionBuilder:
 
 
 def find_dump_files(pattern: str) -> DumpFiles:
-    """Return the files that a path, URL or glob names; of a folder, only the documents.
+    """Return the files that a path, URL or glob names; of a folder or a web site, only the documents.
 
     Hidden files, links and files of unknown formats in a folder are counted as dropped.
 
@@ -269,6 +272,12 @@ def find_dump_files(pattern: str) -> DumpFiles:
         InputError: No file matches, or a folder has no documents.
         UsageError: The pattern is empty, or a URL that may contain a secret.
     """
+    if is_sitemap(pattern):
+        from rag_model.corpus.web_site import mirror_site  # noqa: PLC0415 - imports httpx
+
+        site = mirror_site(pattern)
+        folder_files = find_dump_files(str(site.folder))
+        return replace(folder_files, dropped=Counter(folder_files.dropped) + Counter(site.dropped))
     is_folder = bool(pattern.strip()) and not is_wiki_site(pattern)
     entries = list_folder(pattern) if is_folder else None
     if entries is None:

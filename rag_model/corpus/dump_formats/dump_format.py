@@ -139,7 +139,7 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
     "finewiki": BuiltInFormat(f"{_PACKAGE}.parquet:FINEWIKI", "documents", "pages of FineWiki (.parquet)"),
     "wiki_dpr": BuiltInFormat(f"{_PACKAGE}.parquet:WIKI_DPR", "passages", "passages of wiki_dpr (.parquet)"),
     "markdown": BuiltInFormat(f"{_PACKAGE}.markup_files:MARKDOWN", "documents", "folders of Markdown (.md, .markdown)"),
-    "html": BuiltInFormat(f"{_PACKAGE}.markup_files:HTML", "documents", "HTML (.html, .htm, .xhtml)"),
+    "html": BuiltInFormat(f"{_PACKAGE}.markup_files:HTML", "documents", "HTML (.html, .htm, .xhtml; sitemap+https://)"),
     "source_code": BuiltInFormat(f"{_PACKAGE}.source_code:SOURCE_CODE", "documents", "source code (.py, .js, .c, ...)"),
     "pdf": BuiltInFormat(f"{_PACKAGE}.pdf:PDF", "documents", "PDF files (.pdf)"),
     "office": BuiltInFormat(f"{_PACKAGE}.office:OFFICE", "documents", "Office files (.docx, .odt, .pptx, .xlsx)"),

@@ -1,0 +1,269 @@
+"""The HTML pages of a web site, as its sitemap lists them, mirrored into a folder that is then the dump.
+
+`sitemap+https://docs.example.org/sitemap.xml` names a sitemap or an index of sitemaps
+(https://www.sitemaps.org/protocol.html). A page is a file of the folder, with the path of its
+address as its name, so its id is that of the same page in a folder of HTML. What the server said
+about its version (`lastmod`, `ETag`, `Last-Modified`) is kept beside the files: a later run asks
+only for pages whose `lastmod` changed or is missing, and a page that did not change is not sent
+again. An interrupted run goes on where it ended.
+
+The client is polite (`corpus.polite_client`): it has one connection, obeys `robots.txt` with its
+`Crawl-delay`, and asks no other server. Replies, sitemaps and their number are bounded.
+"""
+
+import json
+import os
+import re
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+from urllib.robotparser import RobotFileParser
+
+import httpx
+from lxml import etree
+
+from rag_model.atomic_write import atomic_write
+from rag_model.corpus.polite_client import (
+    BUSY_STATUSES,
+    MAX_REDIRECTS,
+    BusyError,
+    follow_redirect,
+    get_retry_after,
+    is_confidential,
+    open_polite_client,
+    read_body,
+    retry,
+)
+from rag_model.errors import InputError, UsageError, format_error
+from rag_model.http_client import ReplyTooLargeError
+from rag_model.secrets import refuse_secret
+
+PREFIX = "sitemap+"
+FOLDER = "BOOKWHEEL_SITES"  # folder of the mirrors; default `~/.cache/bookwheel/sites`
+MAX_PAGE_BYTES = 8 << 20  # as of a file of HTML
+_MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000  # the protocol allows 50 MB
+_MAX_ROBOTS_BYTES = 512 << 10
+_MAX_DELAY = 60.0  # seconds between two requests
+_SAVE_INTERVAL = 100  # pages after which the versions are saved
+_FRESH_SECONDS = 600.0  # for which one process does not ask a site again
+_PAGE_TYPES = "text/html", "application/xhtml+xml"
+_FILE_NAME = re.compile(r"\.(?:html?|xhtml)$", re.IGNORECASE)
+_MAX_NAME_BYTES = 200  # of a segment of a path; file systems allow 255
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """What a server said about the version of a page; empty if nothing."""
+
+    lastmod: str = ""
+    etag: str = ""
+    modified: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFiles:
+    """The folder of a site's pages, and the pages of the sitemap that are not in it, by reason."""
+
+    folder: Path
+    dropped: Mapping[str, int]
+
+
+_recent_files: dict[str, tuple[float, SiteFiles]] = {}  # by address: when it was read
+
+
+def mirror_site(url: str, sleep: Callable[[float], None] = time.sleep) -> SiteFiles:
+    """Bring the folder of a site's pages up to date, unless this process did so minutes ago.
+
+    Raises:
+        InputError: The sitemap is wrong, or `robots.txt` forbids it.
+        UnreachableError: The site cannot be reached; another run continues.
+        UsageError: The address is invalid, may contain a secret, or would be read unencrypted.
+    """
+    read_at, files = _recent_files.get(url, (0.0, None))
+    if files is None or time.monotonic() - read_at > _FRESH_SECONDS:
+        with _SiteClient(url, sleep) as client:
+            files = client.mirror()
+        _recent_files[url] = time.monotonic(), files
+    return files
+
+
+class _SiteClient:
+    """A connection to one web site."""
+
+    def __init__(self, url: str, sleep: Callable[[float], None]) -> None:
+        refuse_secret(url)
+        self._url = url[len(PREFIX) :]
+        parts = urlsplit(self._url)
+        if not parts.hostname or parts.fragment:
+            raise UsageError(f"{url} is no sitemap's address: give one such as {PREFIX}https://example.org/sitemap.xml")
+        if not is_confidential(parts.scheme, parts.netloc):
+            raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{parts.netloc}{parts.path}")
+        self._origin = f"{parts.scheme.lower()}://{parts.netloc.lower()}"
+        root = Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
+        self._folder = root / quote(self._url.partition("://")[2], safe="")[:_MAX_NAME_BYTES]
+        self._versions_file = self._folder.with_name(f"{self._folder.name}.json")
+        self._robots = RobotFileParser()
+        self._delay, self._sleep, self._has_answered = 0.0, sleep, False
+        self._http = open_polite_client()
+
+    def __enter__(self) -> "_SiteClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def mirror(self) -> SiteFiles:
+        """Fetch the pages that changed, remove those that the sitemap does not list any more."""
+        self._read_robots()
+        versions, listed, dropped = self._load_versions(), set[str](), Counter[str]()
+        for page, lastmod in self._list_pages():
+            path = _choose_path(page)
+            if not page.startswith(f"{self._origin}/") or not path:
+                dropped["bad_name" if page.startswith(f"{self._origin}/") else "other_host"] += 1
+            elif not self._robots.can_fetch("bookwheel", page):
+                dropped["robots"] += 1
+            elif path not in listed:
+                listed.add(path)
+                self._update_page(page, path, lastmod, versions, dropped)
+        for path in versions.keys() - listed:
+            (self._folder / path).unlink(missing_ok=True)
+            del versions[path]
+        self._save_versions(versions)
+        if not versions:
+            raise InputError(f"{self._url} lists no page that can be read ({dict(dropped)}): check the sitemap")
+        return SiteFiles(self._folder, dict(dropped))
+
+    def _update_page(
+        self, page: str, path: str, lastmod: str, versions: dict[str, _Version], dropped: Counter[str]
+    ) -> None:
+        """Fetch a page unless its file has this version."""
+        file, version = self._folder / path, versions.get(path, _Version())
+        has_file = path in versions and file.exists()
+        if has_file and lastmod and lastmod == version.lastmod:
+            return
+        conditions = {"If-None-Match": version.etag, "If-Modified-Since": version.modified} if has_file else {}
+        status, headers, body = self._fetch(page, MAX_PAGE_BYTES, {k: v for k, v in conditions.items() if v})
+        reason = "" if status in {200, 304} else "missing"
+        if status == 200:
+            is_page = headers.get("content-type", "").partition(";")[0].strip().lower() in _PAGE_TYPES
+            reason = ("" if is_page else "unknown_format") if body is not None else "too_large"
+        if reason:
+            dropped[reason] += 1
+            versions.pop(path, None)
+            file.unlink(missing_ok=True)
+            return
+        if status == 200 and body is not None and not (has_file and file.read_bytes() == body):
+            with atomic_write(file) as temporary:
+                temporary.write_bytes(body)
+        # A 304 repeats the ETag, and may leave out the rest.
+        etag, modified = headers.get("etag", version.etag), headers.get("last-modified", version.modified)
+        versions[path] = _Version(lastmod, etag[:1000], modified[:100])
+        if len(versions) % _SAVE_INTERVAL == 0:
+            self._save_versions(versions)
+
+    def _read_robots(self) -> None:
+        """Read `robots.txt`; without one, everything may be read."""
+        status, _, body = self._fetch(f"{self._origin}/robots.txt", _MAX_ROBOTS_BYTES)
+        self._robots.parse((body or b"").decode("utf-8", "replace").splitlines() if status == 200 else [])
+        self._delay = min(float(self._robots.crawl_delay("bookwheel") or 0), _MAX_DELAY)
+
+    def _list_pages(self) -> Iterator[tuple[str, str]]:
+        """Yield address and `lastmod` of the pages of the sitemap and of those that it lists."""
+        queue, seen, n_pages = [self._url], {self._url}, 0
+        while queue:
+            sitemap = queue.pop(0)
+            if not self._robots.can_fetch("bookwheel", sitemap):
+                raise InputError(f"robots.txt of {self._origin} forbids {sitemap}: ask the site's operator")
+            status, _, body = self._fetch(sitemap, _MAX_SITEMAP_BYTES)
+            if status != 200 or body is None:
+                problem = f"answers HTTP {status}" if status != 200 else f"has more than {_MAX_SITEMAP_BYTES >> 20} MiB"
+                raise InputError(f"{sitemap} {problem}: check the address of the sitemap")
+            for kind, address, lastmod in _parse_sitemap(body, sitemap):
+                if kind == "url":
+                    n_pages += 1
+                    yield address, lastmod
+                elif address.startswith(f"{self._origin}/") and address not in seen:
+                    seen.add(address)
+                    queue.append(address)
+                if n_pages > _MAX_PAGES or len(seen) > _MAX_SITEMAPS:
+                    raise InputError(f"{self._url} lists more than {_MAX_PAGES:,} pages or {_MAX_SITEMAPS:,} sitemaps")
+
+    def _fetch(
+        self, url: str, max_bytes: int, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, httpx.Headers, bytes | None]:
+        """Return the status, the headers and the body of a reply; None for a body that is too large."""
+        return retry(url, lambda: self._send(url, max_bytes, headers or {}), lambda: self._has_answered, self._sleep)
+
+    def _send(self, url: str, max_bytes: int, headers: Mapping[str, str]) -> tuple[int, httpx.Headers, bytes | None]:
+        for _ in range(MAX_REDIRECTS):
+            if self._delay:
+                self._sleep(self._delay)
+            try:
+                with self._http.stream("GET", url, headers=headers) as response:
+                    self._has_answered = True
+                    if response.is_redirect and response.headers.get("location"):
+                        url = follow_redirect(url, response)
+                        continue
+                    if response.status_code in BUSY_STATUSES:
+                        raise BusyError(f"HTTP {response.status_code}", get_retry_after(response))
+                    if response.status_code != 200:
+                        return response.status_code, response.headers, b""
+                    return 200, response.headers, read_body(response, max_bytes)
+            except ReplyTooLargeError:
+                return 200, httpx.Headers(), None
+            except (httpx.DecodingError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise InputError(f"{url} cannot be read ({format_error(error)}): check the address") from error
+        raise InputError(f"{url} redirects more than {MAX_REDIRECTS} times: give the address that it leads to")
+
+    def _load_versions(self) -> dict[str, _Version]:
+        try:
+            rows = json.loads(self._versions_file.read_bytes())
+            return {path: _Version(**row) for path, row in rows.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}  # every page is fetched again
+
+    def _save_versions(self, versions: Mapping[str, _Version]) -> None:
+        with atomic_write(self._versions_file) as temporary:
+            temporary.write_text(json.dumps({path: asdict(version) for path, version in versions.items()}))
+
+
+def _choose_path(page: str) -> str:
+    """Return the path of a page's file in the folder; empty if it has none.
+
+    >>> _choose_path("https://example.org/guide/"), _choose_path("https://example.org/a?b=1")
+    ('guide/index.html', 'a%3Fb=1.html')
+    """
+    parts = urlsplit(page)
+    *folders, name = unquote(parts.path.lstrip("/")).split("/")
+    name = (name or "index.html") + (f"?{parts.query}" if parts.query else "")
+    segments = [quote(segment, safe=" =&") for segment in (*folders, name)]
+    segments[-1] += "" if _FILE_NAME.search(segments[-1]) else ".html"
+    is_safe = all(segment.strip(".") and not segment.startswith(".") for segment in segments)
+    return "/".join(segments) if is_safe and all(len(one) <= _MAX_NAME_BYTES for one in segments) else ""
+
+
+def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
+    """Yield `url` or `sitemap`, its address and its `lastmod`; entities are not expanded.
+
+    Raises:
+        InputError: It is no sitemap.
+    """
+    if body.startswith(b"\x1f\x8b"):
+        try:
+            body = zlib.decompressobj(wbits=31).decompress(body, _MAX_SITEMAP_BYTES)
+        except zlib.error as error:
+            raise InputError(f"{url} is damaged ({error}): check the sitemap") from error
+    try:
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+        root = etree.fromstring(body, parser)
+    except etree.XMLSyntaxError as error:
+        raise InputError(f"{url} is no sitemap ({format_error(error)}): give the address of an XML sitemap") from error
+    if etree.QName(root).localname not in {"urlset", "sitemapindex"}:
+        raise InputError(f"{url} is no sitemap (its root is {root.tag!r:.60}): give the address of an XML sitemap")
+    for entry in root.iterchildren("{*}url", "{*}sitemap"):
+        address, lastmod = (" ".join((entry.findtext(f"{{*}}{name}") or "").split()) for name in ("loc", "lastmod"))
+        yield etree.QName(entry).localname, address.partition("#")[0], lastmod[:40]

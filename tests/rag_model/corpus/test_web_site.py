@@ -1,0 +1,175 @@
+"""A sitemap names the pages of a dump: what is asked of the server, what is kept, and what is refused."""
+
+import gzip
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from rag_model.corpus import web_site
+from rag_model.corpus.dump_formats.document_files import find_dump_files
+from rag_model.corpus.web_site import SiteFiles, mirror_site
+from rag_model.errors import InputError, UnreachableError, UsageError
+from tests.rag_model.corpus.test_document_files import list_ids, plan_folder
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+class Site:
+    """A server whose replies a test sets, and the requests that it got."""
+
+    def __init__(self) -> None:
+        self.replies: dict[str, list[Reply]] = {}
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+                replies = site.replies.get(self.path, [(404, {}, b"")])
+                status, headers, body = replies.pop(0) if len(replies) > 1 else replies[0]
+                if headers.get("ETag") and self.headers.get("If-None-Match") == headers["ETag"]:
+                    status, body = 304, b""
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.origin = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.address = f"sitemap+{self.origin}/sitemap.xml"
+
+    def set_page(self, path: str, text: str, kind: str = "text/html; charset=utf-8", **headers: str) -> None:
+        self.replies[path] = [(200, {"Content-Type": kind, **headers}, f"<h1>{text}</h1><p>Words.".encode())]
+
+    def set_sitemap(self, *pages: str, path: str = "/sitemap.xml", root: str = "urlset", entry: str = "url") -> None:
+        rows = [
+            f"<{entry}><loc> {self.origin}{page} </loc></{entry}>".replace("!", "</loc><lastmod>") for page in pages
+        ]
+        rows = [row.replace(" </loc>", "</lastmod>") if "<lastmod>" in row else row for row in rows]
+        text = f'<{root} xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{"".join(rows)}</{root}>'
+        self.replies[path] = [(200, {}, text.encode())]
+
+    def mirror(self) -> SiteFiles:
+        """Read the site again, and forget the earlier requests."""
+        web_site._recent_files.clear()
+        self.requests.clear()
+        return mirror_site(self.address, sleep=lambda _: None)
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.requests]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("BOOKWHEEL_SITES", str(tmp_path / "sites"))
+    site = Site()
+    Thread(target=site.server.serve_forever, daemon=True).start()
+    yield site
+    site.server.shutdown()
+    site.server.server_close()
+
+
+def test_the_pages_of_a_sitemap_are_documents(site: Site, tmp_path: Path) -> None:
+    site.set_sitemap("/main.xml", "/more.xml.gz", root="sitemapindex", entry="sitemap")
+    site.set_sitemap("/", "/guide/install", "/a%20b.html?c=1", "/gone", "/logo.png", path="/main.xml")
+    site.set_sitemap("/moved", "/../etc/x", path="/more.xml.gz")
+    site.replies["/more.xml.gz"] = [(200, {}, gzip.compress(site.replies["/more.xml.gz"][0][2]))]
+    site.replies["/moved"] = [(302, {"Location": "/guide/install"}, b"")]
+    for path in ("/", "/guide/install", "/a%20b.html?c=1"):
+        site.set_page(path, f"Page {path}")
+    site.set_page("/logo.png", "", kind="image/png")
+    files = find_dump_files(site.address)
+    assert files.dropped == {"bad_name": 1, "missing": 1, "unknown_format": 1}
+    plan = plan_folder(site.address, tmp_path / "work")
+    assert list_ids(plan) == ["a%20b.html%253Fc=1.html", "guide/install.html", "index.html", "moved.html"]
+    assert site.paths.count("/sitemap.xml") == 1, "one process does not ask twice within minutes"
+    assert {headers["user-agent"][:11] for _, headers in site.requests} == {"bookwheel ("}
+
+
+def test_a_later_run_asks_for_changed_pages_only(site: Site) -> None:
+    site.set_sitemap("/dated!2026-11-01", "/tagged", "/plain", "/removed")
+    for path in ("/dated", "/plain", "/removed"):
+        site.set_page(path, "Old")
+    site.set_page("/tagged", "Old", ETag='"1"')
+    folder = site.mirror().folder
+    old_time = (folder / "plain.html").stat().st_mtime_ns
+    site.set_sitemap("/dated!2026-11-01", "/tagged", "/plain")
+    site.set_page("/dated", "New")
+    site.mirror()
+    assert site.paths == ["/robots.txt", "/sitemap.xml", "/tagged", "/plain"]
+    assert site.requests[2][1]["if-none-match"] == '"1"'
+    assert sorted(file.name for file in folder.iterdir()) == ["dated.html", "plain.html", "tagged.html"]
+    assert (folder / "plain.html").stat().st_mtime_ns == old_time, "an equal page is not written again"
+    site.set_sitemap("/dated!2026-11-02", "/tagged")
+    site.set_page("/tagged", "New", ETag='"2"')
+    site.mirror()
+    assert {file.name: "New" in file.read_text() for file in folder.iterdir()} == {
+        "dated.html": True,
+        "tagged.html": True,
+    }
+
+
+def test_an_interrupted_run_goes_on_where_it_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_site, "_SAVE_INTERVAL", 1)
+    site.set_sitemap("/a!2026-11-01", "/b!2026-11-01")
+    site.set_page("/a", "A")
+    site.replies["/b"] = [(503, {"Retry-After": "7200"}, b"")]
+    with pytest.raises(UnreachableError, match=r"asks to wait 7200 s.*run it again later, and it continues"):
+        site.mirror()
+    site.set_page("/b", "B")
+    site.mirror()
+    assert site.paths == ["/robots.txt", "/sitemap.xml", "/b"]
+
+
+def test_a_site_that_asks_to_wait_is_asked_again(site: Site) -> None:
+    site.set_sitemap("/a", "/secret/b")
+    site.replies["/robots.txt"] = [(200, {}, b"User-agent: *\nDisallow: /secret/\nCrawl-delay: 3\n")]
+    site.set_page("/a", "A")
+    site.replies["/a"].insert(0, (429, {"Retry-After": "5"}, b""))
+    web_site._recent_files.clear()
+    pauses = list[float]()
+    assert mirror_site(site.address, sleep=pauses.append).dropped == {"robots": 1}
+    assert pauses == [3, 3, 5, 3]
+
+
+HOSTILE_SITEMAPS = {
+    "no sitemap": (b"<html></html>", "is no sitemap"),
+    "no XML": (b"\x00\xff", "is no sitemap"),
+    "damaged gzip": (b"\x1f\x8bwords", "is damaged"),
+    "entities": (
+        b"<!DOCTYPE urlset [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><urlset><url><loc>&a;</loc></url></urlset>",
+        "lists no page",
+    ),
+    "another host": (b"<urlset><url><loc>http://127.0.0.2/a</loc></url></urlset>", "'other_host': 1"),
+    "bomb": (gzip.compress(bytes(60 << 20)), "is no sitemap"),
+}
+
+
+def test_a_hostile_sitemap_is_refused(site: Site) -> None:
+    for body, message in HOSTILE_SITEMAPS.values():
+        site.replies["/sitemap.xml"] = [(200, {}, body)]
+        with pytest.raises(InputError, match=message):
+            site.mirror()
+        assert site.paths == ["/robots.txt", "/sitemap.xml"]
+    site.replies["/robots.txt"] = [(200, {}, b"User-agent: *\nDisallow: /\n")]
+    with pytest.raises(InputError, match=r"robots.txt of .* forbids"):
+        site.mirror()
+    for address in ("sitemap+http://example.org/a.xml", "sitemap+https://", "sitemap+https://me:x@example.org/a.xml"):
+        with pytest.raises(UsageError):
+            mirror_site(address)
+
+
+def test_a_page_that_is_too_large_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_site, "MAX_PAGE_BYTES", 1000)
+    site.set_sitemap("/a", "/b")
+    site.set_page("/a", "A")
+    site.replies["/b"] = [(200, {"Content-Type": "text/html", "Content-Encoding": "gzip"}, gzip.compress(bytes(2000)))]
+    assert site.mirror().dropped == {"too_large": 1}
