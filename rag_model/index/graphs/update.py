@@ -62,6 +62,7 @@ _REPAIR_BLOCK = 1_024  # members whose links are repaired at once
 # Members near a member that lost links, from which others are selected: after 50 updates of 2 % of
 # 20,000 weak vectors, a cell has 1.02 times its first number of links, and with 64 .95.
 _REPAIR_CANDIDATES = 128
+_NO_CODE = np.int32(2**31 - 1)  # larger than twice any member's number
 _OWN_LINKS = 4  # nearest links that a member kept, whose neighbours are candidates as well
 _NEAR_MEMBERS = 32  # of a new member, whose sources are offered the new member
 _NEAR_LINKS = 2  # of a source, whose neighbours are candidates for its links
@@ -152,7 +153,7 @@ def _drop_members(
         near_rows, near_slots = np.nonzero(near >= 0)
         rows = np.concatenate([rows, near_rows])
         candidates = np.concatenate([candidates, unpack_links(new_lists[near[near_rows, near_slots]])])
-        candidates = _group_candidates(rows, candidates, members, unpack_links(links), len(vectors))
+        candidates = _group_candidates(rows, candidates, members, unpack_links(links))
         added = _select_directions(plan, vectors, members, links, candidates)
         new_lists[members] = np.sort(np.concatenate([links, added], axis=1), axis=1)[:, : links.shape[1]]
         rows, slots = np.nonzero(added != NO_LINK)
@@ -163,7 +164,7 @@ def _drop_members(
     return new_lists
 
 
-def _group_candidates(rows: Rows, candidates: Links, members: Rows, links: Links, count: int) -> Links:
+def _group_candidates(rows: Rows, candidates: Links, members: Rows, links: Links) -> Links:
     """Return (a, c) distinct candidates of each member, then -1, without itself and its links.
 
     Args:
@@ -171,20 +172,22 @@ def _group_candidates(rows: Rows, candidates: Links, members: Rows, links: Links
         candidates: (p, w) members, -1 where none.
         members: (a,) members that lost links.
         links: (a, 2M) the links that remain.
-        count: number of all members.
     """
-    present = candidates >= 0
-    pairs = (rows[:, None] * count + candidates)[present]
-    excluded = np.column_stack([members, np.where(links < 0, members[:, None], links)])
-    excluded = (np.arange(len(members))[:, None] * count + excluded).ravel()
-    # Equal pairs are neighbours after sorting, excluded ones first.
-    codes = np.sort(np.concatenate([2 * excluded, 2 * pairs + 1]))
-    is_first = np.append(True, codes[1:] >> 1 != codes[:-1] >> 1)
-    rows, candidates = np.divmod(codes[is_first & (codes % 2 == 1)] >> 1, count)
-    column = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    grouped = np.full((len(members), int(column.max(initial=-1)) + 1), -1, np.int32)
-    grouped[rows, column] = candidates
-    return grouped
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
+    number = np.arange(len(rows)) - np.searchsorted(rows, rows)  # of each list in its row
+    # Sorting many short rows is several times as fast as sorting their values at once.
+    codes = np.full((len(members), int(number.max(initial=-1)) + 1, candidates.shape[1]), _NO_CODE)
+    codes[rows, number] = np.where(candidates[order] < 0, _NO_CODE, 2 * candidates[order] + 1)
+    excluded = np.column_stack([members, np.where(links < 0, members[:, None], links)]).astype(np.int32)
+    codes = np.concatenate([codes.reshape(len(members), -1), 2 * excluded], axis=1)
+    codes.sort(axis=1)  # equal members are neighbours then, excluded ones first
+    is_first = np.ones(codes.shape, np.bool_)
+    is_first[:, 1:] = codes[:, 1:] >> 1 != codes[:, :-1] >> 1
+    codes[~is_first | (codes % 2 == 0)] = _NO_CODE
+    codes.sort(axis=1)
+    codes = codes[:, : int((codes < _NO_CODE).sum(axis=1).max(initial=0))]
+    return np.where(codes == _NO_CODE, np.int32(-1), codes >> 1)
 
 
 def _select_directions(
