@@ -74,15 +74,18 @@ class Links:
     """Renders links with the namespaces of one wiki."""
 
     def __init__(self, namespaces: Mapping[str, int]) -> None:
+        self._names = {*namespaces, *_ENGLISH_NAMES}
         self._hidden = {prefix for prefix, key in {**_ENGLISH_NAMES, **namespaces}.items() if key in (_FILE, _CATEGORY)}
 
     def render(self, arguments: list[str]) -> str:
         """Return the visible text of a link from the texts between its bars, the target first."""
         target = arguments[0].strip()
-        prefix, colon, _ = target.partition(":")
-        if prefix and colon and self._is_hidden(prefix.strip().lower().replace("_", " "), bare=len(arguments) == 1):
+        prefix, colon, title = target.removeprefix(":").partition(":")
+        name = prefix.strip().lower().replace("_", " ") if colon else ""
+        if name and target[0] != ":" and self._is_hidden(name, bare=len(arguments) == 1):
             return GAP
-        if (_ODD.search(target) or not target) and not _is_title(target):
+        is_namespace = name and name in self._names and not title.partition("#")[0].strip()
+        if is_namespace or ((_ODD.search(target) or not target) and not _is_title(target)):
             text = "|".join(arguments)
             return GAP if _BARE_ADDRESS.fullmatch(text) else f"[[{text}]]"
         return self._get_shown_text(target.removeprefix(":"), arguments)

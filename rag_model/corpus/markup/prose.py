@@ -34,7 +34,7 @@ _EXTERNAL = re.compile(
     r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|mms|nntp|redis|sftp|ssh|svn|telnet|worldwind):)?//|"
     r"(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)(?=[^\s\]<>\"])"
     r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"'&]|'(?!')|&(?![lg]t;))*+"  # an address ends before markup
-    r"([^\]\n]*+)\]",  # the words may hold a bracket
+    r"((?:[^\]\n<]|<(?:/?[a-z][^<>\n]*+>)?)*+)\]",  # the words may hold `[`, and tags both brackets
     re.IGNORECASE,
 )
 _QUOTES = re.compile(r"('{2,})")

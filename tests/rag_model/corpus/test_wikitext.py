@@ -14,7 +14,9 @@ from rag_model.corpus.records import Section, Siteinfo
 from rag_model.corpus.wikitext import MAX_CHARS, UnparsablePageError, clean_wikitext
 from tests.fixtures.counted import measure_peaks
 
-ENGLISH = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6, "category": 14, "help": 12})
+ENGLISH = Siteinfo(
+    "enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"": 0, "file": 6, "category": 14, "help": 12}
+)
 BULGARIAN = Siteinfo("bgwiki", "bg", "https://bg.wikipedia.org/wiki/", {"файл": 6, "картинка": 6, "категория": 14})
 RESIDUE = re.compile(r"\{\{|\}\}|\{\||\|\}|<ref|</|'''|&nbsp;|__TOC__|thumb\||<!--")
 BRACKETS = re.compile(r"\[\[|\]\]")  # MediaWiki shows those without a partner
@@ -102,7 +104,9 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
          "[[a|b c d]] [[e]] [[f<b]] [[g{h|i]] [[j|k]] [[l&amp;m]] [[|n]] [[::o]] [[p%5Bq]]"),
         ("[[r#s&#124;t]] [[100%25]] [[u]v]] [[https://a.org]] [[https://a.org w]] [[news:a]] [[x]]]]",
          "r#s|t 100% [[u]v]] [w] x]]"),
-        ("[https:// a] [ssh://a b] [sms:12 c] [http://a.org/d&lt;e f] [http: g]", "[https:// a] b c <e f [http: g]"),
+        ("[[Help:]] [[:File:#a|b]] [[Help:#c]] [[Help me:#d]]", "[[Help:]] [[:File:#a|b]] [[Help:#c]] Help me:#d"),
+        ("[https:// a] [//a.org <i title='[b]'>c</i> [d] e]", "[https:// a] c [d e]"),
+        ("[ssh://a b] [sms:12 c] [http://a.org/d&lt;e f] [http: g]", "b c <e f [http: g]"),
         ("&#00; &#xD; &#150; &#xD83D; &#x110000; &#x0000063;&#000000065;a&רלמ;b",
          "&#00; &#xD; &#150; &#xD83D; &#x110000; cAab"),
         ("f() and f({{unknown}}) and <nowiki>a <nowiki>b</nowiki> c</nowiki> <nowiki>d",
