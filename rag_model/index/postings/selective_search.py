@@ -10,8 +10,8 @@ round.
 If a passage without any of the other terms could be among the best, all lists are read in the
 second round. The result is always that of `maxscore`.
 
-A list that later queries have too is completed by and by, a megabyte with each of them. Once it is
-there, it is decoded and cached, which is faster than choosing blocks again.
+A list that later queries have too is completed by and by, up to a megabyte with each query that needs
+a request anyway. Once it is there, it is decoded and cached, which is faster than choosing blocks again.
 """
 
 from collections.abc import Sequence
@@ -59,13 +59,14 @@ class SelectiveSearch:
 
     def list_first_ranges(self) -> Ranges:
         """Return the lists that are not optional, and of the others the headers and what is completed now."""
-        ranges, remaining_bytes = Ranges(), _MAX_COMPLETED_BYTES
-        for is_optional, (postings, begin, end) in zip(self.is_optional.tolist(), self._lists.tolist(), strict=True):
-            if not is_optional:
-                ranges.append((begin, end))
-                continue
-            headers_end = begin + HEADER_BYTES * -(-postings // BLOCK)
-            ranges.append((begin, headers_end))
+        optional_lists = self._lists[self.is_optional]
+        ranges: Ranges = list(map(tuple, self._lists[~self.is_optional, 1:].tolist()))
+        headers_ends = optional_lists[:, 1] + HEADER_BYTES * -(-optional_lists[:, 0] // BLOCK)
+        ranges += zip(optional_lists[:, 1].tolist(), headers_ends.tolist(), strict=True)
+        if not any(self._file.count_missing_bytes(*bounds) for bounds in ranges):
+            return ranges  # a query that needs no request is answered even while the store cannot be reached
+        remaining_bytes = _MAX_COMPLETED_BYTES
+        for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
             completed_end = self._completed_ends.get(begin, end)
             if completed_end == end:  # new, or removed from the cache
                 self._completed_ends[begin] = headers_end

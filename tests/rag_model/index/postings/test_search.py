@@ -314,5 +314,8 @@ def test_blocks_of_frequent_terms_that_cannot_matter_are_not_read(
         pinned_bytes = cache.fetched_bytes
         assert sorted(ranged.search(["the rare"], 3, skip=skip)[1][0]) == [7, 2_007, 4_007]
         fetched_bytes[skip] = cache.fetched_bytes - pinned_bytes
+        requests = cache.requests
+        ranged.search(["the rare"], 3, skip=skip)
+        assert cache.requests == requests, "the same question needs no request the next time"
         cache.close()
     assert fetched_bytes[True] < 0.8 * fetched_bytes[False], "headers and one block for each passage"
