@@ -166,9 +166,9 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
 def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_makes(
     cluster: Flink, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(START_VARIABLE, "0")
     before, found = set(cluster.jobs()), []
-    for name, options in (("here", []), ("there", cluster.flags)):
+    for name, options in (("here", HERE), ("there", cluster.flags)):
+        monkeypatch.setenv(START_VARIABLE, "0" if options else "1000")
         given, url = tmp_path / name, f"{bucket}/moving-{name}"
         given.mkdir()
         prepare(given, url=url, words=True, graph=False, recipe=WORDS)  # an index of vectors takes four more jobs
