@@ -498,7 +498,7 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
 
 
 @compiled
-def sum_lists(data, lists, lengths, entries, factors, weighting, k, rest, rows, sums):
+def sum_lists(data, lists, lengths, entries, factors, weighting, k, optional_bound, rows, sums):
     """Add up lists, and return the passages that may be among the k best of a query.
 
     Args:
@@ -509,7 +509,7 @@ def sum_lists(data, lists, lengths, entries, factors, weighting, k, rest, rows, 
         factors: (t,) float64, above 0, in units.
         weighting: `Weighting` of the postings.
         k: at least 1.
-        rest: upper bound of the score of the query's other terms.
+        optional_bound: upper bound of the score of the query's other terms.
         rows: int64 with room for all postings, filled with ascending rows.
         sums: int64 of the same size, filled with the scores of these rows.
 
@@ -552,7 +552,7 @@ def sum_lists(data, lists, lengths, entries, factors, weighting, k, rest, rows, 
             if size < k or score > heap_scores[0]:
                 size = push_hit(heap_scores, heap_rows, size, k, score, begin + position)
                 threshold = heap_scores[0] if size == k else np.int64(0)
-            if score + rest >= threshold:
+            if score + optional_bound >= threshold:
                 rows[count], sums[count] = begin + position, score
                 count += 1
         begin = end

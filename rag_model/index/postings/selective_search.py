@@ -83,34 +83,34 @@ class SelectiveSearch:
         Raises:
             InputError: the file is damaged.
         """
-        file, others = self._file, ~self.is_optional
+        file, is_required = self._file, ~self.is_optional
         headers = [self._read_headers(entry) for entry in self._lists[self.is_optional]]
-        bounds = [
+        block_bounds = [
             _bound_blocks(header, factor, weighting)
             for header, factor in zip(headers, self._factors[self.is_optional], strict=True)
         ]
-        rest = sum(int(bound.max()) for bound in bounds)
-        rows, sums = np.empty((2, int(self._lists[others, 0].sum())), np.int64)
+        optional_bound = sum(int(bounds.max()) for bounds in block_bounds)
+        rows, sums = np.empty((2, int(self._lists[is_required, 0].sum())), np.int64)
         count, threshold = maxscore.sum_lists(
             file.lists,
             file.layout.lists,
             file.lengths,
-            self._lists[others],
-            self._factors[others],
+            self._lists[is_required],
+            self._factors[is_required],
             weighting,
             self._k,
-            rest,
+            optional_bound,
             rows,
             sums,
         )
         if count == maxscore.DAMAGED:
             raise file.damaged_error()
-        if threshold <= rest:
+        if threshold <= optional_bound:
             return list(map(tuple, self._lists[:, 1:].tolist()))
         rows, sums = rows[:count], sums[:count]
         reach = sums.copy()
-        for header, bound in zip(headers, bounds, strict=True):
-            reach += np.append(bound, 0)[np.searchsorted(header["last_row"], rows)]
+        for header, bounds in zip(headers, block_bounds, strict=True):
+            reach += np.append(bounds, 0)[np.searchsorted(header["last_row"], rows)]
         self._candidates = rows[reach >= threshold], sums[reach >= threshold]
         return self._list_blocks(headers)
 
