@@ -94,8 +94,13 @@ def follow_redirect(url: str, response: httpx.Response) -> str:
     Raises:
         InputError: It leads to another server, which could be sent credentials.
     """
-    target, source = urlsplit(urljoin(url, response.headers.get("location", ""))), urlsplit(url)
-    if target.hostname != source.hostname or target.port != source.port or target.scheme != source.scheme:
+    location, source = response.headers.get("location", ""), urlsplit(url)
+    try:
+        target = urlsplit(urljoin(url, location))
+        is_same_server = (target.scheme, target.hostname, target.port) == (source.scheme, source.hostname, source.port)
+    except ValueError as error:
+        raise InputError(f"{url} redirects to {location!r:.100}, which is no address: check the server") from error
+    if not is_same_server:
         raise InputError(
             f"{url} redirects to another server, {target.scheme}://{target.netloc.rpartition('@')[2]}: use "
             "that address if you trust it"

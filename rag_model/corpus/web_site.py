@@ -5,12 +5,14 @@
 address as its name, so its id is that of the same page in a folder of HTML. What the server said
 about its version (`lastmod`, `ETag`, `Last-Modified`) is kept beside the files: a later run asks
 only for pages whose `lastmod` changed or is missing, and a page that did not change is not sent
-again. An interrupted run goes on where it ended.
+again. An interrupted run goes on where it ended. One page that cannot be read does not stop a run:
+it is dropped and counted.
 
 The client is polite (`corpus.polite_client`): it has one connection, obeys `robots.txt` with its
 `Crawl-delay`, and asks no other server. Replies, sitemaps and their number are bounded.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -18,6 +20,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -38,6 +41,7 @@ from rag_model.corpus.polite_client import (
     read_body,
     retry,
 )
+from rag_model.digest import digest_json
 from rag_model.errors import InputError, UsageError, format_error
 from rag_model.http_client import ReplyTooLargeError
 from rag_model.secrets import refuse_secret
@@ -52,7 +56,7 @@ _SAVE_INTERVAL = 100  # pages after which the versions are saved
 _FRESH_SECONDS = 600.0  # for which one process does not ask a site again
 _PAGE_TYPES = "text/html", "application/xhtml+xml"
 _FILE_NAME = re.compile(r"\.(?:html?|xhtml)$", re.IGNORECASE)
-_MAX_NAME_BYTES = 200  # of a segment of a path; file systems allow 255
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 200, 1_000  # of a segment and of a path; file systems allow 255 and 4,096
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,14 @@ class SiteFiles:
 
     folder: Path
     dropped: Mapping[str, int]
+
+
+class _UnusablePageError(InputError):
+    """A page cannot be read, for a reason for which a file of a folder is dropped."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 _recent_files: dict[str, tuple[float, SiteFiles]] = {}  # by address: when it was read
@@ -97,16 +109,19 @@ class _SiteClient:
     def __init__(self, url: str, sleep: Callable[[float], None]) -> None:
         refuse_secret(url)
         self._url = url[len(PREFIX) :]
-        parts = urlsplit(self._url)
-        if not parts.hostname or parts.fragment:
+        self._origin, self._start = _split_address(self._url)
+        if not self._origin or "#" in self._url:
             raise UsageError(f"{url} is no sitemap's address: give one such as {PREFIX}https://example.org/sitemap.xml")
-        if not is_confidential(parts.scheme, parts.netloc):
-            raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{parts.netloc}{parts.path}")
-        self._origin = f"{parts.scheme.lower()}://{parts.netloc.lower()}"
+        scheme, _, host = self._origin.partition("://")
+        if not is_confidential(scheme, host):
+            raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{host}{self._start}")
         root = Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
-        self._folder = root / quote(self._url.partition("://")[2], safe="")[:_MAX_NAME_BYTES]
-        self._versions_file = self._folder.with_name(f"{self._folder.name}.json")
-        self._robots = RobotFileParser()
+        name = quote(self._url.partition("://")[2], safe="")
+        if len(name) > _MAX_NAME_BYTES:
+            name = f"{name[:_MAX_NAME_BYTES]}-{digest_json(name).rpartition(':')[2][:16]}"
+        self._folder, self._versions_file = root / name, root / f"{name}.json"
+        self._robots, self._n_fetched = RobotFileParser(), 0
+        self._robots.parse([])  # until it is read, everything may be
         self._delay, self._sleep, self._has_answered = 0.0, sleep, False
         self._http = open_polite_client()
 
@@ -118,24 +133,45 @@ class _SiteClient:
 
     def mirror(self) -> SiteFiles:
         """Fetch the pages that changed, remove those that the sitemap does not list any more."""
-        self._read_robots()
-        versions, listed, dropped = self._load_versions(), set[str](), Counter[str]()
-        for page, lastmod in self._list_pages():
-            path = _choose_path(page)
-            if not page.startswith(f"{self._origin}/") or not path:
-                dropped["bad_name" if page.startswith(f"{self._origin}/") else "other_host"] += 1
-            elif not self._robots.can_fetch("bookwheel", page):
-                dropped["robots"] += 1
-            elif path not in listed:
-                listed.add(path)
-                self._update_page(page, path, lastmod, versions, dropped)
-        for path in versions.keys() - listed:
-            (self._folder / path).unlink(missing_ok=True)
-            del versions[path]
-        self._save_versions(versions)
-        if not versions:
-            raise InputError(f"{self._url} lists no page that can be read ({dict(dropped)}): check the sitemap")
+        with self._lock_folder():
+            self._read_robots()
+            versions, pages, dropped = self._load_versions(), dict[str, str](), Counter[str]()
+            try:
+                for page, lastmod in self._list_pages(dropped):
+                    path = _choose_path(page)
+                    if not path:
+                        dropped["bad_name"] += 1
+                    elif not self._robots.can_fetch("bookwheel", page):
+                        dropped["robots"] += 1
+                    elif path not in pages:
+                        pages[path] = page
+                        self._update_page(page, path, lastmod, versions, dropped)
+                    elif pages[path] != page:
+                        dropped["same_name"] += 1
+            finally:
+                self._save_versions(versions)
+            if not versions.keys() & pages.keys():
+                raise InputError(f"{self._url} lists no page that can be read ({dict(dropped)}): check the sitemap")
+            for path in versions.keys() - pages.keys():
+                del versions[path]
+            self._save_versions(versions)
+            self._remove_other_files(versions)
         return SiteFiles(self._folder, dict(dropped))
+
+    @contextmanager
+    def _lock_folder(self) -> Iterator[None]:
+        """Wait until no other run writes into the folder."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._folder.with_name(f"{self._folder.name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _remove_other_files(self, versions: Mapping[str, _Version]) -> None:
+        """Remove pages that are not listed, and what an interrupted run left."""
+        for folder, _, names in os.walk(self._folder):
+            for file in (Path(folder, name) for name in names):
+                if file.relative_to(self._folder).as_posix() not in versions:
+                    file.unlink(missing_ok=True)
 
     def _update_page(
         self, page: str, path: str, lastmod: str, versions: dict[str, _Version], dropped: Counter[str]
@@ -146,8 +182,11 @@ class _SiteClient:
         if has_file and lastmod and lastmod == version.lastmod:
             return
         conditions = {"If-None-Match": version.etag, "If-Modified-Since": version.modified} if has_file else {}
-        status, headers, body = self._fetch(page, MAX_PAGE_BYTES, {k: v for k, v in conditions.items() if v})
-        reason = "" if status in {200, 304} else "missing"
+        try:
+            status, headers, body = self._fetch(page, MAX_PAGE_BYTES, {k: v for k, v in conditions.items() if v})
+            reason = "" if status == 200 or (status == 304 and has_file) else "missing"
+        except _UnusablePageError as error:
+            status, headers, body, reason = 0, httpx.Headers(), None, error.reason
         if status == 200:
             is_page = headers.get("content-type", "").partition(";")[0].strip().lower() in _PAGE_TYPES
             reason = ("" if is_page else "unknown_format") if body is not None else "too_large"
@@ -162,18 +201,22 @@ class _SiteClient:
         # A 304 repeats the ETag, and may leave out the rest.
         etag, modified = headers.get("etag", version.etag), headers.get("last-modified", version.modified)
         versions[path] = _Version(lastmod, etag[:1000], modified[:100])
-        if len(versions) % _SAVE_INTERVAL == 0:
+        self._n_fetched += 1
+        if self._n_fetched % _SAVE_INTERVAL == 0:
             self._save_versions(versions)
 
     def _read_robots(self) -> None:
         """Read `robots.txt`; without one, everything may be read."""
         status, _, body = self._fetch(f"{self._origin}/robots.txt", _MAX_ROBOTS_BYTES)
-        self._robots.parse((body or b"").decode("utf-8", "replace").splitlines() if status == 200 else [])
-        self._delay = min(float(self._robots.crawl_delay("bookwheel") or 0), _MAX_DELAY)
+        text = (body or b"").decode("utf-8", "replace") if status == 200 else ""
+        lines = ["User-agent: *", "Disallow: /"] if body is None else filter(_is_rule, text.splitlines())
+        self._robots = RobotFileParser()
+        self._robots.parse(lines)
+        self._delay = float(min(self._robots.crawl_delay("bookwheel") or 0, _MAX_DELAY))
 
-    def _list_pages(self) -> Iterator[tuple[str, str]]:
-        """Yield address and `lastmod` of the pages of the sitemap and of those that it lists."""
-        queue, seen, n_pages = [self._url], {self._url}, 0
+    def _list_pages(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
+        """Yield address and `lastmod` of the site's pages in the sitemap and in those that it lists."""
+        queue, seen, n_pages = [self._origin + self._start], {self._origin + self._start}, 0
         while queue:
             sitemap = queue.pop(0)
             if not self._robots.can_fetch("bookwheel", sitemap):
@@ -182,11 +225,15 @@ class _SiteClient:
             if status != 200 or body is None:
                 problem = f"answers HTTP {status}" if status != 200 else f"has more than {_MAX_SITEMAP_BYTES >> 20} MiB"
                 raise InputError(f"{sitemap} {problem}: check the address of the sitemap")
-            for kind, address, lastmod in _parse_sitemap(body, sitemap):
-                if kind == "url":
-                    n_pages += 1
+            for kind, location, lastmod in _parse_sitemap(body, sitemap):
+                origin, path = _split_address(location)
+                address = origin + path
+                n_pages += kind == "url"
+                if origin != self._origin:
+                    dropped["other_host" if origin else "bad_name"] += 1
+                elif kind == "url":
                     yield address, lastmod
-                elif address.startswith(f"{self._origin}/") and address not in seen:
+                elif address not in seen:
                     seen.add(address)
                     queue.append(address)
                 if n_pages > _MAX_PAGES or len(seen) > _MAX_SITEMAPS:
@@ -206,7 +253,7 @@ class _SiteClient:
                 with self._http.stream("GET", url, headers=headers) as response:
                     self._has_answered = True
                     if response.is_redirect and response.headers.get("location"):
-                        url = follow_redirect(url, response)
+                        url = self._follow_redirect(url, response)
                         continue
                     if response.status_code in BUSY_STATUSES:
                         raise BusyError(f"HTTP {response.status_code}", get_retry_after(response))
@@ -215,9 +262,23 @@ class _SiteClient:
                     return 200, response.headers, read_body(response, max_bytes)
             except ReplyTooLargeError:
                 return 200, httpx.Headers(), None
-            except (httpx.DecodingError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-                raise InputError(f"{url} cannot be read ({format_error(error)}): check the address") from error
-        raise InputError(f"{url} redirects more than {MAX_REDIRECTS} times: give the address that it leads to")
+            except (httpx.DecodingError, httpx.InvalidURL, httpx.ProtocolError, httpx.UnsupportedProtocol) as error:
+                if isinstance(error, httpx.ProtocolError) and "location header" not in str(error):
+                    raise  # the connection broke, which may not happen again
+                message = f"{url} cannot be read ({format_error(error)}): check the address"
+                raise _UnusablePageError("unreadable", message) from error
+        message = f"{url} redirects more than {MAX_REDIRECTS} times: give the address that it leads to"
+        raise _UnusablePageError("unreadable", message)
+
+    def _follow_redirect(self, url: str, response: httpx.Response) -> str:
+        try:
+            target = follow_redirect(url, response)
+        except InputError as error:
+            raise _UnusablePageError("other_host", str(error)) from error
+        if not self._robots.can_fetch("bookwheel", target):
+            message = f"{url} redirects to {target}, which robots.txt forbids: ask the site's operator"
+            raise _UnusablePageError("robots", message)
+        return target
 
     def _load_versions(self) -> dict[str, _Version]:
         try:
@@ -241,9 +302,40 @@ def _choose_path(page: str) -> str:
     *folders, name = unquote(parts.path.lstrip("/")).split("/")
     name = (name or "index.html") + (f"?{parts.query}" if parts.query else "")
     segments = [quote(segment, safe=" =&") for segment in (*folders, name)]
-    segments[-1] += "" if _FILE_NAME.search(segments[-1]) else ".html"
     is_safe = all(segment.strip(".") and not segment.startswith(".") for segment in segments)
-    return "/".join(segments) if is_safe and all(len(one) <= _MAX_NAME_BYTES for one in segments) else ""
+    # A folder never has the name of a page's file.
+    segments[:-1] = [_FILE_NAME.sub(lambda ending: f"%2E{ending[0][1:]}", folder) for folder in segments[:-1]]
+    segments[-1] += "" if _FILE_NAME.search(segments[-1]) else ".html"
+    path = "/".join(segments)
+    is_short = len(path) <= _MAX_PATH_BYTES and all(len(segment) <= _MAX_NAME_BYTES for segment in segments)
+    return path if is_safe and is_short else ""
+
+
+def _split_address(address: str) -> tuple[str, str]:
+    """Return the origin of an address, and its path with the query; empty if it is invalid.
+
+    >>> _split_address("HTTPS://Example.org:443#top"), _split_address("http://[x")
+    (('https://example.org', '/'), ('', ''))
+    """
+    try:
+        parts = urlsplit(address)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        return "", ""
+    if not host or "@" in parts.netloc:
+        return "", ""
+    is_default = port in {None, {"http": 80, "https": 443}.get(parts.scheme)}
+    origin = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{'' if is_default else f':{port}'}"
+    return origin, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _is_rule(line: str) -> bool:
+    """Return whether Python can parse a line of `robots.txt`."""
+    try:
+        RobotFileParser().parse(["User-agent: *", line])
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
@@ -258,7 +350,7 @@ def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
         except zlib.error as error:
             raise InputError(f"{url} is damaged ({error}): check the sitemap") from error
     try:
-        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True, remove_pis=True)
         root = etree.fromstring(body, parser)
     except etree.XMLSyntaxError as error:
         raise InputError(f"{url} is no sitemap ({format_error(error)}): give the address of an XML sitemap") from error
@@ -266,4 +358,4 @@ def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
         raise InputError(f"{url} is no sitemap (its root is {root.tag!r:.60}): give the address of an XML sitemap")
     for entry in root.iterchildren("{*}url", "{*}sitemap"):
         address, lastmod = (" ".join((entry.findtext(f"{{*}}{name}") or "").split()) for name in ("loc", "lastmod"))
-        yield etree.QName(entry).localname, address.partition("#")[0], lastmod[:40]
+        yield etree.QName(entry).localname, address, lastmod[:40]

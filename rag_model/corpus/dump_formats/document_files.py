@@ -48,6 +48,7 @@ _DROP_REASONS = {
     "no_text": "without text",
     "missing": "not found on the site",
     "other_host": "of another site",
+    "same_name": "with the name of another page",
     "robots": "forbidden by robots.txt",
 }
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id

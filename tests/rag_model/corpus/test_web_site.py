@@ -117,8 +117,7 @@ def test_a_later_run_asks_for_changed_pages_only(site: Site) -> None:
     }
 
 
-def test_an_interrupted_run_goes_on_where_it_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_site, "_SAVE_INTERVAL", 1)
+def test_an_interrupted_run_goes_on_where_it_ended(site: Site) -> None:
     site.set_sitemap("/a!2026-11-01", "/b!2026-11-01")
     site.set_page("/a", "A")
     site.replies["/b"] = [(503, {"Retry-After": "7200"}, b"")]
@@ -165,6 +164,47 @@ def test_a_hostile_sitemap_is_refused(site: Site) -> None:
     for address in ("sitemap+http://example.org/a.xml", "sitemap+https://", "sitemap+https://me:x@example.org/a.xml"):
         with pytest.raises(UsageError):
             mirror_site(address)
+
+
+def test_a_page_that_cannot_be_read_does_not_stop_a_run(site: Site) -> None:
+    redirects = {
+        "/loop": "/loop",
+        "/elsewhere": "http://localhost:1/x",
+        "/port": f"{site.origin.rpartition(':')[0]}:99999999/x",
+        "/bracket": "http://[::1/x",
+        "/private": "/secret/a",
+    }
+    site.replies = {path: [(302, {"Location": target}, b"")] for path, target in redirects.items()}
+    site.replies["/robots.txt"] = [
+        (200, {}, "User-agent: *\nCrawl-delay: ²\nDisallow: //[\nDisallow: /secret/".encode())
+    ]
+    site.replies["/compressed"] = [(200, {"Content-Type": "text/html", "Content-Encoding": "gzip"}, b"words")]
+    site.replies["/unchanged"] = [(304, {}, b"")]
+    site.set_sitemap(*redirects, "/compressed", "/unchanged", "/a.html", "/a", "/a.html/b", "/a/" * 1000, "")
+    body = site.replies["/sitemap.xml"][0][2].replace(b"</urlset>", b"<url><loc>http://[::1/</loc></url></urlset>")
+    site.replies["/sitemap.xml"] = [(200, {}, body.replace(b"<loc> http", b"<loc> <!-- home -->HTTP"))]
+    for path in ("/", "/a.html", "/a.html/b", "/secret/a"):
+        site.set_page(path, path)
+    files = site.mirror()
+    assert files.dropped == {
+        **{"bad_name": 2, "missing": 1, "other_host": 2, "robots": 1, "same_name": 1, "unreadable": 3},
+    }
+    names = sorted(file.relative_to(files.folder).as_posix() for file in files.folder.rglob("*.html"))
+    assert names == ["a%2Ehtml/b.html", "a.html", "index.html"]
+
+
+def test_pages_that_a_killed_run_wrote_do_not_outlive_the_sitemap(site: Site) -> None:
+    site.set_sitemap("/a")
+    site.set_page("/a", "A")
+    folder = site.mirror().folder
+    for name in ("b.html", ".landing-0123456789abcdef"):  # files of a run that was killed before it saved versions
+        (folder / name).write_text("B")
+    site.mirror()
+    assert [file.name for file in folder.iterdir()] == ["a.html"]
+    site.set_sitemap()
+    with pytest.raises(InputError, match="lists no page"):
+        site.mirror()
+    assert [file.name for file in folder.iterdir()] == ["a.html"], "an empty sitemap does not remove the pages"
 
 
 def test_a_page_that_is_too_large_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
