@@ -410,19 +410,17 @@ def _store_queries(
 ) -> BlobRef:
     """Encode the queries, unless recorded, and return the file of their vectors.
 
-    `gc` keeps this file and that of the sample as long as a snapshot has all vectors of the corpus that the queries are
-    from, so that nothing of a page remains that was taken down.
+    `gc` keeps this file and that of the sample as long as snapshots have all passages and vectors of the corpus that
+    the queries are from, so that nothing of a page remains that was taken down, or edited with the same vector.
     """
-    content = snapshot.manifest.content
+    inputs = _list_query_inputs(snapshot.manifest.content, recipe, representation)
 
     def produce(workdir: Path) -> StageResult:
         np.save(workdir / "queries.npy", encode_vector_queries(snapshot, sample.sentences, representation))
         (workdir / "sample.json").write_text(json.dumps(asdict(sample)), encoding="utf-8")
-        targets = [content.files[content.rows_path(representation, part.name)].id for part in content.parts]
         outputs = {"queries": workdir / "queries.npy", _SAMPLE: workdir / "sample.json"}
-        return StageResult(outputs, {TARGET_KEY: targets})
+        return StageResult(outputs, {TARGET_KEY: inputs["files"]})
 
-    inputs = _list_query_inputs(content, recipe, representation)
     return store.memo.get_or_create(QUERIES, inputs, produce)[0].outputs["queries"]
 
 

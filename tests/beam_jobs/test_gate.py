@@ -1,5 +1,6 @@
 """The gate's jobs: workers measure as one process does, and the launcher reads no vectors."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -22,8 +23,9 @@ from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
 from rag_model.store.objects.blobs import BlobRef, Blobs
+from rag_model.store.objects.memo import TARGET_KEY
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.manifest import Content, Manifest, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from tests.rag_model import conftest as corpus
 
@@ -122,6 +124,20 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
     assert {name: found.recalls.tolist() for name, found in measurements.items()} == {
         name: found.recalls.tolist() for name, found in expected.recalls.items()
     }
+
+
+def test_a_recorded_sample_is_kept_only_with_the_passages_that_it_quotes(
+    store: Store, snapshot: Snapshot, launch: Launch
+) -> None:
+    gate.measure_indexes(store, launch, None, snapshot, RECIPE)
+    content = snapshot.manifest.content
+    key = store.memo.compute_key(gate._list_query_inputs(content, RECIPE, "embeddings"))
+    record = store.memo.find(gate.QUERIES, key)
+    assert record is not None
+    sentences = json.loads(store.blobs.read(record.outputs["sample"]))["sentences"]
+    assert len(sentences) == RECIPE.queries
+    passages = {content.files[passages_path(part.name)].id for part in content.parts}
+    assert passages <= set(record.stats[TARGET_KEY]), "an edit may change a passage and not its vector"
 
 
 def test_tuning_on_workers_is_recorded_as_in_one_process(store: Store, snapshot: Snapshot, launch: Launch) -> None:
