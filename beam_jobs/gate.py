@@ -65,7 +65,7 @@ from rag_model.store.versions.manifest import Content, Manifest, passages_path, 
 from rag_model.store.versions.snapshot import Snapshot
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # stages of the memo
-_SAMPLE = "sample"  # output of `QUERIES`: JSON of the `QuerySample`
+_SAMPLE = "sample"  # an output of the stage `QUERIES`: the `QuerySample` as JSON
 _MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index, which is searched with several settings
 _RANKED_PER_SECOND = 1e6  # passages of which the hashes are read and ranked
 _UPDATED_SHARE = 0.2  # time of deriving neighbours from the parent's, as a share of searching
@@ -375,7 +375,7 @@ def _with_queries(
 
 
 def _find_previous_sample(store: Store, parent: Content | None, recipe: GateRecipe) -> QuerySample | None:
-    """Return the sample of the parent's gate; None if it had another recipe, or was not recorded."""
+    """Return the sample of the parent's gate; None if that gate had another recipe, or its sample is not recorded."""
     representations = dict.fromkeys(map(parent.representation_of, parent.indexes)) if parent else {}
     for representation in representations:
         record = _find_query_record(store, parent, recipe, representation)
@@ -410,8 +410,9 @@ def _store_queries(
 ) -> BlobRef:
     """Encode the queries, unless recorded, and return the file of their vectors.
 
-    `gc` keeps this file and that of the sample as long as snapshots have all passages and vectors of the corpus that
-    the queries are from, so that nothing of a page remains that was taken down, or edited with the same vector.
+    `gc` keeps this file and that of the sample only while snapshots have all passages and vectors of
+    the corpus that the queries are from. So nothing remains of a page that was taken down, or that was
+    edited without a change of its vector.
     """
     inputs = _list_query_inputs(snapshot.manifest.content, recipe, representation)
 

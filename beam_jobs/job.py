@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import Task, TaskFunction, look_up_reports, restore_threads, run_task
-from beam_jobs.workers import import_beam, keep_arrow_from_pandas
+from beam_jobs.workers import import_beam, prevent_pandas_import
 from rag_model.store.store import Store
 
 
@@ -77,7 +77,7 @@ def _run_in_process(
 ) -> list[Report]:
     """Run a small job in this process, one task after another."""
     reports: list[Report] = []
-    keep_arrow_from_pandas()
+    prevent_pandas_import()
     with restore_threads():
         for task in tasks:
             reports.append(run_task(function, task, store))

@@ -2,11 +2,11 @@
 
 import sys
 
-from beam_jobs.workers import hide_unused_modules, keep_arrow_from_pandas
+from beam_jobs.workers import hide_unused_modules, prevent_pandas_import
 
 with hide_unused_modules():
     from apache_beam.runners.worker import sdk_worker_main
 
 if __name__ == "__main__":
-    keep_arrow_from_pandas()
+    prevent_pandas_import()
     sdk_worker_main.main(sys.argv)  # type: ignore[no-untyped-call]

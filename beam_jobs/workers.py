@@ -74,10 +74,10 @@ def hide_unused_modules() -> AbstractContextManager[None]:
     return hide_modules(*UNUSED_MODULES)
 
 
-def keep_arrow_from_pandas() -> None:
-    """Keep Arrow from importing pandas for the first list that it converts.
+def prevent_pandas_import() -> None:
+    """Prevent Arrow from importing pandas when it converts its first list.
 
-    Arrow looks for pandas once. It still imports pandas to convert a table to a data frame.
+    Arrow looks for pandas only once. Conversions of tables to data frames still import it.
     """
     with hide_modules("pandas"):
         pa.array([0])

@@ -117,16 +117,19 @@ class ReproductionPlan:
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
     def estimate_rows(self) -> Iterator[list[WorkEstimate]]:
-        """Yield the work of each row, by data set; a system that an earlier row measures is no work."""
-        measured = set[object]()
+        """Yield the work of each row, one estimate for each data set.
+
+        A system that an earlier row measures on the same data set is not counted again.
+        """
+        measured_systems = set[object]()
         for row in self.rows:
-            works = list[WorkEstimate]()
+            row_works = list[WorkEstimate]()
             for data in row.list_data():
                 system = (row.library, row.retriever, row.depth, row.model, row.k, row.readers, row.beams, data)
-                if system not in measured:
-                    works.append(estimate_row(self, row, data))
-                measured.add(system)
-            yield works
+                if system not in measured_systems:
+                    row_works.append(estimate_row(self, row, data))
+                measured_systems.add(system)
+            yield row_works
 
     def describe(self) -> dict[str, Any]:
         """Return bytes, disk, hours on this machine, and licences as JSON values."""
@@ -205,13 +208,13 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         extra_folder = Path(_find_model(plan.folder, extra.encoder))
         if extra_folder.is_dir():
             operations += passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
-        elif not model.operations_per_token:  # `parameters` are those of the encoder that is not static
+        elif not model.operations_per_token:  # `parameters` counts those of the encoder that is not static
             operations += passages * PASSAGE_TOKENS * 2.0 * library.parameters
     return replace(work, operations=0.0 if library.vectors else operations, disk=work.disk + passages * row_bytes)
 
 
 def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Architecture, int]:
-    """Return the sizes and the dimensions of an encoder: of its local folder, or else as declared."""
+    """Return an encoder's sizes and dimensions: from its local folder if there is one, else as declared."""
     folder = Path(_find_model(plan.folder, library.encoder))
     if not folder.is_dir():
         return Architecture(library.parameters, 1, library.dimensions, 1, 0), library.dimensions

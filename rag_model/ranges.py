@@ -86,7 +86,7 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return `size` bytes, or those up to the end of the file, without a copy as `readinto` makes it."""
+        """Return `size` bytes, or fewer at the end of the file; `readinto` would copy them."""
         end = self._size if size is None or size < 0 else min(self._position + size, self._size)
         data = self._read(self._position, end) if self._position < end else b""
         self._position += len(data)
@@ -346,7 +346,7 @@ class CachedFile:
         if start >= end:
             return b""
         blocks = slice(start // self.block_bytes, -(-end // self.block_bytes))
-        with self.cache._lock:  # nothing is removed meanwhile
+        with self.cache._lock:  # so that no block is removed before it is read
             if self._is_verified[blocks].all():
                 np.maximum(self._last_used[blocks], self.cache._clock, out=self._last_used[blocks])
                 return os.pread(self._descriptor, end - start, start)
@@ -466,9 +466,9 @@ class CachedFile:
 
 
 def _list_blocks(starts: Numbers, ends: Numbers, block_bytes: int) -> Numbers:
-    """Return the blocks of (m,) ranges; one that several ranges share is repeated."""
+    """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
     firsts = starts // block_bytes
-    if len(firsts) == 1:  # the most frequent case, for which array operations cost most of the time
+    if len(firsts) == 1:  # the most frequent case, which the array operations below would slow down
         return np.arange(firsts[0], -(-ends[0] // block_bytes) if ends[0] > starts[0] else firsts[0])
     counts = np.where(ends > starts, -(-ends // block_bytes) - firsts, 0)
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range

@@ -1,8 +1,9 @@
-"""What clients of other people's servers share: retries after a pause, bounded replies, a name and redirects.
+"""Shared functions of polite HTTP clients: a User-Agent, retries after pauses, redirects, bounded replies.
 
-A server that asks to wait (HTTP 429 or 503) is asked again after its `Retry-After`, otherwise after
-growing pauses; so is a server that cannot be reached after it has answered. A server that cannot be
-reached at first has a wrong address or does not run, and is not asked again.
+If a server asks to wait (HTTP 429 or 503), the request is sent again after its `Retry-After`,
+otherwise after growing pauses. So is a request to a server that answered before and cannot be
+reached any more. A server that cannot be reached at first has a wrong address or does not run, so
+its request is not sent again.
 """
 
 import os
@@ -27,7 +28,7 @@ _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 _MAX_REPLY_SECONDS = 300.0
 _MAX_TRIES = 8
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
-_MAX_RETRY_AFTER = 600.0  # a longer wait ends the run, which continues when it is run again
+_MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
 T = TypeVar("T")
 
 
@@ -47,7 +48,7 @@ def open_polite_client(**headers: str) -> httpx.Client:
     """
     contact = os.environ.get(CONTACT, "")
     if not re.fullmatch(r"[\x20-\x7e]{0,200}", contact):
-        raise UsageError(f"{CONTACT} has other characters than printable ASCII: give an address or a URL")
+        raise UsageError(f"{CONTACT} has characters other than printable ASCII: give an address or a URL")
     agent = f"bookwheel (https://pypi.org/project/bookwheel{'; ' if contact else ''}{contact})"
     limits = httpx.Limits(max_connections=1)
     return create_http_client(httpx.Client, headers={"User-Agent": agent, **headers}, timeout=_TIMEOUT, limits=limits)
@@ -62,10 +63,10 @@ def is_confidential(scheme: str, host: str) -> bool:
 def retry(
     url: str, send: Callable[[], T], has_answered: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
 ) -> T:
-    """Call `send` until the server does not ask to wait; after several tries raise an error.
+    """Call `send`, again after a pause while the server is busy, and return its result.
 
     Raises:
-        UnreachableError: The server cannot be reached, or asks to wait for too long.
+        UnreachableError: The server cannot be reached, asks to wait for too long, or is busy for several tries.
     """
     pause = 1.0
     for attempt in range(1, _MAX_TRIES + 1):
@@ -78,10 +79,10 @@ def retry(
                 ) from error
             wait = getattr(error, "seconds", None)
             if attempt == _MAX_TRIES or (wait or 0) > _MAX_RETRY_AFTER:
-                asked = f", and asks to wait {wait:.0f} s" if wait else ""
+                requested_wait = f", and asks to wait {wait:.0f} s" if wait else ""
                 raise UnreachableError(
-                    f"{url} did not answer {attempt} requests in a row ({format_error(error)}{asked}): run it "
-                    "again later, and it continues"
+                    f"{url} did not answer {attempt} requests in a row ({format_error(error)}{requested_wait}): "
+                    "run the command again later to continue"
                 ) from error
             sleep(wait if wait is not None else pause)
             pause = min(2 * pause, _MAX_PAUSE)
@@ -92,14 +93,16 @@ def follow_redirect(url: str, response: httpx.Response) -> str:
     """Return the target of a redirect, without a fragment.
 
     Raises:
-        InputError: It leads to another server, which could be sent credentials.
+        InputError: The target is another server, to which credentials could be sent.
     """
     location, source = response.headers.get("location", ""), urlsplit(url)
     try:
         target = urlsplit(urljoin(url, location))
         is_same_server = (target.scheme, target.hostname, target.port) == (source.scheme, source.hostname, source.port)
     except ValueError as error:
-        raise InputError(f"{url} redirects to {location!r:.100}, which is no address: check the server") from error
+        raise InputError(
+            f"{url} redirects to {location!r:.100}, which is not a valid address: check the server"
+        ) from error
     if not is_same_server:
         raise InputError(
             f"{url} redirects to another server, {target.scheme}://{target.netloc.rpartition('@')[2]}: use "
@@ -112,12 +115,12 @@ def read_body(response: httpx.Response, max_bytes: int) -> bytes:
     """Return the body of a reply; raise a `BusyError` if the server sends it too slowly.
 
     Raises:
-        ReplyTooLargeError: The body has more bytes.
+        ReplyTooLargeError: The body has more than `max_bytes`.
     """
-    end, chunks = time.monotonic() + _MAX_REPLY_SECONDS, list[bytes]()
+    deadline, chunks = time.monotonic() + _MAX_REPLY_SECONDS, list[bytes]()
     for chunk in iter_body(response, max_bytes):
         chunks.append(chunk)
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise BusyError(f"a reply takes more than {_MAX_REPLY_SECONDS:.0f} s")
     return b"".join(chunks)
 

@@ -163,7 +163,7 @@ def is_wiki_site(url: str) -> bool:
 
 
 def is_sitemap(url: str) -> bool:
-    """Return whether a dump's URL is the address of a sitemap.
+    """Return whether the URL of a dump names a sitemap.
 
     >>> is_sitemap("sitemap+https://example.org/sitemap.xml")
     True

@@ -1,15 +1,15 @@
-"""The HTML pages of a web site, as its sitemap lists them, mirrored into a folder that is then the dump.
+"""Mirror the HTML pages that a web site's sitemap lists into a folder, which is then read as the dump.
 
 `sitemap+https://docs.example.org/sitemap.xml` names a sitemap or an index of sitemaps
-(https://www.sitemaps.org/protocol.html). A page is a file of the folder, with the path of its
-address as its name, so its id is that of the same page in a folder of HTML. What the server said
-about its version (`lastmod`, `ETag`, `Last-Modified`) is kept beside the files: a later run asks
-only for pages whose `lastmod` changed or is missing, and a page that did not change is not sent
-again. An interrupted run goes on where it ended. One page that cannot be read does not stop a run:
-it is dropped and counted.
+(https://www.sitemaps.org/protocol.html). The name of a page's file is the path of its address, so
+the page has the same id as in a folder of HTML. The version of each page (`lastmod`, `ETag`,
+`Last-Modified`) is stored beside the folder. A later run requests only pages whose `lastmod`
+changed or is missing, and the server does not send unchanged pages again. An interrupted run
+continues where it stopped. A page that cannot be read is dropped and counted; it does not stop a run.
 
 The client is polite (`corpus.polite_client`): it has one connection, obeys `robots.txt` with its
-`Crawl-delay`, and asks no other server. Replies, sitemaps and their number are bounded.
+`Crawl-delay`, and sends nothing to other servers. The size of replies and the numbers of sitemaps
+and pages are limited.
 """
 
 import fcntl
@@ -47,21 +47,21 @@ from rag_model.http_client import ReplyTooLargeError
 from rag_model.secrets import refuse_secret
 
 PREFIX = "sitemap+"
-FOLDER = "BOOKWHEEL_SITES"  # folder of the mirrors; default `~/.cache/bookwheel/sites`
-MAX_PAGE_BYTES = 8 << 20  # as of a file of HTML
+FOLDER_VARIABLE = "BOOKWHEEL_SITES"  # names the folder of the mirrors; default `~/.cache/bookwheel/sites`
+MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000  # the protocol allows 50 MB
 _MAX_ROBOTS_BYTES = 512 << 10
 _MAX_DELAY = 60.0  # seconds between two requests
-_SAVE_INTERVAL = 100  # pages after which the versions are saved
-_FRESH_SECONDS = 600.0  # for which one process does not ask a site again
+_SAVE_INTERVAL = 100  # pages between two saves of their versions
+_FRESH_SECONDS = 600.0  # a process does not read a site again within this time
 _PAGE_TYPES = "text/html", "application/xhtml+xml"
-_FILE_NAME = re.compile(r"\.(?:html?|xhtml)$", re.IGNORECASE)
-_MAX_NAME_BYTES, _MAX_PATH_BYTES = 200, 1_000  # of a segment and of a path; file systems allow 255 and 4,096
+_HTML_ENDING = re.compile(r"\.(?:html?|xhtml)$", re.IGNORECASE)
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 200, 1_000  # of a file name and of a path; file systems allow 255 and 4,096
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
-    """What a server said about the version of a page; empty if nothing."""
+class _PageVersion:
+    """The version of a page as the server declared it; an empty field was not declared."""
 
     lastmod: str = ""
     etag: str = ""
@@ -70,29 +70,29 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class SiteFiles:
-    """The folder of a site's pages, and the pages of the sitemap that are not in it, by reason."""
+    """The folder of a site's pages, and the numbers of listed pages that were dropped, by reason."""
 
     folder: Path
     dropped: Mapping[str, int]
 
 
 class _UnusablePageError(InputError):
-    """A page cannot be read, for a reason for which a file of a folder is dropped."""
+    """A page that cannot be read, with the `reason` for which it is counted as dropped."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-_recent_files: dict[str, tuple[float, SiteFiles]] = {}  # by address: when it was read
+_recent_files: dict[str, tuple[float, SiteFiles]] = {}  # address -> time of reading, and the result
 
 
 def mirror_site(url: str, sleep: Callable[[float], None] = time.sleep) -> SiteFiles:
-    """Bring the folder of a site's pages up to date, unless this process did so minutes ago.
+    """Bring the folder of a site's pages up to date, unless this process did so in the last minutes.
 
     Raises:
-        InputError: The sitemap is wrong, or `robots.txt` forbids it.
-        UnreachableError: The site cannot be reached; another run continues.
+        InputError: The sitemap is invalid, or `robots.txt` forbids it.
+        UnreachableError: The site cannot be reached; a later run continues.
         UsageError: The address is invalid, may contain a secret, or would be read unencrypted.
     """
     read_at, files = _recent_files.get(url, (0.0, None))
@@ -111,17 +111,19 @@ class _SiteClient:
         self._url = url[len(PREFIX) :]
         self._origin, self._start = _split_address(self._url)
         if not self._origin or "#" in self._url:
-            raise UsageError(f"{url} is no sitemap's address: give one such as {PREFIX}https://example.org/sitemap.xml")
+            raise UsageError(
+                f"{url} is not the address of a sitemap: give one such as {PREFIX}https://example.org/sitemap.xml"
+            )
         scheme, _, host = self._origin.partition("://")
         if not is_confidential(scheme, host):
             raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{host}{self._start}")
-        root = Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
+        root = Path(os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
         name = quote(self._url.partition("://")[2], safe="")
         if len(name) > _MAX_NAME_BYTES:
             name = f"{name[:_MAX_NAME_BYTES]}-{digest_json(name).rpartition(':')[2][:16]}"
         self._folder, self._versions_file = root / name, root / f"{name}.json"
         self._robots, self._n_fetched = RobotFileParser(), 0
-        self._robots.parse([])  # until it is read, everything may be
+        self._robots.parse([])  # until robots.txt is read, everything may be read
         self._delay, self._sleep, self._has_answered = 0.0, sleep, False
         self._http = open_polite_client()
 
@@ -132,7 +134,7 @@ class _SiteClient:
         self._http.close()
 
     def mirror(self) -> SiteFiles:
-        """Fetch the pages that changed, remove those that the sitemap does not list any more."""
+        """Fetch the pages that changed, and remove those that the sitemap no longer lists."""
         with self._lock_folder():
             self._read_robots()
             versions, pages, dropped = self._load_versions(), dict[str, str](), Counter[str]()
@@ -166,18 +168,18 @@ class _SiteClient:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _remove_other_files(self, versions: Mapping[str, _Version]) -> None:
-        """Remove pages that are not listed, and what an interrupted run left."""
+    def _remove_other_files(self, versions: Mapping[str, _PageVersion]) -> None:
+        """Remove pages that are not listed, and temporary files of interrupted runs."""
         for folder, _, names in os.walk(self._folder):
             for file in (Path(folder, name) for name in names):
                 if file.relative_to(self._folder).as_posix() not in versions:
                     file.unlink(missing_ok=True)
 
     def _update_page(
-        self, page: str, path: str, lastmod: str, versions: dict[str, _Version], dropped: Counter[str]
+        self, page: str, path: str, lastmod: str, versions: dict[str, _PageVersion], dropped: Counter[str]
     ) -> None:
-        """Fetch a page unless its file has this version."""
-        file, version = self._folder / path, versions.get(path, _Version())
+        """Fetch a page unless its file is up to date, and record its version."""
+        file, version = self._folder / path, versions.get(path, _PageVersion())
         has_file = path in versions and file.exists()
         if has_file and lastmod and lastmod == version.lastmod:
             return
@@ -198,9 +200,9 @@ class _SiteClient:
         if status == 200 and body is not None and not (has_file and file.read_bytes() == body):
             with atomic_write(file) as temporary:
                 temporary.write_bytes(body)
-        # A 304 repeats the ETag, and may leave out the rest.
+        # A reply with status 304 repeats the ETag, and may leave out other headers.
         etag, modified = headers.get("etag", version.etag), headers.get("last-modified", version.modified)
-        versions[path] = _Version(lastmod, etag[:1000], modified[:100])
+        versions[path] = _PageVersion(lastmod, etag[:1000], modified[:100])
         self._n_fetched += 1
         if self._n_fetched % _SAVE_INTERVAL == 0:
             self._save_versions(versions)
@@ -215,7 +217,7 @@ class _SiteClient:
         self._delay = float(min(self._robots.crawl_delay("bookwheel") or 0, _MAX_DELAY))
 
     def _list_pages(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
-        """Yield address and `lastmod` of the site's pages in the sitemap and in those that it lists."""
+        """Yield the address and `lastmod` of each page of the sitemap and of the sitemaps that it lists."""
         queue, seen, n_pages = [self._origin + self._start], {self._origin + self._start}, 0
         while queue:
             sitemap = queue.pop(0)
@@ -237,7 +239,10 @@ class _SiteClient:
                     seen.add(address)
                     queue.append(address)
                 if n_pages > _MAX_PAGES or len(seen) > _MAX_SITEMAPS:
-                    raise InputError(f"{self._url} lists more than {_MAX_PAGES:,} pages or {_MAX_SITEMAPS:,} sitemaps")
+                    raise InputError(
+                        f"{self._url} lists more than {_MAX_PAGES:,} pages or {_MAX_SITEMAPS:,} sitemaps: give a "
+                        "sitemap of a part of the site"
+                    )
 
     def _fetch(
         self, url: str, max_bytes: int, headers: Mapping[str, str] | None = None
@@ -264,7 +269,7 @@ class _SiteClient:
                 return 200, httpx.Headers(), None
             except (httpx.DecodingError, httpx.InvalidURL, httpx.ProtocolError, httpx.UnsupportedProtocol) as error:
                 if isinstance(error, httpx.ProtocolError) and "location header" not in str(error):
-                    raise  # the connection broke, which may not happen again
+                    raise  # the connection broke: `retry` sends the request again
                 message = f"{url} cannot be read ({format_error(error)}): check the address"
                 raise _UnusablePageError("unreadable", message) from error
         message = f"{url} redirects more than {MAX_REDIRECTS} times: give the address that it leads to"
@@ -280,20 +285,20 @@ class _SiteClient:
             raise _UnusablePageError("robots", message)
         return target
 
-    def _load_versions(self) -> dict[str, _Version]:
+    def _load_versions(self) -> dict[str, _PageVersion]:
         try:
             rows = json.loads(self._versions_file.read_bytes())
-            return {path: _Version(**row) for path, row in rows.items()}
+            return {path: _PageVersion(**row) for path, row in rows.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}  # every page is fetched again
 
-    def _save_versions(self, versions: Mapping[str, _Version]) -> None:
+    def _save_versions(self, versions: Mapping[str, _PageVersion]) -> None:
         with atomic_write(self._versions_file) as temporary:
             temporary.write_text(json.dumps({path: asdict(version) for path, version in versions.items()}))
 
 
 def _choose_path(page: str) -> str:
-    """Return the path of a page's file in the folder; empty if it has none.
+    """Return the path of a page's file in the folder; empty if its address has no safe path.
 
     >>> _choose_path("https://example.org/guide/"), _choose_path("https://example.org/a?b=1")
     ('guide/index.html', 'a%3Fb=1.html')
@@ -303,9 +308,9 @@ def _choose_path(page: str) -> str:
     name = (name or "index.html") + (f"?{parts.query}" if parts.query else "")
     segments = [quote(segment, safe=" =&") for segment in (*folders, name)]
     is_safe = all(segment.strip(".") and not segment.startswith(".") for segment in segments)
-    # A folder never has the name of a page's file.
-    segments[:-1] = [_FILE_NAME.sub(lambda ending: f"%2E{ending[0][1:]}", folder) for folder in segments[:-1]]
-    segments[-1] += "" if _FILE_NAME.search(segments[-1]) else ".html"
+    # The name of a folder never ends like that of a page, so it cannot be the name of a file.
+    segments[:-1] = [_HTML_ENDING.sub(lambda ending: f"%2E{ending[0][1:]}", folder) for folder in segments[:-1]]
+    segments[-1] += "" if _HTML_ENDING.search(segments[-1]) else ".html"
     path = "/".join(segments)
     is_short = len(path) <= _MAX_PATH_BYTES and all(len(segment) <= _MAX_NAME_BYTES for segment in segments)
     return path if is_safe and is_short else ""
@@ -339,10 +344,10 @@ def _is_rule(line: str) -> bool:
 
 
 def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
-    """Yield `url` or `sitemap`, its address and its `lastmod`; entities are not expanded.
+    """Yield the kind (`url` or `sitemap`), address and `lastmod` of each entry; entities are not expanded.
 
     Raises:
-        InputError: It is no sitemap.
+        InputError: The file is not a sitemap.
     """
     if body.startswith(b"\x1f\x8b"):
         try:
@@ -353,9 +358,11 @@ def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
         parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True, remove_pis=True)
         root = etree.fromstring(body, parser)
     except etree.XMLSyntaxError as error:
-        raise InputError(f"{url} is no sitemap ({format_error(error)}): give the address of an XML sitemap") from error
+        raise InputError(
+            f"{url} is not a sitemap ({format_error(error)}): give the address of an XML sitemap"
+        ) from error
     if etree.QName(root).localname not in {"urlset", "sitemapindex"}:
-        raise InputError(f"{url} is no sitemap (its root is {root.tag!r:.60}): give the address of an XML sitemap")
+        raise InputError(f"{url} is not a sitemap (its root is {root.tag!r:.60}): give the address of an XML sitemap")
     for entry in root.iterchildren("{*}url", "{*}sitemap"):
         address, lastmod = (" ".join((entry.findtext(f"{{*}}{name}") or "").split()) for name in ("loc", "lastmod"))
         yield etree.QName(entry).localname, address, lastmod[:40]

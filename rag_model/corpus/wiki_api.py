@@ -1,8 +1,8 @@
 """A polite client of a MediaWiki site's API (`api.php`).
 
 One connection, one request at a time. Every request has `maxlag`, so a site whose databases lag
-behind turns it away; it is asked again (`corpus.polite_client`). A reply is bounded, redirects to
-other servers are refused, and credentials come from the environment only.
+behind refuses it; then it is sent again later (`corpus.polite_client`). A reply is bounded,
+redirects to other servers are refused, and credentials come from the environment only.
 """
 
 import os
@@ -217,7 +217,7 @@ class WikiClient:
             with self._explain_errors(url), sent as response:
                 self._has_answered = True
                 if response.is_redirect and not is_post:
-                    # The parameters are sent again.
+                    # The next request adds the parameters again.
                     url = follow_redirect(url, response).partition("?")[0]
                     continue
                 if response.status_code in BUSY_STATUSES:

@@ -62,10 +62,11 @@ _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-_ODD = re.compile(r"[\[\]{}<>\n&%:/]")  # fast, because most titles have none of these
-# What no title has. A link to it is text, which may have an external link: `[[https://a.org b]]`.
+_UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")  # most titles have none, and need no slower test
 _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
-_NO_TITLE = re.compile(rf"[\[\]{{}}<>|\n\0\ufffd]|^::|^:?$|^{_ADDRESS}|&#?\w+;|%[\da-f]{{2}}", re.IGNORECASE)
+# Text that no title contains. MediaWiki shows a link to it as text, in which `[https://a.org b]` of
+# `[[https://a.org b]]` is an external link.
+_INVALID_TITLE = re.compile(rf"[\[\]{{}}<>|\n\0\ufffd]|^::|^:?$|^{_ADDRESS}|&#?\w+;|%[\da-f]{{2}}", re.IGNORECASE)
 _BARE_ADDRESS = re.compile(rf"{_ADDRESS}\S*", re.IGNORECASE)  # `[[https://a.org]]`
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 
@@ -85,7 +86,7 @@ class Links:
         if name and target[0] != ":" and self._is_hidden(name, bare=len(arguments) == 1):
             return GAP
         is_namespace = name and name in self._names and not title.partition("#")[0].strip()
-        if is_namespace or ((_ODD.search(target) or not target) and not _is_title(target)):
+        if is_namespace or ((_UNUSUAL_CHARACTER.search(target) or not target) and not _is_title(target)):
             text = "|".join(arguments)
             return GAP if _BARE_ADDRESS.fullmatch(text) else f"[[{text}]]"
         return self._get_shown_text(target.removeprefix(":"), arguments)
@@ -108,12 +109,12 @@ class Links:
 
 
 def _is_title(target: str) -> bool:
-    """Return whether the target of a link can be a title; otherwise MediaWiki shows the brackets."""
-    mark = _NO_TITLE.search(target)
+    """Return whether the target of a link can be a title; otherwise MediaWiki shows its brackets."""
+    mark = _INVALID_TITLE.search(target)
     if mark is None or mark[0][:1] not in ("%", "&"):
         return mark is None
     title, fragment, _ = html.unescape(unquote(target)).partition("#")
-    return _NO_TITLE.search(title or fragment) is None
+    return _INVALID_TITLE.search(title or fragment) is None
 
 
 def _decode_title(target: str) -> str:

@@ -1,7 +1,8 @@
 """Bi-encoders and cross-encoders: load them, encode texts, train them, and compare vector spaces.
 
-encoder, model, bert          one dense vector per text, and encoders of any kind by the record in
-their folder; torch models, BERT without transformers
+encoder                       one dense vector per text; loads encoders of any kind, which the record in
+their folder names
+model, bert                   torch models, BERT without transformers
 token_encoder, token_model    ColBERT: one vector per token
 sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms
 bag, muvera                   bags of tokens; one fixed vector from a ColBERT's vectors

@@ -74,9 +74,10 @@ def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
     return None if header_offset < 0 else header_offset + len(head)
 
 
-# A search by ranges reads the ids of its hits alone, in a further round, if this saves more bytes.
+# A search by ranges reads the ids of only its hits, in an additional round of requests, if this saves
+# more bytes.
 _MIN_SAVED_BYTES = 256 << 10
-_ID_BYTES = 8  # follow the codes of a list, an id for each of them
+_ID_BYTES = 8  # of the id of an entry; the ids of a list follow its codes
 _MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
 # nprobe is tuned for a search of `_TUNED_DEPTH` hits. The neighbours beyond this depth are in more
 # lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall

@@ -37,7 +37,7 @@ from rag_model.index.search import FaissFileIndex, VectorOpener, open_index
 # AVX512).
 PRODUCTS_PER_SECOND = 5.4e10  # multiply-adds per second while vectors are compared with centroids
 BYTES_PER_SECOND = 5e7  # bytes of vectors per second that are read, sorted and written
-_CURVE_QUERIES = 64  # searched with settings other than the index's own, twice of which costs most
+_CURVE_QUERIES = 64  # for settings other than the index's own, some of which are slower
 KMEANS_ROUNDS = 10
 
 
@@ -93,8 +93,9 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         return open_index(files.index, defaults=entry["search"], vectors=vectors)
 
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
-        """Compare with exact search, with fewer queries also at settings near the index's own, and
-        inspect the file.
+        """Compare with exact search, and inspect the file.
+
+        Settings near the index's own are measured too, with fewer queries.
         """
         index = self._open_sampled(files, entry)
         own, settings = index.defaults, list_near_settings(index, query_set.k)

@@ -23,16 +23,16 @@ HitsCallback = Callable[[list[list[Hit]]], None]  # the hits of all questions, b
 
 @dataclass(frozen=True, slots=True)
 class AnswerCallbacks:
-    """What a reader calls while it answers a batch of questions."""
+    """Functions that a reader calls while it answers a batch of questions."""
 
-    should_stop: StopCheck | None = None  # called between tokens
+    should_stop: StopCheck | None = None  # called between tokens; True stops the reader
     # Receives the text of each answer: piece by piece if the reader generates it token by token,
     # else the whole text at its end.
     on_text: TextCallback | None = None
-    on_hits: HitsCallback | None = None  # of `Reader.answer`
+    on_hits: HitsCallback | None = None  # called by `Reader.answer` only
 
     def send_texts(self, answers: Iterable[tuple[int, Answer]]) -> None:
-        """Pass on the text of finished answers that have one, each with its position."""
+        """Send the text of each finished answer to `on_text`, with its position; skip empty answers."""
         for position, answer in answers:
             if self.on_text is not None and answer.text:
                 self.on_text(position, answer.text)

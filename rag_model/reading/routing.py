@@ -235,8 +235,8 @@ class AutoReader(RetrievingReader):
     def _answer_closed_book(self, questions: Sequence[str], callbacks: AnswerCallbacks) -> list[Answer]:
         """Answer from the weights alone; the time of all stages counts as one stage."""
         timer = AnswerTimer()
-        silent = replace(callbacks, on_text=None)
-        answers = self._reader.answer_from(questions, [()] * len(questions), silent)
+        silent_callbacks = replace(callbacks, on_text=None)
+        answers = self._reader.answer_from(questions, [()] * len(questions), silent_callbacks)
         for answer in answers:
             if answer.text and mean_log_likelihood(answer) is None:
                 raise UsageError(NO_LIKELIHOOD)
@@ -267,8 +267,8 @@ class AutoReader(RetrievingReader):
             closed_book: the answers from the weights.
             hits_by_position: hits of the questions that passages may answer.
             timer: has timed the search of these hits.
-            callbacks: `on_text` receives an answer piece by piece, if it is certain that it will be
-                given.
+            callbacks: `on_text` receives an answer piece by piece only if this answer is certain to
+                be chosen.
         """
         callbacks.send_texts((i, answer) for i, answer in enumerate(closed_book) if i not in hits_by_position)
         positions, on_text = list(hits_by_position), callbacks.on_text

@@ -58,8 +58,8 @@ _DEFAULT_BYTES_PER_PASSAGE = 520  # sources with other endings
 
 _BATCH_QUESTIONS = 8  # questions that are decoded at once, as in `Reader`
 _HIT_BYTES = 4000  # bytes of a retrieved passage in memory
-# Floating-point operations per second of a core that compares vectors, and its seconds to read and
-# decode the token vectors of one candidate; measured, see docs/howto/reproduce.md.
+# A core's floating-point operations per second while it compares vectors, and the seconds in which
+# it reads and decodes the token vectors of one candidate. docs/howto/reproduce.md has measurements.
 _COMPARE_RATE, _DECODE_SECONDS = 7e10, 1e-4
 # A generator behind an endpoint.
 _REMOTE_GENERATOR = Architecture(parameters=0, layers=0, hidden=0, heads=0, vocabulary=0)
@@ -119,7 +119,7 @@ def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
 
 
 def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Collection[str]) -> float:
-    """Estimate the seconds of one core that a query of a retriever takes: exact search and MaxSim.
+    """Estimate the seconds that exact search and MaxSim take for one query, on one core.
 
     Other indexes take milliseconds and are not counted, nor are models that rerank.
 
@@ -132,7 +132,7 @@ def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Col
     Raises:
         UsageError: the number of passages of a `maxsim` call is invalid.
     """
-    scored, token_products = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
+    scored_passages, token_products = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
     if isinstance(tree, Word):
         name = tree.with_depth()[0]
         if name in token_indexes:
@@ -142,8 +142,8 @@ def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Col
         return 0.0
     legs = tree.arguments
     if tree.name == "maxsim":
-        scored, legs = min(passages, tree.get_int(2, DEPTH, 1, MAX_DEPTH)), legs[:1]
-    seconds = scored * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
+        scored_passages, legs = min(passages, tree.get_int(2, DEPTH, 1, MAX_DEPTH)), legs[:1]
+    seconds = scored_passages * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
     return seconds + sum(estimate_query_seconds(leg, passages, d, token_indexes) for leg in legs)
 
 

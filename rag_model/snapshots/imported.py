@@ -56,7 +56,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content
 KIND = "imported"
 CODE = 2  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
-_ID_BITS = 8  # ids are compared by files of digests that share their first bits
+_ID_BITS = 8  # a file has the digests of ids that share these first bits
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
 
 
@@ -322,7 +322,7 @@ def _check_distinct(ids: pa.ChunkedArray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IdDigests(PartTask):
-    """Digests the ids of a part: 8 bytes for each, sorted, in base64. `gc` keeps them with the part."""
+    """Computes the digests of a part's ids: 8 bytes each, sorted, in base64. `gc` keeps them with the part."""
 
     stage: ClassVar[str] = "import-ids"
     output: ClassVar[str] = "ids"
@@ -339,10 +339,10 @@ class IdDigests(PartTask):
 
 
 def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
-    """Return a number for each id, the same for the same id; numbers of 18 digits never collide."""
+    """Return a digest of 64 bits for each id. Ids that are numbers of at most 18 digits never collide."""
     is_number = pc.match_substring_regex(ids, r"^(0|[1-9][0-9]{0,17})$")
     numbers = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
-    # A product with an odd number is another number for each id, and spreads them over the files.
+    # Multiplication by an odd number is one-to-one modulo 2**64, and spreads the ids over the files.
     digests: npt.NDArray[np.uint64] = numbers * np.uint64(0x9E3779B97F4A7C15)
     texts = ids.filter(pc.invert(is_number)).to_pylist()
     digests[~is_number.to_numpy()] = [int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) for text in texts]
@@ -352,7 +352,8 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
     """Check that no passages of different parts have the same id, by their digests.
 
-    The digests of all parts are spread over files, of which one is in memory at a time.
+    The digests of all parts are distributed over files by their first bits, so that only one file is
+    in memory at a time.
 
     Raises:
         InputError: an id is in two parts.
@@ -362,18 +363,18 @@ def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
         for report in reports:
             encoded = json.loads(store.blobs.read(BlobRef.from_json(report[IdDigests.output])))
             digests = np.frombuffer(b64decode(encoded), np.uint64)
-            for number, some in enumerate(np.split(digests, np.searchsorted(digests, bounds))):
+            for number, group in enumerate(np.split(digests, np.searchsorted(digests, bounds))):
                 with (folder / str(number)).open("ab") as file:
-                    file.write(some.tobytes())
+                    file.write(group.tobytes())
         for path in sorted(folder.iterdir()):
             digests = np.sort(np.fromfile(path, np.uint64))
-            repeated = digests[1:][digests[1:] == digests[:-1]]
-            if len(repeated):
-                _check_same_digests(store, reports, repeated)
+            repeated_digests = digests[1:][digests[1:] == digests[:-1]]
+            if len(repeated_digests):
+                _check_same_digests(store, reports, repeated_digests)
 
 
 def _check_same_digests(store: Store, reports: Sequence[Mapping[str, Any]], digests: npt.NDArray[np.uint64]) -> None:
-    """Compare the ids of all parts that have one of these digests, since different ids may share one."""
+    """Compare the ids that have one of these digests, because different ids may share a digest."""
     ids_to_compare = list[pa.Array]()
     for report in reports:
         ids = _read_ids(store, ChunkResult.from_json(report["passages"]).passages)

@@ -222,7 +222,10 @@ def count_candidates(queries: int, part_rows: int, n: int) -> int:
 def choose_rows(
     snapshot: Snapshot, queries: int, candidates: Sequence[tuple[npt.NDArray[np.uint64], Rows]]
 ) -> dict[int, int]:
-    """Return the key of each row of a sample, by key; `candidates` are `rank_passages` of each part."""
+    """Return the rows of a sample with their keys, in the order of the keys.
+
+    `candidates` are the results of `rank_passages` for each part.
+    """
     starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
     keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
     rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
@@ -234,9 +237,9 @@ def choose_rows(
 def read_sample(
     snapshot: Snapshot, keys_by_row: Mapping[int, int], seed: int, previous: QuerySample | None = None
 ) -> QuerySample:
-    """Return a sentence of each passage of `choose_rows`.
+    """Return a sample: a sentence of each passage that `choose_rows` chose.
 
-    A passage of the `previous` sample, which has the same seed, is not read again.
+    The sentences of the `previous` sample, which has the same seed, are not read again.
 
     Raises:
         StoreError: a passage file is missing or damaged.

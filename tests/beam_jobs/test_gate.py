@@ -92,16 +92,16 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
 ) -> None:
     content, measure = snapshot.manifest.content, partial(gate.measure_indexes, store, launch, None)
     recipe = replace(RECIPE, k=2)
-    read: list[int] = []
+    sampled_rows: list[int] = []
     read_rows = PassageFile.read_rows
 
     def record_rows(file: PassageFile, rows: Sequence[int]) -> list[Passage]:
-        read.extend(rows)
+        sampled_rows.extend(rows)
         return read_rows(file, rows)
 
     monkeypatch.setattr(PassageFile, "read_rows", record_rows)
     measure(snapshot, recipe)
-    assert len(read) == RECIPE.queries
+    assert len(sampled_rows) == RECIPE.queries
     name = f"embeddings/{content.parts[0].name}.npy"
     vectors = np.load(store.blobs.get_local_path(content.files[name]))
     vectors[1] = vectors[3]
@@ -117,7 +117,7 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
 
     monkeypatch.setattr(ExactIndex, "_search_block", record)
     measurements = measure(changed, recipe, parent=content)
-    assert len(read) == RECIPE.queries  # sentences of unchanged passages are recorded
+    assert len(sampled_rows) == RECIPE.queries  # sentences of unchanged passages are not read again
     assert 0 < sum(compared) < RECIPE.queries * len(vectors)
     monkeypatch.undo()
     expected = measure_snapshot(changed, recipe)

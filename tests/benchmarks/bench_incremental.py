@@ -356,7 +356,7 @@ def _tiny(folder: Path) -> str:
 
 
 def _compile_modules() -> None:
-    """Compile the packages as an installation does, so that no measured command compiles them."""
+    """Compile the packages to bytecode, as pip does, so that no measured command has to."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in ("flows", "beam_jobs", "rag_model"):
         compileall.compile_dir(Path(__file__).parents[2] / name, quiet=1)

@@ -11,8 +11,9 @@ passages are in the corpus too, and its questions measure what the further passa
 paragraph is among the first 20. Differences have paired bootstrap intervals. One JSON line a
 selection of structures. `python tests/benchmarks/bench_structures.py [--data FOLDER]`, a minute.
 
-With `--encoder FOLDER` there are two more lines a selection: exact search by this encoder, and its fusion
-with BM25 (`rrf`). Each passage is encoded once; `--others N` takes only so many of `passages.jsonl.xz`.
+With `--encoder FOLDER`, two more lines are printed for each selection: exact search by this encoder, and its
+fusion with BM25 (`rrf`). Each passage is encoded once; `--others N` uses only the first N of `passages.jsonl.xz`.
+`--rounds 0` leaves out the speed, and `--selections NAME...`, which needs `prose`, measures only some.
 """
 
 import argparse
@@ -133,10 +134,11 @@ class DenseSearch:
         self._vectors: dict[str, Any] = {}
 
     def prepare(self, passages: Sequence[Passage]) -> SearchFunction:
-        """Return a search of these passages."""
-        new = [passage for passage in passages if passage.hash not in self._vectors]
-        encoded = self._encoder.encode_passages([one.title for one in new], [one.text for one in new])
-        self._vectors |= {passage.hash: vector for passage, vector in zip(new, encoded, strict=True)}
+        """Encode the passages that are new, and return a search of all of them."""
+        new_passages = [passage for passage in passages if passage.hash not in self._vectors]
+        titles, texts = [passage.title for passage in new_passages], [passage.text for passage in new_passages]
+        vectors = self._encoder.encode_passages(titles, texts)
+        self._vectors |= {passage.hash: vector for passage, vector in zip(new_passages, vectors, strict=True)}
         matrix = np.stack([self._vectors[passage.hash] for passage in passages])
 
         def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
@@ -146,10 +148,10 @@ class DenseSearch:
         return search
 
     def _encode_questions(self, questions: Sequence[str]) -> Any:
-        new = [question for question in dict.fromkeys(questions) if f"? {question}" not in self._vectors]
-        if new:
-            encoded = self._encoder.encode_questions(new)
-            self._vectors |= {f"? {question}": vector for question, vector in zip(new, encoded, strict=True)}
+        new_questions = [question for question in dict.fromkeys(questions) if f"? {question}" not in self._vectors]
+        if new_questions:
+            vectors = self._encoder.encode_questions(new_questions)
+            self._vectors |= {f"? {question}": vector for question, vector in zip(new_questions, vectors, strict=True)}
         return np.stack([self._vectors[f"? {question}"] for question in questions])
 
 
@@ -158,11 +160,12 @@ def fuse_searches(first: SearchFunction, second: SearchFunction, passages: Seque
     rows = {id(passage): row for row, passage in enumerate(passages)}
 
     def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
-        lists = [
-            np.array([[rows[id(hit)] for hit in hits] + [-1] * (DEPTH - len(hits)) for hits in one(questions, DEPTH)])
-            for one in (first, second)
+        ranked_rows = [
+            np.array([[rows[id(hit)] for hit in hits] + [-1] * (DEPTH - len(hits)) for hits in hit_lists])
+            for hit_lists in (first(questions, DEPTH), second(questions, DEPTH))
         ]
-        return [[passages[row] for row in own[:k] if row >= 0] for own in fuse(lists, RRF_K, (1.0, 1.0))[0]]
+        fused_rows = fuse(ranked_rows, RRF_K, (1.0, 1.0))[0]
+        return [[passages[row] for row in query_rows[:k] if row >= 0] for query_rows in fused_rows]
 
     return search
 

@@ -46,7 +46,7 @@ def embedding_rows(reports: Sequence[Report]) -> Iterator[Row]:
     """Yield the rows of `bench_embedding_gpu.py`; of several processes together, if there are several.
 
     Raises:
-        ValueError: two processes used one GPU, so the sum of their rates is not that of several GPUs.
+        ValueError: two processes used the same GPU, so the sum of their rates is not the rate of several GPUs.
     """
     gpus = [report["gpu"] for report in reports if report["gpu"] is not None]
     if len(set(gpus)) < len(gpus):
@@ -145,7 +145,7 @@ def list_steps(
 ) -> list[DayStep]:
     """Return the steps of the day: of tiny sizes without a GPU, of small ones for a short day.
 
-    `environments` are the versions of further interpreters, by path; a step encodes with each.
+    `environments` has the versions of other interpreters, by path; there is one more encoding step for each.
     """
     embedding, device = "bench_embedding_gpu.py", "cuda" if gpus else "cpu"
     short = "--passages 16 --windows 1" if not gpus else "--windows 2" if is_short else ""
@@ -161,14 +161,14 @@ def list_steps(
         for tokens in (BATCHES if gpus else BATCHES[:1])
     ]
     steps += [
-        DayStep(f"embedding-torch-{found['torch']}", embedding, short, embedding_rows, python=python, environment=found)
-        for python, found in environments.items()
+        DayStep(f"embedding-torch-{versions['torch']}", embedding, short, embedding_rows, 1, python, versions)
+        for python, versions in environments.items()
     ]
     steps += [DayStep("embedding-no-cudnn", embedding, f"{short} --no-cudnn".strip(), embedding_rows)]
-    counts = [1 << power for power in range(1, gpus.bit_length()) if 1 << power < gpus]  # 2, 4, 8, …
+    gpu_counts = [1 << power for power in range(1, gpus.bit_length()) if 1 << power < gpus]  # 2, 4, 8, …
     steps += [
         DayStep(f"embedding-gpus-{count}", embedding, short, embedding_rows, processes=count)
-        for count in ([*counts, gpus] if gpus > 1 else () if gpus else (2,))
+        for count in ([*gpu_counts, gpus] if gpus > 1 else () if gpus else (2,))
     ]
     steps += [DayStep("index", "bench_gpu_index.py", index, index_rows)]
     steps += [
@@ -189,8 +189,8 @@ def run_step(step: DayStep) -> list[Report]:
     # bench_embedding_gpu.py is a module of the tests, the others are scripts that import their neighbours
     start = ["-m", module] if step.script == "bench_embedding_gpu.py" else [str(FOLDER / step.script)]
     command = [step.python, *start, *shlex.split(step.options)]
-    environment = _list_variables()
-    if step.processes > 1:  # each process claims one of as many GPUs, as workers of a build do
+    environment = _build_process_environment()
+    if step.processes > 1:  # as many GPUs as processes, each of which claims one as workers of a build do
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(list_visible_gpus()[: step.processes])
     start_process = partial(subprocess.Popen[str], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     running = [start_process(command, cwd=FOLDER.parents[1], env=environment) for _ in range(step.processes)]
@@ -239,16 +239,16 @@ def read_environment(python: str) -> dict[str, str]:
     """
     command = [python, str(FOLDER / "gpu_day.py"), "--environment"]
     try:
-        output = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, env=_list_variables())
+        output = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, env=_build_process_environment())
     except (OSError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
         advice = "give an interpreter that has torch, transformers and numpy"
         raise ValueError(f"{python} cannot run the benchmarks ({reason}): {advice}") from error
-    found: dict[str, str] = json.loads(output.splitlines()[-1])
-    return found
+    environment: dict[str, str] = json.loads(output.splitlines()[-1])
+    return environment
 
 
-def _list_variables() -> dict[str, str]:
+def _build_process_environment() -> dict[str, str]:
     """Return the environment variables of a process that imports this checkout."""
     paths = [str(FOLDER.parents[1]), os.environ.get("PYTHONPATH")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -321,8 +321,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-day"))
     parser.add_argument("--only", nargs="+", help="names of steps")
-    parser.add_argument("--python", nargs="+", default=[], help="further interpreters, to encode with their torch")
-    parser.add_argument("--environment", action="store_true", help="print the versions of this interpreter; run none")
+    parser.add_argument("--python", nargs="+", default=[], help="other interpreters, with whose torch to encode too")
+    parser.add_argument(
+        "--environment", action="store_true", help="print this interpreter's versions and device as JSON; run no step"
+    )
     parser.add_argument("--options", nargs="+", default=[], metavar="STEP=OPTIONS", help="replace a step's options")
     parser.add_argument("--short", action="store_true", help="small sizes, few rounds: minutes")
     parser.add_argument("--list", action="store_true", help="print the steps, and run none")

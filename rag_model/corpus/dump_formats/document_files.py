@@ -54,7 +54,7 @@ _DROP_REASONS = {
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MAX_HEADING_PART = 100  # characters of one heading in a path of headings
-_MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30  # of a child process for one file; bytes
+_MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30  # limits of a child process: for one file; in bytes
 _SURROGATE = re.compile("[\ud800-\udfff]")  # stands for bytes that are not UTF-8
 
 
@@ -154,18 +154,19 @@ class DocumentFiles(RecordFormat):
 class IsolatedFiles(DocumentFiles):
     """A document format whose libraries run in a child process, bounded in time and memory.
 
-    A file may be made to crash a library or to fill the memory; then only this file is dropped.
+    A file can be crafted to crash a library or to exhaust the memory. Then only that file is dropped.
     """
 
-    module: ClassVar[str]  # ends with `serve_calls`; see `process.ChildWorker`
+    module: ClassVar[str]  # run as the child process; its main block calls `process.serve_calls`
     extra: ClassVar[str]
-    libraries: ClassVar[Mapping[str, str]]  # module that parses the files, by ending
+    libraries: ClassVar[Mapping[str, str]]  # file ending -> import name of the library that parses it
 
     def parse(self, data: bytes, name: str) -> ParsedFile:
         """Parse the bytes of a file in the child process.
 
-        The function of the child takes a path, and returns `sections` and `revised` of a
-        `ParsedFile`, or `dropped`, the reason to drop the file.
+        The function that the child serves takes the path of the file. It returns a dictionary:
+        either `sections` and `revised`, the fields of a `ParsedFile`, or `dropped`, the reason to
+        drop the file.
 
         Raises:
             DroppedFileError: The file is damaged, or has no document for another reason.

@@ -1,7 +1,8 @@
 """Office files: Word and OpenDocument texts by headings, presentations by slides, workbooks by sheets.
 
-The files are zipped XML, so a small one may unpack to gigabytes: what it declares is checked first,
-and `zipfile` reads no more than that. The libraries run in a child process.
+The files are zipped XML, so a small file may unpack to gigabytes. The sizes that the archive
+declares are checked first, and `zipfile` reads no more bytes than declared. The libraries run in a
+child process.
 """
 
 import re
@@ -23,11 +24,11 @@ from rag_model.extras import format_versions, require
 from rag_model.process import serve_calls
 
 _MAX_UNPACKED, _MAX_ENTRIES = 256 << 20, 20_000  # bytes and files of an archive
-_OLE_HEADER = b"\xd0\xcf\x11\xe0"  # of a file with a password, which is not a zip archive
-_MODIFIED = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})<")
-_PROPERTIES = "docProps/core.xml", "meta.xml"
-_WORD_STYLES = "p[style-name='Title'] => h1:fresh"
-_MAX_GROUPS = 20  # nested groups of shapes
+_OLE_HEADER = b"\xd0\xcf\x11\xe0"  # a file with a password is an OLE container, not a zip archive
+_MODIFIED_TIME = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})<")
+_PROPERTY_FILES = "docProps/core.xml", "meta.xml"  # of Microsoft Office; of OpenDocument
+_WORD_STYLES = "p[style-name='Title'] => h1:fresh"  # for mammoth: a title is a heading
+_MAX_GROUP_DEPTH = 20  # of groups of shapes within groups
 
 
 class Office(IsolatedFiles):
@@ -49,8 +50,8 @@ def _read_file(path: str) -> dict[str, Any]:
             entries = archive.infolist()
             if len(entries) > _MAX_ENTRIES or sum(entry.file_size for entry in entries) > _MAX_UNPACKED:
                 return {"dropped": "too_large"}
-            properties = (archive.read(name) for name in _PROPERTIES if name in archive.namelist())
-            modified = _MODIFIED.search(next(properties, b""))
+            properties = (archive.read(name) for name in _PROPERTY_FILES if name in archive.namelist())
+            modified = _MODIFIED_TIME.search(next(properties, b""))
         sections = _READERS[file.suffix](file).sections
     except DroppedFileError as error:
         return {"dropped": error.reason}
@@ -64,7 +65,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _read_word(path: Path) -> ParsedFile:
-    from rag_model.corpus.dump_formats.markup_files import HTML  # noqa: PLC0415 - the child alone needs it
+    from rag_model.corpus.dump_formats.markup_files import HTML  # noqa: PLC0415 - only the child process needs it
 
     mammoth = require("mammoth", extra="office")
     drop_images = mammoth.images.img_element(lambda image: {"src": ""})
@@ -95,8 +96,8 @@ def _read_presentation(path: Path) -> ParsedFile:
 
 
 def _add_shape(builder: SectionBuilder, shape: Any, depth: int = 0) -> None:
-    if depth < _MAX_GROUPS:
-        for member in getattr(shape, "shapes", ()):  # of a group
+    if depth < _MAX_GROUP_DEPTH:
+        for member in getattr(shape, "shapes", ()):  # only a group has `shapes`
             _add_shape(builder, member, depth + 1)
     if shape.has_text_frame:
         lines = [f"{'  ' * line.level}{clean_text(line.text)}" for line in shape.text_frame.paragraphs]
@@ -110,15 +111,14 @@ def _read_workbook(path: Path) -> ParsedFile:
     builder = SectionBuilder()
     for sheet in workbook.worksheets:
         if sheet.sheet_state == "visible":
-            sheet.reset_dimensions()  # the declared ones may be wrong
+            sheet.reset_dimensions()  # the declared size of a sheet may be wrong
             builder.start_section(1, sheet.title)
             _add_rows(builder, (map(_format_value, row) for row in sheet.iter_rows(values_only=True)))
-    sections = [(heading, text) for heading, text in builder.finish() if text != heading]  # none of an empty sheet
-    return ParsedFile(sections)
+    return ParsedFile([(heading, text) for heading, text in builder.finish() if text != heading])  # no empty sheets
 
 
 def _add_rows(builder: SectionBuilder, rows: Iterable[Iterable[str]]) -> None:
-    """Add the rows with text as a table, whose first row of several cells names the columns."""
+    """Add the rows that have text as a table; its header ends with the first row of several filled cells."""
     lines: list[str] = []
     n_headers = 0
     for row in rows:
@@ -132,7 +132,7 @@ def _add_rows(builder: SectionBuilder, rows: Iterable[Iterable[str]]) -> None:
 
 
 def _format_value(value: Any) -> str:
-    """Return the value of a cell as a workbook shows it without a format."""
+    """Return the text of a cell's value, without the number format of the workbook."""
     if isinstance(value, datetime) and value.time() == time.min:
         value = value.date()
     if isinstance(value, float):

@@ -1,6 +1,6 @@
 """PDF files: a section per page, with its chapter of the outline, in the reading order of PDFium.
 
-PDFium is native code, and a file may be made to crash it, so it runs in a child process.
+PDFium is native code, and a file can be crafted to crash it, so it runs in a child process.
 """
 
 import re

@@ -12,9 +12,9 @@ pipes.
 Under the headings of `APPARATUS_HEADINGS` and in their subsections only running text is kept, as
 in DPR: lists of references, links and books answer no question and would be a tenth of all
 passages. The heading alone is not enough to drop a section, because "Literature", "Sources" and
-"Notes" can also be subjects of an article. The table adds to the headings of `language_names` those
-that no source publishes. It is small on purpose: a missing heading adds a few useless passages, but
-a wrong one loses answers, so "Works" and "Filmography" are not in it.
+"Notes" can also be subjects of an article. The table has only headings that no source
+publishes, in addition to those of `language_names`. It is small on purpose: a missing heading adds
+a few useless passages, but a wrong one loses answers, so "Works" and "Filmography" are not in it.
 """
 
 import html

@@ -34,15 +34,15 @@ _EXTERNAL = re.compile(
     r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|mms|nntp|redis|sftp|ssh|svn|telnet|worldwind):)?//|"
     r"(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)(?=[^\s\]<>\"])"
     r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"'&]|'(?!')|&(?![lg]t;))*+"  # an address ends before markup
-    r"((?:[^\]\n<]|<(?:/?[a-z][^<>\n]*+>)?)*+)\]",  # the words may hold `[`, and tags both brackets
+    r"((?:[^\]\n<]|<(?:/?[a-z][^<>\n]*+>)?)*+)\]",  # the words may contain `[`, and tags in them `]` too
     re.IGNORECASE,
 )
 _QUOTES = re.compile(r"('{2,})")
 _SWITCH = re.compile(r"__([^\W\d_]\w{1,60}?)__")
 _ENTITY = re.compile(r"&(?:#0*+(\d{1,7})|#[xX]0*+([0-9a-fA-F]{1,6})|(\w{2,32}));")
-# What a numeric entity may name in MediaWiki; it shows others as they are written.
-_CHARACTER = re.compile("[\t\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_RIGHT_TO_LEFT_MARKS = ("רלמ", "رلم")  # MediaWiki's own entities
+# The characters that MediaWiki accepts as numeric entities; others are shown as they are written.
+_ENTITY_CHARACTER = re.compile("[\t\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_RIGHT_TO_LEFT_MARKS = ("רלמ", "رلم")  # names of entities that only MediaWiki has
 # A term and its meaning: the first colon that is not in a link or an address divides them.
 _TERM = re.compile(
     r"^([:*#;]++)(?<=;) *+((?:[^\n:]|://(?:[^\s:]|:(?!\s))*+|"
@@ -80,7 +80,7 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
 _LINES = re.compile(r"\n\s+")
-_EMPTY = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")  # but not those of `f()`
+_EMPTY = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")  # empty brackets, except those of a call such as `f()`
 _EMPTY_GAP = re.compile(rf"\((?=[ ,;:]*+{GAP})[{GAP} ,;:]*+\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
 _CLOSING = re.compile(r"[ ,;][ ,;]{0,8}\)")
@@ -171,7 +171,7 @@ def _tidy(text: str) -> str:
 
 def _render_term(term: re.Match[str]) -> str:
     words = term[2].strip()
-    colons = term[3][term[1].count(";") :]  # a mark ends at a colon
+    colons = term[3][term[1].count(";") :]  # each `;` uses up one colon
     return f"{words}: {colons}" if words else colons
 
 
@@ -293,7 +293,7 @@ def _decode_entity(entity: re.Match[str]) -> str:
         character = html.unescape(entity[0])
     else:
         code = int(entity[1] or entity[2], 10 if entity[1] else 16)
-        if code > sys.maxunicode or not _CHARACTER.match(chr(code)):
+        if code > sys.maxunicode or not _ENTITY_CHARACTER.match(chr(code)):
             return protect(entity[0])
         character = chr(code)
     return character if character.isspace() else protect(character)

@@ -3,8 +3,8 @@
 Every token is read once, and every piece of text is joined once per enclosing level, so the time is
 linear in the page times the depth, which is bounded. A link or template without others inside, as
 nearly all are, is one token. Unpaired markup and markup that is nested deeper are not errors: the
-words are kept. The braces of templates and parameters are removed, because templates can span
-sections; the brackets of a link without its partner are text, as in MediaWiki.
+words are kept. Unpaired braces of templates and parameters are removed, because templates can span
+sections. Unpaired brackets of links are kept as text, as in MediaWiki.
 """
 
 import re
@@ -50,7 +50,7 @@ class _Frame:
     def __init__(self, braces: int, *, inside: bool = False) -> None:
         self.braces = braces
         self.inside = inside
-        self.has_link = False  # whether a link is directly within this one
+        self.has_link = False  # whether this pair directly contains a link
         self.arguments: list[str] = []
         self.pieces: list[str] = []
 
@@ -113,7 +113,7 @@ class Scanner:
         while len(frames) > 1:
             if frames[-1].braces:
                 _close_unclosed(frames)
-            else:  # MediaWiki shows an opening without its partner
+            else:  # MediaWiki shows `[[` without a matching `]]`
                 link = frames.pop()
                 frames[-1].pieces.append(f"[[{'|'.join(link.end_argument())}")
         return "".join(frames[0].pieces)
@@ -157,16 +157,16 @@ class Scanner:
             link.pieces.append("]")
             end += 1
         frames.pop()
-        frames[-1].pieces.append(self._render_link(frames, link.end_argument(), is_text=link.has_link))
+        frames[-1].pieces.append(self._render_link(frames, link.end_argument(), contains_link=link.has_link))
         return end
 
-    def _render_link(self, frames: list[_Frame], arguments: list[str], *, is_text: bool = False) -> str:
+    def _render_link(self, frames: list[_Frame], arguments: list[str], *, contains_link: bool = False) -> str:
         """Render a link, with marks only if it is outside of templates and has words.
 
-        `is_text`: a link is within it, so that it is text unless it is a picture.
+        A link that contains another link is shown with its brackets, unless it is a picture.
         """
         words = self._link(arguments)
-        if is_text and words != GAP:
+        if contains_link and words != GAP:
             words = f"[[{'|'.join(arguments)}]]"
         frames[-1].has_link = True
         has_marks = len(frames) == 1 and words not in ("", GAP) and words[:2] != "[["

@@ -62,7 +62,7 @@ _REPAIR_BLOCK = 1_024  # members whose links are repaired at once
 # Members near a member that lost links, from which others are selected: after 50 updates of 2 % of
 # 20,000 weak vectors, a cell has 1.02 times its first number of links, and with 64 .95.
 _REPAIR_CANDIDATES = 128
-_NO_CODE = np.int32(2**31 - 1)  # larger than twice any member's number
+_NO_CODE = np.int32(2**31 - 1)  # of an empty slot: larger than twice any member's number
 _OWN_LINKS = 4  # nearest links that a member kept, whose neighbours are candidates as well
 _NEAR_MEMBERS = 32  # of a new member, whose sources are offered the new member
 _NEAR_LINKS = 2  # of a source, whose neighbours are candidates for its links
@@ -175,13 +175,14 @@ def _group_candidates(rows: Rows, candidates: Links, members: Rows, links: Links
     """
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
-    number = np.arange(len(rows)) - np.searchsorted(rows, rows)  # of each list in its row
-    # Sorting many short rows is several times as fast as sorting their values at once.
-    codes = np.full((len(members), int(number.max(initial=-1)) + 1, candidates.shape[1]), _NO_CODE)
-    codes[rows, number] = np.where(candidates[order] < 0, _NO_CODE, 2 * candidates[order] + 1)
+    list_number = np.arange(len(rows)) - np.searchsorted(rows, rows)  # among the lists of the same row
+    # A member's code is twice its number, plus 1 for a candidate. Sorting many short rows is several
+    # times as fast as sorting all codes at once.
+    codes = np.full((len(members), int(list_number.max(initial=-1)) + 1, candidates.shape[1]), _NO_CODE)
+    codes[rows, list_number] = np.where(candidates[order] < 0, _NO_CODE, 2 * candidates[order] + 1)
     excluded = np.column_stack([members, np.where(links < 0, members[:, None], links)]).astype(np.int32)
     codes = np.concatenate([codes.reshape(len(members), -1), 2 * excluded], axis=1)
-    codes.sort(axis=1)  # equal members are neighbours then, excluded ones first
+    codes.sort(axis=1)  # now equal members are adjacent, excluded ones first
     is_first = np.ones(codes.shape, np.bool_)
     is_first[:, 1:] = codes[:, 1:] >> 1 != codes[:, :-1] >> 1
     codes[~is_first | (codes % 2 == 0)] = _NO_CODE

@@ -36,7 +36,7 @@ class PostingsKind(UntrainedKind, ABC):
     """
 
     suffix: ClassVar[str] = "postings"
-    block_bytes: ClassVar[int] = 4 << 10  # of a long list, a search may read a few postings only
+    block_bytes: ClassVar[int] = 4 << 10  # small, because a search may read only a few postings of a long list
 
     @abstractmethod
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:

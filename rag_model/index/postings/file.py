@@ -151,7 +151,7 @@ class PostingsFile:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole file is on this disk."""
+        """Whether the whole file is on the local disk."""
         return self._ranges is None
 
     def find_terms(self, terms: list[bytes]) -> Ints:

@@ -499,7 +499,7 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
 
 @compiled
 def sum_lists(data, lists, lengths, entries, factors, weighting, k, optional_bound, rows, sums):
-    """Add up lists, and return the passages that may be among the k best of a query.
+    """Sum the scores of lists, and collect the passages that may be among the k best of a query.
 
     Args:
         data: uint8, the lists, padded.
@@ -511,10 +511,11 @@ def sum_lists(data, lists, lengths, entries, factors, weighting, k, optional_bou
         k: at least 1.
         optional_bound: upper bound of the score of the query's other terms.
         rows: int64 with room for all postings, filled with ascending rows.
-        sums: int64 of the same size, filled with the scores of these rows.
+        sums: int64 of the same size, filled with the sums of these rows' scores in the lists.
 
     Returns:
-        The number of rows; `DAMAGED` if a list is damaged. And the k-th best score; 0 if there are fewer rows.
+        The number of rows, or `DAMAGED` if a list is damaged; and the k-th best sum, 0 if there are
+        fewer than k.
     """
     n, t = len(lengths), len(entries)
     cursors = np.zeros((t, CURSOR_SIZE), np.int64)
@@ -561,7 +562,7 @@ def sum_lists(data, lists, lengths, entries, factors, weighting, k, optional_bou
 
 @compiled
 def rank_rows(data, lists, lengths, entries, factors, weighting, rows, sums, scores, best_rows):
-    """Find the best of given passages. Only the blocks of the lists that may have their rows are read.
+    """Find the k best of given passages; read only the blocks of the lists that may contain them.
 
     Args:
         data: uint8, the lists, padded.
@@ -571,7 +572,7 @@ def rank_rows(data, lists, lengths, entries, factors, weighting, rows, sums, sco
         factors: (t,) float64, above 0, in units.
         weighting: `Weighting` of the postings.
         rows: (m,) int64, ascending.
-        sums: (m,) int64 scores of these rows without the lists.
+        sums: (m,) int64 scores of these rows without those of the lists.
         scores: (k,) int64, filled with the scores in units, best first.
         best_rows: (k,) int64, filled with the rows; equal scores are ordered by row.
 
@@ -588,12 +589,12 @@ def rank_rows(data, lists, lengths, entries, factors, weighting, rows, sums, sco
     for candidate in range(len(rows)):
         score = sums[candidate]
         for i in range(t):
-            extra = _probe(
+            contribution = _probe(
                 cursors[i], data, block_rows[i], block_weights[i], rows[candidate], lengths, factors[i], weighting
             )
-            if extra == DAMAGED:
+            if contribution == DAMAGED:
                 return DAMAGED
-            score += extra
+            score += contribution
         if size < k or score > scores[0]:
             size = push_hit(scores, best_rows, size, k, score, rows[candidate])
     sort_hits(scores, best_rows, size)

@@ -53,7 +53,7 @@ class PostingsIndex:
         self.file = file
         self._list_cache = DecodedListCache(self.file)
         self._term_cache: dict[bytes, list[int]] = {}  # lists of terms that were looked up
-        self._completed_ends: dict[int, int] = {}  # see `SelectiveSearch`
+        self._completed_ends: dict[int, int] = {}  # for all `SelectiveSearch`es of this index
         self.n = self.file.layout.n
 
     def rank(
@@ -121,7 +121,7 @@ class PostingsIndex:
     def _search_ranges(
         self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints
     ) -> Ints:
-        """Load what the queries read, in up to two rounds of requests, and search; see `_fill_best`."""
+        """Load the ranges that the queries read, in up to two rounds of requests; then see `_fill_best`."""
         if self.file.is_whole or not skip:
             self.file.load_lists(query_terms.lists[query_terms.lists[:, 0] > 0, 1:])
             return self._fill_best(query_terms, weighting, skip, scores, rows)

@@ -1,17 +1,20 @@
-"""Search posting lists of a remote file, of which only the blocks that can matter are read.
+"""Search posting lists of a remote file, and read only the blocks that can change the result.
 
-The lists of the most frequent terms have most of the bytes and add the least to a score. They are
-*optional* if the other terms decide the result. A search reads the other lists and the headers of
-the optional lists in one round of requests, and adds up the other lists. Their k-th best score is a
-lower bound of the k-th best score of all. So the candidates are the passages that reach it with the
-bounds of the optional lists' blocks that may contain them, and these blocks are read in a second
-round.
+The lists of the most frequent terms have most of the bytes, but contribute least to a score. In a
+query that also has rarer terms, they are *optional*; the lists of the rarer terms are *required*.
 
-If a passage without any of the other terms could be among the best, all lists are read in the
-second round. The result is always that of `maxscore`.
+1. The first round of requests reads the required lists and the headers of the optional lists.
+2. The scores in the required lists are summed. The k-th best sum is a lower bound of the k-th best
+   score. The headers give an upper bound of the scores in each optional block.
+3. The candidates are the passages whose sum, with the upper bounds of the optional blocks that may
+   contain them, reaches the lower bound. The second round reads these blocks.
 
-A list that later queries have too is completed by and by, up to a megabyte with each query that needs
-a request anyway. Once it is there, it is decoded and cached, which is faster than choosing blocks again.
+If a passage that only has optional terms could be among the best, the second round reads all lists
+instead. The hits and scores are always those of `maxscore`.
+
+An optional list that later queries use again is downloaded step by step: up to a megabyte with each
+query that sends a request anyway. The complete list is decoded and cached, which is faster than
+selecting blocks for each query.
 """
 
 from collections.abc import Sequence
@@ -25,18 +28,19 @@ from rag_model.index.postings.lists import HEADER_BYTES, MAX_HEADER_WEIGHT
 from rag_model.index.postings.maxscore import Weighting
 from rag_model.index.postings.packing import BLOCK
 
-_MIN_OPTIONAL_BYTES = 64 << 10  # bytes of a list that are not loaded; a list with fewer is read whole
-# The factors of optional lists are at most this share of the others'. With 0.2 fewer bytes are read
-# first, but more blocks later: by calculation, 1.25 instead of 1.08 MB over two million passages.
+_MIN_OPTIONAL_BYTES = 64 << 10  # a list of which fewer bytes are missing is required
+# The sum of the optional lists' factors is at most this share of the required lists' sum. A share of
+# 0.2 reads fewer bytes in the first round, but more in the second: over two million passages, an
+# estimated 1.25 instead of 1.08 MB for both.
 _MAX_OPTIONAL_SHARE = 0.1
-_MAX_COMPLETED_BYTES = 1 << 20  # bytes of optional lists that a query reads for later ones
+_MAX_COMPLETED_BYTES = 1 << 20  # bytes of optional lists that a query downloads for later queries
 _HEADER = np.dtype([("last_row", "<u4"), ("bytes", "<u2"), ("weight", "u1"), ("length", "<u2")])
 Ints = npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]  # begins and ends in the section of the lists
 
 
 class SelectiveSearch:
-    """The search of one query, in the order of the methods; the caller loads ranges between them."""
+    """The search of one query. Call the methods in order, and load the ranges that each of them returns."""
 
     def __init__(
         self, file: PostingsFile, lists: Ints, factors: npt.NDArray[np.float64], k: int, completed_ends: dict[int, int]
@@ -44,12 +48,12 @@ class SelectiveSearch:
         """Choose the optional lists.
 
         Args:
-            file: of the index, which is read by ranges.
+            file: the inverted index, which is read by ranges.
             lists: (t, 3) postings, begin and end of the list of each term.
-            factors: (t,) of each term, in units.
+            factors: (t,) factor of each term, in units.
             k: number of hits.
-            completed_ends: for each optional list of earlier queries, by its begin, the end of what
-                is completed; updated.
+            completed_ends: begin of each optional list of earlier queries -> end of the part that
+                is downloaded; shared by the searches of an index, and updated.
         """
         has_postings = lists[:, 0] > 0
         self._file, self._lists, self._factors, self._k = file, lists[has_postings], factors[has_postings], k
@@ -58,7 +62,7 @@ class SelectiveSearch:
         self._candidates: tuple[Ints, Ints] | None = None  # rows, and their scores without the optional lists
 
     def list_first_ranges(self) -> Ranges:
-        """Return the lists that are not optional, and of the others the headers and what is completed now."""
+        """Return the required lists, the optional lists' headers, and bytes of them for later queries."""
         optional_lists = self._lists[self.is_optional]
         ranges: Ranges = list(map(tuple, self._lists[~self.is_optional, 1:].tolist()))
         headers_ends = optional_lists[:, 1] + HEADER_BYTES * -(-optional_lists[:, 0] // BLOCK)
@@ -68,7 +72,7 @@ class SelectiveSearch:
         remaining_bytes = _MAX_COMPLETED_BYTES
         for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
             completed_end = self._completed_ends.get(begin, end)
-            if completed_end == end:  # new, or removed from the cache
+            if completed_end == end:  # the list is new, or was removed from the cache
                 self._completed_ends[begin] = headers_end
                 continue
             next_end = min(end, completed_end + remaining_bytes)
@@ -78,7 +82,9 @@ class SelectiveSearch:
         return ranges
 
     def find_candidates(self, weighting: Weighting) -> Ranges:
-        """Find the candidates; return the blocks that may have them, or all lists if others may be among the best.
+        """Find the candidates, and return the optional blocks that may contain them.
+
+        Return all lists if a passage that only has optional terms may be among the best.
 
         Raises:
             InputError: the file is damaged.
@@ -108,14 +114,16 @@ class SelectiveSearch:
         if threshold <= optional_bound:
             return list(map(tuple, self._lists[:, 1:].tolist()))
         rows, sums = rows[:count], sums[:count]
-        reach = sums.copy()
+        score_bounds = sums.copy()
         for header, bounds in zip(headers, block_bounds, strict=True):
-            reach += np.append(bounds, 0)[np.searchsorted(header["last_row"], rows)]
-        self._candidates = rows[reach >= threshold], sums[reach >= threshold]
+            score_bounds += np.append(bounds, 0)[np.searchsorted(header["last_row"], rows)]
+        self._candidates = rows[score_bounds >= threshold], sums[score_bounds >= threshold]
         return self._list_blocks(headers)
 
     def rank(self, weighting: Weighting, scores: Ints, rows: Ints) -> int | None:
-        """Fill in the best scores, in units, and rows; return their number. None: all lists have to be searched.
+        """Fill in the best scores, in units, and rows, and return their number.
+
+        Return None if `find_candidates` returned all lists, which have to be searched with `maxscore`.
 
         Raises:
             InputError: the file is damaged.
@@ -166,7 +174,7 @@ class SelectiveSearch:
         return self._file.lists[begin : begin + size].view(_HEADER)
 
     def _list_blocks(self, headers: Sequence[npt.NDArray[np.void]]) -> Ranges:
-        """Return the blocks of the optional lists that may have candidates."""
+        """Return the blocks of the optional lists that may contain candidates."""
         assert self._candidates is not None
         ranges: Ranges = []
         for header, (_, begin, _) in zip(headers, self._lists[self.is_optional], strict=True):
@@ -183,6 +191,6 @@ def _bound_blocks(header: npt.NDArray[np.void], factor: float, weighting: Weight
     weights, lengths = header["weight"].astype(np.float64), header["length"].astype(np.float64)
     contributions = weights / (weighting.saturation * weights + weighting.fixed + weighting.slope * lengths)
     contributions[weights >= MAX_HEADER_WEIGHT] = weighting.limit
-    # As in `maxscore`, a posting adds at least one unit, and one is for rounding.
+    # As in `maxscore`, a posting adds at least one unit; one more unit allows for rounding.
     bounds: Ints = np.maximum(1, factor * contributions.astype(np.float32)).astype(np.int64) + 1
     return bounds

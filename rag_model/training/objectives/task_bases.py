@@ -2,8 +2,8 @@
 
 * `BiEncoder`: one encoder for questions and one for passages, or one for both
 * `GroupRecipe`, `GroupTask`: batches are groups of examples (DPR, ColBERT, SiDR, OpenRAG);
-  `ListTask`: they are lists of a positive and negatives (cross-encoder, MarginMSE)
-* `MiningObjective`: examples get mined passages (DPR, cross-encoder, SiDR)
+  `ListTask`: each example is a list of a positive and negatives (cross-encoder, MarginMSE)
+* `MiningObjective`: mined passages are added to the examples (DPR, cross-encoder, SiDR)
 * `PairRecipe`, `pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
 * `TextTask`: batches are passages of the snapshot (ICT, REALM)
 * `load_teacher`: the cross-encoder whose scores are distilled (ColBERT, MarginMSE)
@@ -351,7 +351,7 @@ def mine_passages(job: Job[Any]) -> Examples:
 
 
 class MiningObjective(Objective[S]):
-    """Base of objectives whose examples get mined negatives and positives, and nothing else."""
+    """Base of objectives that prepare examples only by adding mined negatives and positives."""
 
     def prepare(self, job: Job[S]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""

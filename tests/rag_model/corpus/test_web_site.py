@@ -1,4 +1,4 @@
-"""A sitemap names the pages of a dump: what is asked of the server, what is kept, and what is refused."""
+"""A sitemap as a dump: the requests that are sent, the files that are stored, and the errors."""
 
 import gzip
 from collections.abc import Iterator
@@ -45,8 +45,8 @@ class Site:
         self.origin = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.address = f"sitemap+{self.origin}/sitemap.xml"
 
-    def set_page(self, path: str, text: str, kind: str = "text/html; charset=utf-8", **headers: str) -> None:
-        self.replies[path] = [(200, {"Content-Type": kind, **headers}, f"<h1>{text}</h1><p>Words.".encode())]
+    def set_page(self, path: str, text: str, content_type: str = "text/html; charset=utf-8", **headers: str) -> None:
+        self.replies[path] = [(200, {"Content-Type": content_type, **headers}, f"<h1>{text}</h1><p>Words.".encode())]
 
     def set_sitemap(self, *pages: str, path: str = "/sitemap.xml", root: str = "urlset", entry: str = "url") -> None:
         rows = [
@@ -85,16 +85,16 @@ def test_the_pages_of_a_sitemap_are_documents(site: Site, tmp_path: Path) -> Non
     site.replies["/moved"] = [(302, {"Location": "/guide/install"}, b"")]
     for path in ("/", "/guide/install", "/a%20b.html?c=1"):
         site.set_page(path, f"Page {path}")
-    site.set_page("/logo.png", "", kind="image/png")
+    site.set_page("/logo.png", "", content_type="image/png")
     files = find_dump_files(site.address)
     assert files.dropped == {"bad_name": 1, "missing": 1, "unknown_format": 1}
     plan = plan_folder(site.address, tmp_path / "work")
     assert list_ids(plan) == ["a%20b.html%253Fc=1.html", "guide/install.html", "index.html", "moved.html"]
-    assert site.paths.count("/sitemap.xml") == 1, "one process does not ask twice within minutes"
+    assert site.paths.count("/sitemap.xml") == 1, "a process does not read a site twice within minutes"
     assert {headers["user-agent"][:11] for _, headers in site.requests} == {"bookwheel ("}
 
 
-def test_a_later_run_asks_for_changed_pages_only(site: Site) -> None:
+def test_a_later_run_requests_only_pages_that_may_have_changed(site: Site) -> None:
     site.set_sitemap("/dated!2026-11-01", "/tagged", "/plain", "/removed")
     for path in ("/dated", "/plain", "/removed"):
         site.set_page(path, "Old")
@@ -117,18 +117,18 @@ def test_a_later_run_asks_for_changed_pages_only(site: Site) -> None:
     }
 
 
-def test_an_interrupted_run_goes_on_where_it_ended(site: Site) -> None:
+def test_an_interrupted_run_continues_where_it_stopped(site: Site) -> None:
     site.set_sitemap("/a!2026-11-01", "/b!2026-11-01")
     site.set_page("/a", "A")
     site.replies["/b"] = [(503, {"Retry-After": "7200"}, b"")]
-    with pytest.raises(UnreachableError, match=r"asks to wait 7200 s.*run it again later, and it continues"):
+    with pytest.raises(UnreachableError, match=r"asks to wait 7200 s.*run the command again later to continue"):
         site.mirror()
     site.set_page("/b", "B")
     site.mirror()
     assert site.paths == ["/robots.txt", "/sitemap.xml", "/b"]
 
 
-def test_a_site_that_asks_to_wait_is_asked_again(site: Site) -> None:
+def test_a_request_is_sent_again_after_the_requested_pause(site: Site) -> None:
     site.set_sitemap("/a", "/secret/b")
     site.replies["/robots.txt"] = [(200, {}, b"User-agent: *\nDisallow: /secret/\nCrawl-delay: 3\n")]
     site.set_page("/a", "A")
@@ -140,15 +140,15 @@ def test_a_site_that_asks_to_wait_is_asked_again(site: Site) -> None:
 
 
 HOSTILE_SITEMAPS = {
-    "no sitemap": (b"<html></html>", "is no sitemap"),
-    "no XML": (b"\x00\xff", "is no sitemap"),
+    "another root": (b"<html></html>", "is not a sitemap"),
+    "no XML": (b"\x00\xff", "is not a sitemap"),
     "damaged gzip": (b"\x1f\x8bwords", "is damaged"),
     "entities": (
         b"<!DOCTYPE urlset [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><urlset><url><loc>&a;</loc></url></urlset>",
         "lists no page",
     ),
     "another host": (b"<urlset><url><loc>http://127.0.0.2/a</loc></url></urlset>", "'other_host': 1"),
-    "bomb": (gzip.compress(bytes(60 << 20)), "is no sitemap"),
+    "bomb": (gzip.compress(bytes(60 << 20)), "is not a sitemap"),
 }
 
 

@@ -106,7 +106,7 @@ def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path)
     assert gpu_day.find_result(step, day) is None
 
 
-# An interpreter of an environment: it claims a GPU as a worker does, and waits for the others.
+# In place of an environment's interpreter: claims a GPU as a worker does, and waits until each process has one.
 CLAIMING_PYTHON = """#!{python}
 import json, os, sys, time
 from pathlib import Path
@@ -138,7 +138,9 @@ def test_each_of_several_gpus_encodes_in_a_process_of_its_own(tmp_path: Path, mo
     assert [(step.name, step.processes) for step in steps] == [(f"embedding-gpus-{n}", n) for n in (2, 4, 6)]
     steps = [replace(step, python=str(python)) for step in steps]
     results = {step.name: gpu_day.record_step(step, day) for step in steps}
-    for step, used in zip(steps, ("ab", "abcd", "abcdef"), strict=True):  # a GPU for each process, of the first ones
+    for step, used in zip(
+        steps, ("ab", "abcd", "abcdef"), strict=True
+    ):  # each process has a GPU of its own, one of the first
         assert sorted(path.name[4] for path in claims.glob(f"*{step.processes}-*")) == list(used)
         assert gpu_day.find_result(step, day) == results[step.name]
     gpu_day.write_tables(steps, results, day)

@@ -318,4 +318,4 @@ def test_blocks_of_frequent_terms_that_cannot_matter_are_not_read(
         ranged.search(["the rare"], 3, skip=skip)
         assert cache.requests == requests, "the same question needs no request the next time"
         cache.close()
-    assert fetched_bytes[True] < 0.8 * fetched_bytes[False], "headers and one block for each passage"
+    assert fetched_bytes[True] < 0.8 * fetched_bytes[False], "only the headers and one block for each passage are read"

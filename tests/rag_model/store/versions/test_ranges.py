@@ -177,7 +177,7 @@ def test_a_query_needs_few_rounds_of_requests(far: Store) -> None:
         assert cache.rounds - before <= 3  # lists, vectors, passages
 
 
-def test_ids_that_are_read_for_hits_alone_change_no_result(
+def test_reading_the_ids_of_hits_only_changes_no_result(
     far: Store, local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_search, "_MIN_SAVED_BYTES", -(1 << 40))
