@@ -269,7 +269,7 @@ def test_a_busy_site_is_asked_again_when_it_says(wiki: Wiki, fault: Fault, pause
     wiki.fault = lambda proxy, _: proxy.reply(503, b"", retry_after="7200") or True
     with (
         WikiClient(f"{wiki.dump}api.php", sleep=pauses.append) as client,
-        pytest.raises(UnreachableError, match=r"\(HTTP 503, and asks to wait 7200 s\): run it again later"),
+        pytest.raises(UnreachableError, match=r"\(HTTP 503, and asks to wait 7200 s\): run the command again later"),
     ):
         client.query(meta="siteinfo")
     wiki.fault = None
@@ -305,7 +305,7 @@ def test_a_site_that_goes_away_after_an_answer_is_asked_again() -> None:
         client = WikiClient(f"mediawiki+http://127.0.0.1:{server.server_port}/", sleep=pauses.append)
         assert client.query() == {"query": {}}
         thread.join()
-    with client, pytest.raises(UnreachableError, match=r"did not answer 8 requests in a row .*: run it again later"):
+    with client, pytest.raises(UnreachableError, match=r"did not answer 8 requests in a row .*: run the command again later"):
         client.query()
     assert len(pauses) == 7
 
