@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
+from threading import get_ident
 from types import ModuleType
 
 from rag_model.errors import MissingExtraError
@@ -41,17 +42,17 @@ def require(module: str, extra: str) -> ModuleType:
 
 class _HidingFinder(MetaPathFinder):
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+        self._names, self._thread = names, get_ident()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name in self._names:
+        if name in self._names and get_ident() == self._thread:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
 
 @contextmanager
 def hide_modules(*names: str) -> Iterator[None]:
-    """Let modules that are not imported yet appear as not installed until the block ends."""
+    """Let modules that are not imported yet appear as not installed to this thread until the block ends."""
     finder = _HidingFinder(names)
     sys.meta_path.insert(0, finder)
     try:

@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from rag_model import extras
 from rag_model.errors import MissingExtraError
-from rag_model.extras import get_versions, list_faiss_packages, require
+from rag_model.extras import get_versions, hide_modules, list_faiss_packages, require
 
 
 def test_a_missing_package_names_its_extra() -> None:
@@ -58,3 +60,13 @@ def test_a_faiss_for_gpus_is_known_by_the_name_that_memo_keys_have(
         assert get_versions("faiss-cpu", "numpy") == {"faiss-cpu": "9.8.7", "numpy": "none"}
     finally:
         extras._get_distribution_version.cache_clear()
+
+
+def test_modules_are_hidden_from_one_thread_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needed_elsewhere.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with hide_modules("needed_elsewhere"):
+        with pytest.raises(ModuleNotFoundError, match="needed_elsewhere"):
+            import_module("needed_elsewhere")
+        with ThreadPoolExecutor(1) as pool:  # as a thread of a server, while another one compiles the search
+            assert pool.submit(import_module, "needed_elsewhere").result().VALUE == 1
