@@ -42,7 +42,7 @@ from rag_model.corpus.polite_client import (
     retry,
 )
 from rag_model.digest import digest_json
-from rag_model.errors import InputError, UsageError, format_error
+from rag_model.errors import InputError, ResourceError, UsageError, format_error
 from rag_model.http_client import ReplyTooLargeError
 from rag_model.secrets import refuse_secret
 
@@ -93,12 +93,19 @@ def mirror_site(url: str, sleep: Callable[[float], None] = time.sleep) -> SiteFi
     Raises:
         InputError: The sitemap is invalid, or `robots.txt` forbids it.
         UnreachableError: The site cannot be reached; a later run continues.
+        ResourceError: The folder cannot be written.
         UsageError: The address is invalid, may contain a secret, or would be read unencrypted.
     """
     read_at, files = _recent_files.get(url, (0.0, None))
     if files is None or time.monotonic() - read_at > _FRESH_SECONDS:
         with _SiteClient(url, sleep) as client:
-            files = client.mirror()
+            try:
+                files = client.mirror()
+            except OSError as error:
+                raise ResourceError(
+                    f"cannot write the pages of {url} into {client.folder} ({error.strerror or error}): free space, or "
+                    f"set {FOLDER_VARIABLE} to another folder, and run it again"
+                ) from error
         _recent_files[url] = time.monotonic(), files
     return files
 
@@ -121,7 +128,7 @@ class _SiteClient:
         name = quote(self._url.partition("://")[2], safe="")
         if len(name) > _MAX_NAME_BYTES:
             name = f"{name[:_MAX_NAME_BYTES]}-{digest_json(name).rpartition(':')[2][:16]}"
-        self._folder, self._versions_file = root / name, root / f"{name}.json"
+        self.folder, self._versions_file = root / name, root / f"{name}.json"
         self._robots, self._n_fetched = RobotFileParser(), 0
         self._robots.parse([])  # until robots.txt is read, everything may be read
         self._delay, self._sleep, self._has_answered = 0.0, sleep, False
@@ -158,28 +165,28 @@ class _SiteClient:
                 del versions[path]
             self._save_versions(versions)
             self._remove_other_files(versions)
-        return SiteFiles(self._folder, dict(dropped))
+        return SiteFiles(self.folder, dict(dropped))
 
     @contextmanager
     def _lock_folder(self) -> Iterator[None]:
         """Wait until no other run writes into the folder."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._folder.with_name(f"{self._folder.name}.lock").open("w") as file:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.folder.with_name(f"{self.folder.name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _remove_other_files(self, versions: Mapping[str, _PageVersion]) -> None:
         """Remove pages that are not listed, and temporary files of interrupted runs."""
-        for folder, _, names in os.walk(self._folder):
+        for folder, _, names in os.walk(self.folder):
             for file in (Path(folder, name) for name in names):
-                if file.relative_to(self._folder).as_posix() not in versions:
+                if file.relative_to(self.folder).as_posix() not in versions:
                     file.unlink(missing_ok=True)
 
     def _update_page(
         self, page: str, path: str, lastmod: str, versions: dict[str, _PageVersion], dropped: Counter[str]
     ) -> None:
         """Fetch a page unless its file is up to date, and record its version."""
-        file, version = self._folder / path, versions.get(path, _PageVersion())
+        file, version = self.folder / path, versions.get(path, _PageVersion())
         has_file = path in versions and file.exists()
         if has_file and lastmod and lastmod == version.lastmod:
             return

@@ -11,7 +11,7 @@ import pytest
 from rag_model.corpus import web_site
 from rag_model.corpus.dump_formats.document_files import find_dump_files
 from rag_model.corpus.web_site import SiteFiles, mirror_site
-from rag_model.errors import InputError, UnreachableError, UsageError
+from rag_model.errors import InputError, ResourceError, UnreachableError, UsageError
 from tests.rag_model.corpus.test_document_files import list_ids, plan_folder
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -205,6 +205,16 @@ def test_pages_that_a_killed_run_wrote_do_not_outlive_the_sitemap(site: Site) ->
     with pytest.raises(InputError, match="lists no page"):
         site.mirror()
     assert [file.name for file in folder.iterdir()] == ["a.html"], "an empty sitemap does not remove the pages"
+
+
+def test_a_folder_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> None:
+    site.set_sitemap("/a")
+    site.set_page("/a", "A")
+    (tmp_path / "sites").write_text("a file")
+    with pytest.raises(
+        ResourceError, match=r"cannot write the pages of .* into .*sites.* set BOOKWHEEL_SITES to another"
+    ):
+        site.mirror()
 
 
 def test_a_page_that_is_too_large_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
