@@ -186,7 +186,7 @@ def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
     return tuple(new_aliases)
 
 
-TABLE_VERSION = 1  # increase it when the same pages or properties would give other files
+TABLE_VERSION = 2  # increase it when the same pages or properties would give other files
 _REDIRECT_SCHEMA = pa.schema(
     # `title` is the target of a redirect, and `key` its hash. `page_id` and `alias` are the id and
     # the title of the redirect itself.

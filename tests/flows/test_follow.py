@@ -95,6 +95,47 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
     assert not any("gapnamespace" in query or "pageids" in query for query in wiki.queries), "the rest is still there"
 
 
+def test_redirects_and_items_of_a_wiki_are_aliases_and_columns(
+    wiki: Wiki, tmp_path: Path, tiny: Path, bookwheel: Any
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[chunk]\nmetadata = ["aliases", "wikidata"]\n[index.bm25]\nfactory = "BM25"\n')
+
+    def build(store: str) -> Any:
+        options = ["--dump", wiki.dump, "--encoder", tiny, "--recipe", recipe, "--json"]
+        ran = bookwheel("reindex", *options, "--store", tmp_path / store)
+        assert ran.code == 0, ran.err
+        return ran.json
+
+    def find(question: str) -> list[str]:
+        ran = bookwheel("search", question, "--store", tmp_path / "store", "--retriever", "bm25", "--json")
+        return [hit["title"] for hit in ran.json["results"][0]["hits"]]
+
+    build("store")
+    assert find("zanzibar quagga") == []
+    wiki.edit("Zanzibar", "#REDIRECT [[Page 30]]")
+    wiki.edit("Quagga", "#REDIRECT [[Page 31#Part]]")
+    wiki.edit("Template:Unused", "#REDIRECT [[Template:Zanzibar]]")
+    wiki.move("Page 32", "Gnu")
+    wiki.set_item("Page 33", "Q42")
+    wiki.queries.clear()
+    assert build("store")["counts"]["embedded"] == 2
+    assert not any("gapnamespace" in query for query in wiki.queries), "the pages were listed"
+    assert (find("zanzibar"), find("quagga"), find("page 32")[0]) == (["Page 30"], [], "Gnu")
+    (page,) = (p for p in _read_passages(tmp_path / "store") if p.title == "Page 30")
+    assert page.text == "Zanzibar. Page number 30 is about the subject 30."
+    wiki.edit("Zanzibar", "#REDIRECT [[Page 31]]")
+    assert build("store")["counts"]["embedded"] == 2
+    assert find("zanzibar") == ["Page 31"]
+    wiki.delete("Zanzibar")
+    build("store")
+    assert find("zanzibar") == []
+    build("full")
+    rows = [[(p.id, p.title, p.text) for p in _read_passages(tmp_path / name)] for name in ("store", "full")]
+    assert rows[0] == rows[1]
+    assert [(p.title, p.wikidata) for p in _read_passages(tmp_path / "full") if p.wikidata] == [("Page 33", "Q42")]
+
+
 def copy_dump(wiki: Wiki, path: Path) -> Path:
     """Write the current pages of a wiki as a dump."""
     path.write_bytes(bz2.compress(wiki.export().encode()))

@@ -131,7 +131,8 @@ def parse_namespace_pages(
 
     Other pages, and damaged ones, are not parsed.
     """
-    tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect "] * redirects
+    # The pages of a mirror have `<redirect/>` without the target.
+    tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect"] * redirects
     for data in _split_elements(chunks):
         start = max(data.find(b"<page>"), 0)
         head = data[start : start + _NAMESPACE_HEAD]

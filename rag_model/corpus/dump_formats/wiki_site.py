@@ -14,6 +14,8 @@ record, and fetch only the pages that these name. One request tells that nothing
 changes that the record knows must still be there. If they are not, because the site has forgotten
 them or was restored from a backup, and once a day in any case, the pages are listed again and
 compared with the mirror by revision, time and title, so whatever the log does not say is found too.
+The Wikidata item of a page, which is set without an edit, is taken from the listing. Redirects are
+pages of the mirror, so the titles of an article's redirects need no requests.
 
 **Text** is wikitext, or the HTML that the site itself renders (`action=parse`), one request a page.
 Pages that use a changed template are rendered again. The HTML of Parsoid (`rest.php`) is not used: on
@@ -22,15 +24,16 @@ MediaWiki 1.39 it gave the same text of 16 pages, took .36 s of the site for an 
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from rag_model.corpus.articles import DropReason, get_namespace_aliases
 from rag_model.corpus.dump_formats.dump_format import PlanRequest
 from rag_model.corpus.dump_formats.mediawiki import CANONICAL_NAMESPACES, RenderedPages
+from rag_model.corpus.markup.template_table import NAMESPACES as TEMPLATE_NAMESPACES
 from rag_model.corpus.metadata import build_metadata
 from rag_model.corpus.parts import COMPRESSION_RATIO, PageRun, assemble_parts, choose_starts
 from rag_model.corpus.records import (
@@ -38,6 +41,7 @@ from rag_model.corpus.records import (
     MAX_TITLE,
     Metadata,
     Page,
+    Part,
     Plan,
     Siteinfo,
     SiteSettings,
@@ -67,7 +71,9 @@ _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
 # Types of log entries that change, add or remove pages.
 _LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
-_CONTENT = {"prop": "info|revisions", "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
+# The Wikidata item comes first: a long reply ends among the revisions, and another request continues there.
+_PROPERTIES = {"prop": "pageprops|info|revisions", "ppprop": "wikibase_item"}
+_CONTENT = {**_PROPERTIES, "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
 _SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}
 _EVENTS = {
     "list": "recentchanges|logevents",
@@ -76,11 +82,22 @@ _EVENTS = {
     "leprop": "ids|title|type|details|timestamp",
 }
 _RENDER = {
-    "prop": "text|revid|categories|properties",
+    "prop": "text|revid|categories",
     "disablelimitreport": 1,
     "disableeditsection": 1,
     "disabletoc": 1,
 }
+
+
+class _ListedPage(NamedTuple):
+    """A page in a listing of the site; the page of the mirror is outdated if it differs."""
+
+    rev_id: int
+    revised: int | None
+    title: str
+    touched: int  # when the page had to be rendered again, in seconds since 1970
+    size: int  # bytes of wikitext
+    item: str  # of Wikidata
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +168,12 @@ class SiteFollower:
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
         """Return the pages of the site as runs without files, for a rehearsal."""
         events = self._read_events(None)
-        runs = [
-            PageRun(Slice(self._client.url, 0, size, "none", page_id, page_id), max(1, size // COMPRESSION_RATIO), True)
-            for listed in self._list_pages()
-            for page_id, (_, _, _, _, size) in listed.items()
-        ]
+        runs = [self._to_run(page_id, page.size) for listed in self._list_pages() for page_id, page in listed.items()]
         return sorted(runs, key=lambda run: run.slice.first_page), events.siteinfo
+
+    def _to_run(self, page_id: int, size: int) -> PageRun:
+        byte_slice = Slice(self._client.url, 0, size, "none", page_id, page_id)
+        return PageRun(byte_slice, max(1, size // COMPRESSION_RATIO), True)
 
     def _read_events(self, cursor: Cursor | None) -> _Events:
         """Read the siteinfo, and the changes since the cursor, or the last ones without a cursor."""
@@ -229,7 +246,7 @@ class SiteFollower:
 
     def _fetch_listed(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
         """List all pages, and fetch those that differ from the mirror."""
-        listed: dict[int, tuple[int, int | None, str, int, int]] = {}
+        listed: dict[int, _ListedPage] = {}
         for pages in self._list_pages():
             listed |= pages
         if not listed:
@@ -240,17 +257,24 @@ class SiteFollower:
         state = self._take_first_pages(state, events, removed)
         rendered_until = state.cursor.site_time if state.cursor and self._settings.text == HTML_MODEL else _MAX_ID
         known = {
-            page.page_id: (page.rev_id, page.revised, page.title)
-            for block in state.blocks
-            for page, _ in read_block(self._mirror, block)
+            page.page_id: (page.rev_id, page.revised, page.title, page.metadata.wikidata)
+            for page in self._read_pages(state)
         }
         outdated = [
             page_id
-            for page_id, (revision, revised, title, touched, _) in listed.items()
-            if known.get(page_id) != (revision, revised, title) or touched > rendered_until
+            for page_id, page in listed.items()
+            if known.get(page_id, ())[:3] != (page.rev_id, page.revised, page.title) or page.touched > rendered_until
         ]
         gone = dict.fromkeys((page_id for page_id in known if page_id not in listed), None)
+        # A page gets an item without an edit, and pages of a dump come without theirs.
+        items = {
+            page_id: page.item
+            for page_id, page in listed.items()
+            if page_id in known and known[page_id][3] != page.item
+        }
         del known
+        if items:
+            state = apply_stream(self._mirror, state, self._set_items(state, items), record=False)
         state = remove_pages(self._mirror, apply_changes(self._mirror, state, gone), removed)
         to_fetch = sorted(page_id for page_id in outdated if page_id not in removed)
         return apply_stream(self._mirror, state, self._fetch_pages(to_fetch, events.siteinfo), record=True)
@@ -266,20 +290,28 @@ class SiteFollower:
         )
         return apply_stream(self._mirror, state, pages, record=False)
 
-    def _list_pages(self) -> Iterator[dict[int, tuple[int, int | None, str, int, int]]]:
-        """Yield revision, time, title, time of the last touch and bytes of the pages by id."""
+    def _read_pages(self, state: MirrorState) -> Iterator[Page]:
+        return (page for block in state.blocks for page, _ in read_block(self._mirror, block))
+
+    def _set_items(self, state: MirrorState, items: Mapping[int, str]) -> Iterator[tuple[int, Page]]:
+        """Yield the pages of the mirror whose Wikidata item changed, with the new one."""
+        for page in self._read_pages(state):
+            if page.page_id in items:
+                yield page.page_id, replace(page, metadata=replace(page.metadata, wikidata=items[page.page_id]))
+
+    def _list_pages(self) -> Iterator[dict[int, _ListedPage]]:
         for namespace in sorted(self._namespaces):
             generator = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
-            listing = {"prop": "info|revisions", "rvprop": "ids|timestamp|size"}
-            for pages in self._query_pages(**generator, **listing):
+            for pages in self._query_pages(**generator, **_PROPERTIES, rvprop="ids|timestamp|size"):
                 yield {page_id: self._parse_listed(page) for page_id, page in pages.items()}
 
-    def _parse_listed(self, page: Reply) -> tuple[int, int | None, str, int, int]:
+    def _parse_listed(self, page: Reply) -> _ListedPage:
         revision = _get_revision(page)
         rev_id = self._read_number(revision or page, "revid" if revision else "lastrevid")
         revised = parse_seconds(_read_time(revision, self._client.url)) if revision else None
         touched = parse_seconds(_read_time(page, self._client.url, "touched")) if "touched" in page else 0
-        return rev_id, revised, self._read_title(page), touched, self._read_number(page, "length")
+        title, size = self._read_title(page), self._read_number(page, "length")
+        return _ListedPage(rev_id, revised, title, touched, size, _read_item(page))
 
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
         """Yield complete pages by id: a site may send the properties of a page in several replies."""
@@ -327,7 +359,9 @@ class SiteFollower:
         text = parsed.get("text")
         if not isinstance(text, str):
             raise InputError(f"{self._client.url} sends no HTML of page {page.page_id}: check the wiki")
-        return replace(page, model=HTML_MODEL, text=text, metadata=_read_metadata(parsed))
+        return replace(
+            page, model=HTML_MODEL, text=text, metadata=replace(page.metadata, categories=_read_categories(parsed))
+        )
 
     def _find_uses(self, templates: Collection[str]) -> set[int]:
         """Return the ids of pages that use templates, after telling the site to render them again."""
@@ -358,6 +392,7 @@ class SiteFollower:
             bool(row.get("redirect")),
             model[:100],
             text,
+            metadata=Metadata(wikidata=_read_item(row)),
         )
 
     def _parse_change(self, row: Reply) -> tuple[SeenChange, Reply]:
@@ -436,17 +471,21 @@ def _get_rows(reply: Reply, name: str) -> list[Reply]:
     return rows
 
 
-def _read_metadata(parsed: Reply) -> Metadata:
-    """Return the categories of a rendered page, without hidden ones, and its Wikidata item."""
-    categories, properties = parsed.get("categories"), parsed.get("properties")
+def _read_categories(parsed: Reply) -> tuple[str, ...]:
+    """Return the categories of a rendered page, without hidden ones."""
+    categories = parsed.get("categories")
     rows = categories if isinstance(categories, list) else []
     names = [row.get("category") for row in rows if isinstance(row, dict) and not row.get("hidden")]
+    titles = [name.replace("_", " ") for name in names if isinstance(name, str)]
+    return build_metadata({"categories": titles}).categories
+
+
+def _read_item(page: Reply) -> str:
+    """Return the Wikidata item of a page; empty if it has none."""
+    properties = page.get("pageprops")
     return build_metadata(
-        {
-            "categories": [name.replace("_", " ") for name in names if isinstance(name, str)],
-            "wikidata": properties.get("wikibase_item") if isinstance(properties, dict) else None,
-        }
-    )
+        {"wikidata": properties.get("wikibase_item")} if isinstance(properties, dict) else {}
+    ).wikidata
 
 
 def _get_revision(page: Reply) -> Reply | None:
@@ -500,6 +539,8 @@ def rehearse_site(url: str, settings: SiteSettings, part_bytes: int | None = Non
 class WikiSite(RenderedPages):
     """The pages of a MediaWiki site, by its address: `mediawiki+https://wiki.example.org/`."""
 
+    has_templates = True
+
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return False: only a URL names a site (`dump_format.detect_format`)."""
         return False
@@ -537,7 +578,12 @@ class WikiSite(RenderedPages):
         starts = choose_starts(runs, request.part_bytes, boundaries)
         parts = assemble_parts("wiki", runs, starts, runs[-1].slice.last_page, request.part_format)
         read_at = format_iso(state.cursor.read_at) if state.cursor else None
-        return Plan("wiki", siteinfo, parts, licence, read_at or "")
+        return Plan("wiki", siteinfo, parts, licence, read_at or "", template_parts=())
+
+    def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
+        """Yield the redirects of a part if requested; the templates of a site are not followed."""
+        pages = super().read_templates(part, redirects=True) if redirects else iter(())
+        return (page for page in pages if page.namespace not in TEMPLATE_NAMESPACES)
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
         """Return an article of any namespace that was asked for, otherwise the reason to drop it."""

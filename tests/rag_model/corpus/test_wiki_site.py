@@ -125,7 +125,14 @@ def test_what_leaves_no_trace_is_found_by_a_listing(wiki: Wiki, tmp_path: Path) 
     state = mirror.load()
     assert state.cursor is not None
     mirror.save(replace(state, cursor=replace(state.cursor, listed_at=state.cursor.listed_at - 25 * 3600)))
-    assert "From a script" in titles_of(plan_parts(followed, wiki.dump, SETTINGS), tmp_path)
+    wiki.set_item("Page 40", "Q40")
+    wiki.queries.clear()
+    plan = plan_parts(followed, wiki.dump, SETTINGS)
+    assert "From a script" in titles_of(plan, tmp_path)
+    items = {page.title: page.metadata.wikidata for part in plan.parts for page in wiki_site.FORMAT.read(part)}
+    assert {title: item for title, item in items.items() if item} == {"Page 40": "Q40"}
+    fetched = [page for query in wiki.queries for page in query.get("pageids", "").split("|") if page]
+    assert len(fetched) == 1, "an item alone is taken from the listing"
     # A list of changes that begins after the known ones is not complete.
     forgotten = (SeenChange(1, 1, 1, "Forgotten", "2001-01-01T00:00:00Z"),)
     mirror.save(replace(mirror.load(), cursor=replace(state.cursor, changes=forgotten)))
