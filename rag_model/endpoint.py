@@ -352,7 +352,7 @@ class EventLoopThread:
     def __init__(self) -> None:
         """Start the thread."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
+        self._thread = threading.Thread(target=_run_and_close, args=(self._loop,), name="endpoint", daemon=True)
         self._thread.start()
 
     def run(
@@ -393,8 +393,15 @@ class EventLoopThread:
         asyncio.run_coroutine_threadsafe(_cancel_and_finish(finish), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(_close_generators())
-        self._loop.close()
+
+
+def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and close it in the same thread, because the thread that calls
+    `EventLoopThread.close` may be running another loop while it collects garbage.
+    """
+    loop.run_forever()
+    loop.run_until_complete(_close_generators())
+    loop.close()
 
 
 def _get_next_piece(pieces: "SimpleQueue[_TextPiece | None]") -> _TextPiece | tuple[()] | None:

@@ -1,10 +1,11 @@
-"""When an endpoint asks to be asked again."""
+"""When an endpoint asks to be asked again, and how the thread of its requests ends."""
 
+import asyncio
 from datetime import UTC, datetime
 
 import pytest
 
-from rag_model.endpoint import parse_retry_after
+from rag_model.endpoint import EventLoopThread, parse_retry_after
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -22,3 +23,18 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 )
 def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
     assert parse_retry_after(header, NOW) == seconds
+
+
+def test_the_thread_of_requests_is_closed_by_a_thread_that_runs_another_loop() -> None:
+    requests, finished = EventLoopThread(), list[bool]()
+
+    async def finish() -> None:
+        finished.append(True)
+
+    async def close_requests() -> None:  # as a finalizer does if garbage is collected here
+        requests.close(finish)
+
+    asyncio.run(close_requests())
+    requests.close(finish)  # nothing is left to do
+    assert finished == [True]
+    assert not requests._thread.is_alive()
