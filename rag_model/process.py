@@ -11,7 +11,10 @@ differ in length, long-lived blocks lie between them, and torch's aligned blocks
 hole of their own size. Other allocators and other C libraries are left as they are.
 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
-reads one JSON value and writes one, so a crash or an exceeded limit ends only the child.
+reads one JSON value and writes one, so a crash or an exceeded limit ends only the child. The time
+limit is in CPU seconds: on a busy machine a small call can take 20 s, and that is no fault of the
+file that it reads. A child that waits instead of computing is killed after `_WAIT_FACTOR` times the
+limit.
 
 **Amounts.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
@@ -246,6 +249,7 @@ def limit_by_environment(available: int, variable: str, description: str) -> int
     raise UsageError(f"{variable} is {setting!r}: set it to a {description}, at least 1, or unset it")
 
 
+_WAIT_FACTOR = 10  # seconds that a child may take for each CPU second that it may use
 _CALLS_OPTION = "--calls"  # argument of the child of a `ChildWorker`
 # GPU memory cannot be limited and belongs to the parent.
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -266,7 +270,8 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
     Args:
         module: module to run; its last statement is `serve_call(function)`.
         value: argument of the function, a JSON value.
-        seconds: time limit; the child is killed after it.
+        seconds: CPU seconds that the child may use; it is killed after them, or after ten times as
+            many seconds of waiting.
         memory: bytes that the child may allocate in addition to Python and its modules; mapped
             files do not count.
 
@@ -275,21 +280,24 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
         ChildDiedError: The child crashed or exceeded a limit.
     """
     environment = _build_child_environment()
-    request = json.dumps({"value": value, "memory": memory, "seconds": ceil(seconds) + 1}).encode()
+    request = json.dumps({"value": value, "memory": memory, "seconds": seconds}).encode()
+    timeout = _WAIT_FACTOR * seconds
     try:
         command = [sys.executable, "-m", module]
         process = subprocess.run(
-            command, input=request, capture_output=True, timeout=seconds, env=environment, check=False
+            command, input=request, capture_output=True, timeout=timeout, env=environment, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ChildDiedError(f"took more than {seconds:.0f} s") from error
+        raise ChildDiedError(f"did not end within {timeout:.0f} s") from error
+    if process.returncode == -signal.SIGXCPU:
+        raise ChildDiedError(f"took more than {seconds:.0f} s of CPU time")
     if process.returncode < 0:
         raise ChildDiedError(f"was ended by {signal.Signals(-process.returncode).name}")
     return _parse_reply(process.stdout, memory)
 
 
 class ChildWorker:
-    """A child process that executes many calls, each within a time limit. Thread-safe.
+    """A child process that executes many calls, each within a limit of CPU time. Thread-safe.
 
     The child ends when this object is deleted or this process ends. If a call exceeds a limit, the
     child is killed, and the next call starts another child.
@@ -311,6 +319,8 @@ class ChildWorker:
     def call(self, value: Any, seconds: float) -> Any:
         """Call the function of the child, and return its result.
 
+        `seconds` are CPU seconds, as for `run_in_child`.
+
         Raises:
             BookwheelError: The function raised this error.
             ChildDiedError: The child crashed or exceeded a limit.
@@ -318,10 +328,10 @@ class ChildWorker:
         with self._lock:
             process = self._process or self._start()
             is_late = threading.Event()
-            timer = threading.Timer(seconds, _kill_late_process, (process, is_late))
+            timer = threading.Timer(_WAIT_FACTOR * seconds, _kill_late_process, (process, is_late))
             timer.start()
             try:
-                _write_line(process.stdin, {"value": value, "seconds": ceil(seconds) + 1})
+                _write_line(process.stdin, {"value": value, "seconds": seconds})
                 line = process.stdout.readline() if process.stdout else b""
             except OSError:
                 line = b""
@@ -330,7 +340,12 @@ class ChildWorker:
             if line:
                 return _parse_reply(line.rstrip(b"\n"), self._memory)
             self._end()
-        raise ChildDiedError(f"took more than {seconds:.0f} s" if is_late.is_set() else "ended without a reply")
+        if is_late.is_set():
+            raise ChildDiedError(f"did not end within {_WAIT_FACTOR * seconds:.0f} s")
+        has_used_its_time = process.returncode == -signal.SIGXCPU
+        raise ChildDiedError(
+            f"took more than {seconds:.0f} s of CPU time" if has_used_its_time else "ended without a reply"
+        )
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
@@ -385,7 +400,7 @@ def _parse_reply(output: bytes, memory: int) -> Any:
 def serve_call(function: Callable[[Any], Any]) -> None:
     """Call `function` with the value from stdin; write its result or error to stdout."""
     request = json.loads(sys.stdin.buffer.read())
-    signal.alarm(request["seconds"])  # the kernel ends this process even if the parent was killed
+    _limit_time(request["seconds"])
     _limit_resources(request["memory"])
     sys.stdout.write("\n" + _answer_call(function, request["value"]))
 
@@ -403,7 +418,7 @@ def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
 
     for line in sys.stdin.buffer:
         call = json.loads(line)
-        signal.alarm(call["seconds"])  # ends a late call even if the parent was killed
+        _limit_time(call["seconds"])
         reply = _answer_call(open_and_call, call["value"])
         signal.alarm(0)
         sys.stdout.write(reply + "\n")
@@ -413,6 +428,19 @@ def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
 def is_served_for_calls() -> bool:
     """Return whether this process is the child of a `ChildWorker`."""
     return sys.argv[1:] == [_CALLS_OPTION]
+
+
+def _limit_time(seconds: float) -> None:
+    """Let the kernel end this process after the limits of a call, even if the parent was killed.
+
+    `signal.alarm(0)` ends the limit of waiting.
+    """
+    hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    cpu_limit = max(ceil(time.process_time() + seconds), 1)
+    if hard_limit != resource.RLIM_INFINITY:
+        cpu_limit = min(cpu_limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit, hard_limit))
+    signal.alarm(ceil(_WAIT_FACTOR * seconds) + 1)
 
 
 def _limit_resources(memory: int) -> None:

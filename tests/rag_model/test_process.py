@@ -128,17 +128,18 @@ def test_it_returns_what_its_function_returns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "sentence"),
+    ("how", "seconds", "sentence"),
     [
-        ("segfault", "was ended by SIGSEGV"),
-        ("memory", "needed more than 64 MiB of memory"),
-        ("loop", "took more than 2 s"),
-        ("silence", "ended without a reply"),
+        ("segfault", 60, "was ended by SIGSEGV"),
+        ("memory", 60, "needed more than 64 MiB of memory"),
+        ("loop", 2, "took more than 2 s of CPU time"),
+        ("wait", 0.3, "did not end within 3 s"),
+        ("silence", 60, "ended without a reply"),
     ],
 )
-def test_a_death_is_told(how: str, sentence: str) -> None:
+def test_a_death_is_told(how: str, seconds: float, sentence: str) -> None:
     with pytest.raises(ChildDiedError, match=sentence):
-        run_in_child("tests.fixtures.dying", how, seconds=2 if how == "loop" else 60, memory=64 * MIB)
+        run_in_child("tests.fixtures.dying", how, seconds=seconds, memory=64 * MIB)
 
 
 def test_its_errors_are_raised_here() -> None:
