@@ -160,10 +160,12 @@ def list_steps(
         DayStep(f"embedding-{tokens}", embedding, f"{short} --batch-tokens {tokens}".strip(), embedding_rows)
         for tokens in (BATCHES if gpus else BATCHES[:1])
     ]
-    steps += [
-        DayStep(f"embedding-torch-{versions['torch']}", embedding, short, embedding_rows, 1, python, versions)
-        for python, versions in environments.items()
-    ]
+    for number, (python, versions) in enumerate(environments.items()):
+        earlier = list(environments.values())[:number]
+        same_torch = sum(one["torch"] == versions["torch"] for one in earlier)  # may differ in transformers
+        suffix = f"-{same_torch + 1}" if same_torch else ""
+        name = f"embedding-torch-{versions['torch']}{suffix}"
+        steps.append(DayStep(name, embedding, short, embedding_rows, 1, python, versions))
     steps += [DayStep("embedding-no-cudnn", embedding, f"{short} --no-cudnn".strip(), embedding_rows)]
     gpu_counts = [1 << power for power in range(1, gpus.bit_length()) if 1 << power < gpus]  # 2, 4, 8, …
     steps += [

@@ -165,6 +165,8 @@ def test_another_environment_encodes_with_its_torch(tmp_path: Path) -> None:
         for found in environments.values()
     )
     assert (first.name, second.name) == ("embedding-torch-2.11.0", "embedding-torch-2.12.1")
+    same_torch = gpu_day.list_steps(0, dict.fromkeys("ab", environments["2.11.0"]), {})
+    assert [step.name for step in same_torch if step.python in "ab"] == [first.name, f"{first.name}-2"]
     second = replace(second, processes=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
