@@ -251,6 +251,19 @@ class SectionBuilder:
         else:
             self.add_block("\n".join([*head, *rows]))
 
+    def add_rows(self, rows: Iterable[Iterable[str]]) -> None:
+        """Add the rows that have text as a table; its header ends with the first row of several filled cells."""
+        lines: list[str] = []
+        n_headers = 0
+        for row in rows:
+            cells = [" ".join(clean_text(cell).split()) for cell in row]
+            if any(cells):
+                lines.append(" | ".join(cells).rstrip(" |"))
+                if not n_headers and sum(map(bool, cells)) > 1:
+                    n_headers = len(lines)
+        if lines:
+            self.add_table(lines[:n_headers], lines[n_headers:])
+
     def finish(self) -> list[tuple[str, str]]:
         """End the last section, and return all sections."""
         self._end_section(has_subsection=False)

@@ -6,7 +6,6 @@ child process.
 """
 
 import re
-from collections.abc import Iterable
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -103,7 +102,7 @@ def _add_shape(builder: SectionBuilder, shape: Any, depth: int = 0) -> None:
         lines = [f"{'  ' * line.level}{clean_text(line.text)}" for line in shape.text_frame.paragraphs]
         builder.add_block("\n".join(lines))
     elif getattr(shape, "has_table", False):
-        _add_rows(builder, [[cell.text for cell in row.cells] for row in shape.table.rows])
+        builder.add_rows([[cell.text for cell in row.cells] for row in shape.table.rows])
 
 
 def _read_workbook(path: Path) -> ParsedFile:
@@ -113,22 +112,8 @@ def _read_workbook(path: Path) -> ParsedFile:
         if sheet.sheet_state == "visible":
             sheet.reset_dimensions()  # the declared size of a sheet may be wrong
             builder.start_section(1, sheet.title)
-            _add_rows(builder, (map(_format_value, row) for row in sheet.iter_rows(values_only=True)))
+            builder.add_rows(map(_format_value, row) for row in sheet.iter_rows(values_only=True))
     return ParsedFile([(heading, text) for heading, text in builder.finish() if text != heading])  # no empty sheets
-
-
-def _add_rows(builder: SectionBuilder, rows: Iterable[Iterable[str]]) -> None:
-    """Add the rows that have text as a table; its header ends with the first row of several filled cells."""
-    lines: list[str] = []
-    n_headers = 0
-    for row in rows:
-        cells = [" ".join(clean_text(cell).split()) for cell in row]
-        if any(cells):
-            lines.append(" | ".join(cells).rstrip(" |"))
-            if not n_headers and sum(map(bool, cells)) > 1:
-                n_headers = len(lines)
-    if lines:
-        builder.add_table(lines[:n_headers], lines[n_headers:])
 
 
 def _format_value(value: Any) -> str:

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, ClassVar
 
+from rag_model.corpus.chunkers.article_words import ends_line
 from rag_model.corpus.chunkers.chunker import MAX_HEADING
 from rag_model.corpus.dump_formats.document_files import (
     MAX_HEADING_PART,
     IsolatedFiles,
+    SectionBuilder,
     clean_text,
 )
+from rag_model.corpus.dump_formats.pdf_tables import split_page
 from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
 from rag_model.process import serve_calls
@@ -27,10 +30,9 @@ _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 class Pdf(IsolatedFiles):
     """PDF files with text; pages without text, such as scanned ones, are left out."""
 
-    version = f"1, {format_versions('pypdfium2')}"
+    version = f"2, {format_versions('pypdfium2')}"
     endings = frozenset({".pdf"})
     max_bytes = 256 << 20
-    keeps_lines = False  # lines are wrapped, and the chunker joins them
     module = "rag_model.corpus.dump_formats.pdf"
     extra = "pdf"
     libraries: ClassVar = {".pdf": "pypdfium2"}
@@ -41,7 +43,7 @@ def _read_file(path: str) -> dict[str, Any]:
     pdfium = require("pypdfium2", extra="pdf")
     try:
         with pdfium.PdfDocument(path) as document:
-            pages = list(_iter_pages(document, _find_chapters(document), pdfium.PdfiumError))
+            pages = list(_iter_pages(document, _find_chapters(document), pdfium))
             date_match = _DATE.match(document.get_metadata_value("ModDate"))
     except pdfium.PdfiumError as error:
         return {"dropped": "encrypted" if "password" in str(error).lower() else "damaged"}
@@ -61,18 +63,40 @@ def _find_chapters(document: Any) -> dict[int, str]:
     return chapters
 
 
-def _iter_pages(document: Any, chapters: Mapping[int, str], error_type: type[Exception]) -> Iterator[tuple[str, str]]:
+def _iter_pages(document: Any, chapters: Mapping[int, str], pdfium: Any) -> Iterator[tuple[str, str]]:
     """Yield a heading (chapter and page number) and the text of each page with text."""
     chapter = ""
     for number in range(len(document)):
-        chapter = chapters.get(number, chapter)
+        chapter, builder = chapters.get(number, chapter), SectionBuilder()
         try:
-            text = document[number].get_textpage().get_text_bounded()
-        except error_type:  # the other pages are read
+            page = document[number]
+            for block in split_page(pdfium.raw, page, page.get_textpage()):
+                if isinstance(block, str):
+                    for paragraph in _join_lines(block):
+                        builder.add_block(paragraph)
+                else:
+                    builder.add_rows([map(_join_hyphens, row) for row in block])
+        except pdfium.PdfiumError:  # the other pages are read
             continue
-        text = _DOT_LEADERS.sub(" ", _LINE_END_HYPHEN.sub("", text))
-        if text.strip():
-            yield f"{chapter} (page {number + 1})" if chapter else f"page {number + 1}", clean_text(text)
+        for _, text in builder.finish():
+            yield f"{chapter} (page {number + 1})" if chapter else f"page {number + 1}", text
+
+
+def _join_hyphens(text: str) -> str:
+    return _LINE_END_HYPHEN.sub("", text)
+
+
+def _join_lines(text: str) -> Iterator[str]:
+    """Yield paragraphs; lines within a sentence are joined."""
+    text = clean_text(_DOT_LEADERS.sub(" ", _join_hyphens(text)))
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines: list[list[str]] = []
+        for words in filter(None, map(str.split, paragraph.split("\n"))):
+            if lines and not ends_line(lines[-1][-1], words[0]):
+                lines[-1] += words
+            else:
+                lines.append(words)
+        yield "\n".join(map(" ".join, lines))
 
 
 def _to_seconds(date_match: re.Match[str] | None) -> int | None:

@@ -28,6 +28,7 @@ from rag_model.corpus.records import Passage, Plan
 from rag_model.errors import InputError, MissingExtraError, UsageError
 from rag_model.snapshots.planning import plan_dry_run
 from rag_model.snapshots.recipe import Recipe
+from tests.fixtures.browser import browser_page
 
 
 def plan_folder(dump: Path | str, workdir: Path) -> Plan:
@@ -417,8 +418,11 @@ def test_minified_code_is_dropped() -> None:
         SOURCE_CODE.parse(b"a();" * 5_000, "a.min.js")
 
 
-def build_pdf(pages: list[list[str]], extra: str = "") -> bytes:
-    """Return a PDF with lines of text on pages; all pages but the last are in the outline."""
+def build_pdf(pages: list[list[str]], extra: str = "", drawing: str = "", rotation: int = 0) -> bytes:
+    """Return a PDF with lines of text on pages; all pages but the last are in the outline.
+
+    Each page is rotated, and has a drawing in twice its size.
+    """
     outline = range(len(pages) - 1)
     entries = [
         f"{100 + i} 0 obj <</Title (Chapter {i + 1}) /Parent 99 0 R /Dest [{10 + i} 0 R /Fit] "
@@ -427,18 +431,21 @@ def build_pdf(pages: list[list[str]], extra: str = "") -> bytes:
         for i in outline
     ]
     texts = [" ".join(f"({line}) Tj 0 -20 Td" for line in lines) for lines in pages]
-    streams = [f"BT /F 12 Tf 50 700 Td {text} ET" for text in texts]
+    streams = [f"q 1 0 0 1 50 700 cm /X Do Q BT /F 12 Tf 50 700 Td {text} ET" for text in texts]
     kids = " ".join(f"{10 + i} 0 R" for i in range(len(pages)))
     objects = [
         "1 0 obj <</Type /Catalog /Pages 2 0 R /Outlines 99 0 R>> endobj",
         f"2 0 obj <</Type /Pages /Kids [{kids}] /Count {len(pages)}>> endobj",
         "3 0 obj <</Type /Font /Subtype /Type1 /BaseFont /Helvetica>> endobj",
         "4 0 obj <</ModDate (D:20261101120000Z)>> endobj",
+        "5 0 obj <</Type /XObject /Subtype /Form /BBox [-999 -999 999 999] /Matrix [2 0 0 2 0 0] "
+        f"/Length {len(drawing)}>> stream\n{drawing}\nendstream endobj",
         f"99 0 obj <</First 100 0 R /Last {98 + len(pages)} 0 R>> endobj",
         *entries,
         *(
             f"{10 + i} 0 obj <</Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {50 + i} 0 R "
-            f"/Resources <</Font <</F 3 0 R>>>>>> endobj\n{50 + i} 0 obj <</Length {len(stream)}>> "
+            f"/Rotate {rotation} /Resources <</Font <</F 3 0 R>> /XObject <</X 5 0 R>>>>>> endobj\n"
+            f"{50 + i} 0 obj <</Length {len(stream)}>> "
             f"stream\n{stream}\nendstream endobj"
             for i, stream in enumerate(streams)
         ),
@@ -451,11 +458,56 @@ def test_a_pdf_has_a_section_per_page_with_its_chapter() -> None:
         build_pdf([["First line", "second line."], ["Contents . . . . . . . 7"], [], ["Last."]]), "a.pdf"
     )
     assert document.sections == [
-        ("Chapter 1 (page 1)", "First line\nsecond line."),
+        ("Chapter 1 (page 1)", "First line second line."),
         ("Chapter 2 (page 2)", "Contents 7"),
         ("Chapter 3 (page 4)", "Last."),
     ]
     assert document.revised == 1793534400
+
+
+PRINTED = """<style>table {border-collapse: collapse} td, th {padding: 4px 8px}
+.ruled td, .ruled th {border: 1px solid} .striped tr:nth-child(odd) > * {background: #ccc}
+.inner tr + tr td, .inner tr + tr th {border-top: 1px dotted} .inner td {border-left: 1px dotted}</style>
+<p>Ports and cities.<table class=ruled style="width: 16em">
+<tr><th>Region<th>City<th>Remark<tr><td rowspan=2>Europe<td>Berlin<td>A remark of several lines.
+<tr><td><u>Paris</u><td><tr><td colspan=2>Somewhere else<td>None.</table>
+<p>A striped table:<table class=striped><tr><th>Port<th>Use<tr><td>5432<td>the catalog<tr><td>80<td>a <b>web</b> page
+</table><p>Inner lines.<table class=inner><tr><th>k<td>1<tr><th>m<td>2</table>
+<div style="border: 3px solid; padding: 9px"><h1 style="background: #ccc">A slide</h1>Its <u>text</u>.</div>
+<style>div p {border: 1px solid}</style><div style="display: flex; gap: 3em"><p>One box. <p>Two boxes.</div>
+<svg height=80><path d="M0 0V60H90V0z" fill=none stroke=#000 />
+<path d="M9 60V9H30V60zM30 60V30H50V60z" /><text y=75>Bars"""
+
+
+def test_ruled_tables_of_a_printed_page_are_blocks_and_boxes_are_text() -> None:
+    with browser_page() as page:
+        page.set_content(PRINTED)
+        ((_, text),) = PDF.parse(page.pdf(), "a.pdf").sections
+    assert text.split("\n\n") == [
+        "Ports and cities.",
+        "Region | City | Remark\nEurope | Berlin | A remark of several lines.\n | Paris\nSomewhere else |  | None.",
+        "A striped table:\nPort | Use\n5432 | the catalog\n80 | a web page",
+        "Inner lines.",
+        "k | 1\nm | 2",
+        "A slide\nIts text.\nOne box. Two boxes.\nBars",
+    ]
+
+
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+def test_lines_of_a_form_between_texts_are_a_table(rotation: int) -> None:
+    texts = ["before", "a) Tj 80 0 Td (b", ") Tj -80 0 Td (c) Tj 80 0 Td (d", ") Tj -80 0 Td (After"]
+    lines = (
+        "0 -1 m 0 -21 l S 30 -1 m 30 -21 l S 70 -1 m 70 -21 l S -5 -2 80 1 re -5 -11 80 1 re f 0 -20.5 m 70 -20.5 l S"
+    )
+    expected = {0: "a | b\nc | d", 180: "d | c\nb | a", 90: "c | a\nd | b", 270: "b | d\na | c"}[rotation]
+    ((_, text), _) = PDF.parse(build_pdf([texts, ["b"]], drawing=lines, rotation=rotation), "a.pdf").sections
+    assert sorted(text.split("\n\n")) == sorted(["before", expected, "After"])
+
+
+def test_a_page_with_too_many_paths_is_text() -> None:
+    lines = "0 0 m 1 1 l S " * 100_001
+    ((_, text),) = PDF.parse(build_pdf([["Some text", "of a page."], []], drawing=lines), "a.pdf").sections
+    assert text == "Some text of a page."
 
 
 def test_a_pdf_that_cannot_be_read_is_dropped() -> None:
