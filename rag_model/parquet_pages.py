@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 # Bytes to try until a header fits; statistics may make it long.
 _READ_SIZES = (256, 1 << 14, 1 << 20)
+_BUFFER_BYTES = 1 << 20  # of a column that are read at once
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
 _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous one
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
@@ -118,8 +119,15 @@ def check_footer(metadata: pq.FileMetaData, size: int) -> None:
         raise PagesError(f"has an invalid footer ({' '.join(str(error).split())})") from error
 
 
-def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collection[str], size: int) -> int:
-    """Check columns of all row groups of a file of `size` bytes with `check_pages`.
+def check_groups(
+    source: Path | IO[bytes],
+    file: pq.ParquetFile,
+    columns: Collection[str],
+    size: int,
+    first: int = 0,
+    end: int | None = None,
+) -> int:
+    """Check columns of the row groups with the rows [first, end) of a file of `size` bytes by `check_pages`.
 
     Returns the maximum bytes that one row may take from text dictionaries.
 
@@ -130,30 +138,39 @@ def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collec
     check_footer(file.metadata, size)
     max_row_bytes = 0
     with open_random_access(source) as read:
-        for group in range(file.num_row_groups):
+        for group, _, _ in _list_groups(file, first, end):
             chunks = map(file.metadata.row_group(group).column, leaves)
             max_row_bytes = max(max_row_bytes, sum(check_pages(read, chunks, FREE_BYTES + MAX_EXPANSION * size)))
     return max_row_bytes
+
+
+def open_parquet(source: Path | IO[bytes], *, pre_buffer: bool = False, **options: Any) -> pq.ParquetFile:
+    """Open a file whose columns are read in pieces of `_BUFFER_BYTES`, or with `pre_buffer` by row group."""
+    return pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=pre_buffer, **options)
 
 
 def iter_row_range(
     file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first: int = 0, end: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows [first, end) in order, each batch of one row group; reads no other row groups."""
-    starts = [0, *accumulate(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))]
-    end = starts[-1] if end is None else end
-    for group, (start, stop) in enumerate(pairwise(starts)):
-        if first < stop and start < end:
-            # A batch of several groups would be copied, and Arrow cannot join nested dictionaries.
-            batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
-            next_row = start
-            for batch in batches:
-                skip_count, next_row = max(first - next_row, 0), next_row + len(batch)
-                selected = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end, 0), 0))
-                if len(selected):
-                    yield selected
-                if next_row >= end:
-                    return
+    for group, start, stop in _list_groups(file, first, end):
+        next_row, last = start, stop if end is None else min(stop, end)
+        # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. Each of
+        # Arrow's threads would keep the memory that it freed.
+        for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
+            skip_count, next_row = max(first - next_row, 0), next_row + len(batch)
+            selected = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - last, 0), 0))
+            if len(selected):
+                yield selected
+            if next_row >= last:
+                break
+
+
+def _list_groups(file: pq.ParquetFile, first: int, end: int | None) -> list[tuple[int, int, int]]:
+    """Return the row groups with rows of [first, end): their numbers and their own first and end rows."""
+    row_counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+    groups = enumerate(pairwise([0, *accumulate(row_counts)]))
+    return [(group, start, stop) for group, (start, stop) in groups if first < stop and (end is None or start < end)]
 
 
 def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_bytes: int) -> list[int]:

@@ -56,7 +56,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content
 KIND = "imported"
 CODE = 2  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
-_ID_BITS = 8  # a file has the digests of ids that share these first bits
+_RANGE_DIGESTS = 1 << 18  # mean number of digests of ids that are compared at once
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
 
 
@@ -352,22 +352,24 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
     """Check that no passages of different parts have the same id, by their digests.
 
-    The digests of all parts are distributed over files by their first bits, so that only one file is
-    in memory at a time.
+    The sorted digests of all parts are on the disk, and a range of values at a time is in memory.
 
     Raises:
         InputError: an id is in two parts.
     """
-    bounds = np.arange(1, 1 << _ID_BITS, dtype=np.uint64) << np.uint64(64 - _ID_BITS)
     with temporary_folder("ids") as folder:
-        for report in reports:
-            encoded = json.loads(store.blobs.read(BlobRef.from_json(report[IdDigests.output])))
-            digests = np.frombuffer(b64decode(encoded), np.uint64)
-            for number, group in enumerate(np.split(digests, np.searchsorted(digests, bounds))):
-                with (folder / str(number)).open("ab") as file:
-                    file.write(group.tobytes())
-        for path in sorted(folder.iterdir()):
-            digests = np.sort(np.fromfile(path, np.uint64))
+        path, ends = folder / "digests", list[int]()
+        with path.open("wb") as file:
+            for report in reports:
+                file.write(b64decode(json.loads(store.blobs.read(BlobRef.from_json(report[IdDigests.output])))))
+                ends.append(file.tell() // 8)
+        if not path.stat().st_size:
+            return
+        ranges = 1 + ends[-1] // _RANGE_DIGESTS
+        bounds = np.arange(1, ranges, dtype=np.uint64) * np.uint64(((1 << 64) - 1) // ranges)
+        parts = np.split(np.asarray(np.memmap(path, np.uint64, "r")), ends[:-1])
+        for pieces in zip(*(np.split(part, np.searchsorted(part, bounds)) for part in parts), strict=True):
+            (digests := np.concatenate(pieces)).sort()
             repeated_digests = digests[1:][digests[1:] == digests[:-1]]
             if len(repeated_digests):
                 _check_same_digests(store, reports, repeated_digests)
@@ -383,7 +385,8 @@ def _check_same_digests(store: Store, reports: Sequence[Mapping[str, Any]], dige
 
 
 def _read_ids(store: Store, passages: BlobRef) -> pa.ChunkedArray:
-    return pq.read_table(store.blobs.get_local_path(passages), columns=["id"])["id"]
+    with PassageFile(store.blobs.get_local_path(passages), ["id"]) as file:
+        return pa.chunked_array([batch["id"] for batch in file.iter_batches(["id"])], pa.string())
 
 
 def _check_length(record: Record) -> Record:

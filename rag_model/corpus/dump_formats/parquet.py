@@ -3,6 +3,8 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
@@ -25,10 +27,12 @@ from rag_model.parquet_pages import (
     PagesError,
     check_groups,
     compute_decoded_size,
+    get_schema,
     has_repeated_values,
     iter_row_range,
     list_leaves,
     list_text_paths,
+    open_parquet,
 )
 
 _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
@@ -88,16 +92,18 @@ class Parquet(RecordFormat):
         try:
             with fsspec.open(url, "rb").open() as source:
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
-                names = metadata.schema.to_arrow_schema().names
+                names = get_schema(metadata).to_arrow_schema().names
                 columns = _select_columns(names, self.columns)
                 number, leaves = first, list_leaves(metadata, columns)
-                with pq.ParquetFile(source, metadata=metadata) as plain_file:
+                # Over a network a few large requests are faster than many small ones.
+                open_file = partial(open_parquet, source, metadata=metadata, pre_buffer=not Path(url).is_file())
+                with open_file() as plain_file:
                     file = plain_file
-                    max_row_bytes = check_groups(source, file, columns, size)
+                    max_row_bytes = check_groups(source, file, columns, size, first, end)
                     if has_repeated_values(metadata, leaves) or rows * max_row_bytes > _MAX_BATCH_BYTES:
                         # As dictionaries, a text that many rows share is in memory once.
                         texts = list_text_paths(metadata, columns)
-                        file = pq.ParquetFile(source, metadata=metadata, read_dictionary=texts)
+                        file = open_file(read_dictionary=texts)
                     for batch in iter_row_range(file, rows, columns, first, end):
                         for small_batch in _split_batch(_dates_to_seconds(batch, self.date_field), url):
                             yield from parse(_decode(small_batch), number, basename(url))

@@ -25,7 +25,7 @@ from rag_model.digest import digest_file
 from rag_model.errors import InputError, UsageError, format_error
 from rag_model.index.files.engine import Metric, Rows
 from rag_model.index.files.layout import FLAT_KINDS, UnsupportedIndexError, check_layout
-from rag_model.parquet_pages import PagesError, check_groups, iter_row_range
+from rag_model.parquet_pages import PagesError, check_groups, iter_row_range, open_parquet
 
 Block = npt.NDArray[Any]
 
@@ -33,7 +33,6 @@ _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.
 
 
 MAX_DIM = 1 << 20  # faiss's own limit
-_BUFFER_BYTES = 8 << 20  # of a Parquet file that is read at once
 _FAISS_VECTORS = 45  # bytes before the vectors: type, header, and their number
 
 
@@ -191,16 +190,16 @@ class ParquetSource:
 
     @classmethod
     def open(cls, path: Path, column: str | None) -> Self:
-        """Read the footer, and the first row if the lists have variable size.
+        """Read the footer, and the first row if the lists have variable size; `blocks` checks the other pages.
 
         Raises:
             InputError: the file is damaged, or has no such column.
             UsageError: the file has several vector columns and `column` is None.
         """
         try:
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path) as file:
                 name = _choose_column(path, file.schema_arrow, column)
-                check_groups(path, file, [name], path.stat().st_size)
+                check_groups(path, file, [name], path.stat().st_size, end=1)
                 kind = file.schema_arrow.field(name).type
                 n = file.metadata.num_rows
                 d = kind.list_size if pa.types.is_fixed_size_list(kind) else _first_length(file, name)
@@ -221,11 +220,13 @@ class ParquetSource:
         """Yield (m <= rows, d) in order; reads only the row groups that have such rows."""
         row = first
         try:
-            # Without a buffer a whole column of a row group would be in memory.
-            with pq.ParquetFile(self.path, buffer_size=_BUFFER_BYTES) as file:
+            with open_parquet(self.path) as file:
+                check_groups(self.path, file, [self.column], self.path.stat().st_size, first, end)
                 for batch in iter_row_range(file, min(rows, 1 << 16), [self.column], first, end):
                     yield self._matrix(batch.column(0), row)
                     row += len(batch)
+        except PagesError as error:
+            raise InputError(f"{self.path} {error}: write it again") from error
         except (pa.ArrowException, OSError) as error:
             sentence = f"{self.path} cannot be read from row {row} on ({format_error(error)}): write it again"
             raise InputError(sentence) from error
@@ -237,7 +238,7 @@ class ParquetSource:
         return None if column is None else self._iter_column(column, first, end)
 
     def _iter_column(self, column: str, first: int, end: int) -> Iterator[str]:
-        with pq.ParquetFile(self.path) as file:
+        with open_parquet(self.path) as file:
             for batch in iter_row_range(file, 1 << 12, [column], first, end):
                 yield from map(str, batch.column(0).to_pylist())
 
@@ -280,7 +281,7 @@ def _holds_vectors(kind: pa.DataType) -> bool:
 
 
 def _first_length(file: pq.ParquetFile, column: str) -> int:
-    for batch in file.iter_batches(1, columns=[column]):
+    for batch in iter_row_range(file, 1, [column], 0, 1):
         return len(batch.column(0)[0].as_py() or ())
     return 0
 
@@ -288,7 +289,7 @@ def _first_length(file: pq.ParquetFile, column: str) -> int:
 InvalidRowPolicy = Literal["refuse", "drop"]
 
 PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker holds about four times as much
-_BLOCK_BYTES = 4 << 20  # float32 bytes per block
+_BLOCK_BYTES = 1 << 20  # float32 bytes per block, which the processor's cache holds
 
 
 @dataclass(frozen=True, slots=True)

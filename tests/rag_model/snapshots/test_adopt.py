@@ -15,6 +15,7 @@ from rag_model.corpus.records import format_iso
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
 from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vectors
+from rag_model.snapshots import imported
 from rag_model.snapshots.imported import (
     ImportedParts,
     collect_parts,
@@ -191,8 +192,12 @@ def test_ids_and_columns_that_come_twice_are_refused(
             import_part(task, store)
 
 
+@pytest.mark.parametrize("ranges", [1, 8])
 @pytest.mark.parametrize("names", ["{}", "page-{}"])
-def test_an_id_that_comes_twice_in_different_parts_is_refused(store: Store, tmp_path: Path, names: str) -> None:
+def test_an_id_that_comes_twice_in_different_parts_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, ranges: int
+) -> None:
+    monkeypatch.setattr(imported, "_RANGE_DIGESTS", ROWS // ranges + 1)
     vectors, ids = vectors_of(ROWS), [names.format(row) for row in range(ROWS)]
     np.save(tmp_path / "vectors.npy", vectors)
     given = inspect_vectors([tmp_path / "vectors.npy"])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rag_model import parquet_pages
 from rag_model.errors import BookwheelError, InputError, UsageError
 from rag_model.index.files.intake import VectorInput, inspect_vectors, split_into_parts
 
@@ -209,3 +210,26 @@ def test_decompression_bomb_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "zeros.parquet").stat().st_size < 200_000
     with pytest.raises(InputError, match=r"zeros\.parquet decodes to more than \d+ MiB, far more than its size"):
         inspect_vectors([tmp_path / "zeros.parquet"])
+
+
+def test_each_row_group_is_checked_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_pages, "FREE_BYTES", 1 << 20)
+    zeros = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(1 << 18)), 1 << 10)})
+    with pq.ParquetWriter(tmp_path / "zeros.parquet", zeros.schema, compression="zstd") as writer:
+        writer.write_table(zeros.slice(0, 2))
+        writer.write_table(zeros)
+    (source,) = inspect_vectors([tmp_path / "zeros.parquet"]).files
+    assert [block.shape for block in source.blocks(8, 0, 2)] == [(2, 1 << 10)]
+    with pytest.raises(InputError, match=r"zeros\.parquet decodes to more than \d+ MiB, far more than its size"):
+        next(source.blocks(8, 1, 3))
+
+
+def test_memory_does_not_grow_with_the_row_groups_of_a_file(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32)  # 16 MiB
+    table = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(values), 256)})
+    pq.write_table(table, tmp_path / "group.parquet", row_group_size=len(table), use_dictionary=False)
+    del table, values
+    before, peak = pa.total_allocated_bytes(), 0
+    for _ in inspect_vectors([tmp_path / "group.parquet"]).files[0].blocks(64):
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert 0 < peak < 8 << 20
