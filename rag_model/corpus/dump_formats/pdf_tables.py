@@ -8,9 +8,9 @@ characters, which are limited: a page that exceeds a limit has no tables.
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_float, c_int
-from itertools import pairwise
+from itertools import islice, pairwise, product
 from typing import Any, NamedTuple
 
 Rows = list[list[str]]
@@ -20,9 +20,15 @@ _TOLERANCE = 3.0  # points; nearer lines touch each other
 _MIN_LENGTH = 6.0  # points of a line
 _LETTER_GAP, _WORD_GAP = 0.1, 0.35  # maximum gaps in a word and in a phrase, in heights of a character
 _MAX_CUTS = 0.1  # maximum number of words that lines cut, as a share of the cells with text
-# Rotation of a page -> matrix from its points to those that a reader sees, with y downwards.
-_ROTATIONS = {0: (1, 0, 0, -1, 0, 0), 90: (0, 1, 1, 0, 0, 0), 180: (-1, 0, 0, 1, 0, 0), 270: (0, -1, -1, 0, 0, 0)}
 _Cell = tuple[int, int]  # row and column
+_Transform = Callable[[float, float], tuple[float, float]]
+# Rotation of a page -> transform to the points that a reader sees, with y downwards.
+_ROTATIONS: dict[int, _Transform] = {
+    0: lambda x, y: (x, -y),
+    90: lambda x, y: (y, x),
+    180: lambda x, y: (-x, y),
+    270: lambda x, y: (-y, -x),
+}
 
 
 class _Line(NamedTuple):
@@ -72,58 +78,60 @@ class _Grid:
         """Return the rows of the table, given the cell of each position of a character; none if it is no table."""
         ruled_rows = {row for row, column in self._lefts if 0 < column < self.n_columns}
         firsts = self._join_cells(characters, cells, ruled_rows)
-        texts, ends, n_cuts = dict[_Cell, str](), dict[_Cell, int](), 0
+        texts, last_positions, n_cuts = defaultdict[_Cell, list[str]](list), dict[_Cell, int](), 0
         for i, cell in cells.items():
-            first = _find_first(firsts, cell)
-            last, separator = characters[ends.get(first, i)], " " if ends.get(first) != i - 1 else ""
-            if characters[i].top > (last.top + last.bottom) / 2:
-                separator = "\n"
-            elif first not in ends or separator:
+            text, last = texts[firsts[cell]], last_positions.get(firsts[cell])
+            if last != i - 1:
                 before = characters[i - 1]
                 n_cuts += bool(before.text.strip()) and characters[i].follows(before, _LETTER_GAP)
-            texts[first] = (texts.get(first, "") + separator + characters[i].text).lstrip()
-            ends[first] = i
+            if last is not None and characters[i].top > (characters[last].top + characters[last].bottom) / 2:
+                text.append("\n")
+            elif last is not None and last != i - 1:
+                text.append(" ")
+            text.append(characters[i].text)
+            last_positions[firsts[cell]] = i
         rows, columns = (sorted({cell[axis] for cell in texts}) for axis in (0, 1))
-        n_cells = len({_find_first(firsts, (row, column)) for row in rows for column in columns})
-        if 2 * len(texts) < n_cells or n_cuts > _MAX_CUTS * len(texts):
-            return []
-        table: Rows = []
-        for row in rows:
-            values = [texts.get((row, column), "") for column in columns]
+        n_cells = len({firsts[cell] for cell in product(rows, columns)})
+        table = [["".join(texts.get((row, column), "")) for column in columns] for row in rows]
+        for row, values in zip(rows, table, strict=True):
             if row not in ruled_rows and sum(map(bool, values)) == 1:
                 values.sort(key=bool, reverse=True)  # a heading of the rows below
-            table.append(values)
-        return _split_bands(table) if sum(sum(map(bool, values)) > 1 for values in table) > 1 else []
+        has_columns = sum(sum(map(bool, values)) > 1 for values in table) > 1
+        is_table = has_columns and 2 * len(texts) >= n_cells and n_cuts <= _MAX_CUTS * len(texts)
+        return _split_bands(table) if is_table else []
 
     def _join_cells(
         self, characters: Sequence[_Character], cells: dict[int, _Cell], ruled_rows: set[int]
     ) -> dict[_Cell, _Cell]:
-        """Return the first cells of cells that are one.
+        """Return, for each cell, the first of the cells that are one with it.
 
         In a row without lines between its columns, such as one without a background between two
         that have one, only the cells that a phrase crosses are one.
         """
+        crossed_cells = {
+            (row, crossed)
+            for (i, (row, column)), (j, (next_row, next_column)) in pairwise(cells.items())
+            if row == next_row and row not in ruled_rows and characters[j].follows(characters[i], _WORD_GAP)
+            for crossed in range(column + 1, next_column + 1)
+        }
         firsts: dict[_Cell, _Cell] = {}
-        for row in range(self.n_rows):
-            for column in range(self.n_columns):
-                if column and row in ruled_rows and (row, column) not in self._lefts:
-                    _join(firsts, (row, column - 1), (row, column))
-                if row and (row, column) not in self._tops:
-                    _join(firsts, (row - 1, column), (row, column))
-        for (i, (row, column)), (j, (next_row, next_column)) in pairwise(cells.items()):
-            if row == next_row and row not in ruled_rows and characters[j].follows(characters[i], _WORD_GAP):
-                for crossed in range(column, next_column):
-                    _join(firsts, (row, crossed), (row, crossed + 1))
+        for row, column in product(range(self.n_rows), range(self.n_columns)):
+            cell = row, column
+            if cell in crossed_cells or (column and row in ruled_rows and cell not in self._lefts):
+                firsts[cell] = firsts[row, column - 1]
+            else:
+                firsts[cell] = firsts[row - 1, column] if row and cell not in self._tops else cell
         return firsts
 
 
 def split_page(raw: Any, page: Any, text_page: Any) -> Iterator[str | Rows]:
     """Yield the prose and the tables of a page in reading order."""
-    matrix = _ROTATIONS[page.get_rotation()]
-    grids = _find_grids(*_list_edges(raw, page, matrix))
+    transform = _ROTATIONS[page.get_rotation()]
+    edges = _iter_edges(raw, page, raw.FPDFPage_GetObject, raw.FPDFPage_CountObjects(page), transform)
+    grids = _find_grids(list(islice(edges, _MAX_OBJECTS)))
     n_characters = raw.FPDFText_CountChars(text_page)
     is_readable = grids and n_characters <= _MAX_CHARACTERS
-    characters = [_read_character(raw, text_page, i, matrix) for i in range(n_characters if is_readable else 0)]
+    characters = [_read_character(raw, text_page, i, transform) for i in range(n_characters if is_readable else 0)]
     prose = dict(enumerate(characters))
     tables: dict[int, Rows] = {}  # by the position of the first character
     for grid in grids:
@@ -141,105 +149,97 @@ def split_page(raw: Any, page: Any, text_page: Any) -> Iterator[str | Rows]:
         yield "".join(prose[i].text for i in range(start, end) if i in prose)
 
 
-def _read_character(raw: Any, text_page: Any, i: int, matrix: Sequence[float]) -> _Character:
+def _read_character(raw: Any, text_page: Any, i: int, transform: _Transform) -> _Character:
     box, code = raw.FS_RECTF(), raw.FPDFText_GetUnicode(text_page, i)
     raw.FPDFText_GetLooseCharBox(text_page, i, box)
-    corners = _transform(matrix, box.left, box.bottom), _transform(matrix, box.right, box.top)
+    corners = transform(box.left, box.bottom), transform(box.right, box.top)
     (left, right), (top, bottom) = map(sorted, zip(*corners, strict=True))
     return _Character(chr(code) if code else "", left, right, top, bottom)
 
 
-def _list_edges(raw: Any, page: Any, matrix: Sequence[float]) -> tuple[list[_Line], list[_Line]]:
-    """Return the horizontal and the vertical edges of all paths of a page; none if there are too many."""
-    edges: tuple[list[_Line], list[_Line]] = [], []
-    holders = [(raw.FPDFPage_GetObject, page, raw.FPDFPage_CountObjects(page), matrix)]
-    n_objects, own = 0, raw.FS_MATRIX()
-    while holders:
-        get_object, holder, count, outer = holders.pop()
-        n_objects += count
-        for i in range(count if n_objects <= _MAX_OBJECTS else 0):
-            item = get_object(holder, i)
-            kind = raw.FPDFPageObj_GetType(item)
-            if kind not in {raw.FPDF_PAGEOBJ_FORM, raw.FPDF_PAGEOBJ_PATH}:
-                continue
-            raw.FPDFPageObj_GetMatrix(item, own)
-            x, y = _transform(outer, own.e, own.f)
-            linear = (*outer[:4], 0, 0)
-            inner = (*_transform(linear, own.a, own.b), *_transform(linear, own.c, own.d), x, y)
-            if kind == raw.FPDF_PAGEOBJ_FORM:
-                holders.append((raw.FPDFFormObj_GetObject, item, raw.FPDFFormObj_CountObjects(item), inner))
-                continue
-            n_segments = raw.FPDFPath_CountSegments(item)
-            n_objects += n_segments
-            if n_objects <= _MAX_OBJECTS:
-                _add_edges(raw, item, n_segments, inner, edges)
-        if n_objects > _MAX_OBJECTS:
-            return [], []
-    return edges
+def _iter_edges(
+    raw: Any, holder: Any, get_object: Callable[[Any, int], Any], n_objects: int, outer: _Transform
+) -> Iterator[tuple[int, _Line] | None]:
+    """Yield the axis and the line of each straight edge of the paths of a page or form, and None for other objects."""
+    own, fill, stroke, x, y = raw.FS_MATRIX(), c_int(), c_int(), c_float(), c_float()
+    for i in range(n_objects):
+        yield None
+        item = get_object(holder, i)
+        kind = raw.FPDFPageObj_GetType(item)
+        if kind not in {raw.FPDF_PAGEOBJ_FORM, raw.FPDF_PAGEOBJ_PATH}:
+            continue
+        raw.FPDFPageObj_GetMatrix(item, own)
+        transform = _compose(outer, own.a, own.b, own.c, own.d, own.e, own.f)
+        if kind == raw.FPDF_PAGEOBJ_FORM:
+            n_members = raw.FPDFFormObj_CountObjects(item)
+            yield from _iter_edges(raw, item, raw.FPDFFormObj_GetObject, n_members, transform)
+            continue
+        raw.FPDFPath_GetDrawMode(item, fill, stroke)
+        start = last = (0.0, 0.0)
+        for j in range(raw.FPDFPath_CountSegments(item) if fill.value or stroke.value else 0):
+            yield None
+            segment = raw.FPDFPath_GetPathSegment(item, j)
+            raw.FPDFPathSegment_GetPoint(segment, x, y)
+            point = transform(x.value, y.value)
+            kind = raw.FPDFPathSegment_GetType(segment)
+            start = point if kind == raw.FPDF_SEGMENT_MOVETO else start
+            if kind == raw.FPDF_SEGMENT_LINETO:
+                yield _build_edge(last, point)
+            if raw.FPDFPathSegment_GetClose(segment):
+                yield _build_edge(point, start)
+            last = point
 
 
-def _add_edges(
-    raw: Any, path: Any, n_segments: int, matrix: Sequence[float], edges: tuple[list[_Line], list[_Line]]
-) -> None:
-    """Add the straight edges of a path that is drawn."""
-    fill, stroke, x, y = c_int(), c_int(), c_float(), c_float()
-    raw.FPDFPath_GetDrawMode(path, fill, stroke)
-    start = last = (0.0, 0.0)
-    for i in range(n_segments if fill.value or stroke.value else 0):
-        segment = raw.FPDFPath_GetPathSegment(path, i)
-        raw.FPDFPathSegment_GetPoint(segment, x, y)
-        point = _transform(matrix, x.value, y.value)
-        kind = raw.FPDFPathSegment_GetType(segment)
-        start = point if kind == raw.FPDF_SEGMENT_MOVETO else start
-        sides = [(last, point)] if kind == raw.FPDF_SEGMENT_LINETO else []
-        sides += [(point, start)] if raw.FPDFPathSegment_GetClose(segment) else []
-        for first, second in sides:
-            width, height = abs(first[0] - second[0]), abs(first[1] - second[1])
-            if min(width, height) <= 0.02 * max(width, height):
-                axis = int(height > width)  # along the edge
-                edges[axis].append(_Line(first[1 - axis], *sorted((first[axis], second[axis]))))
-        last = point
+def _compose(outer: _Transform, a: float, b: float, c: float, d: float, e: float, f: float) -> _Transform:
+    return lambda x, y: outer(a * x + c * y + e, b * x + d * y + f)
 
 
-def _transform(matrix: Sequence[float], x: float, y: float) -> tuple[float, float]:
-    a, b, c, d, e, f = matrix
-    return a * x + c * y + e, b * x + d * y + f
+def _build_edge(first: tuple[float, float], last: tuple[float, float]) -> tuple[int, _Line] | None:
+    """Return the axis of an edge (0: horizontal) and its line; None if it is oblique."""
+    width, height = abs(first[0] - last[0]), abs(first[1] - last[1])
+    if min(width, height) > 0.02 * max(width, height):
+        return None
+    axis = int(height > width)
+    return axis, _Line(first[1 - axis], *sorted((first[axis], last[axis])))
 
 
-def _find_grids(rows: Iterable[_Line], columns: Iterable[_Line]) -> list[_Grid]:
-    """Return the grids of several rows and columns that lines form, small ones first."""
-    rows, columns = _merge_lines(rows), _merge_lines(columns)
-    if len(rows) * len(columns) > _MAX_CROSSINGS:
+def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
+    """Return the grids of several rows and columns that edges form, small ones first; none of too many edges."""
+    rows, columns = (_merge_lines([edge[1] for edge in edges if edge and edge[0] == axis]) for axis in (0, 1))
+    if len(edges) == _MAX_OBJECTS or len(rows) * len(columns) > _MAX_CROSSINGS:
         return []
-    firsts: dict[tuple[bool, _Line], tuple[bool, _Line]] = {}
-    for row in rows:
-        for column in columns:
-            if row.reaches(column.position) and column.reaches(row.position):
-                _join(firsts, (False, row), (True, column))
-    groups = defaultdict[Hashable, tuple[list[_Line], list[_Line]]](lambda: ([], []))
-    for is_column, lines in enumerate((rows, columns)):
-        for line in lines:
-            groups[_find_first(firsts, (bool(is_column), line))][is_column].append(line)
-    bands, latest = list[tuple[list[_Line], list[_Line]]](), dict[Hashable, tuple[list[_Line], list[_Line]]]()
-    for group in sorted((group for group in groups.values() if all(group)), key=min):
-        key = frozenset(column.position for column in group[1])
-        last, top, bottom = latest.get(key), group[0][0].position, group[0][-1].position
-        is_row = len({row.position for row in group[0]}) == 2
-        if last and is_row and top - last[0][-1].position < 1.5 * (bottom - top):
-            last[0].extend(group[0])  # a row without a background is between two that have one
-            last[1].extend(group[1])
+    groups = [([row], list[_Line]()) for row in rows]
+    for column in columns:  # join the groups that it touches
+        joined_group, other_groups = (list[_Line](), [column]), []
+        for group in groups:
+            if any(row.reaches(column.position) and column.reaches(row.position) for row in group[0]):
+                joined_group[0].extend(group[0])
+                joined_group[1].extend(group[1])
+            else:
+                other_groups.append(group)
+        groups = [*other_groups, joined_group]
+    bands, last_bands = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
+    for band in sorted((sorted(group[0]), group[1]) for group in groups if all(group)):
+        key = frozenset(column.position for column in band[1])
+        last = bands[last_bands[key]][0] if key in last_bands else None
+        top, bottom = band[0][0].position, band[0][-1].position
+        is_row = len({row.position for row in band[0]}) == 2
+        if last and is_row and top - last[-1].position < 1.5 * (bottom - top):
+            last.extend(band[0])  # a row without a background is between two that have one
+            bands[last_bands[key]][1].extend(band[1])
         else:
-            latest[key] = group
-            bands.append(group)
-    grids = [_Grid(*group) for group in bands]
-    grids = [one for one in grids if min(one.n_rows, one.n_columns) > 1 and one.n_rows * one.n_columns <= _MAX_CELLS]
+            last_bands[key] = len(bands)
+            bands.append(band)
+    grids = [_Grid(*band) for band in bands]
+    grids = [
+        grid for grid in grids if min(grid.n_rows, grid.n_columns) > 1 and grid.n_rows * grid.n_columns <= _MAX_CELLS
+    ]
     grids.sort(key=lambda grid: (grid.xs[-1] - grid.xs[0]) * (grid.ys[-1] - grid.ys[0]))
     return grids if len(grids) <= _MAX_GRIDS else []
 
 
-def _merge_lines(edges: Iterable[_Line]) -> list[_Line]:
+def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
     """Return the lines that near edges form, in order of position, without short ones."""
-    edges = list(edges)
     positions = _cluster(edge.position for edge in edges)
     lines = defaultdict[float, list[_Line]](list)
     for edge in sorted(edges, key=lambda edge: edge.start):
@@ -282,16 +282,3 @@ def _split_bands(table: Rows) -> Rows:
     if len(table[0]) < 3 or any(len(set(map(len, row))) > 1 for row in lines):
         return table
     return [table[0], *([*row] for band in lines for row in zip(*band, strict=True))]
-
-
-def _find_first(firsts: dict[Any, Any], item: Any) -> Any:
-    while (first := firsts.get(item, item)) != item:
-        firsts[item] = item = firsts.get(first, first)
-    return item
-
-
-def _join(firsts: dict[Any, Any], item: Any, other: Any) -> None:
-    """Give two items the same first item, which is the lesser of theirs."""
-    first, last = sorted((_find_first(firsts, item), _find_first(firsts, other)))
-    if first != last:
-        firsts[last] = first
