@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 # Bytes to try until a header fits; statistics may make it long.
 _READ_SIZES = (256, 1 << 14, 1 << 20)
 _BUFFER_BYTES = 1 << 20  # of a column that are read at once
-_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
+DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
 _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous one
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 # MAP_NORESERVE.
@@ -37,8 +37,8 @@ _HEADER_PATTERN = rb"\x15(%b)\x15(%b)(?:\x15%b%%b|%%b)\x15(%b)\x15(%b)" % ((_VAR
 # Headers of most writers, except statistics at the end. A match takes a tenth of `_parse_struct`'s
 # time.
 _USUAL_HEADERS = {
-    _DICTIONARY_PAGE: re.compile(rb"\x15\x04%b[\x11\x12]?\x00\x00" % (_HEADER_PATTERN % (b"\x3c", b"\x4c"))),
-    _DATA_PAGE: re.compile(
+    DICTIONARY_PAGE: re.compile(rb"\x15\x04%b[\x11\x12]?\x00\x00" % (_HEADER_PATTERN % (b"\x3c", b"\x4c"))),
+    DATA_PAGE: re.compile(
         rb"\x15\x00%b\x15%b\x15%b(?:\x1c|\x00\x00)"
         % (_HEADER_PATTERN % (b"\x1c", b"\x2c"), _VARINT_PATTERN, _VARINT_PATTERN)
     ),
@@ -200,15 +200,15 @@ def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, i
     offset, total, values, width, dictionary_bytes = find_column_start(chunk), 0, 0, _WIDTHS.get(physical_type, 0), 0
     end, rows = offset + chunk.total_compressed_size, chunk.num_values
     while values < rows and 0 <= offset < end:
-        length, page, decoded, stored, n_values, encoding = _read_page_header(read, offset)
+        length, page, decoded, stored, n_values, encoding = read_page_header(read, offset)
         offset += length + stored
         total += decoded
-        if page == _DICTIONARY_PAGE:
+        if page == DICTIONARY_PAGE:
             if physical_type == "BYTE_ARRAY":
                 dictionary_bytes += decoded
             elif not width:  # fixed-length values
                 width = decoded // max(1, n_values) + 1
-        elif page in (_DATA_PAGE, _DATA_PAGE_V2):
+        elif page in (DATA_PAGE, _DATA_PAGE_V2):
             values += n_values
             if encoding == _DELTA_BYTE_ARRAY:
                 total += decoded * n_values
@@ -238,7 +238,12 @@ def _read_at(source: IO[bytes], offset: int, size: int) -> bytes:
     return source.read(size)
 
 
-def _read_page_header(read: ReadAt, offset: int) -> _Page:
+def read_page_header(read: ReadAt, offset: int) -> _Page:
+    """Return the header of the page at an offset: `_Page` has its numbers.
+
+    Raises:
+        PagesError: The header is invalid.
+    """
     for read_size in _READ_SIZES:
         data = read(offset, read_size)
         try:
@@ -301,7 +306,7 @@ def _decode_unsigned(data: bytes) -> int:
 def _build_page(fields: dict[int, Any], length: int) -> _Page:
     kind, decoded, stored = (fields.get(number) for number in (1, 2, 3))
     inner = fields.get(
-        {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(kind if isinstance(kind, int) else -1, 0), {}
+        {DATA_PAGE: 5, DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(kind if isinstance(kind, int) else -1, 0), {}
     )
     values = inner.get(1, 0) if isinstance(inner, dict) else 0
     encoding = inner.get(4 if kind == _DATA_PAGE_V2 else 2, 0) if isinstance(inner, dict) else 0
@@ -338,7 +343,7 @@ def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, A
         elif kind == 12:
             values_by_field[field], offset = _parse_struct(data, offset, depth + 1)
         elif kind == 8:
-            size, offset = _parse_varint(data, offset)
+            size, offset = parse_varint(data, offset)
             offset += size
         elif kind in (3, 7):
             offset += 1 if kind == 3 else 8
@@ -348,11 +353,12 @@ def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, A
 
 
 def _parse_zigzag(data: bytes, offset: int) -> tuple[int, int]:
-    count, offset = _parse_varint(data, offset)
+    count, offset = parse_varint(data, offset)
     return count >> 1 ^ -(count & 1), offset
 
 
-def _parse_varint(data: bytes, offset: int) -> tuple[int, int]:
+def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Return an unsigned number of variable length, and its end."""
     value = shift = 0
     while (byte := data[offset]) >= 128:
         value |= (byte & 127) << shift

@@ -203,21 +203,26 @@ class PassageWriter:
 
 
 class GroupCache:
-    """A least-recently-used cache of decoded row groups of several files; not thread-safe."""
+    """A least-recently-used cache of decoded row groups of several files; not thread-safe.
+
+    A group is a `pa.Table`, or whatever another reader decodes, with its size as `nbytes`.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         """Keep up to `max_bytes` of groups."""
         self._max_bytes, self._bytes = max_bytes, 0
-        self._tables: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
-    def find(self, key: tuple[str, int]) -> pa.Table | None:
+    def find(self, key: tuple[str, int]) -> Any:
         """Return the group of a key (file and number), or None, and mark it as recently used."""
         if key in self._tables:
             self._tables.move_to_end(key)
         return self._tables.get(key)
 
-    def add(self, key: tuple[str, int], table: pa.Table) -> None:
-        """Add a group, and evict the least recently used groups beyond the limit."""
+    def add(self, key: tuple[str, int], table: Any) -> None:
+        """Add or replace a group, and evict the least recently used groups beyond the limit."""
+        if key in self._tables:
+            self._bytes -= self._tables.pop(key).nbytes
         self._tables[key] = table
         self._bytes += table.nbytes
         while self._bytes > self._max_bytes:
@@ -393,7 +398,7 @@ class PassageFile:
     def _find_or_read_group(self, group: int, stored_columns: list[str], leaves: Sequence[int]) -> pa.Table:
         """Return a whole row group with dictionary-encoded texts, from the cache if it is there."""
         key = str(self._name), group
-        table = None if self._group_cache is None else self._group_cache.find(key)
+        table: pa.Table | None = None if self._group_cache is None else self._group_cache.find(key)
         if table is None:
             self._check_pages([group], leaves)
             with self._translate_errors():

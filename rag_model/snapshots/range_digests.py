@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.ranged_passages import list_cuts
 from rag_model.digest import canonical_json
 from rag_model.index.kind import RangedKind, get_kind_of_entry
 from rag_model.ranges import DIGEST_BYTES, digest_blocks
@@ -22,7 +23,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, RANGE_DIGESTS, RANGE_TABLE, Content, file_kind
 from rag_model.store.versions.ranges import DIGEST_PAGE_BYTES, VERSION, WHOLE_BYTES
 
-_ROW_BLOCK = 8 << 10  # bytes; small, because single vectors and row groups of passages are read
+_ROW_BLOCK = 4 << 10  # bytes; small, because single vectors and row groups of passages are read
 _DIGESTED_BYTES_PER_SECOND = 5e8
 _CHUNK = 1 << 20
 _PASSAGES = '{"kind":"passages"}'
@@ -37,7 +38,7 @@ class RangeTask(RecordedTask):
     entry: str = ""  # of an index in the manifest, as canonical JSON; `_PASSAGES` for passages
 
     stage: ClassVar[str] = "ranges"
-    CODE: ClassVar[int] = 2
+    CODE: ClassVar[int] = 3
 
     def inputs(self) -> dict[str, Any]:
         """Return the file, the block size and the kind of index."""
@@ -61,7 +62,9 @@ class RangeTask(RecordedTask):
     def _outline(self, path: Path) -> Any:
         if self.entry == _PASSAGES:
             with PassageFile(path) as file:
-                return file.build_outline()
+                outline, columns = file.build_outline(), file.schema.names
+            cuts = list_cuts(path, columns, outline["ranges"]) if outline else []
+            return outline | {"columns": columns, "cuts": cuts} if outline and cuts else outline
         kind = get_kind_of_entry(json.loads(self.entry)) if self.entry else None
         return kind.build_outline(path) if isinstance(kind, RangedKind) else None
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rag_model.arrays import Partition, map_npy
 from rag_model.corpus.passages import FULL_SCHEMA, PAGE_HEADER_BYTES, GroupCache, PassageFile
+from rag_model.corpus.ranged_passages import RangedPassages, has_cuts
 from rag_model.corpus.records import CATEGORY_SEPARATOR, Passage
 from rag_model.errors import InputError, StoreError, UsageError, format_error
 from rag_model.store.objects.cache import build_link_tree
@@ -49,6 +50,7 @@ from rag_model.store.versions.mapped import MappedPassages
 from rag_model.store.versions.ranges import SnapshotRanges
 from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
+PassageReader = PassageFile | MappedPassages | RangedPassages
 _MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot meanwhile
 _FOOTER_BYTES = 64 << 10  # Arrow reads this much at the end; a footer takes about 1.2 per row
 _MAX_MASKS = 8  # cached results of `match_rows`, one byte per passage each
@@ -89,7 +91,7 @@ class Snapshot:
         self._source = source
         self._mapped_copy = mapped_copy
         self._partition = Partition(part.rows for part in self.parts)
-        self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
+        self._readers: OrderedDict[str, PassageReader] = OrderedDict()
         self._group_cache = GroupCache(_GROUP_CACHE_BYTES)  # decoding a group takes longer than a search
         self._lock = threading.Lock()
         self._masks: dict[tuple[str, tuple[str, ...]], NDArray[np.bool_]] = {}
@@ -394,9 +396,10 @@ class Snapshot:
         self.close()
 
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
-        """Load the row groups of rows, and the footers of their files, in one round of requests.
+        """Load what is needed of the row groups of rows in one round of requests.
 
-        If the outline of a file lacks the groups, its footer is loaded first and locates them.
+        If the outline of a file lacks cuts, its footer is loaded too; if it lacks the groups, the
+        footer is loaded first and locates them.
         """
         parts = [
             (self.parts[number], local.tolist())
@@ -406,6 +409,12 @@ class Snapshot:
         places, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
         for part, local in parts:
             path, size = passages_path(part.name), self.manifest.content.files[passages_path(part.name)].size
+            if has_cuts(ranges.get_outline(path)):
+                with self._lock, self._translate_errors(part.name):
+                    reader = self._take_reader(part)
+                    if isinstance(reader, RangedPassages):
+                        places += [(path, *place) for place in reader.list_ranges(local)]
+                continue
             footer_start = max(0, size - max(_FOOTER_BYTES, 2 * part.rows))
             try:
                 group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
@@ -425,7 +434,7 @@ class Snapshot:
         if places:
             ranges.prefetch(places)
 
-    def _take_reader(self, part: PartEntry) -> PassageFile | MappedPassages:
+    def _take_reader(self, part: PartEntry) -> PassageReader:
         """Return the open reader of a part as the last used one; only with the lock."""
         reader = self._readers.pop(part.name, None) or self._open_reader(part)
         self._readers[part.name] = reader
@@ -447,13 +456,17 @@ class Snapshot:
             message = f"cannot read the passages of {part} in {self.location} ({format_error(error)}): run `verify`"
             raise StoreError(message) from error
 
-    def _open_reader(self, part: PartEntry) -> PassageFile | MappedPassages:
-        copy = self._mapped_copy(self._check_file(passages_path(part.name)))
-        if copy is None:
-            source = self._source(self._check_file(passages_path(part.name)))
-            reader: PassageFile | MappedPassages = PassageFile(source, group_cache=self._group_cache)
-        else:
+    def _open_reader(self, part: PartEntry) -> PassageReader:
+        path = self._check_file(passages_path(part.name))
+        copy = self._mapped_copy(path)
+        outline: Any = None if self.ranges is None else self.ranges.get_outline(path)
+        reader: PassageReader
+        if copy is not None:
             reader = MappedPassages(copy)
+        elif self.ranges is not None and has_cuts(outline):
+            reader = RangedPassages(self.ranges.file(path), outline, part.rows, self._group_cache)
+        else:
+            reader = PassageFile(self._source(path), group_cache=self._group_cache)
         if reader.n_rows != part.rows:
             raise StoreError(f"the passages of {part.name} in {self.location} are damaged: {reader.n_rows} rows")
         return reader

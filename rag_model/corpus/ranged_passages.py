@@ -1,0 +1,314 @@
+"""Read few passages of a remote file: a part of each row group, and no footer.
+
+Nine tenths of a row group are one page, a dictionary of its different texts in the order of their first
+rows, compressed with Zstandard, which decompresses the beginning of a page alone. The *cuts* of a row
+group tell how many bytes of this page the first rows need. A file has cuts if `PassageWriter` wrote it
+and each dictionary of texts fits a page, up to an average of about 1,000 bytes a passage.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rag_model.corpus.passages import DATE, FULL_SCHEMA, GroupCache
+from rag_model.corpus.records import Passage, check_seconds
+from rag_model.errors import InputError, format_error
+from rag_model.parquet_pages import (
+    DATA_PAGE,
+    DICTIONARY_PAGE,
+    PagesError,
+    open_random_access,
+    parse_varint,
+    read_page_header,
+)
+from rag_model.ranges import CachedFile
+
+_MIN_CUT_BYTES, _MAX_CUTS = 128 << 10, 8  # of decompressed texts: the size of Zstandard's blocks
+_MAX_PAGE_BYTES = 16 << 20  # decompressed; texts of 100 words have about half a mebibyte
+_MAX_ROWS = 1 << 16  # of a row group
+_LENGTH = struct.Struct("<I")
+_ENCODINGS = {DICTIONARY_PAGE: (0, 2), DATA_PAGE: (2, 8)}  # plain values, then their numbers; old and new names
+_INTEGERS = {pa.int32(): "<i4", pa.int64(): "<i8", pa.timestamp("ms", tz="UTC"): "<i8"}
+_Codes = npt.NDArray[np.int64]
+Cut = tuple[int, int]  # number of rows that are complete, and the end of their texts in the row group
+# Raised by damaged bytes, and by the outline of another file.
+_ERRORS = (PagesError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A compressed page in the bytes of a row group."""
+
+    start: int
+    end: int
+    decoded_bytes: int
+    n_values: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    values: Sequence[Any]  # the dictionary; texts as UTF-8
+    codes: _Codes  # (rows,) the position of each row's value, -1 for null
+
+    def get_value(self, row: int) -> Any:
+        code = self.codes[row]
+        value = None if code < 0 else self.values[code]
+        return value.decode() if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodedGroup:
+    columns: Mapping[str, _Column]
+    complete_rows: int  # rows whose texts are decoded
+    nbytes: int
+
+    def build_passage(self, row: int) -> Passage:
+        values = {name: column.get_value(row) for name, column in self.columns.items()}
+        if values.get(DATE) is not None:
+            values[DATE], milliseconds = divmod(values[DATE], 1000)
+            check_seconds(values[DATE])
+            if milliseconds:
+                raise ValueError("a date is not a whole second")
+        return Passage(**values)
+
+
+class RangedPassages:
+    """Reads passages of a remote file by row, as `PassageFile` does; not thread-safe."""
+
+    def __init__(self, file: CachedFile, outline: Mapping[str, Any], n_rows: int, cache: GroupCache) -> None:
+        """Use a file of `n_rows` passages with an outline that has cuts; reads nothing yet.
+
+        Raises:
+            InputError: the outline has another number of rows.
+        """
+        self._file, self._cache, self.n_rows = file, cache, n_rows
+        with self._translate_errors():
+            self._group_rows, self._columns = int(outline["rows"]), list(outline["columns"])
+            self._bounds, self._cuts = outline["ranges"], outline["cuts"]
+            if not 0 < self._group_rows <= _MAX_ROWS or len(self._cuts) != -(-n_rows // self._group_rows):
+                raise PagesError(f"has an outline that does not fit its {n_rows:,} rows")
+
+    def list_ranges(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the ranges of bytes that `read_rows` will read for these rows."""
+        with self._translate_errors():
+            return [
+                place
+                for group, row in self._find_last_rows(rows).items()
+                if self._find_decoded(group, row) is None
+                for place in self._locate(group, self._find_cut(group, row))
+            ]
+
+    def read_rows(self, rows: Sequence[int]) -> list[Passage]:
+        """Return the passages of these rows (0 <= row < n_rows), in the given order.
+
+        Raises:
+            InputError: the file or its outline is damaged.
+            StoreError: a range cannot be read, or does not match its digest.
+        """
+        with self._translate_errors():
+            groups = {
+                group: self._find_decoded(group, row) or self._decode(group, self._find_cut(group, row))
+                for group, row in self._find_last_rows(rows).items()
+            }
+            return [groups[row // self._group_rows].build_passage(row % self._group_rows) for row in rows]
+
+    def close(self) -> None:
+        """Do nothing, because the snapshot closes the file."""
+
+    def _find_last_rows(self, rows: Sequence[int]) -> dict[int, int]:
+        """Return the highest requested row of each row group, counted from the group's start."""
+        last_rows = dict[int, int]()
+        for row in rows:
+            group, row_in_group = divmod(row, self._group_rows)
+            last_rows[group] = max(last_rows.get(group, 0), row_in_group)
+        return last_rows
+
+    def _find_decoded(self, group: int, row: int) -> _DecodedGroup | None:
+        decoded: _DecodedGroup | None = self._cache.find((self._file.name, group))
+        return decoded if decoded is not None and row < decoded.complete_rows else None
+
+    def _find_cut(self, group: int, row: int) -> int:
+        return [row < rows for rows, _ in self._cuts[group]].index(True)
+
+    def _locate(self, group: int, cut: int) -> list[tuple[int, int]]:
+        """Return the ranges before and after the texts that a cut leaves out."""
+        (start, end), cuts = self._bounds[group], self._cuts[group]
+        return [(start, start + cuts[cut][1]), (start + cuts[-1][1], end)]
+
+    def _decode(self, group: int, cut: int) -> _DecodedGroup:
+        start, end = self._bounds[group]
+        with self._file.cache.hold():
+            self._file.load(*zip(*self._locate(group, cut), strict=True))
+            data = self._file.read_loaded(start, end)  # what the cut leaves out may be zeros
+        complete_rows, text_end = self._cuts[group][cut]
+        has_all_texts = cut == len(self._cuts[group]) - 1
+        decoded = _decode_group(data, self._columns, complete_rows, None if has_all_texts else (cut, text_end))
+        self._cache.add((self._file.name, group), decoded)
+        return decoded
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except _ERRORS as error:
+            raise InputError(f"{self._file.name} is not readable by row ({format_error(error)}): pull it") from error
+
+
+def has_cuts(outline: Any) -> bool:
+    """Return whether `RangedPassages` can use the outline of a passage file."""
+    return isinstance(outline, dict) and "cuts" in outline
+
+
+def list_cuts(path: Path, columns: Sequence[str], groups: Sequence[tuple[int, int]]) -> list[list[Cut]]:
+    """Return the cuts of each row group of a passage file; empty if its pages have another layout.
+
+    Args:
+        path: the file.
+        columns: all columns of the file, in order.
+        groups: start and end of each row group in the file.
+    """
+    with suppress(*_ERRORS), open_random_access(path) as read:
+        return [_list_group_cuts(read(start, end - start), columns) for start, end in groups]
+    return []
+
+
+def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
+    page, _ = _map_pages(data, columns)["text"]
+    codes, cuts = _decode_group(data, columns, 0).columns["text"].codes, list[Cut]()
+    ends = iter(_list_block_ends(data, page))
+    end = next(ends)
+    for size in _list_cut_sizes(page):
+        while (start := _decompress_start(data[page.start : end], size)) is None:
+            end = next(ends)
+        is_missing = codes >= len(_split_texts(start))
+        cuts.append((int(np.append(is_missing, True).argmax()), end))
+    return [*cuts, (len(codes), page.end)]
+
+
+def _list_cut_sizes(page: _Page) -> range:
+    """Return how many decompressed bytes of a page of texts precede each cut but the last."""
+    step = max(_MIN_CUT_BYTES, -(-page.decoded_bytes // _MAX_CUTS))
+    return range(step, page.decoded_bytes, step)
+
+
+def _list_block_ends(data: bytes, page: _Page) -> list[int]:
+    """Return the ends of the blocks of a Zstandard frame. Source: RFC 8878, section 3.1.1."""
+    descriptor = data[page.start + 4]
+    is_single_segment, size_code = descriptor >> 5 & 1, descriptor >> 6
+    offset = page.start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    offset += (is_single_segment, 2, 4, 8)[size_code]
+    ends, is_last = list[int](), False
+    while not is_last:
+        header = int.from_bytes(data[offset : offset + 3], "little")
+        is_last, is_repeated_byte = bool(header & 1), header >> 1 & 3 == 1
+        offset += 3 + (1 if is_repeated_byte else header >> 3)
+        ends.append(offset)
+        if offset > page.end:
+            raise PagesError("has a page that is no Zstandard frame")
+    return ends
+
+
+def _decompress_start(compressed: bytes, size: int) -> bytes | None:
+    """Return the first `size` decompressed bytes; None if the compressed bytes are too few."""
+    with suppress(OSError):
+        data: bytes = pa.CompressedInputStream(pa.BufferReader(compressed), "zstd").read(size)
+        return data if len(data) == size else None
+    return None
+
+
+def _map_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _Page]]:
+    """Return the dictionary and the codes of each column of a row group.
+
+    Raises:
+        PagesError: a column has other pages or encodings, or a page is too large.
+    """
+    offset, pages = 0, dict[str, list[_Page]]()
+    for name in columns:
+        for kind, encodings in _ENCODINGS.items():
+            header = read_page_header(lambda start, size: data[start : start + size], offset)
+            length, page_kind, decoded_bytes, stored_bytes, n_values, encoding = header
+            end = offset + length + stored_bytes
+            is_small = decoded_bytes <= _MAX_PAGE_BYTES and n_values <= _MAX_ROWS
+            if page_kind != kind or encoding not in encodings or not is_small or end > len(data):
+                raise PagesError(f"has other pages of column {name} than expected")
+            pages.setdefault(name, []).append(_Page(offset + length, end, decoded_bytes, n_values))
+            offset = end
+    return {name: (dictionary, codes) for name, (dictionary, codes) in pages.items()}
+
+
+def _decode_group(
+    data: bytes, columns: Sequence[str], complete_rows: int, text_cut: tuple[int, int] | None = None
+) -> _DecodedGroup:
+    """Decode a row group.
+
+    Args:
+        data: its bytes.
+        columns: its columns, in order.
+        complete_rows: number of rows whose texts are in `data`.
+        text_cut: number of the cut, and the end of these texts in `data`; None: all texts are there.
+    """
+    zstd, decoded, nbytes = pa.Codec("zstd"), dict[str, _Column](), 0
+    for name, (dictionary, code_page) in _map_pages(data, columns).items():
+        field = FULL_SCHEMA.field(name)
+        if name == "text" and text_cut is not None:
+            number, end = text_cut
+            plain = _decompress_start(data[dictionary.start : end], _list_cut_sizes(dictionary)[number]) or b""
+        else:
+            plain = _decompress(zstd, data, dictionary)
+        dtype = _INTEGERS.get(field.type)
+        values = _split_texts(plain) if dtype is None else np.frombuffer(plain, dtype).tolist()
+        codes = _decode_codes(_decompress(zstd, data, code_page), code_page.n_values, is_nullable=field.nullable)
+        decoded[name] = _Column(values, codes)
+        nbytes += len(plain) + codes.nbytes
+    return _DecodedGroup(decoded, complete_rows, nbytes)
+
+
+def _decompress(zstd: pa.Codec, data: bytes, page: _Page) -> bytes:
+    plain: bytes = zstd.decompress(data[page.start : page.end], page.decoded_bytes, asbytes=True)
+    return plain
+
+
+def _split_texts(data: bytes) -> list[bytes]:
+    """Return the texts that are complete; the length of each, 4 bytes, precedes it."""
+    texts, offset, read_length = list[bytes](), 0, _LENGTH.unpack_from
+    while offset + _LENGTH.size <= len(data):
+        start = offset + _LENGTH.size
+        offset = start + read_length(data, offset)[0]
+        if offset > len(data):
+            break
+        texts.append(data[start:offset])
+    return texts
+
+
+def _decode_codes(data: bytes, rows: int, *, is_nullable: bool) -> _Codes:
+    """Return the position of each row's value in the dictionary, (rows,), -1 for null."""
+    if not is_nullable:
+        return _decode_hybrid(data, 1, data[0], rows)
+    is_present = _decode_hybrid(data, _LENGTH.size, 1, rows) == 1
+    offset, codes = _LENGTH.size + _LENGTH.unpack_from(data)[0], np.full(rows, -1)
+    codes[is_present] = _decode_hybrid(data, offset + 1, data[offset], int(is_present.sum()))
+    return codes
+
+
+def _decode_hybrid(data: bytes, offset: int, width: int, count: int) -> _Codes:
+    """Decode numbers of `width` bits. Source: `Encodings.md` of parquet-format, "RLE/Bit-Packing Hybrid"."""
+    numbers, n = np.zeros(count, np.int64), 0
+    while width and n < count:
+        header, offset = parse_varint(data, offset)
+        if header & 1:  # groups of eight bit-packed numbers
+            size = (header >> 1) * width
+            bits = np.unpackbits(np.frombuffer(data, np.uint8, size, offset), bitorder="little")
+            run = bits.reshape(-1, width)[: count - n] @ (1 << np.arange(width))
+        else:
+            size = (width + 7) // 8
+            run = np.full(min(header >> 1, count - n), int.from_bytes(data[offset : offset + size], "little"))
+        numbers[n : n + len(run)] = run
+        n, offset = n + len(run), offset + size
+    return numbers
