@@ -7,6 +7,7 @@ child process.
 
 import re
 from datetime import date, datetime, time
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 from zipfile import BadZipFile, ZipFile
@@ -33,7 +34,7 @@ _MAX_GROUP_DEPTH = 20  # of groups of shapes within groups
 class Office(IsolatedFiles):
     """Files of Microsoft Office and LibreOffice: .docx, .odt, .pptx and .xlsx."""
 
-    version = f"1, {format_versions('mammoth', 'odfdo', 'python-pptx', 'openpyxl', 'lxml', 'markdown-it-py')}"
+    version = f"2, {format_versions('mammoth', 'odfdo', 'python-pptx', 'openpyxl', 'lxml', 'markdown-it-py')}"
     libraries: ClassVar = {".docx": "mammoth", ".odt": "odfdo", ".pptx": "pptx", ".xlsx": "openpyxl"}
     endings = frozenset(libraries)
     max_bytes = 64 << 20
@@ -68,9 +69,26 @@ def _read_word(path: Path) -> ParsedFile:
 
     mammoth = require("mammoth", extra="office")
     drop_images = mammoth.images.img_element(lambda image: {"src": ""})
-    with path.open("rb") as file:
-        html = mammoth.convert_to_html(file, style_map=_WORD_STYLES, convert_image=drop_images).value
+    file = _drop_hidden_runs(path)
+    html = mammoth.convert_to_html(file, style_map=_WORD_STYLES, convert_image=drop_images).value
     return HTML.parse(html.encode(), path.name)
+
+
+def _drop_hidden_runs(path: Path) -> BytesIO:
+    """Return a Word file without images and hidden text; mammoth itself leaves out deleted text."""
+    etree, file = require("lxml.etree", extra="office"), BytesIO()
+    with ZipFile(path) as source, ZipFile(file, "w") as target:
+        for name in filter(re.compile(r"\.(xml|rels)$").search, source.namelist()):
+            data = source.read(name)
+            if b"vanish" in data:
+                root = etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True))
+                for mark in [*root.iter("{*}vanish")]:
+                    run, is_hidden = mark.getparent().getparent(), not {*mark.attrib.values()} & {"0", "false", "off"}
+                    if is_hidden and etree.QName(run).localname == "r":
+                        run.getparent().remove(run)
+                data = etree.tostring(root)
+            target.writestr(name, data)
+    return file
 
 
 def _read_open_document(path: Path) -> ParsedFile:

@@ -569,6 +569,17 @@ def test_a_word_file_has_sections_by_headings() -> None:
     assert document.revised == 1793534400
 
 
+def test_hidden_and_deleted_text_of_a_word_file_is_left_out() -> None:
+    runs = (
+        "<w:r><w:rPr><w:vanish/></w:rPr><w:t>Hidden. </w:t></w:r>"
+        "<w:del><w:r><w:delText>Deleted. </w:delText></w:r></w:del>"
+        '<w:r><w:rPr><w:vanish w:val="0"/></w:rPr><w:t>Shown. </w:t></w:r>'
+        "<w:ins><w:r><w:t>Inserted.</w:t></w:r></w:ins>"
+    )
+    document = OFFICE.parse(build_docx(f"Text.</w:t></w:r></w:p><w:p>{runs}<w:r><w:t>"), "a.docx")
+    assert document.sections == [("", "Text.\n\nShown. Inserted.")]
+
+
 def test_a_workbook_has_a_table_per_visible_sheet() -> None:
     workbook = openpyxl.Workbook()
     rivers, hidden = workbook.active, workbook.create_sheet("Hidden")
