@@ -26,7 +26,7 @@ _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
 _CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)  # before a request was sent
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 _MAX_REPLY_SECONDS = 300.0
-_MAX_TRIES = 8
+MAX_TRIES = 8
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
 _MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
 T = TypeVar("T")
@@ -35,9 +35,9 @@ T = TypeVar("T")
 class BusyError(Exception):
     """The server asks to try again later; `seconds` is its `Retry-After`, if it sends one."""
 
-    def __init__(self, reason: str, seconds: float | None = None) -> None:
+    def __init__(self, reason: str, seconds: float | None = None, max_tries: int = MAX_TRIES) -> None:
         super().__init__(reason)
-        self.seconds = seconds
+        self.seconds, self.max_tries = seconds, max_tries
 
 
 def open_polite_client(**headers: str) -> httpx.Client:
@@ -69,7 +69,7 @@ def retry(
         UnreachableError: The server cannot be reached, asks to wait for too long, or is busy for several tries.
     """
     pause = 1.0
-    for attempt in range(1, _MAX_TRIES + 1):
+    for attempt in range(1, MAX_TRIES + 1):
         try:
             return send()
         except (BusyError, httpx.TransportError) as error:
@@ -78,7 +78,7 @@ def retry(
                     f"{url} cannot be reached ({format_error(error)}): check the address, and that the server runs"
                 ) from error
             wait = getattr(error, "seconds", None)
-            if attempt == _MAX_TRIES or (wait or 0) > _MAX_RETRY_AFTER:
+            if attempt >= getattr(error, "max_tries", MAX_TRIES) or (wait or 0) > _MAX_RETRY_AFTER:
                 requested_wait = f", and asks to wait {wait:.0f} s" if wait else ""
                 raise UnreachableError(
                     f"{url} did not answer {attempt} requests in a row ({format_error(error)}{requested_wait}): "

@@ -33,6 +33,7 @@ from rag_model.atomic_write import atomic_write
 from rag_model.corpus.polite_client import (
     BUSY_STATUSES,
     MAX_REDIRECTS,
+    MAX_TRIES,
     BusyError,
     follow_redirect,
     get_retry_after,
@@ -42,7 +43,7 @@ from rag_model.corpus.polite_client import (
     retry,
 )
 from rag_model.digest import digest_json
-from rag_model.errors import InputError, ResourceError, UsageError, format_error
+from rag_model.errors import InputError, ResourceError, UnreachableError, UsageError, format_error
 from rag_model.http_client import ReplyTooLargeError
 from rag_model.secrets import refuse_secret
 
@@ -51,6 +52,8 @@ FOLDER_VARIABLE = "BOOKWHEEL_SITES"  # names the folder of the mirrors; default 
 MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000  # the protocol allows 50 MB
 _MAX_ROBOTS_BYTES = 512 << 10
+_MAX_FAILED, _MAX_FAILED_SHARE = 20, 0.1  # pages with HTTP 500; if both are exceeded, the site is down
+_SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4  # a bug in a page is more likely than a busy server
 _MAX_DELAY = 60.0  # seconds between two requests
 _SAVE_INTERVAL = 100  # pages between two saves of their versions
 _FRESH_SECONDS = 600.0  # a process does not read a site again within this time
@@ -129,7 +132,7 @@ class _SiteClient:
         if len(name) > _MAX_NAME_BYTES:
             name = f"{name[:_MAX_NAME_BYTES]}-{digest_json(name).rpartition(':')[2][:16]}"
         self.folder, self._versions_file = root / name, root / f"{name}.json"
-        self._robots, self._n_fetched = RobotFileParser(), 0
+        self._robots, self._n_fetched, self._n_failed = RobotFileParser(), 0, 0
         self._robots.parse([])  # until robots.txt is read, everything may be read
         self._delay, self._sleep, self._has_answered = 0.0, sleep, False
         self._http = open_polite_client()
@@ -155,6 +158,11 @@ class _SiteClient:
                     elif path not in pages:
                         pages[path] = page
                         self._update_page(page, path, lastmod, versions, dropped)
+                        if self._n_failed > max(_MAX_FAILED, _MAX_FAILED_SHARE * len(pages)):
+                            raise UnreachableError(
+                                f"{self._n_failed} of the first {len(pages):,} pages of {self._url} answer "
+                                f"{_SERVER_ERROR}: run the command again later to continue, or ask the site's operator"
+                            )
                     elif pages[path] != page:
                         dropped["same_name"] += 1
             finally:
@@ -196,6 +204,13 @@ class _SiteClient:
             reason = "" if status == 200 or (status == 304 and has_file) else "missing"
         except _UnusablePageError as error:
             status, headers, body, reason = 0, httpx.Headers(), None, error.reason
+        except UnreachableError as error:
+            if str(error.__cause__) != _SERVER_ERROR:
+                raise
+            self._n_failed += 1
+            if has_file:  # its last version is better than none
+                return
+            status, headers, body, reason = 500, httpx.Headers(), None, "server_error"
         if status == 200:
             is_page = headers.get("content-type", "").partition(";")[0].strip().lower() in _PAGE_TYPES
             reason = ("" if is_page else "unknown_format") if body is not None else "too_large"
@@ -268,7 +283,9 @@ class _SiteClient:
                         url = self._follow_redirect(url, response)
                         continue
                     if response.status_code in BUSY_STATUSES:
-                        raise BusyError(f"HTTP {response.status_code}", get_retry_after(response))
+                        status = f"HTTP {response.status_code}"
+                        max_tries = _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES
+                        raise BusyError(status, get_retry_after(response), max_tries)
                     if response.status_code != 200:
                         return response.status_code, response.headers, b""
                     return 200, response.headers, read_body(response, max_bytes)

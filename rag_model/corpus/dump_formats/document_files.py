@@ -47,6 +47,7 @@ _DROP_REASONS = {
     "minified": "minified",
     "no_text": "without text",
     "missing": "not found on the site",
+    "server_error": "that the site fails to send (HTTP 500)",
     "other_host": "of another site",
     "same_name": "with the name of another page",
     "robots": "forbidden by robots.txt",

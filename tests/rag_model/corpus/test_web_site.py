@@ -193,6 +193,28 @@ def test_a_page_that_cannot_be_read_does_not_stop_a_run(site: Site) -> None:
     assert names == ["a%2Ehtml/b.html", "a.html", "index.html"]
 
 
+def test_pages_with_http_500_are_dropped_or_kept_unless_they_are_many(site: Site) -> None:
+    site.set_sitemap("/a", "/b", "/c")
+    site.set_page("/b", "B")
+    site.replies["/a"] = [(500, {}, b"")]
+    site.set_page("/c", "C")
+    site.replies["/c"].insert(0, (500, {}, b""))
+    files = site.mirror()
+    assert (files.dropped, site.paths.count("/a"), site.paths.count("/c")) == ({"server_error": 1}, 4, 2)
+    site.replies["/b"] = [(500, {}, b"")]
+    files = site.mirror()
+    assert files.dropped == {"server_error": 1}
+    assert {file.name for file in files.folder.iterdir()} == {"b.html", "c.html"}, "the last version remains"
+    failing = [f"/x{number}" for number in range(30)]
+    site.replies |= {path: [(500, {}, b"")] for path in failing}
+    site.set_sitemap("/c", *failing)
+    with pytest.raises(UnreachableError, match=r"21 of the first 22 pages of .* answer HTTP 500: run"):
+        site.mirror()
+    site.replies["/sitemap.xml"] = [(500, {}, b"")]
+    with pytest.raises(UnreachableError, match=r"sitemap.xml did not answer 4 requests in a row \(HTTP 500\)"):
+        site.mirror()
+
+
 def test_pages_that_a_killed_run_wrote_do_not_outlive_the_sitemap(site: Site) -> None:
     site.set_sitemap("/a")
     site.set_page("/a", "A")
