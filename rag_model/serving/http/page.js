@@ -1,13 +1,13 @@
-// The web page: asks /search or /answer, shows what was found and how much of the answer each passage carries.
-// Whatever comes from outside (passages, titles, questions) becomes text nodes, never markup.
+// The web page sends a question to /search or /answer, and shows the passages and the share of each in the answer.
+// Passages, titles and questions come from outside, so they become text nodes and never markup.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const COLOURS = 5; // of passages in the sheet
-let asking = null; // the request under way, which a newer one ends
-let snapshot = null; // what /snapshot said last
+const COLOURS = 5; // number of passage colours in the style sheet
+let activeRequest = null; // controller of the current request; the next request aborts it
+let snapshot = null; // last reply of /snapshot
 
-function make(name, properties = {}, ...children) {
+function createElement(name, properties = {}, ...children) {
   const { data = {}, ...rest } = properties;
   const element = Object.assign(document.createElement(name), rest);
   Object.assign(element.dataset, data);
@@ -15,12 +15,12 @@ function make(name, properties = {}, ...children) {
   return element;
 }
 
-const percent = (share) => (share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`);
-const colour = (place) => String((place % COLOURS) + 1);
+const formatPercent = (share) => (share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`);
+const chooseColour = (place) => String((place % COLOURS) + 1);
 
 // Words ------------------------------------------------------------------------------------------------------------
 
-// Words of every passage, which are not worth marking.
+// Words that nearly every passage has: marking them would not help.
 const COMMON = new Set(
   ("a an and are as at be been but by can could did do does for from had has have he her his how i if in into is it its " +
     "many me much my no not of on or she so than that the their them then there these they this those to up was we were " +
@@ -28,146 +28,146 @@ const COMMON = new Set(
 );
 const segmenter = globalThis.Intl?.Segmenter ? new Intl.Segmenter(undefined, { granularity: "word" }) : null;
 
-function* pieces(text) {
+function* splitWords(text) {
   if (segmenter) for (const piece of segmenter.segment(text)) yield [piece.segment, piece.isWordLike];
   else for (const piece of text.split(/([\p{L}\p{N}]+)/u)) yield [piece, /[\p{L}\p{N}]/u.test(piece)];
 }
 
-const fold = (word) => word.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+const foldWord = (word) => word.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 
-function wordsOf(question) {
-  const words = [...pieces(question)].filter(([, isWord]) => isWord).map(([word]) => fold(word));
+function extractWords(question) {
+  const words = [...splitWords(question)].filter(([, isWord]) => isWord).map(([word]) => foldWord(word));
   const rare = words.filter((word) => !COMMON.has(word));
   return rare.length ? rare : words;
 }
 
-// "mountains" is "mountain": the longer begins with the shorter, and little follows.
-function alike(one, other) {
-  const [short, long] = one.length < other.length ? [one, other] : [other, one];
+// "mountains" matches "mountain": the longer word starts with the shorter one and has at most two letters more.
+function areSimilar(first, second) {
+  const [short, long] = first.length < second.length ? [first, second] : [second, first];
   return short === long || (short.length >= 4 && long.length - short.length <= 2 && long.startsWith(short));
 }
 
-function marked(text, words) {
-  const shown = document.createDocumentFragment();
+function markWords(text, words) {
+  const fragment = document.createDocumentFragment();
   let plain = "";
-  for (const [piece, isWord] of pieces(text)) {
-    if (isWord && words.some((word) => alike(word, fold(piece)))) {
-      shown.append(plain, make("mark", { textContent: piece }));
+  for (const [piece, isWord] of splitWords(text)) {
+    if (isWord && words.some((word) => areSimilar(word, foldWord(piece)))) {
+      fragment.append(plain, createElement("mark", { textContent: piece }));
       plain = "";
     } else plain += piece;
   }
-  shown.append(plain);
-  return shown;
+  fragment.append(plain);
+  return fragment;
 }
 
 // Links ------------------------------------------------------------------------------------------------------------
 
-function link(address, ...children) {
+function createLink(address, ...children) {
   let url = null;
   try {
     url = new URL(address);
   } catch {
-    // no address: the text alone
+    // An invalid address: show the text without a link.
   }
-  if (!url || !["http:", "https:"].includes(url.protocol)) return make("span", {}, ...children);
-  return make("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, ...children);
+  if (!url || !["http:", "https:"].includes(url.protocol)) return createElement("span", {}, ...children);
+  return createElement("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, ...children);
 }
 
-// A line of credit has "words (address)"; the words become the link.
-function credit(line) {
-  const shown = make("p", { className: "credit" });
+// A licence line contains "words (address)": the words become a link to the address.
+function createCredit(line) {
+  const paragraph = createElement("p", { className: "credit" });
   let end = 0;
-  for (const found of line.matchAll(/(“[^”]*”|[^,;()“”]+) \((https?:\/\/[^\s()]+)\)/gu)) {
-    const words = found[1].trimStart();
-    shown.append(line.slice(end, found.index), found[1].slice(0, found[1].length - words.length), link(found[2], words));
-    end = found.index + found[0].length;
+  for (const match of line.matchAll(/(“[^”]*”|[^,;()“”]+) \((https?:\/\/[^\s()]+)\)/gu)) {
+    const words = match[1].trimStart();
+    paragraph.append(line.slice(end, match.index), match[1].slice(0, match[1].length - words.length), createLink(match[2], words));
+    end = match.index + match[0].length;
   }
-  shown.append(line.slice(end));
-  return shown;
+  paragraph.append(line.slice(end));
+  return paragraph;
 }
 
-const day = (time) => (time ?? "").split("T")[0];
-const revision = (time) => make("time", { dateTime: time, title: `revised ${time}`, textContent: day(time) });
+const formatDay = (time) => (time ?? "").split("T")[0];
+const createRevision = (time) => createElement("time", { dateTime: time, title: `revised ${time}`, textContent: formatDay(time) });
 
-// What was found ---------------------------------------------------------------------------------------------------
+// Passages and answers --------------------------------------------------------------------------------------------
 
-function passage(hit, place, words) {
-  const heading = make("h2", {}, link(hit.url ?? "", hit.title || "Untitled"));
-  if (hit.section) heading.append(make("span", { className: "soft", textContent: ` § ${hit.section}` }));
-  if (hit.revised) heading.append(make("span", { className: "soft" }, ", ", revision(hit.revised)));
-  const card = make("li", { className: "passage" });
-  card.append(make("span", { className: "rank", textContent: String(place + 1), title: `score ${hit.score.toFixed(3)}` }), heading);
-  card.append(make("p", { className: "text" }, marked(hit.text, words)));
+function createPassage(hit, place, words) {
+  const heading = createElement("h2", {}, createLink(hit.url ?? "", hit.title || "Untitled"));
+  if (hit.section) heading.append(createElement("span", { className: "soft", textContent: ` § ${hit.section}` }));
+  if (hit.revised) heading.append(createElement("span", { className: "soft" }, ", ", createRevision(hit.revised)));
+  const card = createElement("li", { className: "passage" });
+  card.append(createElement("span", { className: "rank", textContent: String(place + 1), title: `score ${hit.score.toFixed(3)}` }), heading);
+  card.append(createElement("p", { className: "text" }, markWords(hit.text, words)));
   if (Number.isFinite(hit.posterior)) {
-    card.dataset.colour = colour(place);
-    card.append(make("div", { className: "shares" }, meter("found", hit.weight), meter("carries", hit.posterior)));
+    card.dataset.colour = chooseColour(place);
+    card.append(createElement("div", { className: "shares" }, createMeter("found", hit.weight), createMeter("carries", hit.posterior)));
   }
-  card.append(hit.licence ? credit(hit.licence) : "");
+  card.append(hit.licence ? createCredit(hit.licence) : "");
   return card;
 }
 
-const MEANING = {
+const METER_LABELS = {
   found: ["retrieved", "p(z|x): the weight of this passage in retrieval, before the answer"],
   carries: ["in the answer", "p(z|x,y): how much of the answer this passage carries"],
 };
 
-function meter(kind, share) {
-  const [words, meaning] = MEANING[kind];
-  const bar = make("span", { className: "track" }, make("span", { className: "fill" }));
+function createMeter(kind, share) {
+  const [label, explanation] = METER_LABELS[kind];
+  const bar = createElement("span", { className: "track" }, createElement("span", { className: "fill" }));
   bar.firstChild.style.setProperty("--share", share);
-  return make("div", { className: `meter ${kind}`, title: meaning }, `${words} `, bar, make("b", { textContent: percent(share) }));
+  return createElement("div", { className: `meter ${kind}`, title: explanation }, `${label} `, bar, createElement("b", { textContent: formatPercent(share) }));
 }
 
-function said(answer) {
+function createAnswer(answer) {
   const passages = answer.passages;
-  const text = make("p", { className: "said" });
-  const note = make("p", { className: "soft token-note", role: "status" });
+  const text = createElement("p", { className: "said" });
+  const note = createElement("p", { className: "soft token-note", role: "status" });
   const tokens = (answer.tokens ?? []).filter((token) => token.text);
-  if (!answer.answer) text.append(make("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : `The model gave no answer${answer.problem ? `: ${answer.problem.message}` : ""}.` }));
-  else if (tokens.length) text.append(...tokens.map((token, place) => spoken(token, place, note)));
-  else text.append(...cited(answer));
-  if (answer.ended === false) text.append(make("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));
-  const shared = passages.length > 0 && passages.every((one) => Number.isFinite(one.posterior)); // marginalised
-  const bar = make("div", { className: "parts", role: "img" });
-  const shares = passages.map((one, place) => ({ place, title: one.title, share: one.posterior }));
-  bar.ariaLabel = shares.map(({ place, title, share }) => `passage ${place + 1}, ${title}: ${percent(share)}`).join("; ");
+  if (!answer.answer) text.append(createElement("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : `The model gave no answer${answer.problem ? `: ${answer.problem.message}` : ""}.` }));
+  else if (tokens.length) text.append(...tokens.map((token, place) => createToken(token, place, note)));
+  else text.append(...createCitedText(answer));
+  if (answer.ended === false) text.append(createElement("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));
+  const hasShares = passages.length > 0 && passages.every((passage) => Number.isFinite(passage.posterior)); // the model marginalises
+  const bar = createElement("div", { className: "parts", role: "img" });
+  const shares = passages.map((passage, place) => ({ place, title: passage.title, share: passage.posterior }));
+  bar.ariaLabel = shares.map(({ place, title, share }) => `passage ${place + 1}, ${title}: ${formatPercent(share)}`).join("; ");
   for (const { place, title, share } of shares) {
-    const part = make("span", { data: { colour: colour(place) }, title: `${place + 1}. ${title}: ${percent(share)} of the answer` });
+    const part = createElement("span", { data: { colour: chooseColour(place) }, title: `${place + 1}. ${title}: ${formatPercent(share)} of the answer` });
     part.style.setProperty("--share", share);
     bar.append(part);
   }
-  if (tokens.length > 1) text.addEventListener("keydown", walk);
-  return [text, shared ? bar : "", tokens.length ? note : ""];
+  if (tokens.length > 1) text.addEventListener("keydown", moveBetweenTokens);
+  return [text, hasShares ? bar : "", tokens.length ? note : ""];
 }
 
-// An answer whose citations lead to the article's revision that they name; other brackets stay text.
-function cited(answer) {
-  const known = new Set(answer.citations ?? []);
+// Link the citations of an answer to the revisions of their articles; other brackets stay text.
+function createCitedText(answer) {
+  const citations = new Set(answer.citations ?? []);
   return answer.answer.split(/(\[[\d\s,;\u2013-]+\])/).flatMap((piece, place) => {
-    if (place % 2 === 0 || !piece.match(/\d+/g)?.some((number) => known.has(Number(number)))) return piece ? [piece] : [];
+    if (place % 2 === 0 || !piece.match(/\d+/g)?.some((number) => citations.has(Number(number)))) return piece ? [piece] : [];
     return piece.split(/(\d+)/).map((part) => {
-      const entry = known.has(Number(part)) && part.trim() ? answer.context[Number(part) - 1] : undefined;
+      const entry = citations.has(Number(part)) && part.trim() ? answer.context[Number(part) - 1] : undefined;
       if (!entry) return part;
-      const shown = link(entry.url, part);
-      shown.title = [entry.title, entry.section && `§ ${entry.section}`, day(entry.revised)].filter(Boolean).join(", ");
-      return shown;
+      const citation = createLink(entry.url, part);
+      citation.title = [entry.title, entry.section && `§ ${entry.section}`, formatDay(entry.revised)].filter(Boolean).join(", ");
+      return citation;
     });
   });
 }
 
-// A token of RAG-Token's answer: in the colour of the passage that carries it most; the arrow keys go from one to the next.
-function spoken(token, place, note) {
-  const order = token.posterior.map((share, at) => [share, at]).sort((one, other) => other[0] - one[0]);
-  const shown = make("span", { className: "token", textContent: token.text, tabIndex: place ? -1 : 0 });
-  if (order.length) shown.dataset.colour = colour(order[0][1]);
-  const shares = order.slice(0, 3).map(([share, at]) => `${percent(share)} passage ${at + 1}`).join(", ");
-  const tell = () => (note.textContent = `“${token.text.trim()}”: ${shares}`);
-  shown.addEventListener("mouseenter", tell);
-  shown.addEventListener("focus", tell);
-  return shown;
+// A token of RAG-Token's answer has the colour of the passage with the largest share; arrow keys move between tokens.
+function createToken(token, position, note) {
+  const order = token.posterior.map((share, place) => [share, place]).sort((first, second) => second[0] - first[0]);
+  const element = createElement("span", { className: "token", textContent: token.text, tabIndex: position ? -1 : 0 });
+  if (order.length) element.dataset.colour = chooseColour(order[0][1]);
+  const shares = order.slice(0, 3).map(([share, place]) => `${formatPercent(share)} passage ${place + 1}`).join(", ");
+  const showShares = () => (note.textContent = `“${token.text.trim()}”: ${shares}`);
+  element.addEventListener("mouseenter", showShares);
+  element.addEventListener("focus", showShares);
+  return element;
 }
 
-function walk(event) {
+function moveBetweenTokens(event) {
   const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
   const next = step && event.target[step];
   if (!next?.classList.contains("token")) return;
@@ -177,9 +177,9 @@ function walk(event) {
   next.focus();
 }
 
-// Asking -----------------------------------------------------------------------------------------------------------
+// Requests ---------------------------------------------------------------------------------------------------------
 
-const HAPPENED = {
+const STATUS_SENTENCES = {
   400: "The question cannot be asked like that.",
   413: "That is too long to be a question.",
   422: "The question cannot be asked like that.",
@@ -189,37 +189,37 @@ const HAPPENED = {
   504: "That took too long. Try again in a moment.",
 };
 
-async function problemOf(reply) {
-  let said = "";
+async function readError(reply) {
+  let message = "";
   try {
     const body = await reply.json();
     const detail = body.error?.message ?? body.error ?? body.detail ?? "";
-    said = Array.isArray(detail) ? detail.map((one) => one.msg).join("; ") : String(detail);
+    message = Array.isArray(detail) ? detail.map((error) => error.msg).join("; ") : String(detail);
   } catch {
-    // no JSON: the status says enough
+    // The reply is no JSON: the sentence of the status is enough.
   }
-  return sentence(reply.status, said);
+  return describeError(reply.status, message);
 }
 
-function sentence(status, said) {
-  const happened = HAPPENED[status] ?? `The service failed (${status}).`;
-  return said ? `${happened} (${said})` : happened;
+function describeError(status, detail) {
+  const sentence = STATUS_SENTENCES[status] ?? `The service failed (${status}).`;
+  return detail ? `${sentence} (${detail})` : sentence;
 }
 
-// A browser that cannot read a reply piece by piece gets it whole.
+// A browser that cannot read a reply in pieces requests the whole reply.
 const STREAMS = typeof TextDecoder === "function" && "body" in Response.prototype;
 const EVENTS = "text/event-stream";
 
-async function* eventsOf(reply) {
+async function* readEvents(reply) {
   const reader = reply.body.getReader();
   const decoder = new TextDecoder();
-  let rest = "";
-  for (let ended = false; !ended; ) {
+  let incomplete = "";
+  for (let hasEnded = false; !hasEnded; ) {
     const { value, done } = await reader.read();
-    ended = done;
-    rest += done ? decoder.decode() : decoder.decode(value, { stream: true });
-    const events = rest.split("\n\n");
-    rest = events.pop();
+    hasEnded = done;
+    incomplete += done ? decoder.decode() : decoder.decode(value, { stream: true });
+    const events = incomplete.split("\n\n");
+    incomplete = events.pop();
     for (const event of events) {
       const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
       yield [name, JSON.parse(data)];
@@ -227,37 +227,37 @@ async function* eventsOf(reply) {
   }
 }
 
-// Shows passages and words as they come; gives the whole reply.
-async function grown(reply, words) {
-  const text = make("p", { className: "said growing" });
-  for await (const [name, value] of eventsOf(reply)) {
+// Show passages and words as they arrive, and return the whole reply.
+async function streamAnswer(reply, words) {
+  const text = createElement("p", { className: "said growing" });
+  for await (const [name, value] of readEvents(reply)) {
     if (name === "passages") {
       text.textContent = "";
       const hits = value.answers[0].passages;
-      show({ status: "Reading…", passages: hits.map((hit, place) => passage(hit, place, words)) });
+      render({ status: "Reading…", passages: hits.map((hit, place) => createPassage(hit, place, words)) });
     } else if (name === "text") {
       text.append(value.text);
       if (!text.isConnected) byId("answer").replaceChildren(text);
       byId("answer").hidden = false;
     } else if (name === "answer") return value;
-    else if (name === "error") throw new Error(sentence(value.status, value.detail));
+    else if (name === "error") throw new Error(describeError(value.status, value.detail));
   }
   throw new Error("The answer ended half-way. Ask again.");
 }
 
-async function post(verb, question, k, retriever, kind, signal) {
+async function sendQuestion(verb, question, k, retriever, kind, signal) {
   const headers = { "Content-Type": "application/json" };
   if (verb === "answer" && STREAMS) headers.Accept = `${EVENTS}, application/json`;
-  k = Math.min(k, snapshot?.passages ?? k); // a small library has no more
-  const asked = { questions: [question], k, retriever };
-  if (kind && verb === "search") asked.where = `kind=${kind}`;
-  else if (kind) asked.retriever = `where(${retriever ? `${retriever}, ` : ""}kind=${kind})`;
-  const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify(asked), signal });
-  if (!reply.ok) throw new Error(await problemOf(reply));
-  return (reply.headers.get("Content-Type") ?? "").startsWith(EVENTS) ? grown(reply, wordsOf(question)) : reply.json();
+  k = Math.min(k, snapshot?.passages ?? k); // a small snapshot has fewer passages
+  const body = { questions: [question], k, retriever };
+  if (kind && verb === "search") body.where = `kind=${kind}`;
+  else if (kind) body.retriever = `where(${retriever ? `${retriever}, ` : ""}kind=${kind})`;
+  const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify(body), signal });
+  if (!reply.ok) throw new Error(await readError(reply));
+  return (reply.headers.get("Content-Type") ?? "").startsWith(EVENTS) ? streamAnswer(reply, extractWords(question)) : reply.json();
 }
 
-function show({ status = "", error = "", answer = [], passages = [] }) {
+function render({ status = "", error = "", answer = [], passages = [] }) {
   byId("status").textContent = status;
   byId("error").textContent = error;
   byId("error").hidden = !error;
@@ -266,56 +266,56 @@ function show({ status = "", error = "", answer = [], passages = [] }) {
   byId("passages").replaceChildren(...passages);
 }
 
-async function ask(question, k, verb, retriever, kind) {
-  asking?.abort();
-  const mine = (asking = new AbortController());
+async function askQuestion(question, k, verb, retriever, kind) {
+  activeRequest?.abort();
+  const request = (activeRequest = new AbortController());
   document.body.classList.add("asked");
   document.body.ariaBusy = "true";
   document.title = `${question} · bookwheel`;
-  show({ status: verb === "answer" ? "Reading…" : "Looking…" });
-  const began = performance.now();
+  render({ status: verb === "answer" ? "Reading…" : "Looking…" });
+  const startTime = performance.now();
   try {
-    const reply = await post(verb, question, k, retriever, kind, mine.signal);
-    const took = `${((performance.now() - began) / 1000).toFixed(2)} s`;
-    const found = reply.answers?.[0] ?? reply.results[0];
-    const hits = found.passages ?? found.hits;
-    const words = wordsOf(question);
-    const fromWeights = found.memory === "weights" ? `From the model's weights, without passages, in ${took}` : "";
-    const status = fromWeights || (hits.length ? `${hits.length} passages in ${took}` : "Nothing was found.");
-    show({ status, answer: reply.answers ? said(found) : [], passages: hits.map((hit, place) => passage(hit, place, words)) });
-    if (reply.snapshot !== snapshot?.snapshot) await look();
-  } catch (problem) {
-    if (problem.name === "AbortError") return;
-    show({ error: problem instanceof TypeError ? "The service cannot be reached. Is it still running?" : problem.message });
+    const reply = await sendQuestion(verb, question, k, retriever, kind, request.signal);
+    const duration = `${((performance.now() - startTime) / 1000).toFixed(2)} s`;
+    const result = reply.answers?.[0] ?? reply.results[0];
+    const hits = result.passages ?? result.hits;
+    const words = extractWords(question);
+    const fromWeights = result.memory === "weights" ? `From the model's weights, without passages, in ${duration}` : "";
+    const status = fromWeights || (hits.length ? `${hits.length} passages in ${duration}` : "Nothing was found.");
+    render({ status, answer: reply.answers ? createAnswer(result) : [], passages: hits.map((hit, place) => createPassage(hit, place, words)) });
+    if (reply.snapshot !== snapshot?.snapshot) await loadSnapshot();
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    render({ error: error instanceof TypeError ? "The service cannot be reached. Is it still running?" : error.message });
   } finally {
-    if (asking === mine) document.body.ariaBusy = "false";
+    if (activeRequest === request) document.body.ariaBusy = "false";
   }
 }
 
-// The address names the question, so that it can be kept, shared and gone back to. It never leaves the browser.
-function askAddress() {
-  const wanted = new URLSearchParams(location.hash.slice(1));
-  const question = (wanted.get("q") ?? "").trim();
+// The fragment of the address holds the question, so that a user can bookmark and share it. Browsers never send fragments.
+function askFromAddress() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const question = (parameters.get("q") ?? "").trim();
   if (!question) return;
   byId("question").value = question;
-  if ([...byId("k").options].some((option) => option.value === wanted.get("k"))) byId("k").value = wanted.get("k");
-  const retrievers = choose("retriever", wanted.get("by"));
-  const kinds = choose("kind", wanted.get("kind"));
-  explain();
-  const verb = snapshot?.model && wanted.get("show") !== "passages" ? "answer" : "search";
+  if ([...byId("k").options].some((option) => option.value === parameters.get("k"))) byId("k").value = parameters.get("k");
+  const retrievers = selectOption("retriever", parameters.get("by"));
+  const kinds = selectOption("kind", parameters.get("kind"));
+  showExplanation();
+  const verb = snapshot?.model && parameters.get("show") !== "passages" ? "answer" : "search";
   for (const choice of document.querySelectorAll("[name=verb]")) choice.checked = choice.value === verb;
-  ask(question, Number(byId("k").value), verb, retrievers.value || null, kinds.value);
+  askQuestion(question, Number(byId("k").value), verb, retrievers.value || null, kinds.value);
 }
 
-// Chooses an option of a list, or the first one.
-function choose(list, wanted) {
-  const options = byId(list);
-  if ([...options.options].some((option) => option.value === wanted)) options.value = wanted;
-  else options.selectedIndex = options.options.length ? 0 : -1;
-  return options;
+// Select the option with a value, or the first option if there is none.
+function selectOption(id, value) {
+  const list = byId(id);
+  if ([...list.options].some((option) => option.value === value)) list.value = value;
+  else list.selectedIndex = list.options.length ? 0 : -1;
+  return list;
 }
 
-function explain() {
+function showExplanation() {
   const line = snapshot?.explanations?.[byId("retriever").selectedIndex] ?? "";
   byId("explanation").textContent = line;
   byId("explanation").hidden = !line || byId("by").hidden;
@@ -325,17 +325,17 @@ function submit(event) {
   event?.preventDefault();
   const question = byId("question").value.trim();
   if (!question) return byId("question").focus();
-  const wanted = new URLSearchParams({ q: question, k: byId("k").value });
-  if (byId("retriever").selectedIndex > 0) wanted.set("by", byId("retriever").value); // the first is the default
-  if (byId("kind").value) wanted.set("kind", byId("kind").value);
-  if (document.querySelector("[name=verb]:checked").value === "search") wanted.set("show", "passages");
-  if (location.hash.slice(1) === wanted.toString()) askAddress();
-  else location.hash = wanted;
+  const parameters = new URLSearchParams({ q: question, k: byId("k").value });
+  if (byId("retriever").selectedIndex > 0) parameters.set("by", byId("retriever").value); // the first is the default
+  if (byId("kind").value) parameters.set("kind", byId("kind").value);
+  if (document.querySelector("[name=verb]:checked").value === "search") parameters.set("show", "passages");
+  if (location.hash.slice(1) === parameters.toString()) askFromAddress();
+  else location.hash = parameters;
 }
 
 // The foot ---------------------------------------------------------------------------------------------------------
 
-function ago(time) {
+function formatAge(time) {
   const seconds = (Date.now() - Date.parse(time)) / 1000;
   for (const [unit, size] of [["year", 31556952], ["month", 2629746], ["day", 86400], ["hour", 3600], ["minute", 60]]) {
     if (seconds >= size) return new Intl.RelativeTimeFormat("en", { numeric: "auto" }).format(-Math.floor(seconds / size), unit);
@@ -343,31 +343,31 @@ function ago(time) {
   return "just now";
 }
 
-// The retrievers of the snapshot that is served now; the choice is kept if it is still offered.
+// Offer the retrievers of the current snapshot; a choice that is still offered is kept.
 function offerRetrievers(names) {
   const retrievers = byId("retriever");
-  const chosen = retrievers.value;
-  retrievers.replaceChildren(...names.map((name) => make("option", { value: name, textContent: name })));
-  if (names.includes(chosen)) retrievers.value = chosen;
+  const previousValue = retrievers.value;
+  retrievers.replaceChildren(...names.map((name) => createElement("option", { value: name, textContent: name })));
+  if (names.includes(previousValue)) retrievers.value = previousValue;
   byId("by").hidden = names.length < 2;
-  explain();
+  showExplanation();
 }
 
 function offerKinds(names) {
-  const chosen = byId("kind").value;
-  const options = ["", ...names].map((name) => make("option", { value: name, textContent: name || "any" }));
+  const previousValue = byId("kind").value;
+  const options = ["", ...names].map((name) => createElement("option", { value: name, textContent: name || "any" }));
   byId("kind").replaceChildren(...options);
-  choose("kind", chosen);
+  selectOption("kind", previousValue);
   byId("of").hidden = !names.length;
 }
 
-async function look() {
+async function loadSnapshot() {
   try {
     const reply = await fetch("snapshot");
-    if (!reply.ok) throw new Error(await problemOf(reply));
+    if (!reply.ok) throw new Error(await readError(reply));
     snapshot = await reply.json();
-  } catch (problem) {
-    byId("foot").textContent = problem instanceof TypeError ? "The service cannot be reached." : problem.message;
+  } catch (error) {
+    byId("foot").textContent = error instanceof TypeError ? "The service cannot be reached." : error.message;
     return;
   }
   const { snapshot: id, ref, number, created_at: time, model, passages, refused } = snapshot;
@@ -375,24 +375,24 @@ async function look() {
   offerRetrievers(snapshot.retrievers ?? []);
   offerKinds(snapshot.kinds ?? []);
   if (passages) byId("about").textContent = `${passages.toLocaleString("en")} passages, open to your question.`;
-  const named = [`snapshot `, make("code", { textContent: id.slice(0, 12), title: id })];
-  if (number) named.push(` · ${ref}@${number}`);
-  if (Number.isFinite(Date.parse(time))) named.push(" · ", make("time", { dateTime: time, title: time, textContent: ago(time) }));
-  if (model) named.push(" · model ", make("code", { textContent: String(model).split("/").pop().slice(0, 12), title: model }));
-  if (refused) named.push(" · ", make("span", { className: "bad", textContent: "a newer one was refused", title: refused.reason }));
-  byId("foot").replaceChildren(...named);
+  const parts = [`snapshot `, createElement("code", { textContent: id.slice(0, 12), title: id })];
+  if (number) parts.push(` · ${ref}@${number}`);
+  if (Number.isFinite(Date.parse(time))) parts.push(" · ", createElement("time", { dateTime: time, title: time, textContent: formatAge(time) }));
+  if (model) parts.push(" · model ", createElement("code", { textContent: String(model).split("/").pop().slice(0, 12), title: model }));
+  if (refused) parts.push(" · ", createElement("span", { className: "bad", textContent: "a newer one was refused", title: refused.reason }));
+  byId("foot").replaceChildren(...parts);
 }
 
 byId("ask").addEventListener("submit", submit);
 byId("k").addEventListener("change", () => byId("question").value.trim() && submit());
-byId("retriever").addEventListener("change", explain);
+byId("retriever").addEventListener("change", showExplanation);
 byId("retriever").addEventListener("change", () => byId("question").value.trim() && submit());
 byId("kind").addEventListener("change", () => byId("question").value.trim() && submit());
 byId("verbs").addEventListener("change", () => byId("question").value.trim() && submit());
-addEventListener("hashchange", askAddress);
+addEventListener("hashchange", askFromAddress);
 addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target === byId("question")) return;
   event.preventDefault();
   byId("question").select();
 });
-look().then(askAddress);
+loadSnapshot().then(askFromAddress);
