@@ -344,8 +344,9 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     numbers = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
     # Multiplication by an odd number is one-to-one modulo 2**64, and spreads the ids over the files.
     digests: npt.NDArray[np.uint64] = numbers * np.uint64(0x9E3779B97F4A7C15)
-    texts = ids.filter(pc.invert(is_number)).to_pylist()
-    digests[~is_number.to_numpy()] = [int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) for text in texts]
+    texts = ids.filter(pc.invert(is_number)).cast(pa.binary()).to_pylist()
+    text_digests = b"".join([blake2b(text, digest_size=8).digest() for text in texts])
+    digests[~is_number.to_numpy()] = np.frombuffer(text_digests, ">u8")
     return digests
 
 

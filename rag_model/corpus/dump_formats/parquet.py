@@ -78,7 +78,7 @@ class Parquet(RecordFormat):
         Raises:
             InputError: As for `read_rows`.
         """
-        yield from self._read(url, 2 * _BATCH, first, end, self._parse_columns)
+        yield from self._read(url, 4 * _BATCH, first, end, self._parse_columns)
 
     def _read(
         self,
