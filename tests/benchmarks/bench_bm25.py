@@ -87,7 +87,7 @@ def terms_of(texts: Sequence[str]) -> Terms:
 def texts_in(folder: Path) -> list[str]:
     """Return the texts of the part files of a folder."""
     files = [PassageFile(path) for path in sorted(folder.glob("part-*.parquet"))]
-    return [f"{one.title} {one.text}" for file in files for one in file.iter_passages()]
+    return [f"{passage.title} {passage.text}" for file in files for passage in file.iter_passages()]
 
 
 def write_edited(folder: Path) -> None:
@@ -104,10 +104,10 @@ def write_edited(folder: Path) -> None:
 
 
 def _edited(passages: Iterator[Passage]) -> Iterator[Passage]:
-    for row, one in enumerate(passages):
+    for row, passage in enumerate(passages):
         if row % 400 == 1:  # deleted
             continue
-        yield build_passage(one.title, f"{one.text} Changed.") if row % 200 == 2 else one
+        yield build_passage(passage.title, f"{passage.text} Changed.") if row % 200 == 2 else passage
         if row % 400 == 3:
             yield build_passage("Inserted", f"A passage that was not there, number {row}.")
 
@@ -285,11 +285,11 @@ def compare(index: Bm25Index, path: Path, questions: Sequence[str], asked: Terms
     peer = bm25s.BM25.load(path, show_progress=False)
     scores, rows = index.search(questions, k)
     worst = 0.0
-    for own, found, terms in zip(scores, rows, asked, strict=True):
-        held = found >= 0
+    for score, row, terms in zip(scores, rows, asked, strict=True):
+        held = row >= 0
         if held.any():
-            theirs = peer.get_scores([term for term in terms if term in peer.vocab_dict])[found[held]]
-            worst = max(worst, float(np.max(np.abs(own[held] - theirs) / theirs)))
+            theirs = peer.get_scores([term for term in terms if term in peer.vocab_dict])[row[held]]
+            worst = max(worst, float(np.max(np.abs(score[held] - theirs) / theirs)))
     return worst
 
 

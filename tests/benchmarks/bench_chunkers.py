@@ -118,7 +118,9 @@ def demo_texts() -> list[Text]:
                 found = clean_wikitext(page.text, plan.siteinfo, page.title)
                 sections = tuple(Section(one.heading, f"{one.text}\n\n") for one in found)
                 at = texts[-1].at + len(texts[-1].text) if texts else 0
-                texts.append(Text(str(page.page_id), page.title, at, "".join(one.text for one in sections), sections))
+                texts.append(
+                    Text(str(page.page_id), page.title, at, "".join(section.text for section in sections), sections)
+                )
     return texts
 
 

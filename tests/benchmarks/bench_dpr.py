@@ -90,15 +90,15 @@ def mine(examples: list[Example], search: SearchFunction) -> list[Example]:
     ranked = search([example.question for example in examples], settings.depth)
     for example, passages in zip(examples, ranked, strict=True):
         checker = CandidateChecker(*CandidateChecker.list_arguments(example))
-        checks = [checker.check(one.page_id, one.title, one.text, one.hash) for one in passages]
+        checks = [checker.check(passage.page_id, passage.title, passage.text, passage.hash) for passage in passages]
         _, negatives = select_candidates(example, np.array(checks, CHECKS), settings)
-        mined.append(replace(example, negatives=tuple(passages[place] for place in negatives)))
+        mined.append(replace(example, negatives=tuple(passages[negative] for negative in negatives)))
     return mined
 
 
 def take(examples: Iterator[Example], count: int, without: Collection[str] = ()) -> list[Example]:
     """Take the next `count` examples; one whose context stands in `without` is left out."""
-    return list(islice((one for one in examples if one.positives[0].hash not in without), count))
+    return list(islice((example for example in examples if example.positives[0].hash not in without), count))
 
 
 def encoder(options: argparse.Namespace) -> TrainableEncoder:
@@ -168,8 +168,8 @@ def their_steps(options: argparse.Namespace, examples: list[Example]) -> list[fl
     for batch in batches(task, WARM_UP + options.timed):
         start = time.process_time()
         gold = [batch.passages[place] for place in batch.gold]
-        columns = [[one.question for one in batch.examples], [one.text for one in gold]]
-        columns += [[one.negatives[0].text for one in batch.examples]] * options.hard_negatives
+        columns = [[example.question for example in batch.examples], [one.text for one in gold]]
+        columns += [[example.negatives[0].text for example in batch.examples]] * options.hard_negatives
         with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
             loss = loss_of([model.preprocess(column) for column in columns], torch.empty(0))
         loss.backward()

@@ -166,13 +166,16 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
     """Ask the index that the model's own passage encoder makes, exactly; intervals over questions."""
     snapshot, passage = task._snapshot, task._passage
     passages = snapshot.passages(range(snapshot.n))
-    vectors = passage.encode([(one.title, one.text) for one in passages], "passage")
+    vectors = passage.encode([(passage.title, passage.text) for passage in passages], "passage")
     questions = [one.question for one in test]
     scores = task._question.encode_questions(questions) @ vectors.T
     order = np.argsort(-scores, axis=1, kind="stable")[:, :5].tolist()
     hits = [
-        [Hit(rank, float(own[row]), row, passages[row], "", "", float(own[row])) for rank, row in enumerate(best, 1)]
-        for own, best in zip(scores, order, strict=True)
+        [
+            Hit(rank, float(score[row]), row, passages[row], "", "", float(score[row]))
+            for rank, row in enumerate(best, 1)
+        ]
+        for score, best in zip(scores, order, strict=True)
     ]
     held = [
         [AnswerMatcher(one.answers).match(hit.passage.text) for hit in some]
@@ -233,7 +236,7 @@ def theirs(given: Given, steps: int) -> list[Step]:
     """Do the same steps with transformers' classes alone."""
     order = task_order(given)
     options, snapshot = given.options, Snapshot.from_store(given.store)
-    texts = [one.text for one in snapshot.passages(range(snapshot.n))]
+    texts = [passage.text for passage in snapshot.passages(range(snapshot.n))]
     held = torch.from_numpy(np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype("f4"))
     words, pieces = AutoTokenizer.from_pretrained(given.encoder), AutoTokenizer.from_pretrained(given.reader)
     question, passage = (BertModel.from_pretrained(given.encoder, add_pooling_layer=False) for _ in range(2))
@@ -293,7 +296,7 @@ def one_step(given: Given) -> dict[str, Any]:
             runs[side.__name__].append(alone(side, given, given.options.timed + 1))
     cpu = {name: taken.median(some, "cpu_seconds") for name, some in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
-    losses = [[step.loss for step in some[0].value] for some in runs.values()]
+    losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
         "memory_ratio": round(peak["ours"] / peak["theirs"], 3),

@@ -126,7 +126,7 @@ def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -
             dump = write_multistream(months.new, _emptied(folder / "dump"))
             _copy_store(folder / "parent", folder / "store")
             rebuilds.append(_measured(dump, folder / "store", encoder))
-    counts = [told.reply["counts"] for told in rebuilds]
+    counts = [rebuild.reply["counts"] for rebuild in rebuilds]
     changed = [100 * (1 - count["reused"] / count["passages"]) for count in counts]
     return {
         "benchmark": "incremental",
@@ -138,11 +138,11 @@ def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -
             {
                 "share": share,
                 "changed": round(part, 3),
-                "cpu": round(told.whole.cpu_seconds / first.whole.cpu_seconds, 3),
-                "seconds": round(told.whole.seconds, 1),
-                "stages": _cpu(told),
+                "cpu": round(rebuild.whole.cpu_seconds / first.whole.cpu_seconds, 3),
+                "seconds": round(rebuild.whole.seconds, 1),
+                "stages": _cpu(rebuild),
             }
-            for share, part, told in zip(shares, changed, rebuilds, strict=True)
+            for share, part, rebuild in zip(shares, changed, rebuilds, strict=True)
         ],
         **({"growth": _lines(changed, rebuilds)} if len(shares) > 2 else {}),
     }
@@ -178,7 +178,7 @@ def _lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list
     """Return the line of each stage, and the largest distance of a measurement from it."""
     found = {}
     for name in _cpu(rebuilds[-1]):
-        spent = [_cpu(told).get(name, 0.0) for told in rebuilds]
+        spent = [_cpu(rebuild).get(name, 0.0) for rebuild in rebuilds]
         slope, constant = np.polyfit(changed, spent, 1)
         apart = np.abs(np.polyval([slope, constant], changed) - spent).max()
         found[name] = [round(float(number), 3) for number in (constant, slope, apart)]
@@ -256,7 +256,7 @@ def recalls_of(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
     trial = sample_vector_queries(snapshot, GateRecipe(queries=QUERIES))
     found = {}
     content = snapshot.manifest.content
-    for name in (one for one in content.indexes if content.representation_of(one) == EMBEDDINGS):
+    for name in (index for index in content.indexes if content.representation_of(index) == EMBEDDINGS):
         rows = open_index(snapshot, name).search(trial.vectors, trial.k)[1]
         found[name] = compute_recall(rows, trial.rows, trial.scores, trial.k)
     return found

@@ -105,7 +105,7 @@ def main() -> None:
         "vectors": options.vectors,
         "dim": options.dim,
         "parts": options.parts,
-        "equal": all(one["same_distances"] and one["same_ids"] and one["same_bytes"] for one in results),
+        "equal": all(result["same_distances"] and result["same_ids"] and result["same_bytes"] for result in results),
         "indexes": results,
     }
     print(json.dumps(report))

@@ -104,7 +104,7 @@ def ranked(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: Op
 def columns(readers: dict[str, Any], dev: Sequence[Example], found: Sequence[list[Passage]]) -> Columns:
     """Return where an answer is, and what each generator makes of the first passage, a value a question."""
     firsts = [rank_of_first_answer(*both) for both in zip(dev, found, strict=True)]
-    told = {f"Success@{k}": [float(at is not None and at <= k) for at in firsts] for k in (1, 5)}
+    told = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in (1, 5)}
     for name, judge in readers.items():
         read = [judge_passages(judge, one.question, [own[0]])[0] for one, own in zip(dev, found, strict=True)]
         told |= {f"{name} right": [float(one.right) for one in read], f"{name} nll": [-one.log_p for one in read]}
@@ -138,7 +138,9 @@ def arm(
     task = OpenRagTask(
         pair, pools, dev, recipe, OnlineJudging(mine, judge, JudgeSettings(max_new_tokens=options.tokens))
     )
-    optimizer = torch.optim.AdamW([one for one in pair.parameters() if one.requires_grad], lr=options.rate)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in pair.parameters() if parameter.requires_grad], lr=options.rate
+    )
     started, done, epoch = time.process_time(), 0, 0
     while done < options.steps:
         for batch in task.batches(epoch)[: options.steps - done]:

@@ -69,7 +69,7 @@ def step(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any
             runs[side.__name__].append(alone(side, folder, stage, options.timed + 1, threads=options.threads))
     cpu, wall = ({name: taken.median(some, what) for name, some in runs.items()} for what in ("cpu_seconds", "seconds"))
     peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
-    losses = [[one.loss for one in some[0].value] for some in runs.values()]
+    losses = [[one.loss for one in run[0].value] for run in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
         "wall_ratio": round(wall["ours"] / wall["theirs"], 3),
@@ -141,7 +141,7 @@ class Examiner:
         firsts = [
             rank_of_first_answer(one, [hit.passage for hit in some]) for one, some in zip(self._test, hits, strict=True)
         ]
-        success = {f"Success@{k}": [float(at is not None and at <= k) for at in firsts] for k in DEPTHS}
+        success = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in DEPTHS}
         return [[(hit.row, hit.score) for hit in some[: self._options.k]] for some in hits], success
 
     def nll(self, name: str, generator: Generator, lists: list[list[tuple[int, float]]]) -> list[float]:

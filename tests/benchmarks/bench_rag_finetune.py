@@ -70,7 +70,7 @@ def library(corpus: Sequence[Passage], folder: Path, encoder: str = "") -> Path:
 
 def examine(rag: Rag, snapshot: Snapshot, examples: Sequence[Example], k: int) -> dict[str, Figures]:
     """Return the figures of each question, open book and closed."""
-    questions = [one.question for one in examples]
+    questions = [example.question for example in examples]
     retriever = DenseRetriever(snapshot, rag.question)
     return {
         "open": _examined(rag, examples, retriever.search(questions, k)),
@@ -79,8 +79,10 @@ def examine(rag: Rag, snapshot: Snapshot, examples: Sequence[Example], k: int) -
 
 
 def _examined(rag: Rag, examples: Sequence[Example], hits: Sequence[Sequence[Hit]]) -> Figures:
-    answers = MarginalReader(None, rag, _DECODING, batch=4).answer_from([one.question for one in examples], hits)
-    said = [(answer.text, one.answers) for answer, one in zip(answers, examples, strict=True)]
+    answers = MarginalReader(None, rag, _DECODING, batch=4).answer_from(
+        [example.question for example in examples], hits
+    )
+    said = [(answer.text, example.answers) for answer, example in zip(answers, examples, strict=True)]
     return {
         "nll": [_nll(rag, *pair) for pair in zip(examples, hits, strict=True)],
         "EM": [float(exact_match(*pair)) for pair in said],

@@ -163,7 +163,7 @@ def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> 
     cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
     wall = {name: taken.median(found, "seconds") for name, found in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
-    losses = [[step.loss for step in found[0].value] for found in runs.values()]
+    losses = [[step.loss for step in run[0].value] for run in runs.values()]
     tokens = settings.questions * K * (CONTEXT + TARGET)
     return {
         "ratio": round(cpu["theirs"] / cpu["ours"], 3),

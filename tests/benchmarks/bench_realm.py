@@ -134,9 +134,9 @@ def model(seed: int, reader: str = "", encoder: str = "", *, dropout: bool = Tru
     encoders = BiEncoder.load(encoder or demo_encoder(), device="cpu")
     realm = Realm(encoders, TrainableMaskedLM.load(reader or demo_encoder()), frozen=frozen)
     if not dropout:
-        for one in realm.modules():
-            if isinstance(one, torch.nn.Dropout):
-                one.p = 0.0
+        for module in realm.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
     return realm
 
 
@@ -164,7 +164,9 @@ def given(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[
         texts.append(task.mask_batch(batch))
         vectors = task.module.encoders.encode_questions([text.question for text in texts[-1]])
         some = asking.retrieve(batch.rows, texts[-1], vectors)
-        found.append([[(one.title, one.text) if one is not NULL else ("", "") for one in own] for own in some.passages])
+        found.append(
+            [[(one.title, one.text) if one is not NULL else ("", "") for one in passage] for passage in some.passages]
+        )
     return texts, found
 
 
@@ -179,9 +181,9 @@ def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]
     del whole
     tokenizer = AutoTokenizer.from_pretrained(demo_encoder())
     every = torch.nn.ModuleList([question, passage, reader])
-    for one in every.modules():
-        if isinstance(one, torch.nn.Dropout):
-            one.p = 0.0
+    for module in every.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
 
     def encoded(encoder: BertModel, written: list[str]) -> Tensor:
         read = tokenizer(written, padding=True, truncation=True, max_length=256, return_tensors="pt")
@@ -192,16 +194,16 @@ def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]
         some, candidates = texts[number], found[number]
         b, c = len(some), shape.candidates
         asked = encoded(question, [text.question for text in some])
-        read = encoded(passage, [f"{title} {text}".strip() for own in candidates for title, text in own])
+        read = encoded(passage, [f"{title} {text}".strip() for candidate in candidates for title, text in candidate])
         scores = torch.einsum("bd,bcd->bc", asked, read.view(b, c, -1)) / UNIT_TEMPERATURE
         ids, types, places, targets = [], [], [], []
-        for text, own in zip(some, candidates, strict=True):
-            for title, body in own:
+        for text, candidate in zip(some, candidates, strict=True):
+            for title, body in candidate:
                 cut = tokenizer(f"{title} {body}".strip(), add_special_tokens=False)["input_ids"] if body else []
                 x, z = [101, *text.ids, 102], [*cut[: RECIPE.passage_tokens], 102]
                 ids.append(torch.tensor(x + z))
                 types.append(torch.tensor([0] * len(x) + [1] * len(z)))
-                places.append(torch.tensor([1 + place for place in text.positions]))
+                places.append(torch.tensor([1 + position for position in text.positions]))
                 targets.append(torch.tensor(text.targets))
         pad = torch.nn.utils.rnn.pad_sequence
         mask = pad([torch.ones_like(one) for one in ids], batch_first=True)
@@ -225,7 +227,7 @@ def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, A
         runs["theirs"].append(alone(theirs, *told, shape, threads=threads))
     cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
-    losses = [[step.loss for step in found[0].value] for found in runs.values()]
+    losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
         "memory_ratio": round(peak["ours"] / peak["theirs"], 3),

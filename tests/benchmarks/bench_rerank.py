@@ -105,13 +105,13 @@ def peak_mb() -> int:
 
 
 def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dict[str, Any]:
-    warm = tuple(some[:WARM_UP] for some in pairs)
-    for one in contenders.values():
-        one.score(warm, timed=False)  # type: ignore[arg-type]
+    warm = tuple(pair[:WARM_UP] for pair in pairs)
+    for contender in contenders.values():
+        contender.score(warm, timed=False)  # type: ignore[arg-type]
     for _ in range(rounds):
         scores = {name: one.score(pairs) for name, one in contenders.items()}
-    for one in contenders.values():
-        one.pipe.send(None)
+    for contender in contenders.values():
+        contender.pipe.send(None)
     cpu = {name: statistics.median(one.cpu_seconds) for name, one in contenders.items()}
     wall = {name: statistics.median(one.seconds) for name, one in contenders.items()}
     count = len(pairs[0])

@@ -126,7 +126,7 @@ def _lists(files: Files) -> Iterator[StoredFile]:
     """Yield the blobs that are lists of other blobs."""
     blobs = [*files.iter_tree("blobs")]
     first = files.map_concurrently(lambda found: files.read_range(found.path, 0, min(1, found.size)), blobs)
-    return (found for found, byte in zip(blobs, first, strict=True) if byte == b"[")
+    return (blob for blob, byte in zip(blobs, first, strict=True) if byte == b"[")
 
 
 def costs_of(told: Mapping[str, Told]) -> Costs:

@@ -77,10 +77,10 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
     norms = nn.ModuleList([nn.LayerNorm(body.config.hidden_size) for body in bodies])
     size, count = bodies[0].config.vocab_size, len(questions)
     terms = torch.from_numpy(compute_term_mask(load_tokenizer(folder, 256), size))
-    texts = [questions, [f"{one.title} {one.text}" if one.title else one.text for one in passages]]
+    texts = [questions, [f"{passage.title} {passage.text}" if passage.title else passage.text for passage in passages]]
     inputs = [
-        [torch.from_numpy(part) for part in pad_rows(tokenize(load_tokenizer(folder, length), some), 0, 1)]
-        for some, length in zip(texts, (128, 256), strict=True)
+        [torch.from_numpy(part) for part in pad_rows(tokenize(load_tokenizer(folder, length), text), 0, 1)]
+        for text, length in zip(texts, (128, 256), strict=True)
     ]
 
     def weigh(place: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.N
             runs[side.__name__].append(alone(side, folder, *batch_of(examples), 3))
     cpu = {name: [step.cpu_seconds for run in found for step in run.value[1:]] for name, found in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
-    losses = np.array([[step.loss for step in found[0].value] for found in runs.values()])
+    losses = np.array([[step.loss for step in run[0].value] for run in runs.values()])
     middle = {name: statistics.median(some) for name, some in cpu.items()}
     return {
         "benchmark": "sidr_step",
@@ -166,7 +166,7 @@ class Success:
 
     def __init__(self, texts: Sequence[str], golds: Sequence[Sequence[str]]) -> None:
         """Take the passages' texts and the questions' answers."""
-        self._texts, self._golds = texts, [AnswerMatcher(own) for own in golds]
+        self._texts, self._golds = texts, [AnswerMatcher(gold) for gold in golds]
 
     def __call__(self, rows: Any, k: int = K) -> float:
         """Return Success@k of (q, ≥k) rows."""
@@ -238,9 +238,9 @@ def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any
 def _late(rows: SparseVectors, questions: Any, proposed: Any) -> list[Any]:
     """Return what was proposed, in the order of the passages' own weights."""
     found = []
-    for asked, own in zip(questions, proposed, strict=True):
+    for question, own in zip(questions, proposed, strict=True):
         table = np.zeros(1 << 16)
-        table[asked[:, 0].astype(int)] += asked[:, 1]
+        table[question[:, 0].astype(int)] += question[:, 1]
         held = rows.take(own[own >= 0])
         sums = np.concatenate([[0], np.cumsum(table[held.terms] * held.weights)])
         scores = sums[held.offsets[1:]] - sums[held.offsets[:-1]]

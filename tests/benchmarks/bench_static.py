@@ -151,7 +151,7 @@ class Reranker:
         pairs = [(q, int(row)) for q in range(asked) for row in found[q][:depth] if row >= 0]
         new = [pair for pair in pairs if pair not in self._known]
         passages = [self._corpus[row] for _, row in new]
-        titles, texts = [one["title"] or "" for one in passages], [one["text"] for one in passages]
+        titles, texts = [passage["title"] or "" for passage in passages], [passage["text"] for passage in passages]
         told = self._model.scores([self._questions[q] for q, _ in new], titles, texts)
         self._known.update(zip(new, told.tolist(), strict=True))
         return [

@@ -49,7 +49,7 @@ def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) ->
             runs[take.__name__].append(alone(run, side, arguments, options.steps, take))
     cpu = {name: [step.cpu_seconds for one in some for step in one.value[1:]] for name, some in runs.items()}
     peak = {name: statistics.median(one.anonymous_mb for one in some) for name, some in runs.items()}
-    losses = [[step.loss for step in some[0].value] for some in runs.values()]
+    losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {
         "benchmark": "step",
         "kind": kind,

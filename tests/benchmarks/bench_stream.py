@@ -123,7 +123,7 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
             until_idle(process)
             found.append(First(passages, word, bare(reader.writer, prompt)))
         peak = memory_mb(process, "VmHWM")
-        tokens = statistics.median(reader.writer.count_tokens([one.user for one in prompts]))
+        tokens = statistics.median(reader.writer.count_tokens([prompt.user for prompt in prompts]))
     return {
         "benchmark": "stream",
         "questions": len(questions),

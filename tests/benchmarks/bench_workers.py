@@ -80,7 +80,7 @@ def start(job: str, *arguments: Path | int) -> Done:
     cost = run([sys.executable, __file__, "--job", job, *map(str, arguments)])
     told = json.loads(cost.output)
     workers = [process for process in cost.processes.values() if WORKER in process.command]
-    busiest, hungriest = max(one.cpu_seconds for one in workers), max(one.peak_mb for one in workers)
+    busiest, hungriest = max(worker.cpu_seconds for worker in workers), max(worker.peak_mb for worker in workers)
     return Done(told["facts"], told["seconds"], busiest, hungriest)
 
 

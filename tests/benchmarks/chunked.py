@@ -139,8 +139,10 @@ class Library:
     def __init__(self, chunks: Sequence[Chunk], encoder: Encoder, tokenizer: Tokenizer) -> None:
         """Encode all chunks."""
         self.chunks = chunks
-        self.vectors: Vectors = encoder.encode_passages([one.title for one in chunks], [one.text for one in chunks])
-        encoded = tokenizer.encode_batch([one.text for one in chunks], add_special_tokens=False)
+        self.vectors: Vectors = encoder.encode_passages(
+            [chunk.title for chunk in chunks], [chunk.text for chunk in chunks]
+        )
+        encoded = tokenizer.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
         self.ends = [[end for _, end in one.offsets] for one in encoded]  # of each token, characters of the chunk
 
     def read(self, question: npt.NDArray[np.float32], budget: int) -> list[Chunk]:

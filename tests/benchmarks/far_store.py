@@ -82,7 +82,7 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
         """Delete a folder's files, a thousand with each request."""
         folder = self._strip_protocol(path)
         names = [own for own in self.folders if own == folder or own.startswith(f"{folder}/")]
-        self._ask("delete", 1 + sum(len(self.folders.pop(own)) for own in names) // _PAGE)
+        self._ask("delete", 1 + sum(len(self.folders.pop(name)) for name in names) // _PAGE)
 
     def _found(self, path: str) -> tuple[Body, int, float]:
         folder, _, name = self._strip_protocol(path).rpartition("/")

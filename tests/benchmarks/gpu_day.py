@@ -59,7 +59,7 @@ def embedding_rows(reports: Sequence[Report]) -> Iterator[Row]:
         f"{rate:,.0f} passages/s, {max(report['peak_gpu_mb'] for report in reports):,} MB",
         f"matrix multiply: {first['matmul_tflops']:g} TFLOP/s; transformers: "
         f"{sum(report['transformers_per_s'] for report in reports):,.0f} passages/s; DPR's release: 83",
-        f"{first['share_of_matmul']:.0%} of it; {rate / sum(one['transformers_per_s'] for one in reports):.2f}; "
+        f"{first['share_of_matmul']:.0%} of it; {rate / sum(report['transformers_per_s'] for report in reports):.2f}; "
         f"{rate / 83:,.0f}",
     )
     yield (
@@ -76,7 +76,7 @@ def index_rows(reports: Sequence[Report]) -> Iterator[Row]:
     graphs = "CAGRA" if report["graphs_on_the_gpu"] else "faiss's HNSW"
     for index in report["indexes"]:
         sides = {side: index[side] or {} for side in ("gpu", "cpu")}
-        for stage in next(found for found in sides.values() if found)["seconds"]:
+        for stage in next(side for side in sides.values() if side)["seconds"]:
             gpu, cpu = sides["gpu"].get("seconds", {}).get(stage), sides["cpu"].get("cpu_seconds", {}).get(stage)
             built = f" ({graphs})" if stage == "shard" else ""
             yield (
@@ -85,8 +85,8 @@ def index_rows(reports: Sequence[Report]) -> Iterator[Row]:
                 f"one core: {_describe_stage(sides['cpu'], stage, cpu)}",
                 f"{cpu / gpu:.3g}" if cpu and gpu else "",
             )
-        recalls = [found.get("recall") for found in sides.values()]
-        shown = ["" if one is None else f"{one:.4f}" for one in recalls]
+        recalls = [side.get("recall") for side in sides.values()]
+        shown = ["" if recall is None else f"{recall:.4f}" for recall in recalls]
         apart = f"{recalls[0] - recalls[1]:+.4f}" if None not in recalls else ""
         yield f"its recall@{report['k']}", shown[0], f"built by a core: {shown[1]}", apart
 
@@ -178,7 +178,7 @@ def list_steps(
         for precision in PRECISIONS
     ]
     steps += [DayStep("decoding", "bench_rag_decode.py", f"--device {device} {answers}", decoding_rows)]
-    return [replace(one, options=options.get(one.name, one.options)) for one in steps]
+    return [replace(step, options=options.get(step.name, step.options)) for step in steps]
 
 
 def run_step(step: DayStep) -> list[Report]:
@@ -334,7 +334,7 @@ def main() -> None:
     if options.environment:
         print(json.dumps(describe_environment()))
         return
-    replaced = dict(one.partition("=")[::2] for one in options.options)
+    replaced = dict(option.partition("=")[::2] for option in options.options)
     try:
         environments = {python: read_environment(python) for python in options.python}
     except ValueError as error:

@@ -97,5 +97,5 @@ def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list
         masked = mask_text(text, cut, spans, dice, tokens, _LIMITS)
         ids, types = tokens.join_pair(masked.ids, others[at].ids if at >= batch // 4 else ())
         before = len(tokens.template.prefix)
-        found.append(MaskedInput(ids, types, [before + place for place in masked.positions], masked.targets))
+        found.append(MaskedInput(ids, types, [before + position for position in masked.positions], masked.targets))
     return found

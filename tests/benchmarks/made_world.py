@@ -147,7 +147,7 @@ def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> fl
     value = float("nan")
     for texts, answers, passages in _lessons(steps, batch, seed):
         contexts, targets = (
-            reader.encode_contexts(texts, [[build_passage("", one)] for one in passages]),
+            reader.encode_contexts(texts, [[build_passage("", passage)] for passage in passages]),
             reader.encode_targets(answers),
         )
         logits = reader.logits(contexts, targets).flatten(0, 1)

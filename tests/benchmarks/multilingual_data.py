@@ -192,7 +192,7 @@ def write_questions(folder: Path, files: Sequence[str], max_questions: int) -> N
     """Write the documents of all files, and at most `max_questions` questions of each language."""
     documents: list[dict[str, str]] = []
     questions: dict[str, list[tuple[str, str]]] = {}
-    for number, (language, _, name) in enumerate(one.partition("=") for one in files):
+    for number, (language, _, name) in enumerate(file.partition("=") for file in files):
         for a, article in enumerate(json.loads(Path(name).read_bytes())["data"]):
             title = "" if "xquad" in Path(name).name else article["title"].replace("_", " ")
             for p, paragraph in enumerate(article["paragraphs"]):

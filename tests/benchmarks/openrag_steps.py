@@ -57,11 +57,11 @@ def prepare(folder: Path, corpus: list[Passage], asked: Sequence[tuple[str, str]
     judge = Judge(load_generator(folder / "reader", FORM, device="cpu"), examples, JudgeSettings(max_new_tokens=1))
     dice = np.random.default_rng(0)
     pools = list[PooledExample]()
-    for one in examples:
+    for example in examples:
         some = [corpus[row] for row in dice.permutation(len(corpus))[: 2 * POOL]]
-        scores = sorted(told.log_p for told in judge_passages(judge, one.question, some))
+        scores = sorted(told.log_p for told in judge_passages(judge, example.question, some))
         middle = (scores[POOL - 1] + scores[POOL]) / 2
-        own = one.id, one.question, one.answers, tuple(some[:POOL]), tuple(some[POOL:])
+        own = example.id, example.question, example.answers, tuple(some[:POOL]), tuple(some[POOL:])
         pools.append(PooledExample(*own, best_negative_log_p=middle, worst_positive_log_p=middle))
     given = Given(folder / "reader", corpus, pools, [], 0)
     task = task_of(given, SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu"), None, questions, online=False)
@@ -123,7 +123,7 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
 
     @torch.no_grad()
     def scanned(questions: Sequence[PooledExample]) -> list[tuple[Passage | None, Passage | None]]:
-        asked = kept(*weigh(0, [one.question for one in questions]))
+        asked = kept(*weigh(0, [question.question for question in questions]))
         found = find(asked)  # type: ignore[misc]
         every = sorted({row for rows in found for row in rows})
         read = torch.cat(
@@ -136,23 +136,26 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
         best = [
             sorted(own, key=lambda row, at=at: -float(scores[at, every.index(row)])) for at, own in enumerate(found)
         ]  # type: ignore[misc]
-        return [scan(one, [given.corpus[row] for row in own], judge) for one, own in zip(questions, best, strict=True)]
+        return [
+            scan(question, [given.corpus[row] for row in own], judge)
+            for question, own in zip(questions, best, strict=True)
+        ]
 
     def loss(number: int) -> Tensor:
         batch = given.batches[number]
-        drawn = [(one.positives[0], one.negatives[0]) for one in batch.examples]
+        drawn = [(example.positives[0], example.negatives[0]) for example in batch.examples]
         if given.proposed:
             found = scanned(batch.examples)  # type: ignore[arg-type]
             drawn = [(a or c, b or d) for (a, b), (c, d) in zip(found, drawn, strict=True)]
         passages = list(dict.fromkeys([*(one for one, _ in drawn), *(one for _, one in drawn)]))
         gold = torch.tensor([passages.index(one) for one, _ in drawn])
         others = [
-            [one in (mine, *own.positives) for one in passages]
-            for own, (mine, _) in zip(batch.examples, drawn, strict=True)
+            [passage in (mine, *example.positives) for passage in passages]
+            for example, (mine, _) in zip(batch.examples, drawn, strict=True)
         ]
         ignored = torch.tensor(others).scatter(1, gold[:, None], False)
-        read, read_bag = weigh(1, [written(one) for one in passages])
-        asked, asked_bag = weigh(0, [one.question for one in batch.examples])
+        read, read_bag = weigh(1, [written(passage) for passage in passages])
+        asked, asked_bag = weigh(0, [example.question for example in batch.examples])
         pairs = ((kept(asked, asked_bag), read), (asked, kept(read, read_bag)), (asked_bag, read), (asked, read_bag))
         return torch.stack([info_nce(one @ other.T, gold, ignored) for one, other in pairs]).mean()
 
@@ -221,7 +224,7 @@ def written(passage: Passage) -> str:
 
 def without_dropout(model: Any) -> Any:
     """Set every dropout to 0, and return the model."""
-    for one in model.modules():
-        if isinstance(one, nn.Dropout):
-            one.p = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     return model

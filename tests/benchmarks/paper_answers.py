@@ -65,7 +65,7 @@ def scored(
     questions: Sequence[Question], readings: Sequence[Reading], hits: Sequence[Sequence[Hit]], kind: AnswerKind
 ) -> list[ScoredAnswer]:
     """Measure answers, and whether a passage of each holds an answer; closed book none is asked for."""
-    found = [score_answer(question, one, kind) for question, one in zip(questions, readings, strict=True)]
+    found = [score_answer(question, reading, kind) for question, reading in zip(questions, readings, strict=True)]
     held = [float(any(match_hits(*pair).has_answer)) for pair in zip(questions, hits, strict=True)]
     return [
         replace(one, measures={**one.measures, HELD: held[at]}) if hits[at] else one for at, one in enumerate(found)

@@ -56,8 +56,8 @@ def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list
         reader.mkdir()
         write_reader(reader, options.reader_steps)
     worlds = [world, changed(world)]
-    ids = [publish(_library(some), folder, f"world-{at}", options.encoder) for at, some in enumerate(worlds)]
-    questions, others = (_questions(some[half:][: len(asked)], seed) for some in worlds)
+    ids = [publish(_library(world), folder, f"world-{at}", options.encoder) for at, world in enumerate(worlds)]
+    questions, others = (_questions(world[half:][: len(asked)], seed) for world in worlds)
     store = str(folder / "store")
     with Snapshot.open(store, ids[0]) as first, Snapshot.open(store, ids[1]) as second:
         rags = {name: trained(name, first, told, reader, options, seed) for name in (LEARNED, FROZEN, WORDS)}
@@ -138,5 +138,5 @@ def _retriever(name: str, snapshot: Snapshot, rag: Rag) -> SnapshotRetriever:
 
 
 def _asked(rag: Rag, retriever: SnapshotRetriever, questions: Sequence[Question], k: int) -> list[ScoredAnswer]:
-    hits = retriever.search([one.text for one in questions], k)
+    hits = retriever.search([question.text for question in questions], k)
     return answered(rag, questions, hits, "spans", _DECODING, 16)

@@ -113,6 +113,6 @@ def swapped(sentence: str, numbers: Sequence[str], dice: random.Random) -> str:
     """
     found = _NUMBER.search(sentence)
     assert found is not None
-    alike = [one for one in numbers if len(one) == len(found[0]) and one not in sentence]
+    alike = [number for number in numbers if len(number) == len(found[0]) and number not in sentence]
     other = dice.choice(alike) if alike else f"{found[0][:-1]}{(int(found[0][-1]) + 1) % 10}"
     return sentence[: found.start()] + other + sentence[found.end() :]

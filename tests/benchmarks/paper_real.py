@@ -76,7 +76,7 @@ def real(
         sides = _Sides.of(snapshot)
         if FOUND in options.tasks:
             found |= sides.found(asked.tasks[QA], options.k)
-        for task in (one for one in asked.tasks if one in options.tasks):
+        for task in (task for task in asked.tasks if task in options.tasks):
             rag = Rag(sides.question, _told(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
             found |= sides.answers(rag, task, asked.tasks[task], options)
         if FACTS in options.tasks:
@@ -101,8 +101,8 @@ class _Sides:
 
     def found(self, questions: Sequence[Question], k: int) -> dict[str, list[ScoredAnswer]]:
         """Return which questions have an answer among the first k passages; no model reads them."""
-        texts = [one.text for one in questions]
-        silent = [Reading(one.id, "", None, ()) for one in questions]
+        texts = [question.text for question in questions]
+        silent = [Reading(question.id, "", None, ()) for question in questions]
         both = {FROZEN: self.dense.search(texts, k), WORDS: self.words.search(texts, k)}
         return {f"{FOUND}: {name}": scored(questions, silent, hits, "spans") for name, hits in both.items()}
 
@@ -110,7 +110,7 @@ class _Sides:
         self, rag: Rag, task: str, questions: Sequence[Question], options: argparse.Namespace
     ) -> dict[str, list[ScoredAnswer]]:
         """Answer the questions of a task by each of its arms."""
-        texts = [one.text for one in questions]
+        texts = [question.text for question in questions]
         hits, found = self.dense.search(texts, options.k), dict[str, list[ScoredAnswer]]()
         by_words = self.words.search(texts, options.k) if task in (FACT, QA) else []
         if task == FACT:

@@ -21,9 +21,9 @@ def changed(questions: Sequence[Question], library: Library) -> tuple[list[Quest
     Each passage is changed once, for all questions together: what has come in is not replaced again. A question is left
     out if its kind has no other answer, or if a passage held its answer and does not hold the other one instead.
     """
-    others = _others([one.answers[0] for one in questions])
+    others = _others([question.answers[0] for question in questions])
     texts = [text for _, text in library]
-    new = {said: other for one, other in zip(questions, others, strict=True) for said in one.answers}
+    new = {answer: other for question, other in zip(questions, others, strict=True) for answer in question.answers}
     longest = sorted(new, key=len, reverse=True)
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(one)}(?!\w)" for one in longest))
     told = [pattern.sub(lambda found: new[found[0]], text) for text in texts]
@@ -41,7 +41,7 @@ def changed(questions: Sequence[Question], library: Library) -> tuple[list[Quest
 
 def _others(answers: Sequence[str]) -> list[str]:
     """Return for each answer the next one of its kind, the first after the last."""
-    kinds = [_kind(one) for one in answers]
+    kinds = [_kind(answer) for answer in answers]
     found = list(answers)
     for kind in set(kinds):
         places = [at for at, one in enumerate(kinds) if one == kind]

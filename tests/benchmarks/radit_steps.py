@@ -147,7 +147,9 @@ def _task(folder: Path, stage: str) -> Any:
     )
     texts = [" ".join(_word(13 * number + place) for place in range(20)) for number in range(B_RETRIEVER)]
     answers = [" ".join(_word(7 * number + place) for place in range(ANSWER)) for number in range(B_RETRIEVER)]
-    examples = [Example(str(at), *pair) for at, pair in enumerate(zip(texts, [(one,) for one in answers], strict=True))]
+    examples = [
+        Example(str(at), *pair) for at, pair in enumerate(zip(texts, [(answer,) for answer in answers], strict=True))
+    ]
     store = Store.open(str(folder / "store"))
     origins = InitialModels({"question": str(folder / "encoder"), "generator": str(folder / "generator")})
     job = Job(

@@ -68,8 +68,8 @@ def seaweed(folder: Path) -> Iterator[str]:
         server.kill()  # a polite stop takes it fifteen seconds, and its data are not worth them
         server.wait()
         for name in ports.values():
-            for left in Path("/tmp").glob(f"seaweedfs-*-{name}.sock"):
-                left.unlink(missing_ok=True)
+            for path in Path("/tmp").glob(f"seaweedfs-*-{name}.sock"):
+                path.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 

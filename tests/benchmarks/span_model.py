@@ -111,18 +111,18 @@ def train(module: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], options: 
     """Train until the CPU seconds are spent; return steps and the mean loss of the first and the last tenth."""
     head = [one for name, one in module.named_parameters() if name.startswith("qa_outputs")]
     module.bert.embeddings.word_embeddings.weight.requires_grad_(False)  # a few hundred steps teach words nothing
-    rest = [one for one in module.bert.parameters() if one.requires_grad]
+    rest = [parameter for parameter in module.bert.parameters() if parameter.requires_grad]
     groups = [{"params": rest, "lr": options.rate}, {"params": head, "lr": options.rate * _HEAD}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     rates, losses, began = [group["lr"] for group in optimizer.param_groups], [], time.process_time()
-    for some in _batches(rows, options.batch, options.seed):
+    for batch in _batches(rows, options.batch, options.seed):
         spent = (time.process_time() - began) / options.cpu_seconds
         if spent >= 1:
             break
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * min(spent / _WARMUP, (1 - spent) / (1 - _WARMUP))
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
-            loss = loss_of(module, lesson(tokenizer, some))
+            loss = loss_of(module, lesson(tokenizer, batch))
         loss.backward()
         torch.nn.utils.clip_grad_norm_([*rest, *head], 1.0)
         optimizer.step()

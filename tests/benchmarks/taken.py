@@ -32,7 +32,7 @@ def ours(module: nn.Module, loss: Loss, steps: int, rate: float, device: str = "
 
 def plain(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
     """Take steps with torch's AdamW as it comes."""
-    learned = [one for one in module.parameters() if one.requires_grad]
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return _taken(torch.optim.AdamW(learned, lr=rate, weight_decay=0.0), loss, steps)
 
 

@@ -76,7 +76,7 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
         relevant = [{known[str(one["paragraph"])]} for one in asked]
     else:
         answers = [AnswerMatcher(one["answers"]) for one in asked]
-        relevant = [{n for n, row in enumerate(rows) if one.match(row["text"])} for one in answers]
+        relevant = [{n for n, row in enumerate(rows) if answer.match(row["text"])} for answer in answers]
     kept = [number for number, rel in enumerate(relevant) if rel]
     asked, relevant = [asked[number] for number in kept], [relevant[number] for number in kept]
     texts = [one["question"] for one in asked]

@@ -61,7 +61,7 @@ class Turn:
             self._stand_still()
             self.began, self.beside = self._now(), 0
         if kind == "train":
-            self.beside += any(one._process.poll() is None for one in self.children)
+            self.beside += any(child._process.poll() is None for child in self.children)
             if step % self.steps == 0:
                 seconds, cpu, *busy = (now - then for now, then in zip(self._now(), self.began, strict=True))
                 first, second = (one / seconds for one in busy)
