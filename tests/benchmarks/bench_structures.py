@@ -70,15 +70,17 @@ def make_questions(pages: Sequence[Page], prose: dict[str, str]) -> list[Questio
             for question, answer in _iter_candidates(page)
             if not AnswerMatcher([answer]).match(text) and answer.casefold() not in question.casefold()
         }
-        chosen = sorted(candidates, key=lambda question: hashlib.sha256(question.encode()).digest())
-        questions += [(str(page.page_id), one, candidates[one]) for one in chosen[:MOST_OF_ARTICLE]]
+        shuffled_questions = sorted(candidates, key=lambda question: hashlib.sha256(question.encode()).digest())
+        questions += [
+            (str(page.page_id), question, candidates[question]) for question in shuffled_questions[:MOST_OF_ARTICLE]
+        ]
     return sorted(questions, key=lambda each: hashlib.sha256(each[1].encode()).digest())[:MOST]
 
 
 def _iter_candidates(page: Page) -> Iterator[tuple[str, str]]:
     heading = ""
     for section in mwparserfromhell.parse(page.text).get_sections(flat=True, include_lead=True):
-        heading = next((str(one.title).strip() for one in section.ifilter_headings()), heading)
+        heading = next((str(node.title).strip() for node in section.ifilter_headings()), heading)
         for template in section.ifilter_templates(recursive=False):
             if "infobox" in str(template.name).lower() or "taxobox" in str(template.name).lower():
                 for field in template.params:
@@ -203,13 +205,13 @@ def main() -> None:
         plan = plan_dump(str(demo_dump()), workdir=Path(folder), stage=str)
         pages = [page for part in plan.parts for page in MEDIAWIKI.read(part) if classify_page(page, siteinfo) is page]
     speeds = measure_speed(pages, options.rounds) if options.rounds else dict.fromkeys(SELECTIONS, 1.0)
-    others: list[Passage] = []
-    asked: list[tuple[str, str]] = []
+    other_passages: list[Passage] = []
+    other_questions: list[tuple[str, str]] = []
     if options.data:
         for name in ("passages", "qa_paragraphs"):
             for line in read_lines(options.data / f"{name}.jsonl.xz")[: options.others if name == "passages" else None]:
-                others.append(build_passage(line["title"], line["text"], f"{name}:{line['id']}"))
-        asked = [
+                other_passages.append(build_passage(line["title"], line["text"], f"{name}:{line['id']}"))
+        other_questions = [
             (q["question"], f"qa_paragraphs:{q['paragraph']}")
             for q in read_lines(options.data / "qa_questions.jsonl.xz")
         ]
@@ -227,41 +229,49 @@ def main() -> None:
         results: dict[tuple[str, str], tuple[Any, Any]] = {}
         dense = DenseSearch(options.encoder) if options.encoder else None
         for name, passages in chunks.items():
-            corpus = [*passages, *others]
+            corpus = [*passages, *other_passages]
             searches = {"bm25": searching_words(corpus, Path(folder) / name)}
             if dense:
                 searches["dense"] = dense.prepare(corpus)
                 searches["rrf"] = fuse_searches(searches["bm25"], searches["dense"], corpus)
             for retriever, search in searches.items():
                 hits = search([question for _, question, _ in questions], K)
-                found = np.array(
-                    [any(m.match(h.text) for h in own) for m, own in zip(matchers, hits, strict=True)], float
+                has_answer = np.array(
+                    [
+                        any(m.match(h.text) for h in question_hits)
+                        for m, question_hits in zip(matchers, hits, strict=True)
+                    ],
+                    float,
                 )
-                own_hits = search([question for question, _ in asked], K) if asked else []
-                kept = np.array(
-                    [any(h.id == gold for h in own) for (_, gold), own in zip(asked, own_hits, strict=True)], float
+                own_hits = search([question for question, _ in other_questions], K) if other_questions else []
+                has_gold = np.array(
+                    [
+                        any(h.id == gold for h in question_hits)
+                        for (_, gold), question_hits in zip(other_questions, own_hits, strict=True)
+                    ],
+                    float,
                 )
-                results[retriever, name] = found, kept
+                results[retriever, name] = has_answer, has_gold
                 line = {
                     "benchmark": "structures",
                     "retriever": retriever,
                     "structures": name,
                     "questions": len(questions),
                     "tables": sum(question.startswith("In ") for _, question, _ in questions),
-                    f"success@{K}": round(float(found.mean()), 4),
-                    "difference": _compare(found, results[retriever, "prose"][0]),
+                    f"success@{K}": round(float(has_answer.mean()), 4),
+                    "difference": _compare(has_answer, results[retriever, "prose"][0]),
                     "passages": len(passages),
-                    "other_passages": len(others),
+                    "other_passages": len(other_passages),
                     "ratio_of_passages": round(len(passages) / len(chunks["prose"]), 3),
                     "mb_per_s": round(speeds[name], 2),
                     "ratio_of_speed": round(speeds[name] / speeds["prose"], 3),
                     "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
                 }
-                if asked:
+                if other_questions:
                     line |= {
-                        "all_questions": len(asked),
-                        f"all_success@{K}": round(float(kept.mean()), 4),
-                        "all_difference": _compare(kept, results[retriever, "prose"][1]),
+                        "all_questions": len(other_questions),
+                        f"all_success@{K}": round(float(has_gold.mean()), 4),
+                        "all_difference": _compare(has_gold, results[retriever, "prose"][1]),
                     }
                 print(json.dumps(line), flush=True)
 

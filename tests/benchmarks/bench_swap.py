@@ -49,9 +49,14 @@ def measure(store: Store, snapshots: list[str], questions: list[str], options: a
             time.sleep(max(options.rest, swaps[-1][1] - began))  # as long outside as within
             memory.append(memory_mb(process))
         ended.touch()
-        asked: list[Asked] = ours.recv()
+        requests: list[Asked] = ours.recv()
         client.join()
-    return {"benchmark": "swap", "passages": options.count, "clients": options.clients, **_report(asked, swaps, memory)}
+    return {
+        "benchmark": "swap",
+        "passages": options.count,
+        "clients": options.clients,
+        **_report(requests, swaps, memory),
+    }
 
 
 def _ask(pipe: Connection, address: str, questions: list[str], clients: int, ended: Path) -> None:
@@ -60,9 +65,11 @@ def _ask(pipe: Connection, address: str, questions: list[str], clients: int, end
 
 
 def _report(asked: list[Asked], swaps: list[tuple[float, float]], memory: list[float]) -> dict[str, Any]:
-    during = [one for one in asked if any(one.ended >= began and one.began <= ended for began, ended in swaps)]
-    kept = {id(one) for one in during}
-    outside = [one for one in asked if id(one) not in kept]
+    during = [
+        request for request in asked if any(request.ended >= began and request.began <= ended for began, ended in swaps)
+    ]
+    during_ids = {id(request) for request in during}
+    outside = [request for request in asked if id(request) not in during_ids]
     tenth = max(1, len(memory) // 10)
     p99 = {"during": percentile_ms(during, 99), "outside": percentile_ms(outside, 99)}
     return {
@@ -70,8 +77,8 @@ def _report(asked: list[Asked], swaps: list[tuple[float, float]], memory: list[f
         "swap_s": round(statistics.median(ended - began for began, ended in swaps), 2),
         "asked": len(asked),
         "asked_during": len(during),
-        "failed": sum(one.status != 200 for one in asked),
-        "mixed": sum(one.mixed for one in asked),
+        "failed": sum(request.status != 200 for request in asked),
+        "mixed": sum(request.mixed for request in asked),
         "ratio": round(p99["outside"] / p99["during"], 2) if during else None,
         "p99_ms": p99,
         "p50_ms": {"during": percentile_ms(during, 50), "outside": percentile_ms(outside, 50)},

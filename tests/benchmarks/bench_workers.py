@@ -59,14 +59,17 @@ def chunk_job(dump: Path, store: Path, workers: int) -> list[Report]:
     recipe = Recipe()
     plan = plan_parts(Store.open(str(store), create=True), str(dump), recipe)
     tasks = [ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts]
-    return [{**cut.to_json(), "rows": cut.rows} for cut in chunk.run(tasks, launch(store, workers))]
+    return [
+        {**chunk_result.to_json(), "rows": chunk_result.rows}
+        for chunk_result in chunk.run(tasks, launch(store, workers))
+    ]
 
 
 def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Report]:
     """Encode the parts that a chunk job left its facts of."""
     encoding = store_encoder(Store.open(str(store)), str(encoder), EncodeRecipe())
     cuts = map(ChunkResult.from_json, json.loads(facts.read_text()))
-    tasks = [EmbedTask.of(cut, encoding, "float16") for cut in cuts]
+    tasks = [EmbedTask.of(chunk_result, encoding, "float16") for chunk_result in cuts]
     return embed.run(tasks, launch(store, workers))
 
 
@@ -78,10 +81,10 @@ def launch(store: Path, workers: int) -> Launch:
 def start(job: str, *arguments: Path | int) -> Done:
     """Run a job in a process of its own, and watch its workers."""
     cost = run([sys.executable, __file__, "--job", job, *map(str, arguments)])
-    told = json.loads(cost.output)
+    output = json.loads(cost.output)
     workers = [process for process in cost.processes.values() if WORKER in process.command]
     busiest, hungriest = max(worker.cpu_seconds for worker in workers), max(worker.peak_mb for worker in workers)
-    return Done(told["facts"], told["seconds"], busiest, hungriest)
+    return Done(output["facts"], output["seconds"], busiest, hungriest)
 
 
 def be(job: str, *arguments: str) -> None:
@@ -99,9 +102,9 @@ def repeat_dump(times: int, out: Path) -> Path:
     dump, index = out / "bench-pages-articles-multistream.xml.bz2", []
     with dump.open("wb") as file:
         file.write(bz2.compress(head))
-        for again in range(times):
+        for copy_number in range(times):
             for first in range(0, len(pages), STREAM_PAGES):
-                renamed = [renumbered(page, again * ID_STEP) for page in pages[first : first + STREAM_PAGES]]
+                renamed = [renumbered(page, copy_number * ID_STEP) for page in pages[first : first + STREAM_PAGES]]
                 index += [b"%d:%d:page" % (file.tell(), number) for number, _ in renamed]
                 file.write(bz2.compress(b"".join(page for _, page in renamed)))
         file.write(bz2.compress(b"</mediawiki>"))
@@ -111,9 +114,9 @@ def repeat_dump(times: int, out: Path) -> Path:
 
 def renumbered(page: bytes, step: int) -> tuple[int, bytes]:
     """Return a page's new id, and the page with it."""
-    before, _, rest = page.partition(b"<id>")
-    number, _, after = rest.partition(b"</id>")
-    return int(number) + step, b"<page>%b<id>%d</id>%b" % (before, int(number) + step, after)
+    text_before, _, rest = page.partition(b"<id>")
+    number, _, text_after = rest.partition(b"</id>")
+    return int(number) + step, b"<page>%b<id>%d</id>%b" % (text_before, int(number) + step, text_after)
 
 
 def small_encoder(out: Path) -> Path:
@@ -133,11 +136,11 @@ def measure_memory(dumps: dict[str, Path], folder: Path) -> dict[str, Any]:
     parts, passages = {}, {}
     for name, dump in dumps.items():
         store, facts = folder / f"store-{name}", folder / f"{name}.json"
-        cut = start("chunk", dump, store, 2)
-        facts.write_text(json.dumps(cut.facts))
+        chunk_run = start("chunk", dump, store, 2)
+        facts.write_text(json.dumps(chunk_run.facts))
         encoded = start("embed", facts, encoder, store, 2)
-        peaks["chunk"][name], peaks["embed"][name] = round(cut.peak_mb, 1), round(encoded.peak_mb, 1)
-        parts[name], passages[name] = len(cut.facts), encoded.rows
+        peaks["chunk"][name], peaks["embed"][name] = round(chunk_run.peak_mb, 1), round(encoded.peak_mb, 1)
+        parts[name], passages[name] = len(chunk_run.facts), encoded.rows
     return {
         "benchmark": "workers, memory",
         "dump_mb": {name: round(dump.stat().st_size / 1e6, 2) for name, dump in dumps.items()},
@@ -156,22 +159,24 @@ def measure_speed(dump: Path, rounds: int, folder: Path) -> dict[str, Any]:
     seconds: dict[int, list[float]] = {1: [], 2: []}
     cpu_seconds: dict[int, list[float]] = {1: [], 2: []}
     for turn in range(rounds):
-        for workers, taken in seconds.items():
+        for workers, durations in seconds.items():
             store = folder / f"store-{turn}-{workers}"
             fresh = start("chunk", dump, store, workers)
             recorded = start("chunk", dump, store, workers)
-            taken.append(round(fresh.seconds - recorded.seconds, 2))
+            durations.append(round(fresh.seconds - recorded.seconds, 2))
             cpu_seconds[workers].append(round(fresh.cpu_seconds - recorded.cpu_seconds, 2))
             shutil.rmtree(store)
-    one, two = (min(taken) for taken in seconds.values())  # a machine is slowed by others, never hurried
-    one_cpu, two_cpu = (statistics.median(taken) for taken in cpu_seconds.values())
+    one_seconds, two = (
+        min(durations) for durations in seconds.values()
+    )  # a machine is slowed by others, never hurried
+    one_cpu, two_cpu = (statistics.median(durations) for durations in cpu_seconds.values())
     return {
         "benchmark": "workers, speed",
         "passages": fresh.rows,
-        "seconds": {str(workers): taken for workers, taken in seconds.items()},
-        "cpu_seconds": {str(workers): taken for workers, taken in cpu_seconds.items()},
+        "seconds": {str(workers): durations for workers, durations in seconds.items()},
+        "cpu_seconds": {str(workers): durations for workers, durations in cpu_seconds.items()},
         "ratios": [round(a / b, 2) for a, b in zip(*seconds.values(), strict=True)],
-        "ratio": round(one / two, 2),
+        "ratio": round(one_seconds / two, 2),
         "ratio_cpu": round(one_cpu / two_cpu, 2),
     }
 

@@ -41,13 +41,13 @@ def _rungs(low: float, high: float) -> list[float]:
 
 
 def _line(name: str, points: Points, colour: str, x: Scale, y: Scale) -> Node:
-    places = [(x(a), y(b)) for a, b in points]
-    path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
+    positions = [(x(a), y(b)) for a, b in points]
+    path = " ".join(f"{px:.1f},{py:.1f}" for px, py in positions)
     marks = [
         tag("circle", tag("title", f"{name}: {b:.4g} at {a:,.0f}"), cx=px, cy=py, r=4, fill=colour)
-        for (a, b), (px, py) in zip(points, places, strict=True)
+        for (a, b), (px, py) in zip(points, positions, strict=True)
     ]
-    end = _text(name, places[-1][0] + 10, places[-1][1] + 4)
+    end = _text(name, positions[-1][0] + 10, positions[-1][1] + 4)
     return join(tag("polyline", points=path, fill="none", stroke=colour, stroke_width=2), *marks, end)
 
 

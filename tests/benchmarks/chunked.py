@@ -70,11 +70,11 @@ def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]
     texts: list[Text] = []
     starts: dict[str, int] = {}
     for name in names:
-        whole = (folder / f"{name}.md").read_text(encoding="utf-8")
+        corpus_text = (folder / f"{name}.md").read_text(encoding="utf-8")
         starts[name] = sum(len(text.text) for text in texts)
-        cuts = sorted({0, *(found.start() for found in _TITLE.finditer(whole)), len(whole)})
+        cuts = sorted({0, *(title_match.start() for title_match in _TITLE.finditer(corpus_text)), len(corpus_text)})
         for number, (first, last) in enumerate(pairwise(cuts)):
-            text = whole[first:last]
+            text = corpus_text[first:last]
             texts.append(Text(f"{name}-{number}", "", starts[name] + first, text, sections(text)))
     with (folder / "questions_df.csv").open(encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["corpus_id"] in starts]
@@ -82,35 +82,37 @@ def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]
 
 
 def _asked(row: dict[str, str], at: int) -> Asked:
-    spans = tuple((at + one["start_index"], at + one["end_index"]) for one in json.loads(row["references"]))
+    spans = tuple(
+        (at + reference["start_index"], at + reference["end_index"]) for reference in json.loads(row["references"])
+    )
     return Asked(row["question"], row["corpus_id"], spans)
 
 
 def sections(text: str) -> tuple[Section, ...]:
     """Return a text's sections, each with its heading's line, so that every chunker cuts the same characters."""
-    cuts = sorted({0, *(found.start() for found in HEADING.finditer(text)), len(text)})
+    cuts = sorted({0, *(heading_match.start() for heading_match in HEADING.finditer(text)), len(text)})
     parts = [text[first:last] for first, last in pairwise(cuts)]
-    headings = [found.group().strip(" =") if (found := HEADING.match(part)) else "" for part in parts]
+    headings = [heading_match.group().strip(" =") if (heading_match := HEADING.match(part)) else "" for part in parts]
     return tuple(map(Section, headings, parts))
 
 
 def by_chunker(opened: Callable[[], ChunkFunction], *, overlaps: bool = False) -> Chunks:
     """Return the chunks of a chunker of ours, found again in the text, whose lines end differently."""
-    kept: list[ChunkFunction] = []  # opened when it is used: it may load a model
+    chunk_functions: list[ChunkFunction] = []  # opened when it is used: it may load a model
 
     def chunks(text: Text) -> list[Chunk]:
-        if not kept:
-            kept.append(opened())
-        (cut,) = kept
-        places = [place for place, character in enumerate(text.text) if not character.isspace()]
-        dense, reached, found = "".join(text.text.split()), 0, []
-        for passage in cut(text.article()):
+        if not chunk_functions:
+            chunk_functions.append(opened())
+        (chunk_function,) = chunk_functions
+        positions = [position for position, character in enumerate(text.text) if not character.isspace()]
+        dense, search_start, text_chunks = "".join(text.text.split()), 0, []
+        for passage in chunk_function(text.article()):
             inside = "".join(passage.text.split())
-            at = dense.index(inside, reached)
-            reached = at + (1 if overlaps else len(inside))
-            start, end = places[at], places[at + len(inside) - 1] + 1
-            found.append(Chunk(text.at + start, text.title, text.text[start:end]))
-        return found
+            offset = dense.index(inside, search_start)
+            search_start = offset + (1 if overlaps else len(inside))
+            start, end = positions[offset], positions[offset + len(inside) - 1] + 1
+            text_chunks.append(Chunk(text.at + start, text.title, text.text[start:end]))
+        return text_chunks
 
     return chunks
 
@@ -127,8 +129,11 @@ def langchain(tokenizer: Tokenizer, tokens: int) -> Chunks:
     )
 
     def chunks(text: Text) -> list[Chunk]:
-        found = splitter.create_documents([text.text])
-        return [Chunk(text.at + one.metadata["start_index"], text.title, one.page_content) for one in found]
+        documents = splitter.create_documents([text.text])
+        return [
+            Chunk(text.at + document.metadata["start_index"], text.title, document.page_content)
+            for document in documents
+        ]
 
     return chunks
 
@@ -143,17 +148,19 @@ class Library:
             [chunk.title for chunk in chunks], [chunk.text for chunk in chunks]
         )
         encoded = tokenizer.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
-        self.ends = [[end for _, end in one.offsets] for one in encoded]  # of each token, characters of the chunk
+        self.ends = [
+            [end for _, end in encoding.offsets] for encoding in encoded
+        ]  # of each token, characters of the chunk
 
     def read(self, question: npt.NDArray[np.float32], budget: int) -> list[Chunk]:
         """Return the best chunks of at most `budget` tokens together: the last is cut where it reaches it."""
-        found: list[Chunk] = []
-        left = budget
-        for place in np.argsort(-(self.vectors @ question), kind="stable"):
-            chunk, ends = self.chunks[place], self.ends[place]
-            kept = chunk.text if len(ends) <= left else chunk.text[: ends[left - 1]]
-            found.append(Chunk(chunk.start, chunk.title, kept))
-            left -= len(ends)
-            if left <= 0:
+        best_chunks: list[Chunk] = []
+        tokens_left = budget
+        for row in np.argsort(-(self.vectors @ question), kind="stable"):
+            chunk, ends = self.chunks[row], self.ends[row]
+            text = chunk.text if len(ends) <= tokens_left else chunk.text[: ends[tokens_left - 1]]
+            best_chunks.append(Chunk(chunk.start, chunk.title, text))
+            tokens_left -= len(ends)
+            if tokens_left <= 0:
                 break
-        return found
+        return best_chunks

@@ -31,10 +31,12 @@ def draw(folder: Path, dev: int, test: int, others: int, seed: int) -> Asked:
     triples = lines(folder / "train_triples.jsonl.xz")
     dice.shuffle(triples)
     short = [row for row in triples if all(len(answer.split()) <= _WORDS for answer in row["answers"])]
-    chosen = list({row["context"]: row for row in short}.values())[: dev + test]
-    questions = [Question(f"{seed}-{at}", row["question"], tuple(row["answers"])) for at, row in enumerate(chosen)]
-    held = [("", row["context"]) for at, row in enumerate(chosen) if at % _ABSENT]
+    question_rows = list({row["context"]: row for row in short}.values())[: dev + test]
+    questions = [
+        Question(f"{seed}-{number}", row["question"], tuple(row["answers"])) for number, row in enumerate(question_rows)
+    ]
+    contexts = [("", row["context"]) for number, row in enumerate(question_rows) if number % _ABSENT]
     pages = lines(folder / "passages.jsonl.xz")
-    drawn = [(row["title"], row["text"]) for row in dice.sample(pages, min(others, len(pages)))]
-    library = list(dict.fromkeys(one for one in (*held, *drawn) if one[1].strip()))
+    other_passages = [(row["title"], row["text"]) for row in dice.sample(pages, min(others, len(pages)))]
+    library = list(dict.fromkeys(passage for passage in (*contexts, *other_passages) if passage[1].strip()))
     return Asked(questions[:dev], questions[dev:], library)

@@ -45,8 +45,8 @@ def ict_task(store: Path, size: int) -> IctTask:
 def ict_pairs(store: Path, size: int, steps: int) -> list[Pairs]:
     """Return the batches of the first steps."""
     task = ict_task(store, size)
-    told = [task.draw_pairs(batch) for batch in [task.batches(0)[at] for at in range(steps)]]
-    return [Pairs(asked, read, list(range(len(read)))) for asked, read in told]
+    drawn_pairs = [task.draw_pairs(batch) for batch in [task.batches(0)[step] for step in range(steps)]]
+    return [Pairs(texts, read, list(range(len(read)))) for texts, read in drawn_pairs]
 
 
 def ours_ict(store: Path, size: int) -> tuple[nn.Module, Loss]:
@@ -63,8 +63,8 @@ def dpr_task(examples: list[Example], size: int) -> DprTask:
 
 def dpr_pairs(examples: list[Example], size: int, steps: int) -> list[Pairs]:
     """Return the batches of the first steps."""
-    some = dpr_task(examples, size).batches(0)[:steps]
-    return [Pairs([x.question for x in one.examples], list(one.passages), list(one.gold)) for one in some]
+    batches = dpr_task(examples, size).batches(0)[:steps]
+    return [Pairs([x.question for x in batch.examples], list(batch.passages), list(batch.gold)) for batch in batches]
 
 
 def ours_dpr(examples: list[Example], size: int) -> tuple[nn.Module, Loss]:
@@ -85,9 +85,9 @@ def plain(batches: list[Pairs]) -> tuple[nn.Module, Loss]:
         return nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
 
     def loss(number: int) -> Tensor:
-        one = batches[number]
-        read = encoded(1, [written(passage) for passage in one.passages])
-        scores = encoded(0, one.asked) @ read.T / TEMPERATURE
-        return nn.functional.cross_entropy(scores, torch.tensor(one.gold))
+        pairs = batches[number]
+        read = encoded(1, [written(passage) for passage in pairs.passages])
+        scores = encoded(0, pairs.asked) @ read.T / TEMPERATURE
+        return nn.functional.cross_entropy(scores, torch.tensor(pairs.gold))
 
     return model, loss

@@ -48,5 +48,5 @@ def reduced(vectors: npt.NDArray[np.float32], dim: int) -> npt.NDArray[np.float3
     """Return (n, dim) of (n, d) vectors, by the directions in which they differ the most."""
     centred = vectors - vectors.mean(axis=0)
     directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :dim]
-    found: npt.NDArray[np.float32] = (centred @ directions).astype(np.float32)
-    return found
+    reduced_vectors: npt.NDArray[np.float32] = (centred @ directions).astype(np.float32)
+    return reduced_vectors

@@ -59,8 +59,10 @@ class Months:
 def read_export(path: Path) -> Export:
     """Read a dump that is one bz2 stream."""
     xml = bz2.decompress(path.read_bytes())
-    found = list(_PAGE.finditer(xml))
-    return Export(xml[: found[0].start()], tuple(page[0] for page in found), xml[found[-1].end() :])
+    page_matches = list(_PAGE.finditer(xml))
+    return Export(
+        xml[: page_matches[0].start()], tuple(page[0] for page in page_matches), xml[page_matches[-1].end() :]
+    )
 
 
 def synthetic_export(articles: int, real: Export, seed: int = 0) -> Export:
@@ -74,9 +76,9 @@ def synthetic_export(articles: int, real: Export, seed: int = 0) -> Export:
 
 def _synthetic(page: int, chance: random.Random, words: Sequence[str], weights: Sequence[int]) -> bytes:
     def paragraph() -> str:
-        drawn = chance.choices(words, cum_weights=weights, k=chance.randint(30, 180))
-        cuts = range(0, len(drawn), 12)
-        return " ".join(" ".join(drawn[cut : cut + 12]).capitalize() + "." for cut in cuts)
+        paragraph_words = chance.choices(words, cum_weights=weights, k=chance.randint(30, 180))
+        cuts = range(0, len(paragraph_words), 12)
+        return " ".join(" ".join(paragraph_words[start : start + 12]).capitalize() + "." for start in cuts)
 
     sections = (f"== Section {number} ==\n{paragraph()}\n" for number in range(1, chance.randint(3, 8)))
     text = f"{paragraph()}\n{''.join(sections)}"
@@ -92,17 +94,23 @@ def a_month_apart(
 ) -> Months:
     """Return an export as it was and as it is: shares of its articles, at least one of each."""
     chance = random.Random(seed)
-    places = [place for place, page in enumerate(export.pages) if _is_article(page)]
-    new = set(places[-_count(added, places) :])
-    stayed = [place for place in places if place not in new]
-    touched = chance.sample(stayed, _count(edited, places) + _count(deleted, places))
-    gone = set(touched[: _count(deleted, places)])
-    changed = {place: _edited(export.pages[place], chance) for place in touched if place not in gone}
-    first = min(new)
-    old = tuple(page for place, page in enumerate(export.pages) if place < first)
-    now = tuple(changed.get(place, page) for place, page in enumerate(export.pages) if place not in gone)
-    before, after = replace(export, pages=old), replace(export, pages=now)
-    return Months(before, after, len(places), len(changed), len(new), len(gone))
+    article_positions = [position for position, page in enumerate(export.pages) if _is_article(page)]
+    added_positions = set(article_positions[-_count(added, article_positions) :])
+    stayed = [position for position in article_positions if position not in added_positions]
+    touched = chance.sample(stayed, _count(edited, article_positions) + _count(deleted, article_positions))
+    deleted_positions = set(touched[: _count(deleted, article_positions)])
+    changed = {
+        position: _edited(export.pages[position], chance) for position in touched if position not in deleted_positions
+    }
+    first = min(added_positions)
+    old = tuple(page for position, page in enumerate(export.pages) if position < first)
+    new_pages = tuple(
+        changed.get(position, page) for position, page in enumerate(export.pages) if position not in deleted_positions
+    )
+    old_export, new_export = replace(export, pages=old), replace(export, pages=new_pages)
+    return Months(
+        old_export, new_export, len(article_positions), len(changed), len(added_positions), len(deleted_positions)
+    )
 
 
 def _is_article(page: bytes) -> bool:
@@ -117,9 +125,9 @@ def _edited(page: bytes, chance: random.Random) -> bytes:
     """Insert a sentence after a random one of a random paragraph, and raise the revision."""
     start, end = chance.choice([paragraph.span() for paragraph in _PROSE.finditer(page)])
     stops = [stop.end() - 1 for stop in re.finditer(rb"\.(?= )", page[start:end])] or [end - start - 1]
-    at = start + chance.choice(stops) + 1
+    insert_position = start + chance.choice(stops) + 1
     sentence = _SENTENCE % (chance.randint(1500, 2026), chance.randint(1, 10**6))
-    page = page[:at] + sentence + page[at:]
+    page = page[:insert_position] + sentence + page[insert_position:]
     return _REVISION.sub(lambda found: found[1] + str(int(found[2]) + 10**9).encode() + found[3], page, count=1)
 
 

@@ -35,8 +35,8 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
         folder, _, name = path.rpartition("/")
         cls.folders.setdefault(folder, {})[name] = body, size, written
         while folder and folder.rpartition("/")[2] not in cls.below.get(folder.rpartition("/")[0], ()):
-            above, _, own = folder.rpartition("/")
-            cls.below.setdefault(above, set()).add(own)
+            above, _, folder_name = folder.rpartition("/")
+            cls.below.setdefault(above, set()).add(folder_name)
             folder = above
 
     def ls(self, path: str, detail: bool = True, **other: Any) -> list[Any]:
@@ -46,16 +46,16 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
         self._ask("list", 1 + (len(files) + len(folders)) // _PAGE)
         if not files and not folders:
             raise FileNotFoundError(path)
-        found = [{"name": f"{path}/{name}", "type": "directory", "size": 0} for name in sorted(folders)]
-        for name, (_, size, written) in sorted(files.items()):
-            found.append({"name": f"{path}/{name}", "type": "file", "size": size, "mtime": written})
-        return found
+        entries = [{"name": f"{path}/{name}", "type": "directory", "size": 0} for name in sorted(folders)]
+        for name, (_, size, modified_at) in sorted(files.items()):
+            entries.append({"name": f"{path}/{name}", "type": "file", "size": size, "mtime": modified_at})
+        return entries
 
     def info(self, path: str, **other: Any) -> dict[str, Any]:
         """Say a file's size and time."""
         self._ask("head")
-        _, size, written = self._found(path)
-        return {"name": path, "type": "file", "size": size, "mtime": written}
+        _, size, modified_at = self._found(path)
+        return {"name": path, "type": "file", "size": size, "mtime": modified_at}
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **other: Any) -> bytes:
         """Read a file, or a range of it."""
@@ -81,7 +81,11 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Delete a folder's files, a thousand with each request."""
         folder = self._strip_protocol(path)
-        names = [own for own in self.folders if own == folder or own.startswith(f"{folder}/")]
+        names = [
+            stored_folder
+            for stored_folder in self.folders
+            if stored_folder == folder or stored_folder.startswith(f"{folder}/")
+        ]
         self._ask("delete", 1 + sum(len(self.folders.pop(name)) for name in names) // _PAGE)
 
     def _found(self, path: str) -> tuple[Body, int, float]:

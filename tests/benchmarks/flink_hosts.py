@@ -43,10 +43,10 @@ class FlinkHosts:
 
     def busy(self) -> set[str]:
         """Return the hosts that have a part of a job to do."""
-        asked = self.manager.asked
-        running = [job["jid"] for job in asked("/jobs/overview")["jobs"] if job["state"] == "RUNNING"]
-        steps = [(job, step["id"]) for job in running for step in asked(f"/jobs/{job}")["vertices"]]
-        parts = [part for job, step in steps for part in asked(f"/jobs/{job}/vertices/{step}")["subtasks"]]
+        query_manager = self.manager.asked
+        running = [job["jid"] for job in query_manager("/jobs/overview")["jobs"] if job["state"] == "RUNNING"]
+        steps = [(job, step["id"]) for job in running for step in query_manager(f"/jobs/{job}")["vertices"]]
+        parts = [part for job, step in steps for part in query_manager(f"/jobs/{job}/vertices/{step}")["subtasks"]]
         return {part["host"] for part in parts if part["status"] == "RUNNING"}
 
 
@@ -63,19 +63,19 @@ def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> I
         AbsentError: Flink, Java or Beam's jars are not here.
         NoHostsError: this machine cannot make such hosts.
     """
-    own, utils = flink_jars()
+    cluster_jars, utils = flink_jars()
     runner = runner_jars()
-    classpath = ":".join(map(str, [*own, utils, *runner]))
-    programs = {jar.parent for jar in (*own, utils, *runner)}
-    with hosts([MANAGER, *WORKERS, LAUNCHER, STORE], folder, hidden, [*programs]) as made:
-        jar = job_server_jar(made[LAUNCHER].folder / "server", runner, own[0])
+    classpath = ":".join(map(str, [*cluster_jars, utils, *runner]))
+    programs = {jar.parent for jar in (*cluster_jars, utils, *runner)}
+    with hosts([MANAGER, *WORKERS, LAUNCHER, STORE], folder, hidden, [*programs]) as host_by_name:
+        jar = job_server_jar(host_by_name[LAUNCHER].folder / "server", runner, cluster_jars[0])
 
         def node(name: str) -> Flink:
-            host = made[name]
+            host = host_by_name[name]
             settings: dict[str, Any] = {**SETTINGS, "taskmanager.host": name}
             return Flink(host.folder, classpath, jar, 8081, 50000, host.enter, settings)
 
-        cluster = FlinkHosts(made, node(MANAGER), {name: node(name) for name in WORKERS}, node(MANAGER).flags)
+        cluster = FlinkHosts(host_by_name, node(MANAGER), {name: node(name) for name in WORKERS}, node(MANAGER).flags)
         parts = {MANAGER: cluster.manager, **cluster.workers}
         try:
             cluster.manager.prepare()
@@ -83,7 +83,7 @@ def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> I
             for name, worker in cluster.workers.items():
                 worker.prepare()
                 worker.start_task_manager()
-                worker.run("pool", worker.pool_command, made[name].environment(environment))
+                worker.run("pool", worker.pool_command, host_by_name[name].environment(environment))
             until(cluster.complete, "both TaskManagers with their slots, and their pools")
             yield cluster
         except BaseException:

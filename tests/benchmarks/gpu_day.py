@@ -78,24 +78,24 @@ def index_rows(reports: Sequence[Report]) -> Iterator[Row]:
         sides = {side: index[side] or {} for side in ("gpu", "cpu")}
         for stage in next(side for side in sides.values() if side)["seconds"]:
             gpu, cpu = sides["gpu"].get("seconds", {}).get(stage), sides["cpu"].get("cpu_seconds", {}).get(stage)
-            built = f" ({graphs})" if stage == "shard" else ""
+            note = f" ({graphs})" if stage == "shard" else ""
             yield (
-                f"{index['factory']} over {report['vectors']:,} x {report['dim']}: {stage}{built}; Wikipedia's vectors",
+                f"{index['factory']} over {report['vectors']:,} x {report['dim']}: {stage}{note}; Wikipedia's vectors",
                 _describe_stage(sides["gpu"], stage, gpu),
                 f"one core: {_describe_stage(sides['cpu'], stage, cpu)}",
                 f"{cpu / gpu:.3g}" if cpu and gpu else "",
             )
         recalls = [side.get("recall") for side in sides.values()]
-        shown = ["" if recall is None else f"{recall:.4f}" for recall in recalls]
+        recall_texts = ["" if recall is None else f"{recall:.4f}" for recall in recalls]
         apart = f"{recalls[0] - recalls[1]:+.4f}" if None not in recalls else ""
-        yield f"its recall@{report['k']}", shown[0], f"built by a core: {shown[1]}", apart
+        yield f"its recall@{report['k']}", recall_texts[0], f"built by a core: {recall_texts[1]}", apart
 
 
 def _describe_stage(found: Report, stage: str, seconds: float | None) -> str:
     if seconds is None:
         return ""
-    held = (found["gpu_mb"] or {}).get(stage)
-    memory = f", {held:,} MB" if held is not None else ""
+    gpu_mb = (found["gpu_mb"] or {}).get(stage)
+    memory = f", {gpu_mb:,} MB" if gpu_mb is not None else ""
     return f"{seconds:g} s{memory}; {found['hours_for_wikipedia'][stage]:g} h"
 
 
@@ -162,7 +162,9 @@ def list_steps(
     ]
     for number, (python, versions) in enumerate(environments.items()):
         earlier = list(environments.values())[:number]
-        same_torch = sum(one["torch"] == versions["torch"] for one in earlier)  # may differ in transformers
+        same_torch = sum(
+            earlier_versions["torch"] == versions["torch"] for earlier_versions in earlier
+        )  # may differ in transformers
         suffix = f"-{same_torch + 1}" if same_torch else ""
         name = f"embedding-torch-{versions['torch']}{suffix}"
         steps.append(DayStep(name, embedding, short, embedding_rows, 1, python, versions))
@@ -224,13 +226,13 @@ def describe_device() -> str:
 
 def describe_environment() -> dict[str, str]:
     """Return the versions that decide the figures."""
-    found = {"python": platform.python_version(), "cuda": str(torch.version.cuda), "device": describe_device()}
+    versions = {"python": platform.python_version(), "cuda": str(torch.version.cuda), "device": describe_device()}
     for name in _VERSIONS:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def read_environment(python: str) -> dict[str, str]:
@@ -259,13 +261,17 @@ def _build_process_environment() -> dict[str, str]:
 def find_result(step: DayStep, out: Path) -> Report | None:
     """Return the result of an earlier run of the same command on the same device with the same torch."""
     try:
-        found: Report = json.loads((out / f"{step.name}.json").read_text(encoding="utf-8"))
-        same = (found["command"], found["python"], found["processes"]) == (step.command, step.python, step.processes)
+        result: Report = json.loads((out / f"{step.name}.json").read_text(encoding="utf-8"))
+        is_same = (result["command"], result["python"], result["processes"]) == (
+            step.command,
+            step.python,
+            step.processes,
+        )
         environment = step.environment or describe_environment()
-        same = same and all(found["environment"][name] == environment[name] for name in ("device", "torch"))
+        is_same = is_same and all(result["environment"][name] == environment[name] for name in ("device", "torch"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if same else None
+    return result if is_same else None
 
 
 def record_step(step: DayStep, out: Path) -> Report | None:
@@ -304,10 +310,10 @@ def write_tables(steps: Sequence[DayStep], results: dict[str, Report | None], ou
     head = ["| measurement | bookwheel | peer | ratio | command, machine |", "| --- | --- | --- | --- | --- |"]
     (out / "rows.md").write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
     environment = [f"* {name}: {value}" for name, value in describe_environment().items()]
-    told = [
+    step_rows = [
         f"| {step.name} | {_describe_result(out, step, results.get(step.name))} | `{step.command}` |" for step in steps
     ]
-    parts = ["# A day on the GPU", *environment, "", "| step | result | command |", "| --- | --- | --- |", *told]
+    parts = ["# A day on the GPU", *environment, "", "| step | result | command |", "| --- | --- | --- |", *step_rows]
     (out / "report.md").write_text("\n".join([*parts, "", *head, *rows]) + "\n", encoding="utf-8")
 
 
@@ -350,9 +356,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Report | None] = {}
     for step in steps:
-        found = find_result(step, options.out)
-        print(f"{step.name}: {'recorded' if found else step.command}", file=sys.stderr, flush=True)
-        results[step.name] = found or record_step(step, options.out)
+        earlier_result = find_result(step, options.out)
+        print(f"{step.name}: {'recorded' if earlier_result else step.command}", file=sys.stderr, flush=True)
+        results[step.name] = earlier_result or record_step(step, options.out)
         write_tables(steps, results, options.out)
     print((options.out / "rows.md").read_text(encoding="utf-8"), end="")
     failed = [name for name, result in results.items() if result is None]

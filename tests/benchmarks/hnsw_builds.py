@@ -44,12 +44,12 @@ class Build:
     @property
     def cpu_seconds(self) -> float:
         """Return the CPU seconds of all stages."""
-        return sum(spent.cpu_seconds for stage in self.stages.values() for spent in stage)
+        return sum(cost.cpu_seconds for stage in self.stages.values() for cost in stage)
 
     @property
     def critical_seconds(self) -> float:
         """Return the CPU seconds of the longest way through them, with a worker for every part and every cell."""
-        return sum(max(spent.cpu_seconds for spent in stage) for stage in self.stages.values())
+        return sum(max(cost.cpu_seconds for cost in stage) for stage in self.stages.values())
 
     def report(self) -> Report:
         """Return the figures as JSON values."""
@@ -64,11 +64,11 @@ class Build:
 def _stage_report(stage: Sequence[Spent]) -> Report:
     return {
         "runs": len(stage),
-        "cpu_s": round(sum(spent.cpu_seconds for spent in stage), 2),
-        "largest_cpu_s": round(max(spent.cpu_seconds for spent in stage), 2),
-        "seconds": round(sum(spent.seconds for spent in stage), 2),
-        "anonymous_mb": round(max(spent.anonymous_mb for spent in stage)),
-        "started_mb": round(max(spent.started_mb for spent in stage)),
+        "cpu_s": round(sum(cost.cpu_seconds for cost in stage), 2),
+        "largest_cpu_s": round(max(cost.cpu_seconds for cost in stage), 2),
+        "seconds": round(sum(cost.seconds for cost in stage), 2),
+        "anonymous_mb": round(max(cost.anonymous_mb for cost in stage)),
+        "started_mb": round(max(cost.started_mb for cost in stage)),
     }
 
 
@@ -147,26 +147,28 @@ def quality(path: Path, trial: VectorQuerySet) -> Quality:
     index = open_index(path)
     wider = np.pad(trial.vectors, ((0, 0), (0, index.dim - trial.vectors.shape[1])))
     trial = replace(trial, vectors=wider)
-    found = [_effort(index, trial, step) for step in STEPS]
-    return Quality([effort for effort, _ in found], [replace(e, recall_p5=worst) for e, worst in found], *_walk(path))
+    measurements = [_effort(index, trial, step) for step in STEPS]
+    return Quality(
+        [effort for effort, _ in measurements], [replace(e, recall_p5=worst) for e, worst in measurements], *_walk(path)
+    )
 
 
 def _effort(index: FaissFileIndex, trial: VectorQuerySet, ef_search: int) -> tuple[OperatingPoint, float]:
     """Return one point, and the mean recall of the worst twentieth of the questions."""
     faiss.cvar.hnsw_stats.reset()
     start = perf_counter()
-    found = index.search(trial.vectors, trial.k, efSearch=ef_search)[1]
-    spent, distances = perf_counter() - start, faiss.cvar.hnsw_stats.ndis
-    recalls = np.sort(compute_recall(found, trial.rows, trial.scores, trial.k))
-    asked = len(recalls)
+    hit_rows = index.search(trial.vectors, trial.k, efSearch=ef_search)[1]
+    seconds, distances = perf_counter() - start, faiss.cvar.hnsw_stats.ndis
+    recalls = np.sort(compute_recall(hit_rows, trial.rows, trial.scores, trial.k))
+    n_questions = len(recalls)
     effort = OperatingPoint(
         setting=f"efSearch={ef_search}",
         recall_mean=float(recalls.mean()),
         recall_p5=_percentile5(recalls, trial.k),
-        milliseconds=1000 * spent / asked,
-        distances=distances / asked,
+        milliseconds=1000 * seconds / n_questions,
+        distances=distances / n_questions,
     )
-    return effort, float(recalls[: max(1, asked // 20)].mean())
+    return effort, float(recalls[: max(1, n_questions // 20)].mean())
 
 
 def _percentile5(recalls: Recalls, k: int) -> float:
@@ -177,9 +179,9 @@ def _percentile5(recalls: Recalls, k: int) -> float:
     """
     values, counts = np.unique(recalls, return_counts=True)
     ends, rank = np.cumsum(counts), 0.05 * len(recalls)
-    at = int(np.searchsorted(ends, rank))
-    within = (rank - (ends[at] - counts[at])) / counts[at]
-    return min(1.0, float(values[at] + (within - 0.5) / k))
+    position = int(np.searchsorted(ends, rank))
+    within = (rank - (ends[position] - counts[position])) / counts[position]
+    return min(1.0, float(values[position] + (within - 0.5) / k))
 
 
 def _walk(path: Path) -> tuple[int, float]:
@@ -189,13 +191,13 @@ def _walk(path: Path) -> tuple[int, float]:
     starts = faiss.rev_swig_ptr(index.hnsw.offsets.data(), index.ntotal).astype(np.int64)
     neighbors = faiss.rev_swig_ptr(index.hnsw.neighbors.data(), index.hnsw.neighbors.size())
     links = neighbors[starts[:, None] + np.arange(width)]
-    seen = np.zeros(index.ntotal, bool)
+    is_reached = np.zeros(index.ntotal, bool)
     front = np.array([index.hnsw.entry_point])
     while len(front):
-        seen[front] = True
-        found = np.unique(links[front])
-        front = found[(found >= 0) & ~seen[found]]
-    return int((~seen).sum()), float((links >= 0).sum(axis=1).mean())
+        is_reached[front] = True
+        next_nodes = np.unique(links[front])
+        front = next_nodes[(next_nodes >= 0) & ~is_reached[next_nodes]]
+    return int((~is_reached).sum()), float((links >= 0).sum(axis=1).mean())
 
 
 def qualities(builds: dict[str, Build], trial: VectorQuerySet, threads: int) -> dict[str, Quality]:
@@ -208,13 +210,13 @@ def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan
     ours, single = builds[name], builds["one_shot"]
     merge = ours.stages["merge"][0]
     graph = _megabytes(ours.path) - plan.n * _code_bytes(plan) / 1e6
-    mine, its = found[name], found["one_shot"]
+    mine, single_quality = found[name], found["one_shot"]
     return {
         "cpu_ratio": round(ours.cpu_seconds / single.cpu_seconds, 3),
         "critical_ratio": round(ours.critical_seconds / single.cpu_seconds, 3),
-        "shortfall_mean": round(compare_curves(mine.curve, its.curve), 4),
-        "shortfall_p5": round(compare_curves(mine.curve, its.curve, "recall_p5"), 4),
-        "shortfall_worst": round(compare_curves(mine.worst, its.worst, "recall_p5"), 4),
+        "shortfall_mean": round(compare_curves(mine.curve, single_quality.curve), 4),
+        "shortfall_p5": round(compare_curves(mine.curve, single_quality.curve, "recall_p5"), 4),
+        "shortfall_worst": round(compare_curves(mine.worst, single_quality.worst, "recall_p5"), 4),
         "unreachable": mine.unreachable,
         "merge_anonymous_mb": round(merge.anonymous_mb),
         "graph_mb": round(graph),
@@ -226,7 +228,7 @@ def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan
 
 def at_equal_distances(found: dict[str, Quality], places: Sequence[int] = (1_000, 2_000, 4_000)) -> Report:
     """Return each build's mean recall at so many distance computations, where its curve reaches so far."""
-    return {name: {str(x): _recall(one.curve, x) for x in places} for name, one in found.items()}
+    return {name: {str(x): _recall(build_quality.curve, x) for x in places} for name, build_quality in found.items()}
 
 
 def _recall(curve: Sequence[OperatingPoint], distances: int) -> float | None:

@@ -62,8 +62,8 @@ class Host:
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """Return what a command there finds: nothing of this process's environment."""
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        own = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "PATH": path, "PYTHONPATH": str(ROOT)}
-        return {"LANG": "C.UTF-8", **own, **more}
+        variables = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "PATH": path, "PYTHONPATH": str(ROOT)}
+        return {"LANG": "C.UTF-8", **variables, **more}
 
     def start(
         self, command: Sequence[object], more: Mapping[str, str], out: IO[bytes] | int, errors: IO[bytes] | int
@@ -94,28 +94,32 @@ def hosts(names: Sequence[str], folder: Path, hidden: Path, programs: Sequence[P
     Raises:
         NoHostsError: the kernel does not allow it, or a tool is missing.
     """
-    if lacking := [tool for tool in ("unshare", "nsenter", "ip") if not shutil.which(tool)]:
-        raise NoHostsError(f"no namespaces without {' and '.join(lacking)}: `apt-get install util-linux iproute2`")
-    known = "".join(f"{NETWORK}.{number} {name}\n" for number, name in enumerate(names, start=1))
-    seen = [str(one.resolve()) for one in (ROOT, Path(sys.prefix), *programs)]
+    if missing_tools := [tool for tool in ("unshare", "nsenter", "ip") if not shutil.which(tool)]:
+        raise NoHostsError(
+            f"no namespaces without {' and '.join(missing_tools)}: `apt-get install util-linux iproute2`"
+        )
+    host_lines = "".join(f"{NETWORK}.{number} {name}\n" for number, name in enumerate(names, start=1))
+    visible_folders = [str(path.resolve()) for path in (ROOT, Path(sys.prefix), *programs)]
     with ExitStack() as ended:
         switch = ended.enter_context(_first(["unshare", "--user", "--map-root-user", "--net"], [SWITCH]))
         enter = ["nsenter", f"--target={switch.pid}", "--user", "--preserve-credentials", "--net"]
-        made = {}
+        host_by_name = {}
         for number, name in enumerate(names, start=1):
-            own = folder / name
-            own.mkdir()
-            (own / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+            host_folder = folder / name
+            host_folder.mkdir()
+            (host_folder / "hosts").write_text(f"127.0.0.1 localhost\n{host_lines}")
             apart = [*enter, "unshare", *APART, "--fork", "--kill-child", "--mount-proc"]
-            parent = ended.enter_context(_first(apart, [MACHINE, name, str(own), str(hidden), *seen]))
+            parent = ended.enter_context(
+                _first(apart, [MACHINE, name, str(host_folder), str(hidden), *visible_folders])
+            )
             (init,) = psutil.Process(parent.pid).children()
-            made[name] = Host(name, own, init.pid, parent)
-            ended.callback(made[name].lose)
+            host_by_name[name] = Host(name, host_folder, init.pid, parent)
+            ended.callback(host_by_name[name].lose)
             port = f"ip link add port{number} type veth peer name eth0 netns {init.pid}"
             _do([*enter, "sh", "-ec", f"{port}; ip link set port{number} master bridge up"])
             address = f"ip address add {NETWORK}.{number}/24 dev eth0; ip link set eth0 up"
-            _do([*made[name].enter, "sh", "-ec", address])
-        yield made
+            _do([*host_by_name[name].enter, "sh", "-ec", address])
+        yield host_by_name
 
 
 @contextmanager

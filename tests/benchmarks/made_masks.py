@@ -25,19 +25,19 @@ _NAMES = 0.8  # of the lessons: a name is hidden; else words at random
 
 def passages(world: Sequence[Fact]) -> list[Passage]:
     """Return both tellings of each fact, each a page of its own, in an order that tells nothing."""
-    every = [build_passage("", one.told(form)) for one in world for form in (0, 1)]
-    random.Random(0).shuffle(every)
-    return [replace(one, id=f"{at}-0", page_id=str(at)) for at, one in enumerate(every)]
+    pages = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
+    random.Random(0).shuffle(pages)
+    return [replace(page, id=f"{number}-0", page_id=str(number)) for number, page in enumerate(pages)]
 
 
 def names_in(text: str, names: set[str]) -> list[SalientSpan]:
     """Return where names of the world stand in a text."""
-    found, at = list[SalientSpan](), 0
+    spans, offset = list[SalientSpan](), 0
     for word in text.split(" "):
         if word in names:
-            found.append(SalientSpan(at, at + len(word), LINK))
-        at += len(word) + 1
-    return found
+            spans.append(SalientSpan(offset, offset + len(word), LINK))
+        offset += len(word) + 1
+    return spans
 
 
 def write_masked_lm(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> dict[str, float]:
@@ -49,7 +49,7 @@ def write_masked_lm(folder: Path, steps: int, seed: int = 1, batch: int = 64) ->
     reader, dice = TrainableMaskedLM.load(folder), random.Random(f"masks {seed}")
     optimizer = torch.optim.AdamW(reader.parameters(), lr=2e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
-    told = {"alone": float("nan"), "beside": float("nan")}
+    losses = {"alone": float("nan"), "beside": float("nan")}
     for _ in range(steps):
         inputs = _lessons(reader, dice, batch)
         log_p = reader(inputs).sum(1)
@@ -58,21 +58,21 @@ def write_masked_lm(folder: Path, steps: int, seed: int = 1, batch: int = 64) ->
         optimizer.zero_grad()
         schedule.step()
         alone = batch // 4
-        told = {"alone": -float(log_p[:alone].detach().mean()), "beside": -float(log_p[alone:].detach().mean())}
+        losses = {"alone": -float(log_p[:alone].detach().mean()), "beside": -float(log_p[alone:].detach().mean())}
     reader.save(folder)
-    return told
+    return losses
 
 
 def _begin(folder: Path, seed: int) -> None:
-    pieces = [*_SPECIAL, *WORDS, *SYLLABLES, *(f"##{one}" for one in SYLLABLES)]
-    vocabulary = {token: at for at, token in enumerate(dict.fromkeys(pieces))}
+    pieces = [*_SPECIAL, *WORDS, *SYLLABLES, *(f"##{syllable}" for syllable in SYLLABLES)]
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # type: ignore[arg-type]
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(_SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(one, vocabulary[one]) for one in ("[CLS]", "[SEP]")],
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
     set_seed(seed)
     sizes: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -87,15 +87,17 @@ def _begin(folder: Path, seed: int) -> None:
 
 def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[MaskedInput]:
     """Return texts with masks; the first quarter stand alone, the others beside the other telling."""
-    some = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
-    forms = [dice.randrange(2) for _ in some]
-    texts = [one.told(form) for one, form in zip(some, forms, strict=True)]
-    tokens, found = reader.tokenizer, list[MaskedInput]()
-    others = tokens.tokenize([one.told(1 - form) for one, form in zip(some, forms, strict=True)])
-    for at, (one, text, cut) in enumerate(zip(some, texts, tokens.tokenize(texts), strict=True)):
-        spans = [span[:2] for span in names_in(text, {one.subject, one.value})] if dice.random() < _NAMES else None
-        masked = mask_text(text, cut, spans, dice, tokens, _LIMITS)
-        ids, types = tokens.join_pair(masked.ids, others[at].ids if at >= batch // 4 else ())
-        before = len(tokens.template.prefix)
-        found.append(MaskedInput(ids, types, [before + position for position in masked.positions], masked.targets))
-    return found
+    lesson_facts = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
+    forms = [dice.randrange(2) for _ in lesson_facts]
+    texts = [fact.told(form) for fact, form in zip(lesson_facts, forms, strict=True)]
+    tokens, inputs = reader.tokenizer, list[MaskedInput]()
+    other_tellings = tokens.tokenize([fact.told(1 - form) for fact, form in zip(lesson_facts, forms, strict=True)])
+    for row, (fact, text, tokenized_text) in enumerate(zip(lesson_facts, texts, tokens.tokenize(texts), strict=True)):
+        spans = [span[:2] for span in names_in(text, {fact.subject, fact.value})] if dice.random() < _NAMES else None
+        masked = mask_text(text, tokenized_text, spans, dice, tokens, _LIMITS)
+        ids, types = tokens.join_pair(masked.ids, other_tellings[row].ids if row >= batch // 4 else ())
+        prefix_length = len(tokens.template.prefix)
+        inputs.append(
+            MaskedInput(ids, types, [prefix_length + position for position in masked.positions], masked.targets)
+        )
+    return inputs

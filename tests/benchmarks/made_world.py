@@ -72,16 +72,18 @@ def facts(subjects: int, seed: int) -> list[Fact]:
     dice = random.Random(f"world {seed}")
     names = list(dict.fromkeys("".join(dice.sample(SYLLABLES, 3)) for _ in range(12 * subjects)))
     return [
-        Fact(names[9 * number], relation, names[9 * number + 1 + at])
+        Fact(names[9 * number], relation, names[9 * number + 1 + position])
         for number in range(subjects)
-        for at, relation in enumerate(RELATIONS)
+        for position, relation in enumerate(RELATIONS)
     ]
 
 
 def write_corpus(world: Sequence[Fact], path: Path) -> None:
     """Write two documents a fact, in an order that tells nothing."""
     rows = [
-        {"id": f"{at}-{form}", "title": "", "text": one.told(form)} for at, one in enumerate(world) for form in (0, 1)
+        {"id": f"{number}-{form}", "title": "", "text": fact.told(form)}
+        for number, fact in enumerate(world)
+        for form in (0, 1)
     ]
     random.Random(0).shuffle(rows)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -90,8 +92,8 @@ def write_corpus(world: Sequence[Fact], path: Path) -> None:
 def examples(world: Sequence[Fact]) -> list[Example]:
     """Return a question a fact."""
     return [
-        Example(f"{one.subject} {one.relation}", one.question, (one.value,), (build_passage("", one.told(0)),))
-        for one in world
+        Example(f"{fact.subject} {fact.relation}", fact.question, (fact.value,), (build_passage("", fact.told(0)),))
+        for fact in world
     ]
 
 
@@ -102,19 +104,19 @@ def write_short_encoder(folder: Path, layers: int, world: Sequence[Fact], to: Pa
     """
     shutil.copytree(folder, to)
     tokens = json.loads((to / "tokenizer.json").read_text())
-    known = {at: piece for piece, at in tokens["model"]["vocab"].items()}
-    cut = Tokenizer.from_file(str(to / "tokenizer.json"))
-    cut.no_padding()
-    texts = ["<p>", *(text for one in world for text in (one.question, one.told(0), one.told(1)))]
-    used = {at for read in cut.encode_batch(texts) for at in read.ids}
-    rows = sorted(used | set(range(1 + max(one["id"] for one in tokens["added_tokens"]))))
-    tokens["model"]["vocab"] = {known[row]: at for at, row in enumerate(rows)}
+    pieces = {token_id: piece for piece, token_id in tokens["model"]["vocab"].items()}
+    tokenizer = Tokenizer.from_file(str(to / "tokenizer.json"))
+    tokenizer.no_padding()
+    texts = ["<p>", *(text for fact in world for text in (fact.question, fact.told(0), fact.told(1)))]
+    used = {token_id for read in tokenizer.encode_batch(texts) for token_id in read.ids}
+    rows = sorted(used | set(range(1 + max(token["id"] for token in tokens["added_tokens"]))))
+    tokens["model"]["vocab"] = {pieces[row]: new_id for new_id, row in enumerate(rows)}
     (to / "tokenizer.json").write_text(json.dumps(tokens))
-    (to / "vocab.txt").write_text("".join(f"{known[row]}\n" for row in rows))
+    (to / "vocab.txt").write_text("".join(f"{pieces[row]}\n" for row in rows))
     weights = load_file(to / "model.safetensors")
-    kept = {name: one for name, one in weights.items() if int((*_LAYER.findall(name), 0)[0]) < layers}
-    kept[_WORDS] = kept[_WORDS][rows].contiguous()
-    save_file(kept, to / "model.safetensors", {"format": "pt"})
+    short_weights = {name: weight for name, weight in weights.items() if int((*_LAYER.findall(name), 0)[0]) < layers}
+    short_weights[_WORDS] = short_weights[_WORDS][rows].contiguous()
+    save_file(short_weights, to / "model.safetensors", {"format": "pt"})
     config = json.loads((to / "config.json").read_text())
     (to / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers, "vocab_size": len(rows)}))
     return to
@@ -122,8 +124,10 @@ def write_short_encoder(folder: Path, layers: int, world: Sequence[Fact], to: Pa
 
 def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> float:
     """Write a small BART that copies answers and statements from passages of other worlds; return its last loss."""
-    pieces = [*WORDS, *SYLLABLES, *(f"##{one}" for one in SYLLABLES)]
-    vocabulary = {token: at for at, token in enumerate(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", *pieces]))}
+    pieces = [*WORDS, *SYLLABLES, *(f"##{syllable}" for syllable in SYLLABLES)]
+    vocabulary = {
+        token: number for number, token in enumerate(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", *pieces]))
+    }
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))  # type: ignore[arg-type]
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
@@ -166,12 +170,12 @@ def _lessons(steps: int, batch: int, seed: int) -> Iterator[tuple[list[str], lis
     """Yield questions with a passage that answers them; and marked statements with a passage that says the same."""
     dice = random.Random(f"lessons {seed}")
     for _ in range(steps):
-        some = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
-        forms = [dice.randrange(2) for _ in some]
+        lesson_facts = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
+        forms = [dice.randrange(2) for _ in lesson_facts]
         half = batch * 2 // 3
-        told = list(zip(some, forms, strict=True))
+        tellings = list(zip(lesson_facts, forms, strict=True))
         yield (
-            [one.question for one in some[:half]] + ["<p>"] * (batch - half),
-            [one.value for one in some[:half]] + [one.told(1 - form) for one, form in told[half:]],
-            [one.told(form) for one, form in told],
+            [fact.question for fact in lesson_facts[:half]] + ["<p>"] * (batch - half),
+            [fact.value for fact in lesson_facts[:half]] + [fact.told(1 - form) for fact, form in tellings[half:]],
+            [fact.told(form) for fact, form in tellings],
         )

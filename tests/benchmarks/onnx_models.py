@@ -24,7 +24,7 @@ HEAD = 32  # dimensions of an attention head of the MiniLM family
 def as_safetensors(graph: Path, out: Path) -> Path:
     """Write a BERT cross-encoder's quantised ONNX folder as a Hugging Face folder in float32."""
     state = {name: torch.tensor(values) for name, values in _weights(onnx.load(str(graph / "model.onnx"))).items()}
-    layers = 1 + max(int(found[1]) for name in state if (found := re.search(r"layer\.(\d+)\.", name)))
+    layers = 1 + max(int(layer_match[1]) for name in state if (layer_match := re.search(r"layer\.(\d+)\.", name)))
     words, hidden = state["bert.embeddings.word_embeddings.weight"].shape
     wide = len(state["bert.encoder.layer.0.intermediate.dense.bias"])
     config = BertConfig(
@@ -81,21 +81,21 @@ class _Positional(torch.nn.Module):
 
 
 def _weights(model: Any) -> dict[str, Any]:
-    stored = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
     def whole(name: str) -> Any:
         base = name.removesuffix("_quantized")
         zero = stored[f"{base}_zero_point"].astype(np.float32)
         return (stored[name].astype(np.float32) - zero) * stored[f"{base}_scale"]
 
-    found = {name: values for name, values in stored.items() if values.dtype == np.float32 and values.ndim}
-    found |= {n.removesuffix("_quantized"): whole(n) for n in stored if n.endswith(".weight_quantized")}
+    weights = {name: values for name, values in stored.items() if values.dtype == np.float32 and values.ndim}
+    weights |= {n.removesuffix("_quantized"): whole(n) for n in stored if n.endswith(".weight_quantized")}
     for node in model.graph.node:
         if node.op_type == "MatMulInteger":  # (in, out), where torch has (out, in)
-            place = re.match(r"/(.*)/(MatMul|Gemm)", node.name)
-            assert place, node.name
-            found[f"{place[1].replace('/', '.')}.weight"] = whole(node.input[1]).T
-    return found
+            node_match = re.match(r"/(.*)/(MatMul|Gemm)", node.name)
+            assert node_match, node.name
+            weights[f"{node_match[1].replace('/', '.')}.weight"] = whole(node.input[1]).T
+    return weights
 
 
 def _copy_tokenizer(source: Path, out: Path) -> None:

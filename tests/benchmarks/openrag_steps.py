@@ -53,18 +53,21 @@ class Given:
 def prepare(folder: Path, corpus: list[Passage], asked: Sequence[tuple[str, str]], questions: int, steps: int) -> Given:
     """Write the generator, and make pools and batches of questions with their answers."""
     write_reader(folder / "reader")
-    examples = [Example(str(at), *one, (), ()) for at, one in enumerate((q, (a,)) for q, a in asked)]
+    examples = [
+        Example(str(number), *question_and_answers, (), ())
+        for number, question_and_answers in enumerate((q, (a,)) for q, a in asked)
+    ]
     judge = Judge(load_generator(folder / "reader", FORM, device="cpu"), examples, JudgeSettings(max_new_tokens=1))
     dice = np.random.default_rng(0)
     pools = list[PooledExample]()
     for example in examples:
-        some = [corpus[row] for row in dice.permutation(len(corpus))[: 2 * POOL]]
-        scores = sorted(told.log_p for told in judge_passages(judge, example.question, some))
+        passages = [corpus[row] for row in dice.permutation(len(corpus))[: 2 * POOL]]
+        scores = sorted(judgement.log_p for judgement in judge_passages(judge, example.question, passages))
         middle = (scores[POOL - 1] + scores[POOL]) / 2
-        own = example.id, example.question, example.answers, tuple(some[:POOL]), tuple(some[POOL:])
-        pools.append(PooledExample(*own, best_negative_log_p=middle, worst_positive_log_p=middle))
-    given = Given(folder / "reader", corpus, pools, [], 0)
-    task = task_of(given, SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu"), None, questions, online=False)
+        pool_fields = example.id, example.question, example.answers, tuple(passages[:POOL]), tuple(passages[POOL:])
+        pools.append(PooledExample(*pool_fields, best_negative_log_p=middle, worst_positive_log_p=middle))
+    pool_inputs = Given(folder / "reader", corpus, pools, [], 0)
+    task = task_of(pool_inputs, SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu"), None, questions, online=False)
     return Given(folder / "reader", corpus, pools, list(task.batches(0)[:steps]), 0)
 
 
@@ -98,8 +101,8 @@ def ours(given: Given) -> tuple[nn.Module, Loss]:
         settings = JudgeSettings()
         judge = Judge(load_generator(given.reader, FORM, device="cpu"), given.pools, settings, generates_answers=False)
         asking = OnlineJudging(memory, judge, settings, judge)  # type: ignore[arg-type]
-    more = {"online": bool(given.proposed), "proposed": max(1, given.proposed)}
-    task = task_of(given, pair, asking, size, **more)
+    online_settings = {"online": bool(given.proposed), "proposed": max(1, given.proposed)}
+    task = task_of(given, pair, asking, size, **online_settings)
     return pair, lambda number: task.loss(given.batches[number])[0]
 
 
@@ -123,41 +126,51 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
 
     @torch.no_grad()
     def scanned(questions: Sequence[PooledExample]) -> list[tuple[Passage | None, Passage | None]]:
-        asked = kept(*weigh(0, [question.question for question in questions]))
-        found = find(asked)  # type: ignore[misc]
-        every = sorted({row for rows in found for row in rows})
+        query_weights = kept(*weigh(0, [question.question for question in questions]))
+        candidate_rows = find(query_weights)  # type: ignore[misc]
+        distinct_rows = sorted({row for rows in candidate_rows for row in rows})
         read = torch.cat(
             [
-                kept(*weigh(1, [written(given.corpus[row]) for row in every[first : first + AT_ONCE]]))
-                for first in range(0, len(every), AT_ONCE)
+                kept(*weigh(1, [written(given.corpus[row]) for row in distinct_rows[first : first + AT_ONCE]]))
+                for first in range(0, len(distinct_rows), AT_ONCE)
             ]
         )
-        scores = asked @ read.T
+        scores = query_weights @ read.T
         best = [
-            sorted(own, key=lambda row, at=at: -float(scores[at, every.index(row)])) for at, own in enumerate(found)
+            sorted(rows, key=lambda row, at=question_number: -float(scores[at, distinct_rows.index(row)]))
+            for question_number, rows in enumerate(candidate_rows)
         ]  # type: ignore[misc]
         return [
-            scan(question, [given.corpus[row] for row in own], judge)
-            for question, own in zip(questions, best, strict=True)
+            scan(question, [given.corpus[row] for row in rows], judge)
+            for question, rows in zip(questions, best, strict=True)
         ]
 
     def loss(number: int) -> Tensor:
         batch = given.batches[number]
-        drawn = [(example.positives[0], example.negatives[0]) for example in batch.examples]
+        passage_pairs = [(example.positives[0], example.negatives[0]) for example in batch.examples]
         if given.proposed:
-            found = scanned(batch.examples)  # type: ignore[arg-type]
-            drawn = [(a or c, b or d) for (a, b), (c, d) in zip(found, drawn, strict=True)]
-        passages = list(dict.fromkeys([*(one for one, _ in drawn), *(one for _, one in drawn)]))
-        gold = torch.tensor([passages.index(one) for one, _ in drawn])
-        others = [
+            online_pairs = scanned(batch.examples)  # type: ignore[arg-type]
+            passage_pairs = [(a or c, b or d) for (a, b), (c, d) in zip(online_pairs, passage_pairs, strict=True)]
+        passages = list(
+            dict.fromkeys([*(positive for positive, _ in passage_pairs), *(negative for _, negative in passage_pairs)])
+        )
+        gold = torch.tensor([passages.index(positive) for positive, _ in passage_pairs])
+        is_positive = [
             [passage in (mine, *example.positives) for passage in passages]
-            for example, (mine, _) in zip(batch.examples, drawn, strict=True)
+            for example, (mine, _) in zip(batch.examples, passage_pairs, strict=True)
         ]
-        ignored = torch.tensor(others).scatter(1, gold[:, None], False)
+        ignored = torch.tensor(is_positive).scatter(1, gold[:, None], False)
         read, read_bag = weigh(1, [written(passage) for passage in passages])
-        asked, asked_bag = weigh(0, [example.question for example in batch.examples])
-        pairs = ((kept(asked, asked_bag), read), (asked, kept(read, read_bag)), (asked_bag, read), (asked, read_bag))
-        return torch.stack([info_nce(one @ other.T, gold, ignored) for one, other in pairs]).mean()
+        query_weights, asked_bag = weigh(0, [example.question for example in batch.examples])
+        pairs = (
+            (kept(query_weights, asked_bag), read),
+            (query_weights, kept(read, read_bag)),
+            (asked_bag, read),
+            (query_weights, read_bag),
+        )
+        return torch.stack(
+            [info_nce(query_side @ passage_side.T, gold, ignored) for query_side, passage_side in pairs]
+        ).mean()
 
     return model, loss
 
@@ -166,10 +179,10 @@ def scan(one: PooledExample, ranked: Sequence[Passage], judge: Any) -> tuple[Pas
     """Return the first passage that helps, and the first that does not, where reading ends."""
     positive = None
     for passage in ranked:
-        known = passage in one.positives or (False if passage in one.negatives else None)
-        score = judge(one.question, one.answers[0], passage) if known is None else 0.0
+        known_label = passage in one.positives or (False if passage in one.negatives else None)
+        score = judge(one.question, one.answers[0], passage) if known_label is None else 0.0
         above, below = score > one.best_negative_log_p, score < one.worst_positive_log_p
-        helps = known if known is not None else (None if above == below else above)
+        helps = known_label if known_label is not None else (None if above == below else above)
         if helps is False:
             return positive, passage
         positive = positive or (passage if helps else None)
@@ -179,7 +192,7 @@ def scan(one: PooledExample, ranked: Sequence[Passage], judge: Any) -> tuple[Pas
 def plain_search(given: Given, tokenizer: Any, terms: Tensor) -> Callable[[Tensor], list[list[int]]]:
     """Return a search of the bags of all passages: a sparse product."""
     bags = torch.zeros(len(given.corpus), len(terms))
-    for row, ids in enumerate(tokenize(tokenizer, [written(one) for one in given.corpus])):
+    for row, ids in enumerate(tokenize(tokenizer, [written(passage) for passage in given.corpus])):
         bags[row, torch.tensor(ids)] = 1
     sparse = (bags * terms).to_sparse_csr()
     return lambda asked: (sparse @ heaviest(asked).T).T.topk(given.proposed).indices.tolist()
@@ -193,11 +206,11 @@ def plain_judge(folder: Path) -> Callable[[str, str, Passage], float]:
     def judge(question: str, answer: str, passage: Passage) -> float:
         context = f"{passage.title} / {passage.text} // {question}".replace("  ", " ")
         read = tokenizer(context, truncation=True, max_length=FORM.max_length, return_tensors="pt")
-        said = tokenizer(answer, return_tensors="pt")["input_ids"]
-        before = torch.cat([torch.full((1, 1), 102), said[:, :-1]], 1)
+        answer_ids = tokenizer(answer, return_tensors="pt")["input_ids"]
+        decoder_ids = torch.cat([torch.full((1, 1), 102), answer_ids[:, :-1]], 1)
         ids, mask = read["input_ids"], read["attention_mask"]
-        logits = reader(input_ids=ids, attention_mask=mask, decoder_input_ids=before, use_cache=False).logits
-        return float(logits.log_softmax(-1).gather(-1, said[..., None]).sum())
+        logits = reader(input_ids=ids, attention_mask=mask, decoder_input_ids=decoder_ids, use_cache=False).logits
+        return float(logits.log_softmax(-1).gather(-1, answer_ids[..., None]).sum())
 
     return judge
 
@@ -213,8 +226,8 @@ def kept(weights: Tensor, bag: Tensor) -> Tensor:
 
 def info_nce(scores: Tensor, gold: Tensor, ignored: Tensor) -> Tensor:
     entropy, count = nn.functional.cross_entropy, len(gold)
-    shared = (gold[:, None] == gold) & ~torch.eye(count, dtype=torch.bool)
-    back = scores[:, gold].T.masked_fill(ignored[:, gold].T | shared, -torch.inf)
+    is_shared = (gold[:, None] == gold) & ~torch.eye(count, dtype=torch.bool)
+    back = scores[:, gold].T.masked_fill(ignored[:, gold].T | is_shared, -torch.inf)
     return entropy(scores.masked_fill(ignored, -torch.inf), gold) + entropy(back, torch.arange(count))
 
 

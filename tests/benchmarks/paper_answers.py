@@ -27,14 +27,14 @@ TEMPERATURE = 0.05  # of p(z|x): MiniLM's vectors have unit length
 
 def publish(library: Sequence[tuple[str, str]], folder: Path, name: str, encoder: str) -> str:
     """Build a snapshot of passages, title and text each, in the store in `folder`; return its id."""
-    rows = [{"id": str(at), "title": title, "text": text} for at, (title, text) in enumerate(library)]
+    rows = [{"id": str(number), "title": title, "text": text} for number, (title, text) in enumerate(library)]
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32"), "bm25": IndexRecipe("BM25")})
     with redirect_stderr(StringIO()):
-        made = reindex.fn(str(path), str(folder / "store"), encoder, recipe, name)
-    assert made.snapshot is not None
-    return made.snapshot
+        result = reindex.fn(str(path), str(folder / "store"), encoder, recipe, name)
+    assert result.snapshot is not None
+    return result.snapshot
 
 
 def variant(rag: Rag, kind: Variant) -> Rag:
@@ -65,8 +65,9 @@ def scored(
     questions: Sequence[Question], readings: Sequence[Reading], hits: Sequence[Sequence[Hit]], kind: AnswerKind
 ) -> list[ScoredAnswer]:
     """Measure answers, and whether a passage of each holds an answer; closed book none is asked for."""
-    found = [score_answer(question, reading, kind) for question, reading in zip(questions, readings, strict=True)]
-    held = [float(any(match_hits(*pair).has_answer)) for pair in zip(questions, hits, strict=True)]
+    answers = [score_answer(question, reading, kind) for question, reading in zip(questions, readings, strict=True)]
+    has_answer = [float(any(match_hits(*pair).has_answer)) for pair in zip(questions, hits, strict=True)]
     return [
-        replace(one, measures={**one.measures, HELD: held[at]}) if hits[at] else one for at, one in enumerate(found)
+        replace(answer, measures={**answer.measures, HELD: has_answer[number]}) if hits[number] else answer
+        for number, answer in enumerate(answers)
     ]

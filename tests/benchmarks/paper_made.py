@@ -50,42 +50,42 @@ def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list
     """Build two worlds' indexes, train the retrievers' models, and ask of subjects that no training named."""
     world = facts(options.subjects, seed)
     half = len(world) // 16 * 8
-    told, asked = world[:half], world[half:][: options.made_questions]
+    train_facts, test_facts = world[:half], world[half:][: options.made_questions]
     reader = options.reader or folder.parent / "reader"  # of the first seed: worlds differ, and the reader knows none
     if not reader.is_dir():
         reader.mkdir()
         write_reader(reader, options.reader_steps)
     worlds = [world, changed(world)]
-    ids = [publish(_library(world), folder, f"world-{at}", options.encoder) for at, world in enumerate(worlds)]
-    questions, others = (_questions(world[half:][: len(asked)], seed) for world in worlds)
+    ids = [publish(_library(world), folder, f"world-{number}", options.encoder) for number, world in enumerate(worlds)]
+    questions, changed_questions = (_questions(world[half:][: len(test_facts)], seed) for world in worlds)
     store = str(folder / "store")
     with Snapshot.open(store, ids[0]) as first, Snapshot.open(store, ids[1]) as second:
-        rags = {name: trained(name, first, told, reader, options, seed) for name in (LEARNED, FROZEN, WORDS)}
-        found = {
+        rags = {name: trained(name, first, train_facts, reader, options, seed) for name in (LEARNED, FROZEN, WORDS)}
+        answers = {
             f"{MADE}: {name}": _asked(rag, _retriever(name, first, rag), questions, options.k)
             for name, rag in rags.items()
         }
         rag = rags[LEARNED]
-        found[f"{MADE}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), "spans", _DECODING, 16)
-        retrievers = [_retriever(LEARNED, one, rag) for one in (first, second)]
-        most = min(options.most, first.n)
-        for name, k in (("most passages", most), ("1 passage", 1)):
-            found[f"{MADE}: RAG-Sequence, {name}"] = _asked(rag, retrievers[0], questions, k)
-            found[f"{MADE}: RAG-Token, {name}"] = _asked(variant(rag, "token"), retrievers[0], questions, k)
-        for name, retriever, some in (
+        answers[f"{MADE}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), "spans", _DECODING, 16)
+        retrievers = [_retriever(LEARNED, snapshot, rag) for snapshot in (first, second)]
+        max_passages = min(options.most, first.n)
+        for name, k in (("most passages", max_passages), ("1 passage", 1)):
+            answers[f"{MADE}: RAG-Sequence, {name}"] = _asked(rag, retrievers[0], questions, k)
+            answers[f"{MADE}: RAG-Token, {name}"] = _asked(variant(rag, "token"), retrievers[0], questions, k)
+        for name, retriever, arm_questions in (
             (FIRST, retrievers[0], questions),
             (CROSSED, retrievers[1], questions),
-            (SECOND, retrievers[1], others),
-            (CROSSED_BACK, retrievers[0], others),
+            (SECOND, retrievers[1], changed_questions),
+            (CROSSED_BACK, retrievers[0], changed_questions),
         ):
-            found[f"{SWAP}: {name}"] = _asked(rag, retriever, some, options.k)
-    return found
+            answers[f"{SWAP}: {name}"] = _asked(rag, retriever, arm_questions, options.k)
+    return answers
 
 
 def changed(world: Sequence[Fact]) -> list[Fact]:
     """Return the world with each value given to the next subject: no fact stays, no name is new."""
     eight = 8  # relations of a subject
-    return [replace(one, value=world[(at + eight) % len(world)].value) for at, one in enumerate(world)]
+    return [replace(fact, value=world[(number + eight) % len(world)].value) for number, fact in enumerate(world)]
 
 
 def trained(
@@ -107,7 +107,9 @@ def trained(
     )
     question = TrainableEncoder.load(options.encoder, "question", device="cpu")
     rag = Rag(question, load_generator(reader, _FORM, device="cpu"), recipe.model_settings("sequence"))
-    examples = [Example(one.question, one.question, (one.value,), (build_passage("", one.told(0)),)) for one in told]
+    examples = [
+        Example(fact.question, fact.question, (fact.value,), (build_passage("", fact.told(0)),)) for fact in told
+    ]
     loop = LoopSettings(
         max_steps=options.steps,
         learning_rate=options.rate,
@@ -124,11 +126,11 @@ def trained(
 
 
 def _library(world: Sequence[Fact]) -> list[tuple[str, str]]:
-    return [("", one.told(form)) for form in (0, 1) for one in world]
+    return [("", fact.told(form)) for form in (0, 1) for fact in world]
 
 
 def _questions(some: Sequence[Fact], seed: int) -> list[Question]:
-    return [Question(f"{seed}-{at}", one.question, (one.value,)) for at, one in enumerate(some)]
+    return [Question(f"{seed}-{number}", fact.question, (fact.value,)) for number, fact in enumerate(some)]
 
 
 def _retriever(name: str, snapshot: Snapshot, rag: Rag) -> SnapshotRetriever:

@@ -47,25 +47,27 @@ def draw(folder: Path, count: int, others: int, seed: int) -> Asked:
     triples = [row for row in lines(folder / "train_triples.jsonl.xz") if held_out(row["context"])]
     pages = lines(folder / "passages.jsonl.xz")
     dice.shuffle(triples)
-    named = [row for row in triples if _NAME.match(row["answers"][0])]
-    clues, held = named[:count], {row["context"] for row in named[:count]}
-    questions = [row for row in triples if row["context"] not in held and _short(row)][:count]
+    name_rows = [row for row in triples if _NAME.match(row["answers"][0])]
+    clues, clue_contexts = name_rows[:count], {row["context"] for row in name_rows[:count]}
+    questions = [row for row in triples if row["context"] not in clue_contexts and _short(row)][:count]
     texts, said_in = _texts(folder, count, dice)
     claims, told_in = _claims([row for row in pages if row["source"] == "vitaminc"], count, dice)
-    asked = {
+    tasks = {
         QA: [(row["question"], row["answers"]) for row in questions],
         TEXT: [(row["question"], row["answers"]) for row in texts],
         CLUE: [(row["answers"][0], [row["question"]]) for row in clues],
         FACT: claims,
     }
     rest = [row for row in pages if row["source"] != "vitaminc"]
-    drawn = dice.sample(rest, min(others, len(rest)))
+    other_rows = dice.sample(rest, min(others, len(rest)))
     library = [("", row["context"]) for row in (*questions, *clues)]
-    library += [(row["title"], row["text"]) for row in (*said_in, *told_in, *drawn)]
+    library += [(row["title"], row["text"]) for row in (*said_in, *told_in, *other_rows)]
     return Asked(
         {
-            task: [Question(f"{seed}-{task}-{at}", text, tuple(golds)) for at, (text, golds) in enumerate(some)]
-            for task, some in asked.items()
+            task: [
+                Question(f"{seed}-{task}-{number}", text, tuple(golds)) for number, (text, golds) in enumerate(pairs)
+            ]
+            for task, pairs in tasks.items()
         },
         list(dict.fromkeys((title, text) for title, text in library if text.strip())),
     )
@@ -78,14 +80,14 @@ def _short(row: Row) -> bool:
 def _texts(folder: Path, count: int, dice: random.Random) -> tuple[list[Row], list[Row]]:
     rows = [row for row in lines(folder / "qa_questions.jsonl.xz") if len(row["question"].split()) >= 7]
     rows = [row for row in rows if max(len(answer.split()) for answer in row["answers"]) >= 8]
-    chosen = dice.sample(rows, min(count, len(rows)))
-    wanted = {row["paragraph"] for row in chosen}
-    return chosen, [row for row in lines(folder / "qa_paragraphs.jsonl.xz") if row["id"] in wanted]
+    question_rows = dice.sample(rows, min(count, len(rows)))
+    paragraph_ids = {row["paragraph"] for row in question_rows}
+    return question_rows, [row for row in lines(folder / "qa_paragraphs.jsonl.xz") if row["id"] in paragraph_ids]
 
 
 def _claims(pages: Sequence[Row], count: int, dice: random.Random) -> tuple[list[tuple[str, list[str]]], list[Row]]:
     one_each = list({row["title"]: row for row in dice.sample(pages, len(pages))}.values())
-    numbers = [found for row in one_each for found in _NUMBER.findall(row["text"])]
+    numbers = [number for row in one_each for number in _NUMBER.findall(row["text"])]
     claims, told_in = list[tuple[str, list[str]]](), list[Row]()
     for row in one_each:
         if len(claims) == count:
@@ -111,8 +113,8 @@ def swapped(sentence: str, numbers: Sequence[str], dice: random.Random) -> str:
     >>> swapped("It has 120 rooms.", ["120", "77", "345"], random.Random(0))
     'It has 345 rooms.'
     """
-    found = _NUMBER.search(sentence)
-    assert found is not None
-    alike = [number for number in numbers if len(number) == len(found[0]) and number not in sentence]
-    other = dice.choice(alike) if alike else f"{found[0][:-1]}{(int(found[0][-1]) + 1) % 10}"
-    return sentence[: found.start()] + other + sentence[found.end() :]
+    number_match = _NUMBER.search(sentence)
+    assert number_match is not None
+    alike = [number for number in numbers if len(number) == len(number_match[0]) and number not in sentence]
+    replacement = dice.choice(alike) if alike else f"{number_match[0][:-1]}{(int(number_match[0][-1]) + 1) % 10}"
+    return sentence[: number_match.start()] + replacement + sentence[number_match.end() :]

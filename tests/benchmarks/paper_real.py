@@ -70,19 +70,21 @@ def real(
     options: argparse.Namespace, generator: CausalGenerator, folder: Path, seed: int
 ) -> dict[str, list[ScoredAnswer]]:
     """Draw questions and a library, index it, and answer each of the tasks asked for by each arm."""
-    asked = draw(options.data, options.questions, options.library, seed)
-    found: dict[str, list[ScoredAnswer]] = {}
-    with Snapshot.open(str(folder / "store"), publish(asked.library, folder, "real", options.encoder)) as snapshot:
+    question_set = draw(options.data, options.questions, options.library, seed)
+    answers: dict[str, list[ScoredAnswer]] = {}
+    with Snapshot.open(
+        str(folder / "store"), publish(question_set.library, folder, "real", options.encoder)
+    ) as snapshot:
         sides = _Sides.of(snapshot)
         if FOUND in options.tasks:
-            found |= sides.found(asked.tasks[QA], options.k)
-        for task in (task for task in asked.tasks if task in options.tasks):
+            answers |= sides.found(question_set.tasks[QA], options.k)
+        for task in (task for task in question_set.tasks if task in options.tasks):
             rag = Rag(sides.question, _told(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
-            found |= sides.answers(rag, task, asked.tasks[task], options)
+            answers |= sides.answers(rag, task, question_set.tasks[task], options)
         if FACTS in options.tasks:
             rag = Rag(sides.question, _told(generator, QA), RagSettings("sequence", options.k, TEMPERATURE))
-            found |= _changed(rag, sides, asked, folder, options)
-    return found
+            answers |= _changed(rag, sides, question_set, folder, options)
+    return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,36 +113,44 @@ class _Sides:
     ) -> dict[str, list[ScoredAnswer]]:
         """Answer the questions of a task by each of its arms."""
         texts = [question.text for question in questions]
-        hits, found = self.dense.search(texts, options.k), dict[str, list[ScoredAnswer]]()
+        hits, answers = self.dense.search(texts, options.k), dict[str, list[ScoredAnswer]]()
         by_words = self.words.search(texts, options.k) if task in (FACT, QA) else []
         if task == FACT:
             return _claims(rag, questions, hits, by_words)
         settings = _KINDS[task], DecodingSettings(options.beams, _LONGEST[task])
-        found[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
-        found[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
-        found[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
+        answers[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
+        answers[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
+        answers[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
         if task == QA:
-            found[f"{task}: {WORDS}"] = answered(_by_scores(rag), questions, by_words, *settings)
+            answers[f"{task}: {WORDS}"] = answered(_by_scores(rag), questions, by_words, *settings)
             if options.spans:
                 spans = ExtractiveReader(None, SpanModel.load(options.spans))
-                found[f"{task}: {SPANS}"] = measured(spans, questions, hits, "spans")
-        return found
+                answers[f"{task}: {SPANS}"] = measured(spans, questions, hits, "spans")
+        return answers
 
 
 def _changed(
     rag: Rag, sides: _Sides, asked: Asked, folder: Path, options: argparse.Namespace
 ) -> dict[str, list[ScoredAnswer]]:
     """Ask the library as it is, and one whose facts differ; measure either answer by either library's facts."""
-    before, after, library = changed(asked.tasks[QA], asked.library)
+    first_questions, second_questions, library = changed(asked.tasks[QA], asked.library)
     reader, texts = (
         MarginalReader(None, rag, DecodingSettings(options.beams, _LONGEST[QA]), 4),
-        [one.text for one in before],
+        [question.text for question in first_questions],
     )
     with Snapshot.open(str(folder / "store"), publish(library, folder, "changed", options.encoder)) as second:
-        found = [one.dense.search(texts, options.k) for one in (sides, _Sides.of(second))]
-    said = [(read_answers(reader, before, hits), hits) for hits in found]
-    pairs = {FIRST: (before, 0), CROSSED: (before, 1), SECOND: (after, 1), CROSSED_BACK: (after, 0)}
-    return {f"{FACTS}: {name}": scored(golds, *said[at], "spans") for name, (golds, at) in pairs.items()}
+        hit_lists = [side.dense.search(texts, options.k) for side in (sides, _Sides.of(second))]
+    readings = [(read_answers(reader, first_questions, hits), hits) for hits in hit_lists]
+    pairs = {
+        FIRST: (first_questions, 0),
+        CROSSED: (first_questions, 1),
+        SECOND: (second_questions, 1),
+        CROSSED_BACK: (second_questions, 0),
+    }
+    return {
+        f"{FACTS}: {name}": scored(golds, *readings[library_number], "spans")
+        for name, (golds, library_number) in pairs.items()
+    }
 
 
 def load(path: Path, dtype: str) -> CausalGenerator:
@@ -165,7 +175,7 @@ def _claims(
 ) -> dict[str, list[ScoredAnswer]]:
     """Label the claims from the passages of either retriever, and from none; BM25's scores weigh its passages."""
     arms = {SEQUENCE: (rag, hits), WORDS: (_by_scores(rag), by_words), CLOSED: (rag, [[CLOSED_BOOK]] * len(claims))}
-    return {f"{FACT}: {name}": labelled(model, claims, some) for name, (model, some) in arms.items()}
+    return {f"{FACT}: {name}": labelled(model, claims, arm_hits) for name, (model, arm_hits) in arms.items()}
 
 
 def _by_scores(rag: Rag) -> Rag:
@@ -182,14 +192,14 @@ def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]
     targets = [rag.generator.encode_targets([word]) for word in _LABELS]
     labels = [target.tokens[0][target.mask[0]] for target in targets]
     odds = []
-    for claim, some in zip(claims, hits, strict=True):
-        contexts = rag.generator.encode_contexts([claim.text], [[hit.passage for hit in some]])
-        prior = rag.prior(torch.tensor([[hit.score for hit in some]]))
+    for claim, claim_hits in zip(claims, hits, strict=True):
+        contexts = rag.generator.encode_contexts([claim.text], [[hit.passage for hit in claim_hits]])
+        prior = rag.prior(torch.tensor([[hit.score for hit in claim_hits]]))
         log_p, _ = rag.label_likelihoods(rag.generator, prior, contexts, labels)
         odds.append(float(log_p[0, 0] - log_p[0, 1]))
-    bound = torch.tensor(odds).quantile(0.5).item()
-    said = [SUPPORTS if one > bound else REFUTES for one in odds]
+    threshold = torch.tensor(odds).quantile(0.5).item()
+    verdicts = [SUPPORTS if log_odds > threshold else REFUTES for log_odds in odds]
     return [
         score_answer(claim, Reading(claim.id, text, None, ()), "labels")
-        for claim, text in zip(claims, said, strict=True)
+        for claim, text in zip(claims, verdicts, strict=True)
     ]

@@ -21,36 +21,45 @@ def changed(questions: Sequence[Question], library: Library) -> tuple[list[Quest
     Each passage is changed once, for all questions together: what has come in is not replaced again. A question is left
     out if its kind has no other answer, or if a passage held its answer and does not hold the other one instead.
     """
-    others = _others([question.answers[0] for question in questions])
+    replacements = _others([question.answers[0] for question in questions])
     texts = [text for _, text in library]
-    new = {answer: other for question, other in zip(questions, others, strict=True) for answer in question.answers}
-    longest = sorted(new, key=len, reverse=True)
-    pattern = re.compile("|".join(rf"(?<!\w){re.escape(one)}(?!\w)" for one in longest))
-    told = [pattern.sub(lambda found: new[found[0]], text) for text in texts]
-    asked, after = list[Question](), list[Question]()
-    for question, other in zip(questions, others, strict=True):
-        second = replace(question, answers=(other,))
-        held = [at for at, text in enumerate(texts) if answer_matcher(question)(text)]
-        if other not in question.answers and all(
-            answer_matcher(second)(told[at]) and not answer_matcher(question)(told[at]) for at in held
+    substitutions = {
+        answer: replacement
+        for question, replacement in zip(questions, replacements, strict=True)
+        for answer in question.answers
+    }
+    longest = sorted(substitutions, key=len, reverse=True)
+    pattern = re.compile("|".join(rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in longest))
+    changed_texts = [pattern.sub(lambda found: substitutions[found[0]], text) for text in texts]
+    first_questions, second_questions = list[Question](), list[Question]()
+    for question, replacement in zip(questions, replacements, strict=True):
+        second = replace(question, answers=(replacement,))
+        answer_rows = [row for row, text in enumerate(texts) if answer_matcher(question)(text)]
+        if replacement not in question.answers and all(
+            answer_matcher(second)(changed_texts[row]) and not answer_matcher(question)(changed_texts[row])
+            for row in answer_rows
         ):
-            asked.append(question)
-            after.append(second)
-    return asked, after, [(title, text) for (title, _), text in zip(library, told, strict=True)]
+            first_questions.append(question)
+            second_questions.append(second)
+    return (
+        first_questions,
+        second_questions,
+        [(title, text) for (title, _), text in zip(library, changed_texts, strict=True)],
+    )
 
 
 def _others(answers: Sequence[str]) -> list[str]:
     """Return for each answer the next one of its kind, the first after the last."""
     kinds = [_kind(answer) for answer in answers]
-    found = list(answers)
+    next_answers = list(answers)
     for kind in set(kinds):
-        places = [at for at, one in enumerate(kinds) if one == kind]
-        for at, following in zip(places, places[1:] + places[:1], strict=True):
-            found[at] = answers[following]
-    return found
+        positions = [position for position, answer_kind in enumerate(kinds) if answer_kind == kind]
+        for position, following in zip(positions, positions[1:] + positions[:1], strict=True):
+            next_answers[position] = answers[following]
+    return next_answers
 
 
 def _kind(answer: str) -> str:
-    if any(one.isdigit() for one in answer):
+    if any(character.isdigit() for character in answer):
         return "number"
     return "name" if answer[:1].isupper() else "words"

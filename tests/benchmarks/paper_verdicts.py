@@ -61,12 +61,12 @@ class Judged:
         return verdict(self.difference, self.differing, self.seeds)
 
     def to_json(self) -> dict[str, Any]:
-        one, gap = self.finding, self.difference
+        finding, gap = self.finding, self.difference
         return {
-            "where": one.where,
-            "finding": one.claim,
-            "measure": one.measure,
-            "theirs": one.theirs,
+            "where": finding.where,
+            "finding": finding.claim,
+            "measure": finding.measure,
+            "theirs": finding.theirs,
             "ours": [round(100 * value, 1) for value in self.ours],
             "difference": [round(100 * value, 1) for value in (gap.value, gap.low, gap.high)],
             "seeds": [round(100 * value, 1) for value in self.seeds],
@@ -80,7 +80,7 @@ def verdict(difference: Estimate, differing: int, seeds: Sequence[float] = ()) -
     """Return the word for a paired difference of which the paper's is above 0, and which each seed has of its own."""
     if differing < LEAST or difference.low <= 0 <= difference.high:
         return UNDECIDABLE
-    if any(one * difference.value < 0 for one in seeds):
+    if any(seed_difference * difference.value < 0 for seed_difference in seeds):
         return UNDECIDABLE
     return REPRODUCED if difference.low > 0 else NOT
 
@@ -89,16 +89,18 @@ def judge(finding: Finding, arms: Arms) -> Judged | None:
     """Compare both sides of a finding over the questions of both; None if an arm was not run."""
     larger, smaller = (_side(finding, name, arms) for name in (finding.larger, finding.smaller))
     name, seeds = finding.measure, defaultdict[str, list[Pair]](list)
-    for key, one in larger.items():
-        if key in smaller and all(name in CORPUS or name in side.measures for side in (one, smaller[key])):
-            seeds[key.rpartition("-")[0].partition("-")[0]].append((one, smaller[key]))
+    for key, larger_answer in larger.items():
+        if key in smaller and all(name in CORPUS or name in side.measures for side in (larger_answer, smaller[key])):
+            seeds[key.rpartition("-")[0].partition("-")[0]].append((larger_answer, smaller[key]))
     if not seeds:
         return None
-    pairs = [pair for some in seeds.values() for pair in some]
+    pairs = [pair for seed_pairs in seeds.values() for pair in seed_pairs]
     compare = CORPUS.get(name) or partial(_means, name)
     ours, difference = compare(pairs)
     differing = sum(a.text != b.text if name in CORPUS else a.measures[name] != b.measures[name] for a, b in pairs)
-    return Judged(finding, ours, difference, differing, tuple(compare(some)[1].value for some in seeds.values()))
+    return Judged(
+        finding, ours, difference, differing, tuple(compare(seed_pairs)[1].value for seed_pairs in seeds.values())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +118,16 @@ Compared: TypeAlias = tuple[tuple[float, float], Estimate]  # both figures, and 
 
 def _side(finding: Finding, name: str, arms: Arms) -> dict[str, _Said]:
     model = finding.larger if name == NOTHING else finding.smaller if name == GOLD else name
-    found = {}
-    for one in arms.get(f"{finding.task}: {model}", ()):
-        golds = one.question.answers
-        said = _Said(one.reading.answer, golds, one.measures)
+    answers = {}
+    for scored_answer in arms.get(f"{finding.task}: {model}", ()):
+        golds = scored_answer.question.answers
+        answer = _Said(scored_answer.reading.answer, golds, scored_answer.measures)
         if name == NOTHING:
-            said = _Said("", golds, dict.fromkeys(one.measures, 0.0))
+            answer = _Said("", golds, dict.fromkeys(scored_answer.measures, 0.0))
         elif name == GOLD:
-            said = _Said(golds[0], golds, {})
-        found[one.question.id] = said
-    return found
+            answer = _Said(golds[0], golds, {})
+        answers[scored_answer.question.id] = answer
+    return answers
 
 
 def _means(name: str, pairs: Sequence[Pair]) -> Compared:
@@ -136,7 +138,7 @@ def _means(name: str, pairs: Sequence[Pair]) -> Compared:
 
 def _bleu_1(pairs: Sequence[Pair]) -> Compared:
     """Compare corpus BLEU-1; the questions are drawn again, with both sides' counts."""
-    rows = [[bleu_counts(one.text, one.golds, order=1) for one in pair] for pair in pairs]
+    rows = [[bleu_counts(answer.text, answer.golds, order=1) for answer in pair] for pair in pairs]
     counts = np.array(rows).reshape(len(rows), -1)  # (n, 2, 4) -> (n, 8)
     total = counts.sum(axis=0)
     gap = estimate_from_sums(counts, lambda sums: bleu(sums[:4]) - bleu(sums[4:]))
@@ -145,11 +147,11 @@ def _bleu_1(pairs: Sequence[Pair]) -> Compared:
 
 def _distinct_3(pairs: Sequence[Pair]) -> Compared:
     """Compare the ratio of distinct trigrams; value ± z s of the jackknife over the questions, as of one side."""
-    sides = [one.text for one, _ in pairs], [one.text for _, one in pairs]
+    sides = [answer.text for answer, _ in pairs], [answer.text for _, answer in pairs]
 
     def ratios(without: int | None) -> tuple[float, float]:
-        kept = [[text for at, text in enumerate(side) if at != without] for side in sides]
-        first, second = (distinct_ngram_ratio(side) for side in kept)
+        side_texts = [[text for number, text in enumerate(side) if number != without] for side in sides]
+        first, second = (distinct_ngram_ratio(side) for side in side_texts)
         return first.value if first else 0.0, second.value if second else 0.0
 
     n, ours = len(pairs), ratios(None)

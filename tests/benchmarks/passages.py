@@ -86,8 +86,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _drawn(rows: list[Any], count: int) -> list[Any]:
-    chosen = np.random.default_rng(0).permutation(len(rows))[:count]
-    return [rows[number] for number in np.sort(chosen)]
+    row_numbers = np.random.default_rng(0).permutation(len(rows))[:count]
+    return [rows[number] for number in np.sort(row_numbers)]
 
 
 def cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class Cost:
 
 def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Cost:
     """Run a command in a session of its own and watch it; a failure ends the benchmark with what it said."""
-    seen: dict[int, Process] = {}
+    processes: dict[int, Process] = {}
     peaks: list[float] = [0.0]
     started = time.perf_counter()
     child = subprocess.Popen(
@@ -52,7 +52,7 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Co
         env={**os.environ, **(environment or {})},
     )
     ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(child.pid, ended, seen, peaks))
+    watcher = threading.Thread(target=_watch, args=(child.pid, ended, processes, peaks))
     watcher.start()
     output, errors = child.communicate()
     seconds = time.perf_counter() - started
@@ -60,8 +60,8 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Co
     watcher.join()
     if child.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {child.returncode}: {errors[-2000:]}")
-    spent = sum(process.cpu_seconds for process in seen.values())
-    return Cost(output, errors, seconds, spent, peaks[0], seen)
+    cpu_seconds = sum(process.cpu_seconds for process in processes.values())
+    return Cost(output, errors, seconds, cpu_seconds, peaks[0], processes)
 
 
 def _watch(session: int, ended: threading.Event, seen: dict[int, Process], peaks: list[float]) -> None:
@@ -85,14 +85,14 @@ def _look(pid: int, seen: dict[int, Process]) -> float:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         command = (folder / "cmdline").read_text().replace("\0", " ").strip()
         peak = _megabytes((folder / "status").read_text(), "VmHWM:")
-        held = _megabytes((folder / "smaps_rollup").read_text(), "\nPss:")
+        proportional_mb = _megabytes((folder / "smaps_rollup").read_text(), "\nPss:")
     except (OSError, ValueError):  # it has just ended
         return 0.0
     process = seen.setdefault(pid, Process(command))
     process.command = command or process.command
     process.cpu_seconds = (int(fields[11]) + int(fields[12])) / _TICKS
     process.peak_mb = max(process.peak_mb, peak)
-    return held
+    return proportional_mb
 
 
 def _megabytes(text: str, name: str) -> float:

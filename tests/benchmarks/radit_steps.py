@@ -53,7 +53,7 @@ def prepare(folder: Path) -> None:
     BertModel(BertConfig(vocab_size=WORDS, **shape, **off), add_pooling_layer=False).save_pretrained(folder / "encoder")
     _tokenizer(folder / "generator", bert=False)
     _tokenizer(folder / "encoder", bert=True)
-    texts = [" ".join(_word(97 * number + place) for place in range(100)) for number in range(PASSAGES)]
+    texts = [" ".join(_word(97 * number + position) for position in range(100)) for number in range(PASSAGES)]
     rows = [{"id": f"p{number}", "title": _word(number), "text": text} for number, text in enumerate(texts)]
     (folder / "passages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     vectors = Encoder.load(folder / "encoder", device="cpu").encode_passages([row["title"] for row in rows], texts)
@@ -74,8 +74,8 @@ def ours(folder: Path, stage: str, steps: int) -> list[Step]:
 
 def theirs(folder: Path, stage: str, steps: int) -> list[Step]:
     """Do the same in a plain loop, on the same texts."""
-    told = json.loads((folder / f"{stage}.json").read_text())
-    return taken.plain(*(_plain_lm if stage == "lm" else _plain_retriever)(folder, told), steps, RATE)
+    batch_rows = json.loads((folder / f"{stage}.json").read_text())
+    return taken.plain(*(_plain_lm if stage == "lm" else _plain_retriever)(folder, batch_rows), steps, RATE)
 
 
 def write_batch(folder: Path, stage: str) -> None:
@@ -84,16 +84,24 @@ def write_batch(folder: Path, stage: str) -> None:
     batch = task.batches(0)[0]
     if stage == "lm":
         form, passages = task._generator.prompt_template, task._passages(batch, task._recipe.k)
-        told = [
-            [[form.render(one.example.text, passage).text for passage in some], " " + one.example.answer]
-            for one, some in zip(batch, passages, strict=True)
+        batch_rows = [
+            [
+                [form.render(training_example.example.text, passage).text for passage in example_passages],
+                " " + training_example.example.answer,
+            ]
+            for training_example, example_passages in zip(batch, passages, strict=True)
         ]
     else:
-        told = [
-            [one.passage_list.example.text, list(one.passage_list.rows), one.scores.log_p, one.scores.tokens]
-            for one in batch
+        batch_rows = [
+            [
+                scored_list.passage_list.example.text,
+                list(scored_list.passage_list.rows),
+                scored_list.scores.log_p,
+                scored_list.scores.tokens,
+            ]
+            for scored_list in batch
         ]
-    (folder / f"{stage}.json").write_text(json.dumps(told))
+    (folder / f"{stage}.json").write_text(json.dumps(batch_rows))
 
 
 def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
@@ -103,17 +111,20 @@ def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
     def loss(_: int) -> Tensor:
         rows = list[tuple[list[int], int]]()
         for prompts, answer in told:
-            said = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            rows += [([*tokenizer(prompt)["input_ids"], *said], len(said)) for prompt in prompts]
+            answer_ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            rows += [([*tokenizer(prompt)["input_ids"], *answer_ids], len(answer_ids)) for prompt in prompts]
         longest = max(len(row) for row, _ in rows)
         ids = torch.tensor([row + [1] * (longest - len(row)) for row, _ in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row, _ in rows])
         labels = torch.tensor(
-            [[-100] * (len(row) - said) + row[-said:] + [-100] * (longest - len(row)) for row, said in rows]
+            [
+                [-100] * (len(row) - answer_length) + row[-answer_length:] + [-100] * (longest - len(row))
+                for row, answer_length in rows
+            ]
         )
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-        found = nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-        return found / len(told)
+        total_loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        return total_loss / len(told)
 
     return model, loss
 
@@ -130,9 +141,9 @@ def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
     def loss(_: int) -> Tensor:
         read = tokenizer([text for text, *_ in told], padding=True, return_tensors="pt", return_token_type_ids=False)
         hidden, mask = model(**read).last_hidden_state, read["attention_mask"][..., None]
-        asked = nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
-        own = (torch.einsum("bd,bkd->bk", asked, vectors[rows]) / TEMPERATURE).log_softmax(1)
-        return (own.exp() * (own - target)).sum(1).mean()
+        query_vectors = nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+        log_probabilities = (torch.einsum("bd,bkd->bk", query_vectors, vectors[rows]) / TEMPERATURE).log_softmax(1)
+        return (log_probabilities.exp() * (log_probabilities - target)).sum(1).mean()
 
     return model, loss
 
@@ -145,10 +156,11 @@ def _task(folder: Path, stage: str) -> Any:
             B_RETRIEVER, preference="mean_log_probability", preference_temperature=TAU, text_share=0.0
         ),
     )
-    texts = [" ".join(_word(13 * number + place) for place in range(20)) for number in range(B_RETRIEVER)]
-    answers = [" ".join(_word(7 * number + place) for place in range(ANSWER)) for number in range(B_RETRIEVER)]
+    texts = [" ".join(_word(13 * number + position) for position in range(20)) for number in range(B_RETRIEVER)]
+    answers = [" ".join(_word(7 * number + position) for position in range(ANSWER)) for number in range(B_RETRIEVER)]
     examples = [
-        Example(str(at), *pair) for at, pair in enumerate(zip(texts, [(answer,) for answer in answers], strict=True))
+        Example(str(number), *pair)
+        for number, pair in enumerate(zip(texts, [(answer,) for answer in answers], strict=True))
     ]
     store = Store.open(str(folder / "store"))
     origins = InitialModels({"question": str(folder / "encoder"), "generator": str(folder / "generator")})

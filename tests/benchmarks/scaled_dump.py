@@ -34,9 +34,9 @@ class Sentences:
     @classmethod
     def of(cls, rows: Sequence[dict[str, str]]) -> "Sentences":
         """Cut passages, with `title` and `text`, into sentences; those with markup are left out."""
-        cut = (sentence for row in rows for sentence in _STOP.split(row["text"]))
+        sentences = (sentence for row in rows for sentence in _STOP.split(row["text"]))
         titles = dict.fromkeys(re.sub(r"[\[\]{}<>|#]", " ", row["title"]).strip() for row in rows)
-        return cls(tuple(one for one in cut if _PLAIN.fullmatch(one)), tuple(filter(None, titles)))
+        return cls(tuple(sentence for sentence in sentences if _PLAIN.fullmatch(sentence)), tuple(filter(None, titles)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Corpus:
     @classmethod
     def for_passages(cls, sentences: Sentences, passages: int) -> "Corpus":
         """Return the corpus of about so many passages."""
-        whole, left = cls(sentences, 1), passages * _WORDS
+        sample_corpus, words_left = cls(sentences, 1), passages * _WORDS
         number = 0
-        while left > 0:
+        while words_left > 0:
             number += 1
-            left -= whole.words(number)
+            words_left -= sample_corpus.words(number)
         return cls(sentences, number)
 
     def words(self, number: int) -> int:
@@ -92,20 +92,20 @@ class Corpus:
         chance = random.Random(number)
         if self._redirects(chance):
             target = self._title(chance.randint(1, self.pages))
-            told, text = f'<redirect title="{target}" />', f"#REDIRECT [[{target}]]"
+            redirect_tag, text = f'<redirect title="{target}" />', f"#REDIRECT [[{target}]]"
         else:
-            told, text = "", self._text(chance, _length(chance), edited)
+            redirect_tag, text = "", self._text(chance, _length(chance), edited)
         revision, day = (number * 7 + 10**9, "2026-11-01") if edited else (number * 7, "2026-10-01")
         return (
-            f"  <page><title>{self._title(number)}</title><ns>0</ns><id>{3 * number}</id>{told}<revision>"
+            f"  <page><title>{self._title(number)}</title><ns>0</ns><id>{3 * number}</id>{redirect_tag}<revision>"
             f"<id>{revision}</id><timestamp>{day}T12:00:00Z</timestamp><model>wikitext</model>"
             f'<text xml:space="preserve">{text}</text></revision></page>\n'
         ).encode()
 
     def _text(self, chance: random.Random, length: int, edited: bool) -> str:
         texts, centre = self.sentences.texts, chance.randrange(len(self.sentences.texts))
-        drawn = [texts[(centre + round(chance.gauss(0, _NEAR))) % len(texts)] for _ in range(length)]
-        linked = [self._linked(escape(one), chance) for one in drawn]
+        sentences = [texts[(centre + round(chance.gauss(0, _NEAR))) % len(texts)] for _ in range(length)]
+        linked = [self._linked(escape(sentence), chance) for sentence in sentences]
         if edited:
             linked.insert(len(linked) // 2, "In 2026 a sentence was put here that no one had read before.")
         lines = ["{{Infobox thing | name = it | year = 1900}}"]
@@ -119,9 +119,9 @@ class Corpus:
         if chance.random() >= _LINKED:
             return sentence
         words = sentence.split(" ")
-        at = chance.randrange(len(words) - 1)
-        if words[at].isalpha():
-            words[at] = f"[[{self._title(chance.randint(1, self.pages))}|{words[at]}]]"
+        position = chance.randrange(len(words) - 1)
+        if words[position].isalpha():
+            words[position] = f"[[{self._title(chance.randint(1, self.pages))}|{words[position]}]]"
         return " ".join(words)
 
     def _title(self, number: int) -> str:

@@ -65,9 +65,9 @@ def offer(parser: argparse.ArgumentParser, count: int) -> None:
 
 def given(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Vectors, list[str]]:
     """Return the passages of the options, their vectors, and the questions; the cache is in `folder` by default."""
-    named = options.passages, options.questions, options.count, options.asked
-    vectors = embedded(options.cache or folder / "cache", *named).passages
-    rows, questions = drawn(*named)
+    selection = options.passages, options.questions, options.count, options.asked
+    vectors = embedded(options.cache or folder / "cache", *selection).passages
+    rows, questions = drawn(*selection)
     return rows, vectors, questions
 
 
@@ -86,13 +86,13 @@ def publish(store: Store, rows: Sequence[dict[str, Any]], vectors: Vectors, work
     folder = resolve_folder(demo_encoder())
     spec = read_encoder_spec(folder, {})
     space = compute_space(folder, spec, "MiniLM")
-    named = {
+    paths = {
         "passages/part-00000.parquet": parquet,
         "embeddings/part-00000.npy": array,
         "index/hnsw.faiss": index,
         **{f"encoder/question/{n}": p for n, p in collect_question_encoder_files(folder, spec, space, work).items()},
     }
-    files = {name: store.blobs.put_file(path) for name, path in named.items()}
+    files = {name: store.blobs.put_file(path) for name, path in paths.items()}
     parts = (PartEntry("part-00000", 1, len(rows), len(rows)),)
     content = Content({"kind": "wiki"}, parts, files, {}, embeddings_in_space(space.to_json()), {"hnsw": plan.entry()})
     identity = store.snapshots.publish(Manifest(content))
@@ -147,7 +147,7 @@ def load(address: str, questions: Sequence[str], clients: int, until: Path | flo
     bodies = (json.dumps({"questions": [question], "k": K}).encode() for question in questions)
     requests = [_request("POST", "/search", body) for body in bodies]
     began = looked = time.monotonic()
-    found: list[Asked] = []
+    finished_requests: list[Asked] = []
     with DefaultSelector() as selector:
         for number in range(clients):
             first = number % len(requests)
@@ -155,13 +155,16 @@ def load(address: str, questions: Sequence[str], clients: int, until: Path | flo
         goes_on = True
         while selector.get_map():
             for key, _ in selector.select(_LOOK):
-                if (asked := key.data.look()) is None:
+                if (request := key.data.look()) is None:
                     continue
-                found.append(asked)
+                finished_requests.append(request)
                 key.data.ask() if goes_on else key.data.close()
-            if (now := time.monotonic()) > looked + _LOOK:
-                goes_on, looked = (not until.exists() if isinstance(until, Path) else now < began + until), now
-    return found
+            if (current_time := time.monotonic()) > looked + _LOOK:
+                goes_on, looked = (
+                    (not until.exists() if isinstance(until, Path) else current_time < began + until),
+                    current_time,
+                )
+    return finished_requests
 
 
 class _Connection:
@@ -237,7 +240,11 @@ def _request(method: str, path: str, body: bytes) -> bytes:
 
 def percentile_ms(asked: Sequence[Asked], share: float) -> float:
     """Return the milliseconds within which that share of the requests was answered."""
-    return round(float(np.percentile([one.ended - one.began for one in asked], share)) * 1e3, 2) if asked else 0.0
+    return (
+        round(float(np.percentile([request.ended - request.began for request in asked], share)) * 1e3, 2)
+        if asked
+        else 0.0
+    )
 
 
 def cpu_seconds(process: int) -> float:

@@ -74,53 +74,53 @@ def lesson(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> Lesson:
         return_offsets_mapping=True,
     )
     offsets = read.pop("offset_mapping")
-    texts = torch.tensor([[one == 1 for one in read.sequence_ids(row)] for row in range(2 * len(rows))])
+    texts = torch.tensor([[sequence_id == 1 for sequence_id in read.sequence_ids(row)] for row in range(2 * len(rows))])
     starts, ends = (torch.zeros(len(rows), texts.shape[1], dtype=torch.bool) for _ in range(2))
-    for at, row in enumerate(rows):
+    for row_number, row in enumerate(rows):
         for first, last in _occurrences(row):
-            start = texts[at] & (offsets[at, :, 0] == first)
-            end = texts[at] & (offsets[at, :, 1] == last)
+            start = texts[row_number] & (offsets[row_number, :, 0] == first)
+            end = texts[row_number] & (offsets[row_number, :, 1] == last)
             if start.any() and end.any():
-                starts[at] |= start
-                ends[at] |= end
+                starts[row_number] |= start
+                ends[row_number] |= end
     return Lesson(read, texts, starts, ends)
 
 
 def _occurrences(row: dict[str, Any]) -> Iterator[tuple[int, int]]:
     for answer in row["answers"]:
-        at = row["context"].find(answer)
-        while at >= 0:
-            yield at, at + len(answer)
-            at = row["context"].find(answer, at + 1)
+        position = row["context"].find(answer)
+        while position >= 0:
+            yield position, position + len(answer)
+            position = row["context"].find(answer, position + 1)
 
 
 def loss_of(module: Any, some: Lesson) -> Tensor:
     """Return the mean loss of the questions whose answer the cut left whole."""
-    found, n = module(**some.inputs), len(some.starts)
-    kept = some.starts.any(1)
+    outputs, n = module(**some.inputs), len(some.starts)
+    has_answer = some.starts.any(1)
     total = torch.zeros(())
-    for logits, right in ((found.start_logits, some.starts), (found.end_logits, some.ends)):
+    for logits, right in ((outputs.start_logits, some.starts), (outputs.end_logits, some.ends)):
         masked = logits.float().masked_fill(~some.texts, -torch.inf)
         both = torch.cat((masked[:n], masked[n:]), 1)  # (q, 2 t): a question's two passages
         gold = masked[:n].masked_fill(~right, -torch.inf)
-        total = total + (both.logsumexp(1) - gold.logsumexp(1))[kept].mean()
+        total = total + (both.logsumexp(1) - gold.logsumexp(1))[has_answer].mean()
     return total
 
 
 def train(module: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """Train until the CPU seconds are spent; return steps and the mean loss of the first and the last tenth."""
-    head = [one for name, one in module.named_parameters() if name.startswith("qa_outputs")]
+    head = [parameter for name, parameter in module.named_parameters() if name.startswith("qa_outputs")]
     module.bert.embeddings.word_embeddings.weight.requires_grad_(False)  # a few hundred steps teach words nothing
     rest = [parameter for parameter in module.bert.parameters() if parameter.requires_grad]
     groups = [{"params": rest, "lr": options.rate}, {"params": head, "lr": options.rate * _HEAD}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     rates, losses, began = [group["lr"] for group in optimizer.param_groups], [], time.process_time()
     for batch in _batches(rows, options.batch, options.seed):
-        spent = (time.process_time() - began) / options.cpu_seconds
-        if spent >= 1:
+        progress = (time.process_time() - began) / options.cpu_seconds
+        if progress >= 1:
             break
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * min(spent / _WARMUP, (1 - spent) / (1 - _WARMUP))
+            group["lr"] = rate * min(progress / _WARMUP, (1 - progress) / (1 - _WARMUP))
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
             loss = loss_of(module, lesson(tokenizer, batch))
         loss.backward()
@@ -129,7 +129,9 @@ def train(module: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], options: 
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     tenth = max(1, len(losses) // 10)
-    first, last = (round(sum(some) / len(some), 2) for some in (losses[:tenth], losses[-tenth:]))
+    first, last = (
+        round(sum(tenth_losses) / len(tenth_losses), 2) for tenth_losses in (losses[:tenth], losses[-tenth:])
+    )
     return {"steps": len(losses), "loss": [first, last]}
 
 
@@ -139,19 +141,24 @@ def _batches(rows: Sequence[dict[str, Any]], size: int, seed: int) -> Iterator[l
         raise SystemExit(f"{len(rows)} questions are fewer than a batch of {size}: give more, or a smaller --batch")
     dice = random.Random(f"spans {seed}")
     while True:
-        some = sorted(dice.sample(rows, len(rows)), key=lambda row: len(row["context"]) // 50)
-        batches = [some[at : at + size] for at in range(0, len(some) - size + 1, size)]
+        sorted_rows = sorted(dice.sample(rows, len(rows)), key=lambda row: len(row["context"]) // 50)
+        batches = [sorted_rows[start : start + size] for start in range(0, len(sorted_rows) - size + 1, size)]
         yield from dice.sample(batches, len(batches))
 
 
 def checked(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return EM and F1 of the saved model, each from the question's own context alone, with 95 % intervals."""
-    model, said = SpanModel.load(folder), []
+    model, answers = SpanModel.load(folder), []
     for row in rows:
         _, start, end, _ = model.score(row["question"], [row["context"]]).find_best(model.max_span)
-        said.append((row["context"][start:end], row["answers"]))
-    found = {name: estimate_mean([of(*one) for one in said]) for name, of in (("EM", exact_match), ("F1", token_f1))}
-    return {name: [round(value, 3) for value in (one.value, one.low, one.high)] for name, one in found.items()}
+        answers.append((row["context"][start:end], row["answers"]))
+    estimates = {
+        name: estimate_mean([of(*pair) for pair in answers]) for name, of in (("EM", exact_match), ("F1", token_f1))
+    }
+    return {
+        name: [round(value, 3) for value in (estimate.value, estimate.low, estimate.high)]
+        for name, estimate in estimates.items()
+    }
 
 
 def main() -> None:
@@ -170,23 +177,23 @@ def main() -> None:
     options.to.mkdir(parents=True)
     torch.set_num_threads(1)
     set_seed(options.seed)
-    began, spent, source = time.perf_counter(), time.process_time(), resolve_folder(options.encoder)
+    began, cpu_start, source = time.perf_counter(), time.process_time(), resolve_folder(options.encoder)
     rows = lines(options.data / "train_triples.jsonl.xz")
-    told = [row for row in rows if not held_out(row["context"])]
+    train_rows = [row for row in rows if not held_out(row["context"])]
     module, tokenizer = BertForQuestionAnswering.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    found = train(module.train(), tokenizer, told, options)
+    training_report = train(module.train(), tokenizer, train_rows, options)
     module.save_pretrained(options.to)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
         if (source / name).is_file():
             shutil.copyfile(source / name, options.to / name)
-    asked = random.Random(options.seed).sample([row for row in rows if held_out(row["context"])], options.check)
+    test_rows = random.Random(options.seed).sample([row for row in rows if held_out(row["context"])], options.check)
     line = {
         "benchmark": "span_model",
-        "questions": len(told),
-        **found,
-        "held_out": {"n": len(asked), **checked(options.to, asked)},
+        "questions": len(train_rows),
+        **training_report,
+        "held_out": {"n": len(test_rows), **checked(options.to, test_rows)},
         "seconds": round(time.perf_counter() - began),
-        "cpu_seconds": round(time.process_time() - spent),
+        "cpu_seconds": round(time.process_time() - cpu_start),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }
     print(json.dumps(line))

@@ -52,9 +52,9 @@ class Told:
     @property
     def whole(self) -> Spent:
         """All stages together."""
-        every = list(self.stages.values())
-        sums = (sum(getattr(one, name) for one in every) for name in ("seconds", "cpu_seconds"))
-        return Spent(*sums, *(max(getattr(one, name) for one in every) for name in _PEAKS))
+        costs = list(self.stages.values())
+        sums = (sum(getattr(cost, name) for cost in costs) for name in ("seconds", "cpu_seconds"))
+        return Spent(*sums, *(max(getattr(cost, name) for cost in costs) for name in _PEAKS))
 
 
 OnStage = Callable[[str, Spent], None]
@@ -75,19 +75,19 @@ class Watch:
 
     def read(self, lines: Iterator[str]) -> str:
         """Follow the stages that a command names, until it says no more; return all that it said."""
-        said = []
+        printed_lines = []
         for line in lines:
-            said.append(line)
-            if found := _SAID.fullmatch(line.strip()):
-                begun, ended = found.groups()
-                if begun:
-                    self._begun[begun] += 1
-                    self._stage = self._named(begun)
+            printed_lines.append(line)
+            if stage_match := _SAID.fullmatch(line.strip()):
+                started_stage, ended = stage_match.groups()
+                if started_stage:
+                    self._begun[started_stage] += 1
+                    self._stage = self._named(started_stage)
                     continue
                 self._stage, ended = OUTSIDE, self._named(ended)
                 if self._on_stage and ended in self.stages:
                     self._on_stage(ended, self.stages[ended])
-        return "".join(said)
+        return "".join(printed_lines)
 
     def _named(self, stage: str) -> str:
         """Return the name of a stage for the time that it began last."""
@@ -103,8 +103,8 @@ class Watch:
     def _run(self) -> None:
         last = time.perf_counter()
         while not self._ended.wait(_INTERVAL):
-            stage, now = self.stages.setdefault(self._stage, Spent()), time.perf_counter()
-            stage.seconds, last = stage.seconds + now - last, now
+            stage, current_time = self.stages.setdefault(self._stage, Spent()), time.perf_counter()
+            stage.seconds, last = stage.seconds + current_time - last, current_time
             for pid in members(self._session):
                 self._look(pid, stage)
 
@@ -115,42 +115,42 @@ class Watch:
             status = (folder / "status").read_text()
         except OSError:  # it has just ended
             return
-        spent = (int(fields[11]) + int(fields[12])) / _TICKS
-        stage.cpu_seconds += spent - self._cpu.get(pid, 0.0)
-        self._cpu[pid] = spent
+        cpu_seconds = (int(fields[11]) + int(fields[12])) / _TICKS
+        stage.cpu_seconds += cpu_seconds - self._cpu.get(pid, 0.0)
+        self._cpu[pid] = cpu_seconds
         whose = "launcher" if pid == self._session else "worker"
         for kind, line in _KINDS.items():
-            held = int(status.partition(line)[2].split()[0]) * 1024 / 1e6 if line in status else 0.0
-            setattr(stage, f"{whose}_{kind}", max(getattr(stage, f"{whose}_{kind}"), held))
+            megabytes = int(status.partition(line)[2].split()[0]) * 1024 / 1e6 if line in status else 0.0
+            setattr(stage, f"{whose}_{kind}", max(getattr(stage, f"{whose}_{kind}"), megabytes))
 
 
 def bookwheel(*words: str, environment: dict[str, str], on_stage: OnStage | None = None) -> Told:
     """Run a verb to its end; a failure ends the benchmark with what it said."""
     process = _started(words, environment)
-    watch, said = Watch(process.pid, on_stage), list[str]()
+    watch, error_texts = Watch(process.pid, on_stage), list[str]()
     assert process.stderr is not None
     assert process.stdout is not None
-    reader = threading.Thread(target=lambda: said.append(watch.read(process.stderr)))  # type: ignore[arg-type]
+    reader = threading.Thread(target=lambda: error_texts.append(watch.read(process.stderr)))  # type: ignore[arg-type]
     reader.start()
     output = process.stdout.read()
     process.wait()
     reader.join()
     stages = watch.stop()
     if process.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}: {said[0][-2000:]}")
+        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}: {error_texts[0][-2000:]}")
     return Told(json.loads(output), stages)
 
 
 @contextmanager
 def service(*words: str, environment: dict[str, str]) -> Iterator[tuple[str, Told]]:
     """Run `serve` until the block ends; yield its address, and what it took, which is there after the block."""
-    process, told = _started((*words, "--port", "0"), environment, subprocess.DEVNULL), Told()
+    process, report = _started((*words, "--port", "0"), environment, subprocess.DEVNULL), Told()
     watch = Watch(process.pid)
     try:
         assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"].removeprefix("http://"), told
+        yield json.loads(process.stdout.readline())["url"].removeprefix("http://"), report
     finally:
-        told.stages = watch.stop()
+        report.stages = watch.stop()
         process.terminate()
         process.wait()
 

@@ -67,10 +67,10 @@ def of_equal_norm(parts: list[Path], folder: Path) -> list[Path]:
     """
     folder.mkdir()
     squares = [np.square(np.load(part)).sum(axis=1) for part in parts]
-    most = max(float(part.max()) for part in squares)
+    max_square = max(float(part.max()) for part in squares)
     for part, square in zip(parts, squares, strict=True):
-        lacking = np.sqrt(most - square).astype(np.float32)
-        np.save(folder / part.name, np.hstack([np.load(part), lacking[:, None]]), allow_pickle=False)
+        padding = np.sqrt(max_square - square).astype(np.float32)
+        np.save(folder / part.name, np.hstack([np.load(part), padding[:, None]]), allow_pickle=False)
     return [folder / part.name for part in parts]
 
 

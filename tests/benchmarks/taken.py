@@ -42,7 +42,7 @@ def median(runs: Sequence[Spent], what: str) -> float:
 
 
 def _taken(optimizer: torch.optim.Optimizer, loss: Loss, steps: int) -> list[Step]:
-    found = []
+    step_costs = []
     for number in range(steps):
         started, cpu = time.perf_counter(), time.process_time()
         value = loss(number)
@@ -50,5 +50,5 @@ def _taken(optimizer: torch.optim.Optimizer, loss: Loss, steps: int) -> list[Ste
         optimizer.step()
         optimizer.zero_grad()
         loss_value = value.item()  # waits for a GPU, which has only been told so far
-        found.append(Step(time.perf_counter() - started, time.process_time() - cpu, loss_value))
-    return found
+        step_costs.append(Step(time.perf_counter() - started, time.process_time() - cpu, loss_value))
+    return step_costs

@@ -66,20 +66,26 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
     if not rows:
         rows = demo_passages()
         rows = rows[:: max(1, len(rows) // options.count)]
-    asked = lines(options.questions or QUESTIONS)
-    rows, asked = rows[: options.count], asked[:: max(1, len(asked) // options.asked)][: options.asked]
-    known = dict[str, int]()
+    question_rows = lines(options.questions or QUESTIONS)
+    rows, question_rows = (
+        rows[: options.count],
+        question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked],
+    )
+    row_by_id = dict[str, int]()
     for number, row in enumerate(rows):  # a later file may use an id again: questions are about the first
-        known.setdefault(str(row.get("id")), number)
-    if all("paragraph" in one for one in asked):
-        asked = [one for one in asked if str(one["paragraph"]) in known]
-        relevant = [{known[str(one["paragraph"])]} for one in asked]
+        row_by_id.setdefault(str(row.get("id")), number)
+    if all("paragraph" in question for question in question_rows):
+        question_rows = [question for question in question_rows if str(question["paragraph"]) in row_by_id]
+        relevant = [{row_by_id[str(question["paragraph"])]} for question in question_rows]
     else:
-        answers = [AnswerMatcher(one["answers"]) for one in asked]
+        answers = [AnswerMatcher(question["answers"]) for question in question_rows]
         relevant = [{n for n, row in enumerate(rows) if answer.match(row["text"])} for answer in answers]
-    kept = [number for number, rel in enumerate(relevant) if rel]
-    asked, relevant = [asked[number] for number in kept], [relevant[number] for number in kept]
-    texts = [one["question"] for one in asked]
+    question_numbers = [number for number, rel in enumerate(relevant) if rel]
+    question_rows, relevant = (
+        [question_rows[number] for number in question_numbers],
+        [relevant[number] for number in question_numbers],
+    )
+    texts = [question["question"] for question in question_rows]
     key = digest_json([[row["text"] for row in rows], texts, str(options.colbert)])[-12:]
     files = [cache / f"{key}-{name}" for name in ("tokens.arrow", "dense.npy", "asked_tokens.npy", "asked.npy")]
     if not all(file.is_file() for file in files):
@@ -97,16 +103,18 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
 
 def _stored(options: argparse.Namespace) -> Data:
     with Snapshot.open(options.store) as snapshot:
-        parts, every = snapshot.parts, snapshot.passages(range(snapshot.n))
-        rows = {one.id: row for row, one in enumerate(every)}
-        asked = [one for one in lines(options.questions) if all(name in rows for name in one["passages"])]
-        asked = asked[:: max(1, len(asked) // options.asked)][: options.asked]
-        texts = [one["question"] for one in asked]
+        parts, passages = snapshot.parts, snapshot.passages(range(snapshot.n))
+        rows = {passage.id: row for row, passage in enumerate(passages)}
+        question_rows = [
+            question for question in lines(options.questions) if all(name in rows for name in question["passages"])
+        ]
+        question_rows = question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked]
+        texts = [question["question"] for question in question_rows]
         many = TokenEncoder.load(snapshot.folder(question_encoder_path(TOKENS)), device="cpu")
-        one = Encoder.load(snapshot.folder(question_encoder_path(EMBEDDINGS)), device="cpu")
+        dense_encoder = Encoder.load(snapshot.folder(question_encoder_path(EMBEDDINGS)), device="cpu")
         dense = np.concatenate([snapshot.embeddings(part.name) for part in parts]).astype(np.float32)
-        relevant = [{rows[name] for name in question["passages"]} for question in asked]
-        both = many.encode_questions(texts), one.encode_questions(texts)
+        relevant = [{rows[name] for name in question["passages"]} for question in question_rows]
+        both = many.encode_questions(texts), dense_encoder.encode_questions(texts)
         return Data(snapshot.row_files(TOKENS), dense, *both, relevant, texts, many.space().name)
 
 
@@ -117,30 +125,32 @@ def _encode(
     if not colbert:
         plain = Path(demo_encoder())
         TokenModel.from_encoder(plain, 128, device="cpu").save(folder, plain, TokenSpec())
-    many, one = TokenEncoder.load(folder, device="cpu"), Encoder.load(demo_encoder(), device="cpu")
+    many, dense_encoder = TokenEncoder.load(folder, device="cpu"), Encoder.load(demo_encoder(), device="cpu")
     titles, bodies = [row["title"] for row in rows], [row["text"] for row in rows]
     with TokenWriter(files[0].with_suffix(".part"), many.dim, "float16") as writer:
         for first in range(0, len(rows), _WINDOW):
-            some = slice(first, first + _WINDOW)
-            writer.write(many.encode_passages(titles[some], bodies[some]))
+            window = slice(first, first + _WINDOW)
+            writer.write(many.encode_passages(titles[window], bodies[window]))
     files[0].with_suffix(".part").rename(files[0])
-    np.save(files[1], one.encode_passages(titles, bodies))
+    np.save(files[1], dense_encoder.encode_passages(titles, bodies))
     np.save(files[2], many.encode_questions(texts))
-    np.save(files[3], one.encode_questions(texts))
+    np.save(files[3], dense_encoder.encode_questions(texts))
 
 
 def ndcg(rows: Rows, relevant: Sequence[set[int]]) -> Vectors:
     """Return (q,) nDCG@10 of lists of rows, (q, >= 10), with relevance 0 or 1."""
     gains = 1 / np.log2(np.arange(2, K + 2))
-    found = np.array([[row in rel for row in line[:K].tolist()] for line, rel in zip(rows, relevant, strict=True)])
+    is_relevant = np.array(
+        [[row in rel for row in line[:K].tolist()] for line, rel in zip(rows, relevant, strict=True)]
+    )
     ideal = np.array([gains[: len(rel)].sum() for rel in relevant])
-    return (found * gains[: found.shape[1]]).sum(axis=1) / ideal
+    return (is_relevant * gains[: is_relevant.shape[1]]).sum(axis=1) / ideal
 
 
 def interval(difference: Vectors) -> list[float]:
     """Return the 95 % interval of a mean, by 2,000 resamples of the questions."""
-    chosen = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
-    return [round(float(edge), 4) for edge in np.percentile(difference[chosen].mean(axis=1), (2.5, 97.5))]
+    sample_rows = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
+    return [round(float(edge), 4) for edge in np.percentile(difference[sample_rows].mean(axis=1), (2.5, 97.5))]
 
 
 def exhaustive(data: Data, every: TokenVectors) -> Rows:

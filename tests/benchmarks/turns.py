@@ -38,10 +38,10 @@ class Block:
 
 def two_cores() -> tuple[int, int]:
     """Return the core of the trainers, and that of rebuilds."""
-    found = sorted(os.sched_getaffinity(0))
-    if len(found) < 2:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
         raise SystemExit("this process may use one core only: rebuilds need another one")
-    return found[0], found[1]
+    return cores[0], cores[1]
 
 
 @dataclass
@@ -63,8 +63,8 @@ class Turn:
         if kind == "train":
             self.beside += any(child._process.poll() is None for child in self.children)
             if step % self.steps == 0:
-                seconds, cpu, *busy = (now - then for now, then in zip(self._now(), self.began, strict=True))
-                first, second = (one / seconds for one in busy)
+                seconds, cpu, *busy = (end - then for end, then in zip(self._now(), self.began, strict=True))
+                first, second = (busy_seconds / seconds for busy_seconds in busy)
                 self.pipe.send(Block(seconds, cpu, (first, second), self.beside))
 
     def _now(self) -> tuple[float, ...]:
@@ -92,8 +92,8 @@ class Elsewhere:
     turn: Turn
 
     def start(self, order: RebuildOrder) -> RebuildProcess:
-        trainers, others = self.turn.cores
-        os.sched_setaffinity(0, {others})  # of this thread: a child has what its parent's thread has
+        trainers, rebuild_core = self.turn.cores
+        os.sched_setaffinity(0, {rebuild_core})  # of this thread: a child has what its parent's thread has
         try:
             child = self.rebuilds.start(order)
         finally:
@@ -113,30 +113,32 @@ def in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tup
         running.append((ours, list[Block](), list[Any]()))
     for pipe, _, _ in running:
         pipe.recv()  # it is at its first step
-    while left := [one for one in running if not one[2]]:
-        for pipe, blocks, values in left:
+    while unfinished := [state for state in running if not state[2]]:
+        for pipe, blocks, values in unfinished:
             pipe.send(None)
-            while isinstance(said := pipe.recv(), Block):
-                blocks.append(said)
-            if said is not None:
-                values.extend(said)
+            while isinstance(message := pipe.recv(), Block):
+                blocks.append(message)
+            if message is not None:
+                values.extend(message)
     return [(blocks, values[0]) for _, blocks, values in running]
 
 
 def compared(mine: Sequence[Block], other: Sequence[Block], steps: int) -> dict[str, Any]:
     """Return how much longer `mine` took than `other` by the clock, with a 95 % interval over the pairs of blocks."""
-    mean = np.mean([one.seconds for one in other])
+    mean = np.mean([block.seconds for block in other])
     slower = estimate_mean([float((a.seconds - b.seconds) / mean) for a, b in zip(mine, other, strict=True)])
-    cpu = [sum(one.cpu_seconds for one in some) for some in (mine, other)]
-    others = [one.busy[0] - one.cpu_seconds / one.seconds for one in (*mine, *other)]
+    cpu = [sum(block.cpu_seconds for block in blocks) for blocks in (mine, other)]
+    other_shares = [block.busy[0] - block.cpu_seconds / block.seconds for block in (*mine, *other)]
     return {
         "slower": [round(x, 3) for x in (slower.value, slower.low, slower.high)],
-        "steps_per_s": [round(steps * len(some) / sum(one.seconds for one in some), 3) for some in (mine, other)],
+        "steps_per_s": [
+            round(steps * len(blocks) / sum(block.seconds for block in blocks), 3) for blocks in (mine, other)
+        ],
         "cpu_ratio": round(cpu[0] / cpu[1], 3),
         "blocks": len(mine),
-        "steps_beside_a_rebuild": sum(one.beside for one in mine),
-        "others_on_the_trainers_core": round(float(np.mean(others)), 3),
-        "others_on_the_rebuilds_core": round(float(np.mean([one.busy[1] for one in other])), 3),
+        "steps_beside_a_rebuild": sum(block.beside for block in mine),
+        "others_on_the_trainers_core": round(float(np.mean(other_shares)), 3),
+        "others_on_the_rebuilds_core": round(float(np.mean([block.busy[1] for block in other])), 3),
     }
 
 
@@ -153,4 +155,6 @@ def _busy(core: int) -> float:
     """Return the seconds that a core was not idle since the machine started."""
     lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     words = next(line.split() for line in lines if line.startswith(f"cpu{core} "))
-    return sum(int(word) for place, word in enumerate(words) if place and place not in (*_IDLE, 9, 10)) / _TICKS
+    return (
+        sum(int(word) for position, word in enumerate(words) if position and position not in (*_IDLE, 9, 10)) / _TICKS
+    )

@@ -19,10 +19,10 @@ SearchFunction = Callable[[Sequence[str], int], list[list[Passage]]]  # question
 def write_parts(passages: Iterable[Passage], size: int, folder: Path) -> list[Path]:
     """Write passages in parts of `size`."""
     paths, rest = list[Path](), iter(passages)
-    while some := list(islice(rest, size)):
+    while part_passages := list(islice(rest, size)):
         paths.append(folder / f"part-{len(paths):05d}.parquet")
         with PassageWriter(paths[-1]) as writer:
-            for passage in some:
+            for passage in part_passages:
                 writer.write(passage)
     return paths
 
@@ -47,6 +47,6 @@ def searching_words(passages: Sequence[Passage], folder: Path) -> SearchFunction
 
     def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
         rows = index.search(questions, min(k, index.n))[1]
-        return [[passages[row] for row in own if row >= 0] for own in rows.tolist()]
+        return [[passages[row] for row in question_rows if row >= 0] for question_rows in rows.tolist()]
 
     return search
