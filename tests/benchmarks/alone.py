@@ -55,9 +55,9 @@ def _serve(pipe: Connection, threads: int, work: Callable[..., Any], arguments: 
     faiss.omp_set_num_threads(threads)
     status = Path("/proc/self/status")
     pipe.send(_anonymous_mb(status))
-    began, spent = time.perf_counter(), time.process_time()
+    began, cpu_start = time.perf_counter(), time.process_time()
     value = work(*arguments)
-    pipe.send((time.perf_counter() - began, time.process_time() - spent, _anonymous_mb(status), value))
+    pipe.send((time.perf_counter() - began, time.process_time() - cpu_start, _anonymous_mb(status), value))
 
 
 def _anonymous_mb(status: Path) -> float:

@@ -67,7 +67,7 @@ def synthetic(count: int) -> Iterator[Passage]:
 
 def synthetic_questions(asked: int) -> list[str]:
     """Return questions of 2 to 8 words of the first passages."""
-    rng, texts = np.random.default_rng(8), [one.text.split() for one in synthetic(asked)]
+    rng, texts = np.random.default_rng(8), [passage.text.split() for passage in synthetic(asked)]
     return [" ".join(rng.choice(words, rng.integers(2, 9), replace=False)) for words in texts]
 
 
@@ -92,15 +92,15 @@ def texts_in(folder: Path) -> list[str]:
 
 def write_edited(folder: Path) -> None:
     """Write a folder's parts again as `edited`, after 1 % of the passages were changed, inserted or deleted."""
-    place, count = folder / "edited", 0
-    place.mkdir()
+    edited_folder, count = folder / "edited", 0
+    edited_folder.mkdir()
     for path in sorted(folder.glob("part-*.parquet")):
-        kept = list(_edited(PassageFile(path).iter_passages()))
-        write_parts(kept, max(1, len(kept)), place)[0].rename(place / f"new-{path.name}")
-        count += len(kept)
-    for path in place.glob("new-*"):
+        passages = list(_edited(PassageFile(path).iter_passages()))
+        write_parts(passages, max(1, len(passages)), edited_folder)[0].rename(edited_folder / f"new-{path.name}")
+        count += len(passages)
+    for path in edited_folder.glob("new-*"):
         path.rename(path.with_name(path.name.removeprefix("new-")))
-    (place / "count").write_text(str(count))
+    (edited_folder / "count").write_text(str(count))
 
 
 def _edited(passages: Iterator[Passage]) -> Iterator[Passage]:
@@ -138,36 +138,36 @@ def rebuild_ours(folder: Path, parts: int, deltas: bool, rounds: int) -> dict[st
 
     They take turns; figures are medians of rounds.
     """
-    after = folder / "edited"
-    KIND.train(_plan(after), [], after / "trained")
+    edited_folder = folder / "edited"
+    KIND.train(_plan(edited_folder), [], edited_folder / "trained")
     store, earlier = _earlier(folder, parts)
-    spent = _made_of(store, earlier) if deltas else 0.0
-    taken: list[tuple[float, float]] = []
+    delta_s = _made_of(store, earlier) if deltas else 0.0
+    costs: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
-        (after / "bm25.postings").unlink(missing_ok=True)  # no build writes over a file
+        (edited_folder / "bm25.postings").unlink(missing_ok=True)  # no build writes over a file
         began = time.process_time()
-        earlier.derive(store, _plan(after), after / "bm25.postings")
-        rebuilt, made_of = time.process_time() - began, _bytes(after)
-        (after / "bm25.postings").unlink()
-        taken.append((rebuilt, sum(build_ours(after, parts).values())))
-        if _bytes(after) != made_of:
+        earlier.derive(store, _plan(edited_folder), edited_folder / "bm25.postings")
+        rebuilt, made_of = time.process_time() - began, _bytes(edited_folder)
+        (edited_folder / "bm25.postings").unlink()
+        costs.append((rebuilt, sum(build_ours(edited_folder, parts).values())))
+        if _bytes(edited_folder) != made_of:
             raise SystemExit("what was made of the index before differs from a whole build")
-    rebuilt, whole = (statistics.median(column) for column in zip(*taken[1:], strict=True))  # the first loads the code
-    return {"rebuild": rebuilt, "whole": whole, "share": rebuilt / whole} | ({"deltas": spent} if deltas else {})
+    rebuilt, full = (statistics.median(column) for column in zip(*costs[1:], strict=True))  # the first loads the code
+    return {"rebuild": rebuilt, "whole": full, "share": rebuilt / full} | ({"deltas": delta_s} if deltas else {})
 
 
 def _earlier(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
     """Return a store with the passages of both builds, and the index before in it."""
     store = Store.open(str(folder / "store"), create=True)
-    found, first = [], 0
+    parts_with_parents, first = [], 0
     for number in range(parts):
-        paths = [_part(place, number) for place in (folder, folder / "edited")]
-        before, after = (store.blobs.put_file(path) for path in paths)
+        paths = [_part(part_folder, number) for part_folder in (folder, folder / "edited")]
+        parent_blob, edited_blob = (store.blobs.put_file(path) for path in paths)
         rows = [PassageFile(path).n_rows for path in paths]
-        found.append(PartWithParents(after, rows[1], ((before, first, rows[0]),)))
+        parts_with_parents.append(PartWithParents(edited_blob, rows[1], ((parent_blob, first, rows[0]),)))
         first += rows[0]
     index = store.blobs.put_file(folder / "bm25.postings")
-    return store, ParentIndex(index, _plan(folder).entry(), tuple(found))
+    return store, ParentIndex(index, _plan(folder).entry(), tuple(parts_with_parents))
 
 
 def _made_of(store: Store, earlier: ParentIndex) -> float:
@@ -207,7 +207,7 @@ def build_bm25s_of_terms(folder: Path, out: Path) -> float:
     vocabulary: dict[str, int] = {}
     analyzer, numbers = Analyzer(), list[list[int]]()
     for text in texts_in(folder):
-        numbers.append([vocabulary.setdefault(one.decode(), len(vocabulary)) for one in analyzer.terms(text)])
+        numbers.append([vocabulary.setdefault(term.decode(), len(vocabulary)) for term in analyzer.terms(text)])
     began = time.process_time()
     index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index((numbers, vocabulary), show_progress=False)
@@ -217,18 +217,18 @@ def build_bm25s_of_terms(folder: Path, out: Path) -> float:
 
 def build_tantivy(folder: Path, out: Path) -> float:
     """Build tantivy's index of a folder's terms in one segment; return CPU seconds of what follows the analyzer."""
-    analyzer, spent = Analyzer(), 0.0
+    analyzer, cpu_seconds = Analyzer(), 0.0
     out.mkdir()
     writer = tantivy.Index(_schema(), path=str(out)).writer(heap_size=1_000_000_000, num_threads=1)
     for text in texts_in(folder):
         body = " ".join(term.decode() for term in analyzer.terms(text))
         began = time.process_time()
         writer.add_document(tantivy.Document(body=body))
-        spent += time.process_time() - began
+        cpu_seconds += time.process_time() - began
     began = time.process_time()
     writer.commit()
     writer.wait_merging_threads()
-    return spent + time.process_time() - began
+    return cpu_seconds + time.process_time() - began
 
 
 def _schema() -> Any:
@@ -260,24 +260,24 @@ def tantivy_side(path: Path, asked: Terms, k: int) -> Callable[[], Any]:
     searcher, schema = index.searcher(), index.schema
     queries = [
         tantivy.Query.boolean_query(
-            [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "body", term)) for term in some]
+            [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "body", term)) for term in terms]
         )
-        for some in asked
+        for terms in asked
     ]
     return lambda: [searcher.search(query, k, count=False) for query in queries]
 
 
 def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict[str, float]:
     """Return each side's questions per CPU second: the median of rounds in which they take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
+    round_seconds: dict[str, list[float]] = {name: [] for name in sides}
     for search in sides.values():
         search()  # compiled, and its pages read
     for _ in range(rounds):
         for name, search in sides.items():
             began = time.process_time()
             search()
-            taken[name].append(time.process_time() - began)
-    return {name: round(asked / statistics.median(own), 1) for name, own in taken.items()}
+            round_seconds[name].append(time.process_time() - began)
+    return {name: round(asked / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
 
 
 def compare(index: Bm25Index, path: Path, questions: Sequence[str], asked: Terms, k: int) -> float:
@@ -286,10 +286,10 @@ def compare(index: Bm25Index, path: Path, questions: Sequence[str], asked: Terms
     scores, rows = index.search(questions, k)
     worst = 0.0
     for score, row, terms in zip(scores, rows, asked, strict=True):
-        held = row >= 0
-        if held.any():
-            theirs = peer.get_scores([term for term in terms if term in peer.vocab_dict])[row[held]]
-            worst = max(worst, float(np.max(np.abs(score[held] - theirs) / theirs)))
+        is_hit = row >= 0
+        if is_hit.any():
+            theirs = peer.get_scores([term for term in terms if term in peer.vocab_dict])[row[is_hit]]
+            worst = max(worst, float(np.max(np.abs(score[is_hit] - theirs) / theirs)))
     return worst
 
 
@@ -300,16 +300,16 @@ def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> di
     ours = alone(build_ours, folder, parts)
     write_edited(folder)
     alone(rebuild_ours, folder, parts, False, 1)  # compiles
-    again = {
-        name: alone(rebuild_ours, folder, parts, given, options.rounds)
-        for name, given in (("", False), ("_with_deltas", True))
+    rebuilds = {
+        name: alone(rebuild_ours, folder, parts, deltas, options.rounds)
+        for name, deltas in (("", False), ("_with_deltas", True))
     }
-    one, joined = alone(scatter, folder, parts // 2), alone(merge, folder, parts)
+    scattered, merged = alone(scatter, folder, parts // 2), alone(merge, folder, parts)
     report: dict[str, Any] = {
-        f"rebuild_after_1_percent{how}": {name: round(value, 3) for name, value in one.value.items()}
-        for how, one in again.items()
+        f"rebuild_after_1_percent{how}": {name: round(value, 3) for name, value in rebuild.value.items()}
+        for how, rebuild in rebuilds.items()
     }
-    report |= {"peak_mb": {"scatter": round(one.anonymous_mb), "merge": round(joined.anonymous_mb)}}
+    report |= {"peak_mb": {"scatter": round(scattered.anonymous_mb), "merge": round(merged.anonymous_mb)}}
     once.mkdir()
     (once / "count").write_text(str(n))
     write_parts(synthetic(n) if options.synthetic else options.held, n, once)
@@ -349,26 +349,26 @@ def main() -> None:
         report |= build_all(work, options, parts, n)
         options.held = None
         report["bytes_per_passage"] = {"ours": round((work / "parts" / "bm25.postings").stat().st_size / n, 1)}
-        index, asked = open_words(work / "parts" / "bm25.postings", n), terms_of(questions)
+        index, question_terms = open_words(work / "parts" / "bm25.postings", n), terms_of(questions)
         sides: dict[str, Callable[[], Any]] = {"ours": lambda: index.search(questions, options.k)}
         if "bm25s" in options.peers:
-            sides |= bm25s_sides(work / "bm25s_of_terms", asked, questions, options.k)
+            sides |= bm25s_sides(work / "bm25s_of_terms", question_terms, questions, options.k)
             report["bytes_per_passage"]["bm25s"] = round(_size(work / "bm25s_of_terms") / n, 1)
             few = slice(0, 200)
-            worst = compare(index, work / "bm25s_of_terms", questions[few], asked[few], options.k)
+            worst = compare(index, work / "bm25s_of_terms", questions[few], question_terms[few], options.k)
             report["largest_relative_difference"] = worst
         if "tantivy" in options.peers:
-            sides["tantivy_terms"] = tantivy_side(work / "tantivy_of_terms", asked, options.k)
+            sides["tantivy_terms"] = tantivy_side(work / "tantivy_of_terms", question_terms, options.k)
             report["bytes_per_passage"]["tantivy"] = round(_size(work / "tantivy_of_terms") / n, 1)
         if options.reading_all:
             sides["ours_reading_all"] = lambda: index.search(questions, options.k, skip=False)
-        found = speeds(sides, len(questions), options.rounds)
-        report["questions_per_cpu_second"] = found
+        rates = speeds(sides, len(questions), options.rounds)
+        report["questions_per_cpu_second"] = rates
         if "bm25s" in options.peers:
-            report |= {"ratio": round(found["ours"] / found["bm25s_texts"], 3)}
-            report |= {"ratio_of_terms": round(found["ours"] / found["bm25s_terms"], 3)}
+            report |= {"ratio": round(rates["ours"] / rates["bm25s_texts"], 3)}
+            report |= {"ratio_of_terms": round(rates["ours"] / rates["bm25s_terms"], 3)}
         if "tantivy" in options.peers:
-            report |= {"ratio_to_tantivy": round(found["ours"] / found["tantivy_terms"], 3)}
+            report |= {"ratio_to_tantivy": round(rates["ours"] / rates["tantivy_terms"], 3)}
         report["peak_mb_all"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(json.dumps(report))
 

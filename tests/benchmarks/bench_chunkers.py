@@ -64,7 +64,8 @@ def contenders(encoder: str, tokenizer: Tokenizer) -> dict[str, Chunks]:
         "semantic 200": ChunkRecipe("semantic", settings={"encoder": encoder}),
     }
     cuts = {
-        name: by_chunker(one.create_chunker().open, overlaps=one.chunker == "tokens") for name, one in recipes.items()
+        name: by_chunker(recipe.create_chunker().open, overlaps=recipe.chunker == "tokens")
+        for name, recipe in recipes.items()
     }
     return {**cuts, PEER: langchain(tokenizer, 200), "langchain 130 tokens": langchain(tokenizer, 130)}
 
@@ -82,30 +83,30 @@ _SIZES = [
 
 def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
     """Return Chroma's corpora, measured by the characters that answer."""
-    texts, asked = chroma(folder, corpora)
+    texts, questions = chroma(folder, corpora)
 
     def measure(one: Asked) -> Measure:
         def measured(read: Sequence[Chunk]) -> dict[str, float]:
-            found = measure_spans([chunk.span for chunk in read], one.wanted)
-            return {"recall": found.recall, "precision": found.precision, "iou": found.iou}
+            spans = measure_spans([chunk.span for chunk in read], one.wanted)
+            return {"recall": spans.recall, "precision": spans.precision, "iou": spans.iou}
 
         return measured
 
-    return Task("chroma", texts, [one.text for one in asked], [measure(one) for one in asked])
+    return Task("chroma", texts, [q.text for q in questions], [measure(q) for q in questions])
 
 
 def demo_task(articles: int) -> Task:
     """Return the first articles of the demo dump that a question is about, measured by answers that were read."""
     rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    kept = list(dict.fromkeys(row["article"] for row in rows))[:articles]
-    asked = [row for row in rows if row["article"] in kept]
-    texts = [text for text in demo_texts() if articles >= len(kept) + 1 or text.title in kept]
+    article_titles = list(dict.fromkeys(row["article"] for row in rows))[:articles]
+    question_rows = [row for row in rows if row["article"] in article_titles]
+    texts = [text for text in demo_texts() if articles >= len(article_titles) + 1 or text.title in article_titles]
 
     def measure(row: dict[str, Any]) -> Measure:
         answers = AnswerMatcher(row["answers"])
         return lambda read: {"success": float(any(answers.match(chunk.text) for chunk in read))}
 
-    return Task("demo", texts, [row["question"] for row in asked], [measure(row) for row in asked])
+    return Task("demo", texts, [row["question"] for row in question_rows], [measure(row) for row in question_rows])
 
 
 def demo_texts() -> list[Text]:
@@ -115,40 +116,40 @@ def demo_texts() -> list[Text]:
         plan = plan_dump(demo_dump(), workdir=Path(workdir), stage=str)
         for page in (page for part in plan.parts for page in MEDIAWIKI.read(part)):
             if isinstance(classify_page(page, plan.siteinfo), Page):
-                found = clean_wikitext(page.text, plan.siteinfo, page.title)
-                sections = tuple(Section(one.heading, f"{one.text}\n\n") for one in found)
-                at = texts[-1].at + len(texts[-1].text) if texts else 0
+                cleaned_sections = clean_wikitext(page.text, plan.siteinfo, page.title)
+                sections = tuple(Section(section.heading, f"{section.text}\n\n") for section in cleaned_sections)
+                start = texts[-1].at + len(texts[-1].text) if texts else 0
                 texts.append(
-                    Text(str(page.page_id), page.title, at, "".join(section.text for section in sections), sections)
+                    Text(str(page.page_id), page.title, start, "".join(section.text for section in sections), sections)
                 )
     return texts
 
 
 def run(task: Task, chosen: dict[str, Chunks], encoder: Encoder, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the figures of every chunker on a task."""
-    asked = encoder.encode_questions(task.questions)
+    question_vectors = encoder.encode_questions(task.questions)
     rows: dict[str, dict[str, Any]] = {}
     means: dict[str, list[float]] = {}
     for name, chunks in chosen.items():
         started = time.process_time()
-        cut = [chunk for text in task.texts for chunk in chunks(text)]
+        cut_chunks = [chunk for text in task.texts for chunk in chunks(text)]
         seconds = time.process_time() - started
-        library = Library(cut, encoder, tokenizer)
+        library = Library(cut_chunks, encoder, tokenizer)
         figures: dict[str, float] = {}
         values = []
         for budget in BUDGETS:
-            read = [library.read(question, budget) for question in asked]
-            measured = [measure(one) for measure, one in zip(task.measures, read, strict=True)]
-            figures |= {f"{key}@{budget}": _mean([one[key] for one in measured]) for key in measured[0]}
-            values.append([next(iter(one.values())) for one in measured])
+            read = [library.read(question, budget) for question in question_vectors]
+            measured = [measure(chunks_read) for measure, chunks_read in zip(task.measures, read, strict=True)]
+            figures |= {f"{key}@{budget}": _mean([measures[key] for measures in measured]) for key in measured[0]}
+            values.append([next(iter(measures.values())) for measures in measured])
         means[name] = np.mean(values, axis=0).tolist()
         tokens = [len(ends) for ends in library.ends]
-        rows[name] = {"chunks": len(cut), "tokens": _mean(tokens), "cut_cpu_s": round(seconds, 2), **figures}
+        rows[name] = {"chunks": len(cut_chunks), "tokens": _mean(tokens), "cut_cpu_s": round(seconds, 2), **figures}
     for name, row in rows.items():
         row["mean"] = _mean(means[name])
-        for key, other in {"over_peer": PEER, "over_before": BEFORE}.items():
-            if other in means and other != name:
-                row[key] = str(estimate_difference(means[name], means[other]))
+        for key, reference in {"over_peer": PEER, "over_before": BEFORE}.items():
+            if reference in means and reference != name:
+                row[key] = str(estimate_difference(means[name], means[reference]))
     return {
         "bench": f"chunkers, {task.name}",
         "questions": len(task.questions),
@@ -176,13 +177,13 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    every = contenders(folder, tokenizer)
-    names = [*every] if options.all else list(dict.fromkeys([*FIRST, *(options.only or ())]))
+    chunkers = contenders(folder, tokenizer)
+    names = [*chunkers] if options.all else list(dict.fromkeys([*FIRST, *(options.only or ())]))
     encoder = Encoder.load(folder, device="cpu")
     tasks = [demo_task(options.articles)] if options.articles else []
     tasks += [chroma_task(options.chroma, options.corpora)] if options.chroma else []
     for task in tasks:
-        print(json.dumps(run(task, {name: every[name] for name in names}, encoder, tokenizer)), flush=True)
+        print(json.dumps(run(task, {name: chunkers[name] for name in names}, encoder, tokenizer)), flush=True)
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ class Contender:
     def count_exact(self, constructs: list[tuple[str, str]]) -> int:
         """Return of how many constructs the words are exactly those that MediaWiki shows."""
         return sum(
-            re.findall(r"[\w'’]+", self.clean("Construct", markup)) == re.findall(r"[\w'’]+", shown)
-            for markup, shown in constructs
+            re.findall(r"[\w'’]+", self.clean("Construct", markup)) == re.findall(r"[\w'’]+", expected)
+            for markup, expected in constructs
         )
 
 
@@ -124,8 +124,8 @@ def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
         for markup, _, expected in [line.partition("\t")]
     ]
     constructs = [
-        (markup.replace("\\n", "\n"), shown.replace("\\n", "\n"))
-        for markup, shown in csv.reader(CONSTRUCTS.open(encoding="utf-8", newline=""), csv.excel_tab)
+        (markup.replace("\\n", "\n"), expected.replace("\\n", "\n"))
+        for markup, expected in csv.reader(CONSTRUCTS.open(encoding="utf-8", newline=""), csv.excel_tab)
     ]
     makers: dict[str, tuple[Callable[[], Clean], list[Page]]] = {
         "bookwheel": (partial(ours, plan.siteinfo), pages),
@@ -134,8 +134,8 @@ def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
         "wikitextparser": (wikitextparser, pages[::SAMPLE]),
     }
     contenders = [
-        Contender(name, make(), chosen)
-        for name, (make, chosen) in makers.items()
+        Contender(name, make(), sample_pages)
+        for name, (make, sample_pages) in makers.items()
         if name == "bookwheel" or importlib.util.find_spec(name)
     ]
     rates = [[contender.rate() for contender in contenders] for _ in range(rounds)]
@@ -195,11 +195,11 @@ def repeat_dump(dump: Path, times: int, out: Path) -> Path:
     head, *pages = xml.partition(b"</mediawiki>")[0].split(b"<page>")
     with out.open("wb") as file:
         file.write(head)
-        for again in range(times):
+        for copy_number in range(times):
             for page in pages:
-                before, _, rest = page.partition(b"<id>")
-                number, _, after = rest.partition(b"</id>")
-                file.write(b"<page>%b<id>%d</id>%b" % (before, int(number) + again * 10**6, after))
+                head_bytes, _, rest = page.partition(b"<id>")
+                number, _, tail_bytes = rest.partition(b"</id>")
+                file.write(b"<page>%b<id>%d</id>%b" % (head_bytes, int(number) + copy_number * 10**6, tail_bytes))
         file.write(b"</mediawiki>")
     return out
 
@@ -224,7 +224,7 @@ def measure_workers(plan: Plan) -> dict[str, object]:
                 pool.submit(work, plan.parts[-1]).result()
             start = time.perf_counter()
             running = [pool.submit(work, part) for part, pool in zip(plan.parts, cycle(pools), strict=False)]
-            done = [one.result() for one in running]
+            done = [future.result() for future in running]
             seconds[str(workers)] = round(time.perf_counter() - start, 2)
             cpu_seconds[str(workers)] = round(sum(cpu for _, cpu in done), 2)
     return {
@@ -274,18 +274,18 @@ def main() -> None:
     if options.html:
         print(json.dumps(measure_html(options.html, options.rounds)), flush=True)
         return
-    found = importlib.util.find_spec("gensim")
-    if found is None or found.origin is None:
+    gensim_spec = importlib.util.find_spec("gensim")
+    if gensim_spec is None or gensim_spec.origin is None:
         raise SystemExit("the real extract comes with gensim: pip install 'bookwheel[demo,bench]'")
-    dump = Path(found.origin).parent / DUMP
+    dump = Path(gensim_spec.origin).parent / DUMP
     with tempfile.TemporaryDirectory() as folder:
         plan = partial(plan_dump, workdir=Path(folder), stage=str)
         print(json.dumps(measure_cleaning(plan(str(dump)), options.rounds)), flush=True)
         once = repeat_dump(dump, 1, Path(folder, "once.xml"))
         repeated = repeat_dump(dump, options.repeat, Path(folder, "repeated.xml"))
         print(json.dumps(measure_workers(plan(str(repeated)))), flush=True)
-        whole = partial(plan, part_bytes=1 << 40)
-        print(json.dumps(measure_memory(whole(str(once)), whole(str(repeated)))), flush=True)
+        plan_one_part = partial(plan, part_bytes=1 << 40)
+        print(json.dumps(measure_memory(plan_one_part(str(once)), plan_one_part(str(repeated)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -77,11 +77,11 @@ def readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> 
     cited = {"cite": True}
     concat = PromptSettings(**(read_prompt(options.prompt, **cited) if options.prompt else cited))
     settings = ReaderSettings("concat", DecodingSettings(max_new_tokens=options.max_tokens), concat)
-    found = {"": model.open_reader(None, settings)}
+    readers_by_name = {"": model.open_reader(None, settings)}
     if model.generator is not None and not options.no_marginal:
         rag = Rag(question, model.generator, RagSettings("sequence", options.k, TEMPERATURE))
-        found[MARGINAL] = MarginalReader(None, rag, settings.decoding, batch=4)
-    return found
+        readers_by_name[MARGINAL] = MarginalReader(None, rag, settings.decoding, batch=4)
+    return readers_by_name
 
 
 def examined(
@@ -92,20 +92,20 @@ def examined(
     settings: EvaluationSettings,
 ) -> AnswerEvaluation:
     """Answer the questions under each condition of the settings, and measure the answers."""
-    first, *others = answering.items()
-    asked = QuestionSet(tuple(questions))
+    first, *other_caches = answering.items()
+    question_set = QuestionSet(tuple(questions))
     examination = AnswerEvaluation(
         retriever,
         first[1],
-        asked,
+        question_set,
         options.k,
         retriever.snapshot.n,
         settings,
-        dict(others if settings.ablations else ()),
+        dict(other_caches if settings.ablations else ()),
     )
     examination.retrieve()
-    known = {one.name: one for one in examination.conditions()}
-    for condition in (known[name] for name in (OPEN_BOOK, CLOSED_BOOK, f"{MARGINAL}, {OPEN_BOOK}") if name in known):
+    arms = {condition.name: condition for condition in examination.conditions()}
+    for condition in (arms[name] for name in (OPEN_BOOK, CLOSED_BOOK, f"{MARGINAL}, {OPEN_BOOK}") if name in arms):
         examination.answer_condition(condition)
     return examination
 
@@ -119,33 +119,33 @@ def measured(options: argparse.Namespace, asked: Asked, folder: Path) -> dict[st
         dtype = {} if model.generator is None else {"dtype": options.dtype}
         inputs = {"snapshot": snapshot.id, "model": named(options.model), "k": options.k, **dtype}
         answering = {
-            name: AnswerCache(Store.open(store), lambda one=one: one, {**inputs, "reader": name, **one.decides})
-            for name, one in readers(options, model, question).items()
+            name: AnswerCache(Store.open(store), lambda one=reader: one, {**inputs, "reader": name, **reader.decides})
+            for name, reader in readers(options, model, question).items()
         }
         settings = EvaluationSettings(k=options.k, depth=options.k)
         dev = examined(options, asked.dev, retriever, answering, settings)
         tested = replace(settings, ablations=AblationSettings(sweep=(), gold_depth=1))
-        found = examined(options, asked.test, retriever, answering, tested)
-    chosen = choose_threshold(with_holds(dev.results[0]), HOLDS, options.risk)
-    scored = with_holds(found.results[0])
-    given = None if chosen.threshold is None else measure_threshold(scored, HOLDS, chosen.threshold)
+        evaluation = examined(options, asked.test, retriever, answering, tested)
+    choice = choose_threshold(with_holds(dev.results[0]), HOLDS, options.risk)
+    scored = with_holds(evaluation.results[0])
+    test_risk = None if choice.threshold is None else measure_threshold(scored, HOLDS, choice.threshold)
     return {
         "passages": len(asked.library),
-        "dev": {"n": len(asked.dev), **chosen.to_json(), "said": describe_abstention(chosen)},
-        "test": {} if given is None else {**given.to_json(), "said": describe_abstention(given)},
-        "answer_all_risk": 1 - fmean(one.measures[HOLDS] for one in scored),
-        "Success@k": found.retrieval,
-        "worth": found.retrieval_worth,
-        "rows": [row.to_json() for row in found.results],
-        "table": table(found.results),
+        "dev": {"n": len(asked.dev), **choice.to_json(), "said": describe_abstention(choice)},
+        "test": {} if test_risk is None else {**test_risk.to_json(), "said": describe_abstention(test_risk)},
+        "answer_all_risk": 1 - fmean(answer.measures[HOLDS] for answer in scored),
+        "Success@k": evaluation.retrieval,
+        "worth": evaluation.retrieval_worth,
+        "rows": [row.to_json() for row in evaluation.results],
+        "table": table(evaluation.results),
     }
 
 
 def with_holds(row: AblationResult) -> list[ScoredAnswer]:
     """Return a condition's answers, each with whether it holds a gold answer by DPR's token match."""
     return [
-        replace(one, measures={**one.measures, HOLDS: float(answer_matcher(one.question)(one.reading.answer))})
-        for one in row.scored
+        replace(a, measures={**a.measures, HOLDS: float(answer_matcher(a.question)(a.reading.answer))})
+        for a in row.scored
     ]
 
 
@@ -157,8 +157,8 @@ def named(model: str) -> Any:
 def table(rows: list[AblationResult]) -> str:
     """Return the figures of each condition as a table, in percent."""
     head = ["", *(row.name for row in rows)]
-    every = [{**row.metrics, HOLDS: estimate_mean([one.measures[HOLDS] for one in with_holds(row)])} for row in rows]
-    body = [[name, *(_percent(figures.get(name)) for figures in every)] for name in MEASURES]
+    columns = [{**row.metrics, HOLDS: estimate_mean([a.measures[HOLDS] for a in with_holds(row)])} for row in rows]
+    body = [[name, *(_percent(figures.get(name)) for figures in columns)] for name in MEASURES]
     body += [[name, *(f"{row.costs[name]:.2f}" if name in row.costs else "-" for row in rows)] for name in COSTS]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
 
@@ -191,25 +191,25 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="a folder that keeps the library and the answers")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    began, spent = time.perf_counter(), time.process_time()
-    asked = draw(options.data, options.dev, options.test, options.library, options.seed)
+    began, cpu_start = time.perf_counter(), time.process_time()
+    questions = draw(options.data, options.dev, options.test, options.library, options.seed)
     with tempfile.TemporaryDirectory(prefix="bench-cited-") as name:
         folder = options.work or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        found = measured(options, asked, folder)
-    print(found.pop("table"), flush=True)
+        results = measured(options, questions, folder)
+    print(results.pop("table"), flush=True)
     for part in ("dev", "test"):
-        print(f"{part}: {found[part].get('said', 'not measured')}", flush=True)
-    told = {
+        print(f"{part}: {results[part].get('said', 'not measured')}", flush=True)
+    report = {
         "benchmark": "cited",
         "model": options.model if options.model.startswith(ENDPOINT_PREFIX) else Path(options.model).name,
         "k": options.k,
-        **found,
+        **results,
         "seconds": round(time.perf_counter() - began),
-        "cpu_seconds": round(time.process_time() - spent),
+        "cpu_seconds": round(time.process_time() - cpu_start),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

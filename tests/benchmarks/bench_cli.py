@@ -75,11 +75,11 @@ def commands(store: Path, folder: Path) -> dict[str, list[str]]:
     program = str(Path(sys.executable).with_name("bookwheel"))
     with Snapshot.open(str(store), "latest") as snapshot:
         encoder, index = snapshot.folder(QUESTION_ENCODER), snapshot.path("index/hnsw.faiss")
-        asked = [str(encoder), str(index), QUESTION, str(K)]
+        arguments = [str(encoder), str(index), QUESTION, str(K)]
     return {
         "bookwheel": [program, "search", QUESTION, "-k", str(K), "--store", str(store)],
-        "script": [sys.executable, "-c", SCRIPT, *asked],
-        "transformers": [sys.executable, "-c", TRANSFORMERS, *asked],
+        "script": [sys.executable, "-c", SCRIPT, *arguments],
+        "transformers": [sys.executable, "-c", TRANSFORMERS, *arguments],
     }
 
 
@@ -87,20 +87,20 @@ def measure(ways: dict[str, list[str]], rounds: int) -> dict[str, Any]:
     """Run all in turns, each once before for the disk's cache; return the report."""
     for command in ways.values():
         spent(command)
-    found = [{name: spent(command) for name, command in ways.items()} for _ in range(rounds)]
-    seconds = {name: [round(one[name].cpu_seconds, 2) for one in found] for name in ways}
+    round_costs = [{name: spent(command) for name, command in ways.items()} for _ in range(rounds)]
+    seconds = {name: [round(costs[name].cpu_seconds, 2) for costs in round_costs] for name in ways}
     return {
         "ratio": _times(seconds["script"], seconds["bookwheel"]),
         "times_script": _times(seconds["bookwheel"], seconds["script"]),
         "times_transformers": _times(seconds["bookwheel"], seconds["transformers"]),
-        "cpu_seconds": {name: statistics.median(one) for name, one in seconds.items()},
-        "peak_mb": {name: round(max(one[name].peak_mb for one in found), 1) for name in ways},
+        "cpu_seconds": {name: statistics.median(round_seconds) for name, round_seconds in seconds.items()},
+        "peak_mb": {name: round(max(costs[name].peak_mb for costs in round_costs), 1) for name in ways},
         "rounds": seconds,
     }
 
 
 def _times(these: list[float], those: list[float]) -> float:
-    return round(statistics.median(one / other for one, other in zip(these, those, strict=True)), 2)
+    return round(statistics.median(first / second for first, second in zip(these, those, strict=True)), 2)
 
 
 def main() -> None:

@@ -76,10 +76,10 @@ class Made:
         self._known: dict[tuple[str, int, int], list[BlobRef]] = {}
         self._passages = [passages(changed=changed) for changed in (False, True)]
         self.store = Store.open(self.url, create=True)
-        before: Content | None = None
+        parent_content: Content | None = None
         for month in range(size.months):
             self._age = (size.months - 1 - month) * _MONTH
-            before = self._month(month, before)
+            parent_content = self._month(month, parent_content)
 
     def version(self, part: int, month: int) -> int:
         """Return the month in which a part changed last."""
@@ -97,9 +97,9 @@ class Made:
         parts, files = list[PartEntry](), dict[str, BlobRef]()
         for part in range(self.size.parts):
             name = f"part-{part:05d}"
-            made = {stage: self._stage(stage, part, month) for stage in _STAGES}
-            files[f"passages/{name}.parquet"], files[f"articles/{name}.parquet"] = made["chunk"]
-            (files[f"embeddings/{name}.npy"],) = made["embed"]
+            blobs = {stage: self._stage(stage, part, month) for stage in _STAGES}
+            files[f"passages/{name}.parquet"], files[f"articles/{name}.parquet"] = blobs["chunk"]
+            (files[f"embeddings/{name}.npy"],) = blobs["embed"]
             parts.append(PartEntry(name, part * _PAGES, (part + 1) * _PAGES - 1, _ROWS))
         for cell in range(self.size.cells):
             self._stage("shard", cell, month)
@@ -119,13 +119,13 @@ class Made:
 
     def _stage(self, stage: str, part: int, month: int) -> list[BlobRef]:
         version = self.version(part, month)
-        known = stage, part, version
-        if known not in self._known:
+        stage_key = stage, part, version
+        if stage_key not in self._known:
             sizes = dict.fromkeys(_STAGES.get(stage, ("out",)), _NPY + _ROWS * _WIDTH // 2)
             body = self._passages[version // self._every % 2] if stage == "chunk" else b""
             sizes |= {"passages": len(body)} if body else {}
-            self._known[known] = self._record(stage, self.inputs(stage, part, month), sizes, {"rows": _ROWS}, body)
-        return self._known[known]
+            self._known[stage_key] = self._record(stage, self.inputs(stage, part, month), sizes, {"rows": _ROWS}, body)
+        return self._known[stage_key]
 
     def _record(
         self, stage: str, inputs: dict[str, Any], sizes: dict[str, int], facts: dict[str, Any], first: bytes = b""
@@ -134,8 +134,8 @@ class Made:
         key, bodies = Memo.compute_key(inputs), iter([first])
         outputs = {name: self._blob(f"{key} {name}", size, next(bodies, b"")) for name, size in sizes.items()}
         value = {"format": 1, "stage": stage, "key": key, "facts": facts, "inputs": inputs, "by": None}
-        told = {name: ref.to_json() for name, ref in outputs.items()}
-        self._put(f"memo/{stage}/{key}.json", json_bytes({**value, "outputs": told, "nonce": "0" * 16}))
+        output_refs = {name: ref.to_json() for name, ref in outputs.items()}
+        self._put(f"memo/{stage}/{key}.json", json_bytes({**value, "outputs": output_refs, "nonce": "0" * 16}))
         return [*outputs.values()]
 
     def _blob(self, seed: str, size: int, body: bytes = b"") -> BlobRef:
@@ -162,12 +162,12 @@ def passages(*, changed: bool) -> bytes:
         with PassageWriter(path) as writer:
             for article in range(_ARTICLES):
                 page = str(_ARTICLES + 1 if changed and article == 0 else article + 1)  # one is deleted, one is new
-                for place in range(_EACH):
+                for position in range(_EACH):
                     text = " ".join(chance.choices(words, k=100))
-                    if changed and place == 0 and article % _EDITED == 1:
+                    if changed and position == 0 and article % _EDITED == 1:
                         text = f"Edited. {text}"
                     hashed = Passage.hash_of(page, text)
-                    writer.write(Passage(f"{page}-{place}", page, 1, page, "", text, 100 * place, 100, hashed))
+                    writer.write(Passage(f"{page}-{position}", page, 1, page, "", text, 100 * position, 100, hashed))
         return path.read_bytes()
 
 
@@ -190,10 +190,10 @@ def verbs(made: Made) -> dict[str, Callable[[], Any]]:
 
 def compared(store: Store) -> dict[str, Any]:
     """Compare the last two months."""
-    before = store.refs.list_numbers("latest")[-2]
-    found = diff_snapshots(Snapshot.from_store(store, f"latest@{before}"), Snapshot.from_store(store, "latest"))
-    fetched = {kind: pull.fetched_bytes for kind, pull in found.pull.items()}
-    return {"articles": dict(found.articles), "passages": dict(found.passages), "fetched_bytes": fetched}
+    parent = store.refs.list_numbers("latest")[-2]
+    diff = diff_snapshots(Snapshot.from_store(store, f"latest@{parent}"), Snapshot.from_store(store, "latest"))
+    fetched = {kind: pull.fetched_bytes for kind, pull in diff.pull.items()}
+    return {"articles": dict(diff.articles), "passages": dict(diff.passages), "fetched_bytes": fetched}
 
 
 def planned(made: Made) -> int:
@@ -206,9 +206,9 @@ def planned(made: Made) -> int:
 def looked_up(made: Made) -> int:
     """Look up the records of a rebuild in which nothing changed."""
     last = made.size.months - 1
-    asked = [made.inputs(stage, part, last) for stage in _STAGES for part in range(made.size.parts)]
-    asked += [made.inputs("shard", cell, last) for cell in range(made.size.cells)]
-    return sum(found is not None for found in look_up_reports(_look, asked, made.store))
+    stage_inputs = [made.inputs(stage, part, last) for stage in _STAGES for part in range(made.size.parts)]
+    stage_inputs += [made.inputs("shard", cell, last) for cell in range(made.size.cells)]
+    return sum(stats is not None for stats in look_up_reports(_look, stage_inputs, made.store))
 
 
 def _look(inputs: dict[str, Any], store: Store) -> dict[str, Any]:
@@ -223,20 +223,20 @@ def measured(made: Made, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]
     """Yield each verb with what it took."""
     for name, verb in verbs(made).items():
         with latency(seconds) as requests:
-            began, spent = time.perf_counter(), time.process_time()
-            found = verb()
-            took, cpu = time.perf_counter() - began, time.process_time() - spent
-            asked: Counter[str] = Counter(requests)
-        told = f"{name}: {took:.1f} s, {cpu:.1f} CPU s, {asked.total():,} requests"
-        print(told, file=sys.stderr, flush=True)
+            began, cpu_start = time.perf_counter(), time.process_time()
+            output = verb()
+            took, cpu = time.perf_counter() - began, time.process_time() - cpu_start
+            request_counts: Counter[str] = Counter(requests)
+        line = f"{name}: {took:.1f} s, {cpu:.1f} CPU s, {request_counts.total():,} requests"
+        print(line, file=sys.stderr, flush=True)
         yield (
             name,
             {
                 "seconds": round(took, 1),
                 "cpu_seconds": round(cpu, 1),
-                "requests": dict(asked),
-                "alone": round(asked.total() * seconds, 1),
-                "found": found,
+                "requests": dict(request_counts),
+                "alone": round(request_counts.total() * seconds, 1),
+                "found": output,
             },
         )
 
@@ -251,11 +251,11 @@ def main() -> None:
     parser.add_argument("--ms", type=float, default=20.0, help="milliseconds of a request")
     options = parser.parse_args()
     size = Size(options.parts, options.cells, options.months, options.changed)
-    made = Made(size)
+    store = Made(size)
     files = sum(map(len, Far.folders.values()))
-    told = {name: getattr(size, name) for name in ("parts", "cells", "months", "changed")}
-    found = dict(measured(made, options.ms / 1e3))
-    print(json.dumps({"benchmark": "descriptors", **told, "ms": options.ms, "files": files, "verbs": found}))
+    settings = {name: getattr(size, name) for name in ("parts", "cells", "months", "changed")}
+    results = dict(measured(store, options.ms / 1e3))
+    print(json.dumps({"benchmark": "descriptors", **settings, "ms": options.ms, "files": files, "verbs": results}))
 
 
 if __name__ == "__main__":

@@ -73,12 +73,12 @@ def read_data(options: argparse.Namespace) -> Data:
     random.Random(1).shuffle(contexts)
     ordered = iter([example for key in contexts for example in by_context[key]])
     test, dev = take(ordered, options.test), take(ordered, options.dev)
-    learned = take(ordered, options.train, {one.positives[0].hash for one in (*test, *dev)})
+    learned = take(ordered, options.train, {example.positives[0].hash for example in (*test, *dev)})
     with fsspec.open(str(options.passages), "rt", compression="infer") as lines:
-        others = [build_passage(row["title"], row["text"]) for _, row in iter_json_values(lines, "passages")]
-    sample = random.Random(1).sample(others, min(options.passages_count, len(others)))
-    contexts_of = [one.positives[0] for one in (*test, *dev, *learned)]
-    corpus = list({one.hash: one for one in (*contexts_of, *sample)}.values())
+        other_passages = [build_passage(row["title"], row["text"]) for _, row in iter_json_values(lines, "passages")]
+    sample = random.Random(1).sample(other_passages, min(options.passages_count, len(other_passages)))
+    contexts_of = [example.positives[0] for example in (*test, *dev, *learned)]
+    corpus = list({passage.hash: passage for passage in (*contexts_of, *sample)}.values())
     with tempfile.TemporaryDirectory() as folder:
         search = searching_words(corpus, Path(folder))  # its map outlives the folder
     return Data(mine(learned, search), dev, test, corpus, search)
@@ -111,14 +111,14 @@ def found(question: Path | str, passage: Path | str, data: Data, length: int) ->
     limits = {"max_length": length}
     ranking = RankingEvaluator(data.test, data.corpus)
     reading = Encoder.load(passage, overrides=limits, threads=torch.get_num_threads())
-    read = reading.encode_passages([one.title for one in ranking.pool], [one.text for one in ranking.pool])
-    asked = Encoder.load(question, "question", limits).encode_questions([one.question for one in data.test])
-    return {k: ranking.successes(asked, read, k) for k in CUTOFFS}
+    read = reading.encode_passages([p.title for p in ranking.pool], [p.text for p in ranking.pool])
+    vectors = Encoder.load(question, "question", limits).encode_questions([example.question for example in data.test])
+    return {k: ranking.successes(vectors, read, k) for k in CUTOFFS}
 
 
 def found_by_bm25(data: Data) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each depth which test questions BM25 answers."""
-    ranked = data.words([one.question for one in data.test], CUTOFFS[-1])
+    ranked = data.words([example.question for example in data.test], CUTOFFS[-1])
     firsts = [rank_of_first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
     return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
 
@@ -148,11 +148,11 @@ def recipe(options: argparse.Namespace) -> DprRecipe:
 def our_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
     """Return the CPU seconds of each step of the loop, journal and all."""
     times = [time.process_time()]
-    one = encoder(options)
-    task = DprTask(BiEncoder(one, one), examples, examples[:2], recipe(options))
+    shared_encoder = encoder(options)
+    task = DprTask(BiEncoder(shared_encoder, shared_encoder), examples, examples[:2], recipe(options))
     with tempfile.TemporaryDirectory() as folder:
-        chosen = settings(options, WARM_UP + options.timed)
-        train(task, chosen, Path(folder), lambda kind, *_: times.append(time.process_time()))
+        loop_settings = settings(options, WARM_UP + options.timed)
+        train(task, loop_settings, Path(folder), lambda kind, *_: times.append(time.process_time()))
     return np.diff(times[1 : WARM_UP + options.timed + 2])[WARM_UP:].tolist()
 
 
@@ -167,8 +167,8 @@ def their_steps(options: argparse.Namespace, examples: list[Example]) -> list[fl
     times = []
     for batch in batches(task, WARM_UP + options.timed):
         start = time.process_time()
-        gold = [batch.passages[place] for place in batch.gold]
-        columns = [[example.question for example in batch.examples], [one.text for one in gold]]
+        gold = [batch.passages[position] for position in batch.gold]
+        columns = [[example.question for example in batch.examples], [passage.text for passage in gold]]
         columns += [[example.negatives[0].text for example in batch.examples]] * options.hard_negatives
         with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
             loss = loss_of([model.preprocess(column) for column in columns], torch.empty(0))
@@ -187,7 +187,7 @@ def batches(task: DprTask, count: int) -> list[DprBatch]:
 
 def compare_steps(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     """Time both in processes of their own."""
-    examples = [one for one in data.train if one.negatives]
+    examples = [example for example in data.train if example.negatives]
     ours = alone(our_steps, options, examples, threads=options.threads)
     theirs = alone(their_steps, options, examples, threads=options.threads)
     mine_s, their_s = statistics.median(ours.value), statistics.median(theirs.value)
@@ -205,18 +205,18 @@ def fine_tune(options: argparse.Namespace, data: Data, folder: Path) -> dict[str
     both = BiEncoder(encoder(options), encoder(options), frozen=options.freeze_passages)
     dev_corpus = random.Random(2).sample(data.corpus, min(options.dev_corpus, len(data.corpus)))
     task = DprTask(both, data.train, data.dev, recipe(options), dev_corpus)
-    before = found(demo_encoder(), demo_encoder(), data, options.max_length)
+    hits_before = found(demo_encoder(), demo_encoder(), data, options.max_length)
     done = train(task, settings(options, options.steps), folder, say)
-    after = found(done.best_folder / "question", done.best_folder / "passage", data, options.max_length)
+    hits_after = found(done.best_folder / "question", done.best_folder / "passage", data, options.max_length)
     bm25 = found_by_bm25(data)
-    named = {"before": before, "after": after, "bm25": bm25}
+    successes = {"before": hits_before, "after": hits_after, "bm25": bm25}
     return {
         **{
             name: {f"Success@{k}": rounded(estimate_mean(which[k].astype(float))) for k in CUTOFFS}
-            for name, which in named.items()
+            for name, which in successes.items()
         },
         "rise": {
-            f"Success@{k}": rounded(estimate_difference(after[k].astype(float), before[k].astype(float)))
+            f"Success@{k}": rounded(estimate_difference(hits_after[k].astype(float), hits_before[k].astype(float)))
             for k in CUTOFFS
         },
         "best_step": done.best_step,

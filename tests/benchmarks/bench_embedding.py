@@ -88,8 +88,8 @@ def serve(pipe: Connection, load: Load, model: str, threads: int, dtype: str | N
 def read_texts(count: int) -> tuple[list[str], list[str]]:
     """Return titles and texts of real passages, spread over the shared set or the demo dump."""
     rows = _shared() if SHARED.is_file() else _dump()
-    chosen = rows[:: max(1, len(rows) // count)][:count]
-    return [title for title, _ in chosen], [text for _, text in chosen]
+    sample_rows = rows[:: max(1, len(rows) // count)][:count]
+    return [title for title, _ in sample_rows], [text for _, text in sample_rows]
 
 
 def _shared() -> list[tuple[str, str]]:
@@ -153,8 +153,8 @@ def main() -> None:
         "cosine_mean": round(float(cosine.mean()), 6),
         "ours_peak_mb": contenders[0].peak >> 20,
         "peer_peak_mb": contenders[1].peak >> 20,
-        "ours_seconds": [round(one, 2) for one in contenders[0].seconds[1:]],
-        "peer_seconds": [round(one, 2) for one in contenders[1].seconds[1:]],
+        "ours_seconds": [round(value, 2) for value in contenders[0].seconds[1:]],
+        "peer_seconds": [round(value, 2) for value in contenders[1].seconds[1:]],
     }
     print(json.dumps(report))
 

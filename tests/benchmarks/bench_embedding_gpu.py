@@ -65,13 +65,13 @@ def flops(lengths: list[int], config: BertConfig) -> float:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """Return the FLOP/s of the product of two square matrices: the best of five rounds of ten."""
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    first, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(5):
         wait(device)
         started = time.perf_counter()
         for _ in range(10):
-            torch.matmul(left, right)
+            torch.matmul(first, right)
         wait(device)
         best = min(best, (time.perf_counter() - started) / 10)
     return 2 * size**3 / best
@@ -159,7 +159,7 @@ def main() -> None:
         "share_of_matmul": round(rate * work / multiplied, 3),
         "hours_for_wikipedia": round(WIKIPEDIA / rate / 3600, 2),
         "peak_gpu_mb": torch.cuda.max_memory_allocated(device) >> 20 if on_gpu else 0,
-        "seconds": [round(one, 3) for one in seconds],
+        "seconds": [round(value, 3) for value in seconds],
     }
     print(json.dumps(report))
 

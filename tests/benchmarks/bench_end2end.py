@@ -123,9 +123,9 @@ def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Given:
     recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32")})
     with redirect_stderr(StringIO()):
         reindex.fn(str(folder / "corpus.jsonl"), str(folder / "store"), encoder, recipe)
-    asked = examples(world)
-    half = len(asked) // 16 * 8
-    train, rest = asked[:half], asked[half:]
+    world_examples = examples(world)
+    half = len(world_examples) // 16 * 8
+    train, rest = world_examples[:half], world_examples[half:]
     if options.reader is None:
         write_reader(folder / "reader", options.reader_steps)
     return Given(folder, encoder, train, rest[: options.dev], rest[: options.test], options)
@@ -157,9 +157,9 @@ def task_of(given: Given, work: Path, settings: End2EndTraining, arm: str, rebui
     rag = Rag(
         question, load_generator(given.reader, FORM, device="cpu"), settings.rag.model_settings("sequence"), passage
     )
-    said = sample_leads(snapshot, 10**6, 0) if arm.endswith("reconstruction") else []
+    passage_leads = sample_leads(snapshot, 10**6, 0) if arm.endswith("reconstruction") else []
     index = partial(MovingIndex, store, snapshot, settings.moving, rebuild or Here(store.url), work)
-    return End2EndTask(rag, passage, snapshot, {"train": given.train, "dev": given.dev}, said, settings, index)
+    return End2EndTask(rag, passage, snapshot, {"train": given.train, "dev": given.dev}, passage_leads, settings, index)
 
 
 def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
     snapshot, passage = task._snapshot, task._passage
     passages = snapshot.passages(range(snapshot.n))
     vectors = passage.encode([(passage.title, passage.text) for passage in passages], "passage")
-    questions = [one.question for one in test]
+    questions = [example.question for example in test]
     scores = task._question.encode_questions(questions) @ vectors.T
     order = np.argsort(-scores, axis=1, kind="stable")[:, :5].tolist()
     hits = [
@@ -177,20 +177,20 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
         ]
         for score, best in zip(scores, order, strict=True)
     ]
-    held = [
-        [AnswerMatcher(one.answers).match(hit.passage.text) for hit in some]
-        for one, some in zip(test, hits, strict=True)
+    answered = [
+        [AnswerMatcher(example.answers).match(hit.passage.text) for hit in question_hits]
+        for example, question_hits in zip(test, hits, strict=True)
     ]
-    said = MarginalReader(None, task.module.eval(), DecodingSettings(max_new_tokens=12), batch=16).answer_from(
-        questions, [some[:k] for some in hits]
+    answers = MarginalReader(None, task.module.eval(), DecodingSettings(max_new_tokens=12), batch=16).answer_from(
+        questions, [question_hits[:k] for question_hits in hits]
     )
     columns = {
-        "Success@1": [float(some[0]) for some in held],
-        "Success@5": [float(any(some)) for some in held],
-        "EM": [float(exact_match(text.text, one.answers)) for text, one in zip(said, test, strict=True)],
+        "Success@1": [float(flags[0]) for flags in answered],
+        "Success@5": [float(any(flags)) for flags in answered],
+        "EM": [float(exact_match(text.text, example.answers)) for text, example in zip(answers, test, strict=True)],
     }
-    found = {name: estimate_mean(values) for name, values in columns.items()}
-    return {name: [round(x, 3) for x in (one.value, one.low, one.high)] for name, one in found.items()}
+    estimates = {name: estimate_mean(values) for name, values in columns.items()}
+    return {name: [round(x, 3) for x in (e.value, e.low, e.high)] for name, e in estimates.items()}
 
 
 def trained(
@@ -205,13 +205,13 @@ def trained(
         began, cpu = time.perf_counter(), time.process_time()
         train(task, settings.loop, Path(work), report)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        written = read_metrics(Path(work))
-    rows = [row for row in written if row["kind"] == "train"]
+        metric_rows = read_metrics(Path(work))
+    rows = [row for row in metric_rows if row["kind"] == "train"]
     waited, last = sum(row["waited_seconds"] for row in rows), [row["loss"] for row in rows[-10:]]
     return {
         **measured(task, given.test, settings.rag.k),
         "loss": [round(rows[0]["loss"], 3), round(statistics.mean(last), 3)],
-        "dev": [[row["step"], round(row["nll"], 3)] for row in written if row["kind"] == "dev"],
+        "dev": [[row["step"], round(row["nll"], 3)] for row in metric_rows if row["kind"] == "dev"],
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu, 1),
         "waited_seconds": round(waited, 1),
@@ -237,7 +237,9 @@ def theirs(given: Given, steps: int) -> list[Step]:
     order = task_order(given)
     options, snapshot = given.options, Snapshot.from_store(given.store)
     texts = [passage.text for passage in snapshot.passages(range(snapshot.n))]
-    held = torch.from_numpy(np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype("f4"))
+    embeddings = torch.from_numpy(
+        np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype("f4")
+    )
     words, pieces = AutoTokenizer.from_pretrained(given.encoder), AutoTokenizer.from_pretrained(given.reader)
     question, passage = (BertModel.from_pretrained(given.encoder, add_pooling_layer=False) for _ in range(2))
     model = torch.nn.ModuleList([question, passage, AutoModelForSeq2SeqLM.from_pretrained(given.reader)])
@@ -253,21 +255,21 @@ def theirs(given: Given, steps: int) -> list[Step]:
 
     def loss(number: int) -> Tensor:
         batch = order[number % len(order)]
-        asked = encode(question, [one.question for one in batch])
-        rows = (asked.detach() @ held.T).topk(options.k).indices  # (b, k)
-        unique, places = rows.unique(return_inverse=True)
-        vectors = encode(passage, [texts[row] for row in unique.tolist()])[places]
-        prior = ((vectors * asked[:, None]).sum(-1) / TEMPERATURE).log_softmax(-1)
+        question_vectors = encode(question, [example.question for example in batch])
+        rows = (question_vectors.detach() @ embeddings.T).topk(options.k).indices  # (b, k)
+        unique, positions = rows.unique(return_inverse=True)
+        vectors = encode(passage, [texts[row] for row in unique.tolist()])[positions]
+        prior = ((vectors * question_vectors[:, None]).sum(-1) / TEMPERATURE).log_softmax(-1)
         pairs = [
-            f"{texts[row]} / {one.question}" for one, some in zip(batch, rows.tolist(), strict=True) for row in some
+            f"{texts[row]} / {e.question}" for e, ranked in zip(batch, rows.tolist(), strict=True) for row in ranked
         ]
         read = pieces(pairs, padding=True, return_tensors="pt", return_token_type_ids=False)
-        said = pieces([one.answers[0] for one in batch], padding=True, return_tensors="pt")
-        labels, mask = said["input_ids"], said["attention_mask"].bool()
-        before = torch.cat([torch.full_like(labels[:, :1], 2), labels[:, :-1]], 1).repeat_interleave(options.k, 0)
-        logits = reader(**read, decoder_input_ids=before).logits.log_softmax(-1)
-        own = labels.repeat_interleave(options.k, 0)[..., None]
-        each = logits.gather(-1, own)[..., 0].unflatten(0, (-1, options.k))  # (b, k, t)
+        targets = pieces([example.answers[0] for example in batch], padding=True, return_tensors="pt")
+        labels, mask = targets["input_ids"], targets["attention_mask"].bool()
+        shifted = torch.cat([torch.full_like(labels[:, :1], 2), labels[:, :-1]], 1).repeat_interleave(options.k, 0)
+        logits = reader(**read, decoder_input_ids=shifted).logits.log_softmax(-1)
+        target_ids = labels.repeat_interleave(options.k, 0)[..., None]
+        each = logits.gather(-1, target_ids)[..., 0].unflatten(0, (-1, options.k))  # (b, k, t)
         return -((each * mask[:, None]).sum(-1) + prior).logsumexp(-1).mean()
 
     return taken.plain(model, loss, steps, 1e-5)
@@ -294,8 +296,8 @@ def one_step(given: Given) -> dict[str, Any]:
     for _ in range(given.options.rounds):
         for side in (ours, theirs):
             runs[side.__name__].append(alone(side, given, given.options.timed + 1))
-    cpu = {name: taken.median(some, "cpu_seconds") for name, some in runs.items()}
-    peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
+    cpu = {name: taken.median(side_runs, "cpu_seconds") for name, side_runs in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in side_runs) for name, side_runs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
@@ -309,14 +311,14 @@ def one_step(given: Given) -> dict[str, Any]:
 def beside(given: Given, every: int) -> dict[str, Any]:
     """Train in asynchronous mode and without rebuilds, in turns on one core, with the rebuilds on the other."""
     steps = given.options.block
-    trainings = [partial(in_turn, given, one) for one in (every, 0)]
-    (mine, found), (other, never) = in_turns(trainings, steps)
-    return {**compared(mine, other, steps), "asynchronous": found, "never": never}
+    trainings = [partial(in_turn, given, interval) for interval in (every, 0)]
+    (mine, asynchronous), (baseline, never) = in_turns(trainings, steps)
+    return {**compared(mine, baseline, steps), "asynchronous": asynchronous, "never": never}
 
 
 def in_turn(given: Given, every: int, turn: Turn) -> dict[str, Any]:
-    with open_rebuild_launcher(given.store, "moving", ("--direct_num_workers=1",)) as made:
-        return trained(given, given.options.aged, every, Elsewhere(made, turn), "asynchronous", turn.report)
+    with open_rebuild_launcher(given.store, "moving", ("--direct_num_workers=1",)) as launcher:
+        return trained(given, given.options.aged, every, Elsewhere(launcher, turn), "asynchronous", turn.report)
 
 
 def main() -> None:
@@ -348,44 +350,49 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="bench-end2end-") as at:
+    with tempfile.TemporaryDirectory(prefix="bench-end2end-") as temporary:
         rows = list[dict[str, Any]]()
         for seed in options.seeds:
-            given = prepare(Path(at) / f"seed-{seed}", options, seed)
-            told = {"seed": seed, "passages": 16 * options.subjects, "train": len(given.train), "test": len(given.test)}
-            told |= {"steps": options.steps, "batch": options.batch, "k": options.k, "learning_rate": options.rate}
+            setup = prepare(Path(temporary) / f"seed-{seed}", options, seed)
+            settings = {
+                "seed": seed,
+                "passages": 16 * options.subjects,
+                "train": len(setup.train),
+                "test": len(setup.test),
+            }
+            settings |= {"steps": options.steps, "batch": options.batch, "k": options.k, "learning_rate": options.rate}
             if "step" in options.parts and seed == options.seeds[0]:
-                print(json.dumps({"benchmark": "end2end step", **told, **one_step(given)}), flush=True)
+                print(json.dumps({"benchmark": "end2end step", **settings, **one_step(setup)}), flush=True)
             for arm in options.arms if "arms" in options.parts else ():
-                found = {"arm": arm, "every": options.every, **trained(given, arm, options.every)}
-                rows.append({"part": "arms", **found})
-                print(json.dumps({"benchmark": "end2end arms", **told, **found}), flush=True)
-            for every in options.ages if "stale" in options.parts else ():
-                found = {"arm": options.aged, "every": every, **trained(given, options.aged, every)}
-                rows.append({"part": "stale", **found})
-                print(json.dumps({"benchmark": "end2end staleness", **told, **found}), flush=True)
+                results = {"arm": arm, "every": options.every, **trained(setup, arm, options.every)}
+                rows.append({"part": "arms", **results})
+                print(json.dumps({"benchmark": "end2end arms", **settings, **results}), flush=True)
+            for interval in options.ages if "stale" in options.parts else ():
+                results = {"arm": options.aged, "every": interval, **trained(setup, options.aged, interval)}
+                rows.append({"part": "stale", **results})
+                print(json.dumps({"benchmark": "end2end staleness", **settings, **results}), flush=True)
             if "beside" in options.parts:
-                found = {"arm": options.aged, "every": options.every, **beside(given, options.every)}
-                print(json.dumps({"benchmark": "end2end beside", **told, **found}), flush=True)
+                results = {"arm": options.aged, "every": options.every, **beside(setup, options.every)}
+                print(json.dumps({"benchmark": "end2end beside", **settings, **results}), flush=True)
         if len(options.seeds) > 1:
-            for line in of_all_seeds(rows, len(given.test)):
+            for line in of_all_seeds(rows, len(setup.test)):
                 print(json.dumps({"benchmark": "end2end", "seeds": options.seeds, **line}), flush=True)
 
 
 def of_all_seeds(rows: Sequence[dict[str, Any]], asked: int) -> list[dict[str, Any]]:
     """Return each arm's means over the questions of all seeds with 95 % intervals, and the mean of each seed."""
-    found = []
-    named = ("part", "arm", "every")
-    for key in dict.fromkeys(tuple(row[name] for name in named) for row in rows):
-        own = [row for row in rows if tuple(row[name] for name in named) == key]
-        line: dict[str, Any] = dict(zip(named, key, strict=True))
+    summaries = []
+    key_names = ("part", "arm", "every")
+    for key in dict.fromkeys(tuple(row[name] for name in key_names) for row in rows):
+        key_rows = [row for row in rows if tuple(row[name] for name in key_names) == key]
+        line: dict[str, Any] = dict(zip(key_names, key, strict=True))
         for name in ("Success@1", "Success@5", "EM"):
-            means = [row[name][0] for row in own]
+            means = [row[name][0] for row in key_rows]
             rights = [round(mean * asked) for mean in means]
-            whole = estimate_mean([float(at < right) for right in rights for at in range(asked)])
-            line[name] = [round(x, 3) for x in (whole.value, whole.low, whole.high)], means
-        found.append(line)
-    return found
+            estimate = estimate_mean([float(number < right) for right in rights for number in range(asked)])
+            line[name] = [round(x, 3) for x in (estimate.value, estimate.low, estimate.high)], means
+        summaries.append(line)
+    return summaries
 
 
 if __name__ == "__main__":

@@ -45,11 +45,11 @@ def reindex(
     """Build as a user does, into a store of its own."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE)
-    given = {"dump": dump, "store": folder / name, "encoder": encoder, "recipe": recipe}
-    options = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    arguments = {"dump": dump, "store": folder / name, "encoder": encoder, "recipe": recipe}
+    options = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
     command = [str(Path(sys.executable).with_name("bookwheel")), "reindex", *options, "--json", "--", *flags]
-    own = {"BOOKWHEEL_CACHE": str(folder / f"cache-{name}"), "PREFECT_API_URL": "", "BOOKWHEEL_CORES": str(SLOTS)}
-    cost = run(command, {**own, **environment})
+    variables = {"BOOKWHEEL_CACHE": str(folder / f"cache-{name}"), "PREFECT_API_URL": "", "BOOKWHEEL_CORES": str(SLOTS)}
+    cost = run(command, {**variables, **environment})
     return cost, json.loads(cost.output)
 
 
@@ -77,7 +77,7 @@ def measure(folder: Path, copies: int, encoder: Path, environment: dict[str, str
         jobs = sorted({job.split("-")[1] for job in cluster.jobs()} - {"warm"})
         jvm_mb = {name: cluster.peak_mb(name) for name in ("jobmanager", "taskmanager")}
     seconds = {"local": local["seconds"], "flink": on_flink["seconds"]}
-    overhead = {stage: round(seconds["flink"][stage] - spent, 1) for stage, spent in seconds["local"].items()}
+    overhead = {stage: round(seconds["flink"][stage] - local_s, 1) for stage, local_s in seconds["local"].items()}
     return {
         "benchmark": "flink",
         "dump_mb": round(dump.stat().st_size / 1e6, 2),

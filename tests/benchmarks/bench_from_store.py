@@ -138,15 +138,15 @@ def measure(index: str, local: Snapshot, question_set: QuestionSet, seconds: flo
                 costs["open_s"].append(time.perf_counter() - started)
                 assert snapshot.ranges is not None
                 ranges = snapshot.ranges.cache
-                before = ranges.rounds, ranges.requests, ranges.fetched_bytes
+                counts_before = ranges.rounds, ranges.requests, ranges.fetched_bytes
                 started = time.perf_counter()
                 hits = ask(number)
                 costs["cold_s"].append(time.perf_counter() - started)
-                costs["open_bytes"].append(before[2])
+                costs["open_bytes"].append(counts_before[2])
                 for name, value, earlier in zip(
                     ("rounds", "requests", "bytes"),
                     (ranges.rounds, ranges.requests, ranges.fetched_bytes),
-                    before,
+                    counts_before,
                     strict=True,
                 ):
                     costs[name].append(value - earlier)
@@ -186,16 +186,16 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="folder of the store, which is kept and used again")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        place = arguments.store or Path(folder) / "store"
-        is_new = not place.exists()
-        store = Store.open(str(place), create=True)
+        store_path = arguments.store or Path(folder) / "store"
+        is_new = not store_path.exists()
+        store = Store.open(str(store_path), create=True)
         os.environ["BOOKWHEEL_CACHE"] = str(Path(folder) / "stamps")
         if is_new:
             sources = lines(arguments.texts) if arguments.texts else demo_passages()
             (Path(folder) / "work").mkdir()
             publish(store, Path(folder) / "work", sources, arguments.passages, arguments.dim)
         questions = [row["question"] for row in lines(arguments.questions)][: arguments.asked]
-        local = Snapshot.open(str(place))
+        local = Snapshot.open(str(store_path))
         rows = np.random.default_rng(3).integers(local.n, size=arguments.asked)
         first = np.asarray(local.embeddings(local.parts[0].name), np.float32)
         noise = np.random.default_rng(4).normal(size=(arguments.asked, first.shape[1])) * 0.05
@@ -204,9 +204,9 @@ def main() -> None:
         results = {index: measure(index, local, question_set, arguments.ms / 1e3) for index in ("bm25", "ivfpq")}
         with latency(arguments.ms / 1e3):
             started = time.perf_counter()
-            far = Store.open("far://bench")
+            remote = Store.open("far://bench")
             report = pull(
-                far, "latest", Path(folder) / "pulled", select=select_files(local.manifest.content), mapped=False
+                remote, "latest", Path(folder) / "pulled", select=select_files(local.manifest.content), mapped=False
             )
             pulled = {"pull_s": round(time.perf_counter() - started, 3), "pull_bytes": report.fetched_bytes}
         sizes = {

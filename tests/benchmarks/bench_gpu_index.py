@@ -63,24 +63,24 @@ class Side:
             with showing(""):
                 return alone(work, *arguments)
         with showing(self._seen), watched() as peaks:
-            spent = alone(work, *arguments)
-        known = [peak for peak in (self.gpu_mb.get(work.__name__), *peaks) if peak is not None]
-        self.gpu_mb[work.__name__] = max(known, default=None)
-        return spent
+            cost = alone(work, *arguments)
+        known_peaks = [peak for peak in (self.gpu_mb.get(work.__name__), *peaks) if peak is not None]
+        self.gpu_mb[work.__name__] = max(known_peaks, default=None)
+        return cost
 
 
 @contextmanager
 def showing(gpus: str) -> Iterator[None]:
     """Let processes that start in the block see these GPUs alone, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
-    before = os.environ.get(_SHOWS)
+    previous_gpus = os.environ.get(_SHOWS)
     os.environ[_SHOWS] = gpus
     try:
         yield
     finally:
-        if before is None:
+        if previous_gpus is None:
             del os.environ[_SHOWS]
         else:
-            os.environ[_SHOWS] = before
+            os.environ[_SHOWS] = previous_gpus
 
 
 @contextmanager
@@ -94,12 +94,12 @@ def watched() -> Iterator[list[int]]:
     if not cuda.is_available():
         yield peaks
         return
-    ended, before = threading.Event(), _held(cuda)
+    ended, bytes_before = threading.Event(), _held(cuda)
     peaks.append(0)
 
     def watch() -> None:
         while not ended.wait(_INTERVAL):
-            peaks[0] = max(peaks[0], (_held(cuda) - before) >> 20)
+            peaks[0] = max(peaks[0], (_held(cuda) - bytes_before) >> 20)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -125,28 +125,28 @@ def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: VectorQue
     """Build an index on one side; return what it took, what it finds, and what Wikipedia would take."""
     runner = Side(side)
     build = by_cells(plan, parts, folder, runner.run)
-    found = open_index(build.path, defaults=plan.search).search(trial.vectors, trial.k)[1]
+    rows = open_index(build.path, defaults=plan.search).search(trial.vectors, trial.k)[1]
     seconds, cpu = (_sums(build, kind) for kind in ("seconds", "cpu_seconds"))
-    spent = cpu if side == "cpu" else seconds  # one thread: the same on an idle machine
+    costs = cpu if side == "cpu" else seconds  # one thread: the same on an idle machine
     return {
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "cpu_seconds": {stage: round(value, 2) for stage, value in cpu.items()},
-        "recall": round(float(trial.compute_recalls(found).mean()), 4),
+        "recall": round(float(trial.compute_recalls(rows).mean()), 4),
         "gpu_mb": runner.gpu_mb or None,
-        "hours_for_wikipedia": {stage: round(larger(plan)[stage] * took / 3600, 2) for stage, took in spent.items()},
+        "hours_for_wikipedia": {stage: round(larger(plan)[stage] * took / 3600, 2) for stage, took in costs.items()},
     }
 
 
 def _sums(build: Build, kind: str) -> dict[str, float]:
-    return {stage: sum(getattr(spent, kind) for spent in some) for stage, some in build.stages.items() if some}
+    return {stage: sum(getattr(cost, kind) for cost in costs) for stage, costs in build.stages.items() if costs}
 
 
 def larger(plan: VectorPlan) -> dict[str, float]:
     """Return how many times as much work each stage has for Wikipedia, of the same dimensions."""
-    whole = resolve(IndexRecipe(_OPEN[plan.kind]), WIKIPEDIA, plan.d)
-    rows, compared = WIKIPEDIA / plan.n, _centroids(whole) / _centroids(plan)
+    wikipedia_plan = resolve(IndexRecipe(_OPEN[plan.kind]), WIKIPEDIA, plan.d)
+    rows, compared = WIKIPEDIA / plan.n, _centroids(wikipedia_plan) / _centroids(plan)
     return {
-        "train": _sample(whole) / _sample(plan) * compared,
+        "train": _sample(wikipedia_plan) / _sample(plan) * compared,
         "scatter": rows * compared,
         "shard": rows,
         "merge": rows,
@@ -171,33 +171,33 @@ def device() -> str:
 
 def main() -> None:
     """Build each index on each side."""
-    there = engine.has_gpu()
+    has_gpu = engine.has_gpu()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vectors", type=int, default=125_000 if there else 4_000)
-    parser.add_argument("--dim", type=int, default=768 if there else 32)
-    parser.add_argument("--factory", nargs="+", default=["HNSW32", "IVF4096,PQ192np" if there else "IVF64,PQ8np"])
+    parser.add_argument("--vectors", type=int, default=125_000 if has_gpu else 4_000)
+    parser.add_argument("--dim", type=int, default=768 if has_gpu else 32)
+    parser.add_argument("--factory", nargs="+", default=["HNSW32", "IVF4096,PQ192np" if has_gpu else "IVF64,PQ8np"])
     parser.add_argument("--cells", type=int, help="of an HNSW; default: the plan's")
     parser.add_argument("--parts", type=int, default=2)
-    parser.add_argument("--questions", type=int, default=500 if there else 100)
+    parser.add_argument("--questions", type=int, default=500 if has_gpu else 100)
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     options = parser.parse_args()
-    made, indexes = Synthetic(options.dim), []
+    generator, indexes = Synthetic(options.dim), []
     with tempfile.TemporaryDirectory(prefix="bench-gpu-index-") as name:
         folder = Path(name)
-        parts = made.parts(folder, options.vectors, options.parts)
-        trial = trial_of(parts, "ip", made.questions(options.questions), options.k)
+        parts = generator.parts(folder, options.vectors, options.parts)
+        trial = trial_of(parts, "ip", generator.questions(options.questions), options.k)
         for factory in options.factory:
             plan = resolve(IndexRecipe(factory, cells=options.cells), options.vectors, options.dim)
             sides: dict[str, Any] = {"factory": plan.factory, **dict.fromkeys(SIDES)}
             for side in options.sides:
-                if side == "cpu" or there:
+                if side == "cpu" or has_gpu:
                     sides[side] = measure(side, plan, parts, trial, folder / f"{len(indexes)}-{side}")
             indexes.append(sides)
     report = {
         "benchmark": "gpu_index",
         "device": device(),
-        "graphs_on_the_gpu": engine.can_build_graph(made.questions(min(options.vectors, 4_000)), "ip"),
+        "graphs_on_the_gpu": engine.can_build_graph(generator.questions(min(options.vectors, 4_000)), "ip"),
         **{name: getattr(options, name) for name in ("vectors", "dim", "parts", "questions", "k")},
         "indexes": indexes,
     }

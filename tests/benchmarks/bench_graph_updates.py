@@ -85,13 +85,13 @@ class Corpus:
 
 def iter_generations(pool: Vectors, n: int, churn: float, generations: int) -> Iterator[Corpus]:
     """Yield the passages of each generation, from 0 on; new passages come last."""
-    rng, rows, after, count = np.random.default_rng(0), np.arange(n), n, round(churn * n)
+    rng, rows, next_row, count = np.random.default_rng(0), np.arange(n), n, round(churn * n)
     yield Corpus(rows, pool[rows])
     for _ in range(generations):
         remaining = rows[np.sort(rng.permutation(n)[count:])]
         unused = np.setdiff1d(np.arange(len(pool)), remaining)
-        added = unused[np.argsort((unused - after) % len(pool))][:count]
-        after = int(added[-1]) + 1
+        added = unused[np.argsort((unused - next_row) % len(pool))][:count]
+        next_row = int(added[-1]) + 1
         rows = np.concatenate([remaining, added])
         yield Corpus(rows, pool[rows])
 
@@ -135,10 +135,10 @@ def match_rows(old: Rows, new: Rows) -> Rows:
 
 def group(plan: VectorPlan, cells: Cells, corpus: Corpus) -> list[tuple[Rows, Rows]]:
     """Return the members and the sources of each cell, as rows of the corpus."""
-    own, joins, links = cells.assign(plan.metric, corpus.vectors)
+    nearest_cells, joins, links = cells.assign(plan.metric, corpus.vectors)
     groups = []
     for cell in range(plan.cells):
-        members = np.union1d(np.flatnonzero(own == cell), joins[0][joins[1] == cell])
+        members = np.union1d(np.flatnonzero(nearest_cells == cell), joins[0][joins[1] == cell])
         groups.append((members, np.sort(links[0][links[1] == cell])))
     return groups
 
@@ -224,8 +224,8 @@ class Hnswlib:
         """Delete the passages that went, and add the new ones in their place."""
         for row in np.setdiff1d(self.rows, corpus.rows).tolist():
             self.index.mark_deleted(row)
-        new = ~np.isin(corpus.rows, self.rows)
-        self.index.add_items(corpus.vectors[new], corpus.rows[new], replace_deleted=True)
+        is_new = ~np.isin(corpus.rows, self.rows)
+        self.index.add_items(corpus.vectors[is_new], corpus.rows[is_new], replace_deleted=True)
         self.rows = corpus.rows
 
     def load(self, corpus: Corpus) -> tuple[FaissIndex, FaissIndex, Report]:
@@ -337,13 +337,13 @@ def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, optio
         }
         for name, side in sides.items():
             updated, rebuilt, facts = side.load(corpus)
-            spent = seconds[name] / generation
+            mean_seconds = seconds[name] / generation
             report[name] = (
                 compare(sweep(updated, trials), sweep(rebuilt, trials))
                 | facts
                 | {
-                    "update_cpu_s": round(spent, 3),
-                    "ratio_to_build": round(spent / side.build_seconds, 4),
+                    "update_cpu_s": round(mean_seconds, 3),
+                    "ratio_to_build": round(mean_seconds / side.build_seconds, 4),
                 }
             )
         print(json.dumps(report), flush=True)
@@ -353,9 +353,9 @@ def run_reindex(folder: Path, options: argparse.Namespace) -> None:
     """Build all generations with `reindex`, and measure those that the options name."""
     rows, questions = drawn(options.passages, options.questions, 1 << 30, options.asked)
     pool = [piece for row in rows for piece in cut(row, options.words)]
-    pool = [pool[place] for place in np.random.default_rng(0).permutation(len(pool))]
+    pool = [pool[position] for position in np.random.default_rng(0).permutation(len(pool))]
     encoder = str(made_static(Path(demo_encoder(), "tokenizer.json"), folder / "encoder"))
-    asked, store = Encoder.load(encoder).encode_questions(questions), str(folder / "store")
+    question_vectors, store = Encoder.load(encoder).encode_questions(questions), str(folder / "store")
     (folder / "recipe.toml").write_text(RECIPE.format(factory=options.factory, cells=options.cells))
     recipe = read_recipe(folder / "recipe.toml")
     numbers = np.arange(len(pool), dtype=np.float32)[:, None]  # placeholders, because `reindex` computes the vectors
@@ -364,12 +364,12 @@ def run_reindex(folder: Path, options: argparse.Namespace) -> None:
         lines = ({"_id": str(row), "title": pool[row]["title"], "text": pool[row]["text"]} for row in corpus.rows)
         dump = folder / "dump.jsonl"
         dump.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        cells, spent = build_generation(dump, store, encoder, recipe)
-        seconds += spent if generation else 0.0
+        cells, cpu_seconds = build_generation(dump, store, encoder, recipe)
+        seconds += cpu_seconds if generation else 0.0
         if generation not in options.measure:
             continue
         rebuild = build_generation(dump, store, encoder, recipe, is_rebuild=True)
-        updated, rebuilt = (open_graph(store, ref, folder, asked) for ref in ("latest", "rebuilt"))
+        updated, rebuilt = (open_graph(store, ref, folder, question_vectors) for ref in ("latest", "rebuilt"))
         facts = {"cells": cells, "cpu_s": [round(seconds / generation, 2), round(rebuild[1], 2)]}
         report = {"benchmark": "graph_updates", "through": "reindex", "generation": generation, "n": n}
         print(json.dumps(report | {"bookwheel": compare(updated, rebuilt) | facts}), flush=True)

@@ -56,8 +56,8 @@ class Case:
 def measure(case: Case, folder: Path) -> Report:
     """Build a case both ways and compare."""
     options = case.options
-    made = Synthetic(options.dim, case.norms)
-    parts = made.parts(folder, case.n, options.parts)
+    generator = Synthetic(options.dim, case.norms)
+    parts = generator.parts(folder, case.n, options.parts)
     plan = resolve(case.recipe, case.n, options.dim)
     works: dict[str, Work] = {"ours": (plan, parts)}
     if options.augment:
@@ -66,26 +66,26 @@ def measure(case: Case, folder: Path) -> Report:
             of_equal_norm(parts, folder / "equal_norm_parts"),
         )
     builds = both(works, folder, options.jobs)
-    trial = trial_of(parts, options.metric, made.questions(options.questions), options.k)
-    found = qualities(builds, trial, options.jobs)
+    trial = trial_of(parts, options.metric, generator.questions(options.questions), options.k)
+    measured_qualities = qualities(builds, trial, options.jobs)
     return {
         "n": case.n,
         "norms": case.norms,
         "cells": plan.cells,
         "factory": plan.factory,
-        **against("ours", builds, found, plan),
-        **{name: against(name, builds, found, work[0]) for name, work in works.items() if name != "ours"},
-        "recall_at_distances": at_equal_distances(found),
-        "builds": {name: build.report() | found[name].report() for name, build in builds.items()},
+        **against("ours", builds, measured_qualities, plan),
+        **{name: against(name, builds, measured_qualities, work[0]) for name, work in works.items() if name != "ours"},
+        "recall_at_distances": at_equal_distances(measured_qualities),
+        "builds": {name: build.report() | measured_qualities[name].report() for name, build in builds.items()},
     }
 
 
 def scaling(rows: list[Report]) -> list[Report]:
     """Return CPU microseconds a vector and critical path by size."""
-    told = []
+    scaling_rows = []
     for row in rows:
         single, ours = (row["builds"][name] for name in ("one_shot", "ours"))
-        told.append(
+        scaling_rows.append(
             {
                 "n": row["n"],
                 "cells": row["cells"],
@@ -96,7 +96,7 @@ def scaling(rows: list[Report]) -> list[Report]:
                 "critical_s": ours["critical_s"],
             }
         )
-    return told
+    return scaling_rows
 
 
 def plot(rows: list[Report], out: Path) -> None:
@@ -110,7 +110,7 @@ def plot(rows: list[Report], out: Path) -> None:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(one) for one in text.split(",")]
+    return [float(number) for number in text.split(",")]
 
 
 def arguments() -> argparse.Namespace:
@@ -148,8 +148,8 @@ def main() -> None:
             case = Case(n, norms, max(1, round(cells * n / max(sizes))), options)
             with tempfile.TemporaryDirectory(dir=options.workdir) as folder:
                 rows.append(measure(case, Path(folder)))
-    told = {"benchmark": "hnsw", "dim": options.dim, "metric": options.metric, "threads": 1, "jobs": options.jobs}
-    report = told | (rows[0] if len(rows) == 1 else {"rows": rows})
+    settings = {"benchmark": "hnsw", "dim": options.dim, "metric": options.metric, "threads": 1, "jobs": options.jobs}
+    report = settings | (rows[0] if len(rows) == 1 else {"rows": rows})
     if len(sizes) > 1:
         report["scaling"] = scaling(rows)
     if options.plot:

@@ -26,11 +26,11 @@ def measure(vectors: Embedded, plans: dict[str, VectorPlan], folder: Path, optio
     """Build one shot and every plan; compare."""
     parts = written(folder, vectors.passages, PARTS)
     builds = both({name: (plan, parts) for name, plan in plans.items()}, folder, options.jobs)
-    found = qualities(builds, trial_of(parts, "ip", vectors.questions, options.k), options.jobs)
+    measured_qualities = qualities(builds, trial_of(parts, "ip", vectors.questions, options.k), options.jobs)
     return {
-        **{name: against(name, builds, found, plan) for name, plan in plans.items()},
-        "recall_at_distances": at_equal_distances(found, (500, 1_000, 2_000, 4_000)),
-        "builds": {name: build.report() | found[name].report() for name, build in builds.items()},
+        **{name: against(name, builds, measured_qualities, plan) for name, plan in plans.items()},
+        "recall_at_distances": at_equal_distances(measured_qualities, (500, 1_000, 2_000, 4_000)),
+        "builds": {name: build.report() | measured_qualities[name].report() for name, build in builds.items()},
     }
 
 
@@ -57,15 +57,15 @@ def main() -> None:
             for cells in options.cells
         }
         plans = {name: resolve(recipe, n, dim) for name, recipe in recipes.items()}
-        found = measure(vectors, plans, Path(folder), options)
-    told = {
+        results = measure(vectors, plans, Path(folder), options)
+    settings = {
         "benchmark": "hnsw_passages",
         "passages": n,
         "questions": len(vectors.questions),
         "dim": dim,
         "k": options.k,
     }
-    print(json.dumps(told | {"factory": f"HNSW{options.links}"} | found))
+    print(json.dumps(settings | {"factory": f"HNSW{options.links}"} | results))
 
 
 if __name__ == "__main__":

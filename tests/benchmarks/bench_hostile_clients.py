@@ -44,10 +44,10 @@ def harm(address: str, connections: int, begun: Event, done: Event) -> None:
 
 
 async def _harm(address: str, connections: int, begun: Event, done: Event) -> None:
-    tried = asyncio.Semaphore(0)
-    tasks = [asyncio.create_task(_hold(address, _SENT[n % len(_SENT)], tried)) for n in range(connections)]
+    attempts = asyncio.Semaphore(0)
+    tasks = [asyncio.create_task(_hold(address, _SENT[n % len(_SENT)], attempts)) for n in range(connections)]
     for _ in tasks:
-        await tried.acquire()
+        await attempts.acquire()
     begun.set()
     await asyncio.to_thread(done.wait)
     for task in tasks:
@@ -80,41 +80,41 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Serve and ask, alone and beside the hostile client, in turns; return the report."""
     rounds = [_round(folder, questions, options) for _ in range(options.rounds)]
-    p99 = [(percentile_ms(one.alone, 99), percentile_ms(one.beside, 99)) for one in rounds]
+    p99 = [(percentile_ms(trial.alone, 99), percentile_ms(trial.beside, 99)) for trial in rounds]
     return {
         "benchmark": "hostile_clients",
         "passages": options.count,
         "hostile": options.hostile,
         "clients": options.clients,
-        "ratio": round(statistics.median(beside / before for before, beside in p99), 2),
-        "p99_ms": statistics.median(before for before, _ in p99),
-        "hostile_p99_ms": statistics.median(beside for _, beside in p99),
-        "asked": [len(one.beside) for one in rounds],
-        "failed": sum(asked.status != 200 for one in rounds for asked in one.beside),
-        "healthy": all(one.healthy for one in rounds),
-        "peak_mb": max(one.alone_mb for one in rounds),
-        "hostile_peak_mb": max(one.beside_mb for one in rounds),
+        "ratio": round(statistics.median(hostile_ms / alone_ms for alone_ms, hostile_ms in p99), 2),
+        "p99_ms": statistics.median(alone_ms for alone_ms, _ in p99),
+        "hostile_p99_ms": statistics.median(hostile_ms for _, hostile_ms in p99),
+        "asked": [len(trial.beside) for trial in rounds],
+        "failed": sum(response.status != 200 for trial in rounds for response in trial.beside),
+        "healthy": all(trial.healthy for trial in rounds),
+        "peak_mb": max(trial.alone_mb for trial in rounds),
+        "hostile_peak_mb": max(trial.beside_mb for trial in rounds),
     }
 
 
 def _round(folder: Path, questions: list[str], options: argparse.Namespace) -> Round:
-    made = get_context("spawn")
+    context = get_context("spawn")
     with service(str(folder / "store"), folder / "dest", "--poll", "60") as (address, process):
         load(address, questions, options.clients, 2.0)  # warm
-        before = alone(load, address, questions, options.clients, options.seconds).value
+        alone_responses = alone(load, address, questions, options.clients, options.seconds).value
         memory = memory_mb(process, "VmHWM")
-        begun, done = made.Event(), made.Event()
-        hostile = made.Process(target=harm, args=(address, options.hostile, begun, done))
+        started, done = context.Event(), context.Event()
+        hostile = context.Process(target=harm, args=(address, options.hostile, started, done))
         hostile.start()
         try:
-            begun.wait()
+            started.wait()
             time.sleep(1.0)  # until the service has taken what it takes
-            beside = alone(load, address, questions, options.clients, options.seconds).value
+            hostile_responses = alone(load, address, questions, options.clients, options.seconds).value
             healthy = get(address, "/healthz")[0] == 200
         finally:
             done.set()
             hostile.join()
-        return Round(before, beside, memory, memory_mb(process, "VmHWM"), healthy)
+        return Round(alone_responses, hostile_responses, memory, memory_mb(process, "VmHWM"), healthy)
 
 
 def main() -> None:

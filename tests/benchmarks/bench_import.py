@@ -41,14 +41,14 @@ def write_files(folder: Path, rows: int, dim: int, files: int) -> None:
             [("id", pa.string()), ("text", pa.string()), ("title", pa.string()), ("embeddings", pa.list_(pa.float32()))]
         )
         with pq.ParquetWriter(folder / f"train-{number:05d}-of-{files:05d}.parquet", schema) as writer:
-            for some in np.array_split(ids, max(1, len(ids) // GROUP)):
-                vectors = generator.standard_normal((len(some), dim), dtype=np.float32)
+            for group_ids in np.array_split(ids, max(1, len(ids) // GROUP)):
+                vectors = generator.standard_normal((len(group_ids), dim), dtype=np.float32)
                 offsets = np.arange(0, vectors.size + 1, dim, dtype=np.int32)
-                drawn = generator.integers(0, len(words), (len(some), WORDS))
+                word_ids = generator.integers(0, len(words), (len(group_ids), WORDS))
                 columns = [
-                    pa.array(map(str, some + 1)),
-                    pa.array(" ".join(words[word] for word in row) for row in drawn),
-                    pa.array(f"title {row // 7}" for row in some.tolist()),
+                    pa.array(map(str, group_ids + 1)),
+                    pa.array(" ".join(words[word] for word in row) for row in word_ids),
+                    pa.array(f"title {row // 7}" for row in group_ids.tolist()),
                     pa.ListArray.from_arrays(offsets, pa.array(vectors.ravel())),
                 ]
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))

@@ -79,23 +79,23 @@ def reindex(dump: str, store: Path, encoder: str) -> Built:
     """Build as a user does."""
     recipe = store.with_name("recipe.toml")
     recipe.write_text(UNGATED)  # the neighbours of random vectors are hard to find
-    given = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
-    options = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    arguments = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
+    options = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
     cost = run([_bookwheel(), "reindex", *options, "--json"], {"BOOKWHEEL_CACHE": str(store.with_name("cache"))})
     return Built(cost, json.loads(cost.output))
 
 
 def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool) -> dict[str, Any]:
     """Build both months, and today's once more without last month's if it is to be compared with a `full` build."""
-    with tempfile.TemporaryDirectory(prefix="bench-incremental-") as at:
-        folder = Path(at)
+    with tempfile.TemporaryDirectory(prefix="bench-incremental-") as temporary:
+        folder = Path(temporary)
         dumps = []
         for month, export in (("old", months.old), ("new", months.new)):
             (folder / month).mkdir()
             dumps.append(write(export, folder / month))
         first = reindex(dumps[0], folder / "store", encoder)
-        again = reindex(dumps[1], folder / "store", encoder)
-        counts = again.reply["counts"]
+        rebuild = reindex(dumps[1], folder / "store", encoder)
+        counts = rebuild.reply["counts"]
         return {
             "benchmark": "incremental",
             "dump": name,
@@ -103,8 +103,8 @@ def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool
             "articles": {name: getattr(months, name) for name in ("articles", "edited", "added", "deleted")},
             "passages": counts["passages"],
             "embedded": round(counts["embedded"] / counts["passages"], 4),
-            "seconds": {"first": _tenth(first), "rebuild": _tenth(again)},
-            **(beside(again, reindex(dumps[1], folder / "full", encoder), dumps, folder) if full else {}),
+            "seconds": {"first": _tenth(first), "rebuild": _tenth(rebuild)},
+            **(beside(rebuild, reindex(dumps[1], folder / "full", encoder), dumps, folder) if full else {}),
             "pull_mb": pulled(folder / "store"),
             "patch_mb": patched(folder / "store"),
             "kept": kept(folder / "store"),
@@ -116,13 +116,13 @@ def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -
     added = [max(1, round(articles * share / 400)) for share in shares]
     export = synthetic_export(articles + max(added), real)
     rebuilds = []
-    with tempfile.TemporaryDirectory(prefix="bench-incremental-") as at:
-        folder = Path(at)
+    with tempfile.TemporaryDirectory(prefix="bench-incremental-") as temporary:
+        folder = Path(temporary)
         dump = write_multistream(replace(export, pages=export.pages[:articles]), _emptied(folder / "dump"))
         first = _measured(dump, folder / "parent", encoder)
-        for share, more in zip(shares, added, strict=True):
-            known = replace(export, pages=export.pages[: articles + more])
-            months = a_month_apart(known, edited=share / 200, added=more / (articles + more), deleted=share / 400)
+        for share, n_new in zip(shares, added, strict=True):
+            base = replace(export, pages=export.pages[: articles + n_new])
+            months = a_month_apart(base, edited=share / 200, added=n_new / (articles + n_new), deleted=share / 400)
             dump = write_multistream(months.new, _emptied(folder / "dump"))
             _copy_store(folder / "parent", folder / "store")
             rebuilds.append(_measured(dump, folder / "store", encoder))
@@ -133,7 +133,7 @@ def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -
         "encoder": Path(encoder).name,
         "passages": first.reply["counts"]["passages"],
         "first": _cpu(first),
-        "largest_mb": {name: _largest_mb(told) for name, told in (("first", first), ("rebuilds", rebuilds[-1]))},
+        "largest_mb": {name: _largest_mb(build) for name, build in (("first", first), ("rebuilds", rebuilds[-1]))},
         "rebuilds": [
             {
                 "share": share,
@@ -152,8 +152,8 @@ def _measured(dump: str, store: Path, encoder: str) -> Told:
     """Build as a user does, and measure each stage."""
     recipe = store.with_name("recipe.toml")
     recipe.write_text(UNGATED)
-    given = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
-    words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    arguments = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
+    words = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
     environment = {"BOOKWHEEL_CACHE": str(store.with_name("cache"))}
     return bookwheel("reindex", *words, environment=environment, on_stage=_report)
 
@@ -163,11 +163,11 @@ def _report(stage: str, spent: Spent) -> None:
 
 
 def _cpu(told: Told) -> dict[str, float]:
-    every = {**told.stages, "all": told.whole}
-    spent = Counter[str]()
-    for name, its in every.items():
-        spent[name.removesuffix(" 2")] += its.cpu_seconds  # a stage that begins again, as `deltas`
-    return {name: round(seconds, 2) for name, seconds in spent.items()}
+    costs = {**told.stages, "all": told.whole}
+    cpu_seconds = Counter[str]()
+    for name, cost in costs.items():
+        cpu_seconds[name.removesuffix(" 2")] += cost.cpu_seconds  # a stage that begins again, as `deltas`
+    return {name: round(seconds, 2) for name, seconds in cpu_seconds.items()}
 
 
 def _largest_mb(told: Told) -> float:
@@ -176,13 +176,13 @@ def _largest_mb(told: Told) -> float:
 
 def _lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list[float]]:
     """Return the line of each stage, and the largest distance of a measurement from it."""
-    found = {}
+    lines = {}
     for name in _cpu(rebuilds[-1]):
-        spent = [_cpu(rebuild).get(name, 0.0) for rebuild in rebuilds]
-        slope, constant = np.polyfit(changed, spent, 1)
-        apart = np.abs(np.polyval([slope, constant], changed) - spent).max()
-        found[name] = [round(float(number), 3) for number in (constant, slope, apart)]
-    return found
+        stage_seconds = [_cpu(rebuild).get(name, 0.0) for rebuild in rebuilds]
+        slope, constant = np.polyfit(changed, stage_seconds, 1)
+        apart = np.abs(np.polyval([slope, constant], changed) - stage_seconds).max()
+        lines[name] = [round(float(number), 3) for number in (constant, slope, apart)]
+    return lines
 
 
 def _copy_store(source: Path, target: Path) -> None:
@@ -213,53 +213,53 @@ def beside(again: Built, full: Built, dumps: list[str], folder: Path) -> dict[st
 
 def embedded_by(chunker: str, dumps: list[str], folder: Path) -> float:
     """Return the share of the second dump's passages whose title and text the first has not, under a chunker."""
-    known: set[str] = set()
-    new = rows = 0
+    known_hashes: set[str] = set()
+    new_rows = rows = 0
     for dump in dumps:
         hashes = _hashes(dump, ChunkRecipe(chunker=chunker), folder)
-        new, rows = sum(of not in known for of in hashes), len(hashes)
-        known = set(hashes)
-    return new / rows
+        new_rows, rows = sum(of not in known_hashes for of in hashes), len(hashes)
+        known_hashes = set(hashes)
+    return new_rows / rows
 
 
 def _hashes(dump: str, recipe: ChunkRecipe, folder: Path) -> list[str]:
     plan = plan_dump(dump, workdir=folder, stage=str)
-    found: list[str] = []
+    hashes: list[str] = []
     for part in plan.parts:
         chunk_part(part, plan.siteinfo, recipe, folder / "passages.parquet")
         with PassageFile(folder / "passages.parquet") as file:
-            found += [of for batch in file.iter_batches(["hash"]) for of in batch.column(0).to_pylist()]
-    return found
+            hashes += [of for batch in file.iter_batches(["hash"]) for of in batch.column(0).to_pylist()]
+    return hashes
 
 
 def equal(ours: Path, theirs: Path) -> dict[str, Any]:
     """Compare a rebuild with a full build of the same dump."""
-    with Snapshot.open(str(ours)) as one, Snapshot.open(str(theirs)) as other:
-        tables = [pa.concat_tables(s.columns(part.name, _COLUMNS) for part in s.parts) for s in (one, other)]
+    with Snapshot.open(str(ours)) as rebuild, Snapshot.open(str(theirs)) as full:
+        tables = [pa.concat_tables(s.columns(part.name, _COLUMNS) for part in s.parts) for s in (rebuild, full)]
         vectors = [
-            np.concatenate([s.embeddings(part.name) for part in s.parts], dtype=np.float32) for s in (one, other)
+            np.concatenate([s.embeddings(part.name) for part in s.parts], dtype=np.float32) for s in (rebuild, full)
         ]
-        recalls = [recalls_of(s) for s in (one, other)]
-        words = [files_of_words(s) for s in (one, other)]
+        recalls = [recalls_of(s) for s in (rebuild, full)]
+        words = [files_of_words(s) for s in (rebuild, full)]
     apart = np.abs(vectors[0] - vectors[1])
     return {
         "passages": tables[0].equals(tables[1]),
         "vectors": float(f"{apart.max():.2g}"),
         "beyond_1e-3": float(f"{(apart > 1e-3).mean():.2g}"),
         "words": words[0] == words[1],
-        "recall": {name: compared(found, recalls[1][name]) for name, found in recalls[0].items()},
+        "recall": {name: compared(index_recalls, recalls[1][name]) for name, index_recalls in recalls[0].items()},
     }
 
 
 def recalls_of(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
     """Return the recall@20 of each index of vectors on questions that the corpus asks itself, one figure a question."""
     trial = sample_vector_queries(snapshot, GateRecipe(queries=QUERIES))
-    found = {}
+    recalls = {}
     content = snapshot.manifest.content
     for name in (index for index in content.indexes if content.representation_of(index) == EMBEDDINGS):
         rows = open_index(snapshot, name).search(trial.vectors, trial.k)[1]
-        found[name] = compute_recall(rows, trial.rows, trial.scores, trial.k)
-    return found
+        recalls[name] = compute_recall(rows, trial.rows, trial.scores, trial.k)
+    return recalls
 
 
 def files_of_words(snapshot: Snapshot) -> dict[str, BlobRef]:
@@ -275,33 +275,33 @@ def files_of_words(snapshot: Snapshot) -> dict[str, BlobRef]:
 def compared(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> dict[str, Any]:
     """Return both means, and the mean difference with its paired interval."""
     apart = estimate_difference(ours.tolist(), theirs.tolist())
-    means = [round(float(some.mean()), 4) for some in (ours, theirs)]
+    means = [round(float(recalls.mean()), 4) for recalls in (ours, theirs)]
     return {"mean": means, "difference": [round(number, 4) for number in (apart.value, apart.low, apart.high)]}
 
 
 def pulled(store: Path) -> dict[str, Any]:
     """Return the megabytes that a puller of the first snapshot fetches to have the second: [fetched, of all]."""
-    found = json.loads(_told("diff", "latest@1", "latest", "--store", str(store), "--json"))
+    difference = json.loads(_told("diff", "latest@1", "latest", "--store", str(store), "--json"))
     kinds = {
         kind: [round(size["fetched_bytes"] / 1e6, 3), round((size["fetched_bytes"] + size["reused_bytes"]) / 1e6, 3)]
-        for kind, size in found["pull"].items()
+        for kind, size in difference["pull"].items()
     }
     dest = store.with_name("pulled")
     _told("pull", "latest@1", str(dest), "--store", str(store), "--no-mapped", "--json")
-    told = json.loads(_told("pull", "latest", str(dest), "--store", str(store), "--no-mapped", "--json"))
-    return {**kinds, "measured": [round(told[f"{name}_bytes"] / 1e6, 3) for name in ("fetched", "reused")]}
+    pull_report = json.loads(_told("pull", "latest", str(dest), "--store", str(store), "--no-mapped", "--json"))
+    return {**kinds, "measured": [round(pull_report[f"{name}_bytes"] / 1e6, 3) for name in ("fetched", "reused")]}
 
 
 def patched(store: Path) -> dict[str, float]:
     """Return the megabytes of patches by zstd, with all of a file as its window, by kind of file."""
     if not (zstd := shutil.which("zstd")):
         return {}
-    opened, sizes, out = Store.open(str(store)), Counter[str](), store.with_name("patch")
-    old, new = (opened.snapshots.get(opened.snapshots.resolve(ref)).content for ref in ("latest@1", "latest"))
-    for path, blob in new.files.items():
+    source, sizes, out = Store.open(str(store)), Counter[str](), store.with_name("patch")
+    old, latest = (source.snapshots.get(source.snapshots.resolve(ref)).content for ref in ("latest@1", "latest"))
+    for path, blob in latest.files.items():
         if blob in old.files.values() or file_kind(path) in BUILD_ONLY_KINDS:
             continue
-        files = [opened.files.local_path(of.files[path].path) for of in (old, new) if path in of.files]
+        files = [source.files.local_path(of.files[path].path) for of in (old, latest) if path in of.files]
         base = ["--patch-from", str(files[0])] if len(files) == 2 else []
         subprocess.run([zstd, "-q", "-f", "--long=31", *base, str(files[-1]), "-o", str(out)], check=True)
         sizes[file_kind(path)] += out.stat().st_size
@@ -311,25 +311,25 @@ def patched(store: Path) -> dict[str, float]:
 def kept(store: Path) -> dict[str, float]:
     """Return the shares of the second snapshot's parts, row groups and rows that the first has as well."""
     counts = {"parts": [0, 0], "row_groups": [0, 0], "rows": [0, 0]}
-    with Snapshot.open(str(store), "latest@1") as old, Snapshot.open(str(store), "latest") as new:
+    with Snapshot.open(str(store), "latest@1") as old, Snapshot.open(str(store), "latest") as new_snapshot:
         files = {blob.id for blob in old.manifest.content.files.values()}
-        known = {kind: _pieces(old, kind) for kind in counts if kind != "parts"}
-        blobs = [new.manifest.content.files[passages_path(part.name)] for part in new.parts]
+        old_pieces = {kind: _pieces(old, kind) for kind in counts if kind != "parts"}
+        blobs = [new_snapshot.manifest.content.files[passages_path(part.name)] for part in new_snapshot.parts]
         counts["parts"] = [sum(blob.id in files for blob in blobs), len(blobs)]
-        for kind, before in known.items():
-            now = _pieces(new, kind)
-            counts[kind] = [sum((now & before).values()), now.total()]
-    return {kind: round(same / total, 4) for kind, (same, total) in counts.items()}
+        for kind, old_counts in old_pieces.items():
+            new_counts = _pieces(new_snapshot, kind)
+            counts[kind] = [sum((new_counts & old_counts).values()), new_counts.total()]
+    return {kind: round(shared_count / total, 4) for kind, (shared_count, total) in counts.items()}
 
 
 def _pieces(snapshot: Snapshot, kind: str) -> Counter[tuple[str, ...]]:
     """Count the hashes of a snapshot's passages, each by itself or a row group together."""
-    found: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for part in snapshot.parts:
         hashes = snapshot.columns(part.name, ["hash"])["hash"].to_pylist()
         size = 1 if kind == "rows" else ROW_GROUP
-        found.update(tuple(hashes[start : start + size]) for start in range(0, len(hashes), size))
-    return found
+        counts.update(tuple(hashes[start : start + size]) for start in range(0, len(hashes), size))
+    return counts
 
 
 def _told(*words: str) -> str:
@@ -373,8 +373,8 @@ def main() -> None:
     parser.add_argument("--shares", help="percent of the articles that change, with commas: costs alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder:
-        named = demo_encoder() if options.encoder == "minilm" else options.encoder
-        encoder = named or _tiny(Path(folder))
+        encoder_name = demo_encoder() if options.encoder == "minilm" else options.encoder
+        encoder = encoder_name or _tiny(Path(folder))
         real = read_export(Path(demo_dump()))
         if options.shares:
             shares = [float(share) for share in options.shares.split(",")]

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 def factories(dim: int) -> list[str]:
     """Return what is compared."""
     pq, rabitq = f"OPQ96_{dim},IVF,PQ96np", "IVF,RaBitQ4"
-    refined = [f"{codes},Refine({kept})" for codes in (pq, rabitq) for kept in ("SQfp16", "vectors")]
+    refined = [f"{codes},Refine({refinement})" for codes in (pq, rabitq) for refinement in ("SQfp16", "vectors")]
     return ["Flat", "HNSW32", "HNSW32_SQ8", pq, *refined[:2], rabitq, *refined[2:]]
 
 
@@ -42,13 +42,13 @@ def projected(factory: str) -> Row:
     """Return gigabytes for Wikipedia."""
     plan = resolve(IndexRecipe(factory), WIKIPEDIA, BERT)
     needed = estimate_resources(plan)
-    beside = HALF * WIKIPEDIA * BERT if plan.refine else 0
+    vector_bytes = HALF * WIKIPEDIA * BERT if plan.refine else 0
     return {
         "projected": plan.factory + (f",Refine({plan.refine})" if plan.refine else ""),
         "index_gb": round(needed.disk_bytes / 1e9, 1),
         "search_gb": round(needed.search_bytes / 1e9, 1),
         "build_gb": round(needed.peak_bytes() / 1e9, 1),
-        "vectors_on_disk_gb": round(beside / 1e9, 1),
+        "vectors_on_disk_gb": round(vector_bytes / 1e9, 1),
     }
 
 
@@ -56,22 +56,22 @@ def built(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: int) -
     """Build an index in a process of its own; return its file and what it took."""
     folder.mkdir()
     out = folder / "index.faiss"
-    spent = alone(run_stages, plan, parts, out, folder, threads=threads)
-    took = {"build_cpu_s": round(spent.cpu_seconds, 1), "build_anonymous_mb": round(spent.anonymous_mb)}
+    cost = alone(run_stages, plan, parts, out, folder, threads=threads)
+    took = {"build_cpu_s": round(cost.cpu_seconds, 1), "build_anonymous_mb": round(cost.anonymous_mb)}
     return out, took | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
 
 
 def measured(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: VectorQuerySet) -> Row:
     """Ask an index at its default setting, and at its hardest."""
     index = open_index(path, defaults=plan.search, vectors=parts if plan.refine else ())
-    asked, most = measure_point(index, trial, plan.search), measure_point(index, trial, _most(index, plan))
+    default, widest = measure_point(index, trial, plan.search), measure_point(index, trial, _most(index, plan))
     return {
         "measured": plan.factory,
         "search": dict(plan.search),
-        "recall_mean": round(asked.recall_mean, 4),
-        "recall_p5": round(asked.recall_p5, 4),
-        "at_most": round(most.recall_mean, 4),
-        "ms": round(asked.milliseconds, 3),
+        "recall_mean": round(default.recall_mean, 4),
+        "recall_p5": round(default.recall_p5, 4),
+        "at_most": round(widest.recall_mean, 4),
+        "ms": round(default.milliseconds, 3),
     }
 
 
@@ -91,9 +91,9 @@ def markdown(rows: Sequence[Row], told: Row) -> str:
     ]
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
-        beside = f" + {row['vectors_on_disk_gb']} on disk" if row["vectors_on_disk_gb"] else ""
-        found = [f"{row[name]:.3f}" for name in ("recall_mean", "recall_p5", "at_most")]
-        lines.append([f"`{row['projected']}`", f"{row['index_gb']}{beside}", *found])
+        disk_note = f" + {row['vectors_on_disk_gb']} on disk" if row["vectors_on_disk_gb"] else ""
+        recall_cells = [f"{row[name]:.3f}" for name in ("recall_mean", "recall_p5", "at_most")]
+        lines.append([f"`{row['projected']}`", f"{row['index_gb']}{disk_note}", *recall_cells])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -119,22 +119,22 @@ def main() -> None:
             real = embedded(cache, options.passages, options.questions, options.n, options.asked)
             (n, dim), parts, questions = real.passages.shape, written(folder, real.passages, PARTS), real.questions
         else:
-            n, dim, made = options.n, options.dim, Synthetic(options.dim)
-            parts, questions = made.parts(folder, n, PARTS), made.questions(options.asked)
+            n, dim, generator = options.n, options.dim, Synthetic(options.dim)
+            parts, questions = generator.parts(folder, n, PARTS), generator.questions(options.asked)
         trial = trial_of(parts, "ip", questions, options.k)
-        chosen = options.only or factories(dim)
+        factory_strings = options.only or factories(dim)
         rows, files = [], dict[str, tuple[Path, Row]]()
-        for factory in chosen:
+        for factory in factory_strings:
             plan = resolve(IndexRecipe(factory, train_sample=options.train_sample), n, dim)
             if plan.factory not in files:  # `Refine(vectors)` is no other file
                 files[plan.factory] = built(plan, parts, folder / str(len(files)), options.threads)
             path, took = files[plan.factory]
             wide = projected(factory.replace(f"_{dim},", f"_{BERT},"))
             rows.append(wide | measured(plan, path, parts, trial) | took)
-    told = {"benchmark": "index_memory", "n": n, "dim": dim, "k": options.k, "real": options.passages is not None}
+    settings = {"benchmark": "index_memory", "n": n, "dim": dim, "k": options.k, "real": options.passages is not None}
     if options.markdown:
-        options.markdown.write_text(markdown(rows, told))
-    print(json.dumps(told | {"bytes": f"projected for {WIKIPEDIA:,} x {BERT}", "indexes": rows}))
+        options.markdown.write_text(markdown(rows, settings))
+    print(json.dumps(settings | {"bytes": f"projected for {WIKIPEDIA:,} x {BERT}", "indexes": rows}))
 
 
 if __name__ == "__main__":

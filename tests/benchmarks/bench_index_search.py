@@ -44,15 +44,15 @@ def ours(path: Path, ef_search: int, k: int) -> Search:
 def race(contenders: dict[str, Search], questions: list[Vectors], rounds: int) -> Rates:
     """Ask everyone every batch of `questions`, in turns; return questions a second, after a round to warm up."""
     rates: Rates = {name: [] for name in contenders}
-    asked = sum(len(batch) for batch in questions)
+    n_questions = sum(len(batch) for batch in questions)
     for number in range(rounds + 1):
         turn = list(contenders.items())
         for name, search in turn if number % 2 else turn[::-1]:
             start = perf_counter()
             for batch in questions:
                 search(batch)
-            rates[name].append(asked / (perf_counter() - start))
-    return {name: found[1:] for name, found in rates.items()}
+            rates[name].append(n_questions / (perf_counter() - start))
+    return {name: round_rates[1:] for name, round_rates in rates.items()}
 
 
 def ratio(rates: Rates, name: str) -> float:
@@ -75,15 +75,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of a batch; one by one has no use for more")
     parser.add_argument("--jobs", type=int, default=1, help="builds side by side")
     options = parser.parse_args()
-    made = Synthetic(options.dim)
+    generator = Synthetic(options.dim)
     recipe = IndexRecipe(f"HNSW{options.links}", ef_construction=options.ef_construction, cells=options.cells)
     plan = resolve(recipe, options.n, options.dim)
     with tempfile.TemporaryDirectory() as folder:
-        parts = made.parts(Path(folder), options.n, 8)
+        parts = generator.parts(Path(folder), options.n, 8)
         builds = both({"ours": (plan, parts)}, Path(folder), options.jobs)
-        trial = trial_of(parts, "ip", made.questions(options.questions), options.k)
+        trial = trial_of(parts, "ip", generator.questions(options.questions), options.k)
         tuned = {name: tune_search(open_index(build.path), trial, options.target) for name, build in builds.items()}
-        effort = {name: found.search["efSearch"] for name, found in tuned.items()}
+        effort = {name: operating_point.search["efSearch"] for name, operating_point in tuned.items()}
         contenders = {
             "one_shot": bare(builds["one_shot"].path, effort["one_shot"], options.k),
             "merged": bare(builds["ours"].path, effort["ours"], options.k),
@@ -100,13 +100,13 @@ def main() -> None:
         "factory": plan.factory,
         "threads": options.threads,
         "target": options.target,
-        "recall": {name: round(found.recall, 4) for name, found in tuned.items()},
+        "recall": {name: round(operating_point.recall, 4) for name, operating_point in tuned.items()},
         "ef_search": effort,
         "ratio": {"batch": ratio(batch, "ours"), "one_by_one": ratio(single, "ours")},
         "merged_ratio": {"batch": ratio(batch, "merged"), "one_by_one": ratio(single, "merged")},
-        "batch_per_s": {name: round(statistics.median(found)) for name, found in batch.items()},
-        "one_by_one_per_s": {name: round(statistics.median(found)) for name, found in single.items()},
-        "rounds": {name: [round(rate) for rate in found] for name, found in batch.items()},
+        "batch_per_s": {name: round(statistics.median(round_rates)) for name, round_rates in batch.items()},
+        "one_by_one_per_s": {name: round(statistics.median(round_rates)) for name, round_rates in single.items()},
+        "rounds": {name: [round(rate) for rate in round_rates] for name, round_rates in batch.items()},
     }
     print(json.dumps(report))
 

@@ -43,22 +43,22 @@ def one_shot(trained: Path, parts: list[Path], out: Path) -> None:
 
 def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Path) -> dict[str, Any]:
     """Build a plan both ways; return what it took and whether the answers are equal."""
-    trained, one, merged = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
+    trained, one_shot_path, merged = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]
     training = alone(kind.KIND.train, plan, parts, trained)
-    whole = alone(one_shot, trained, parts, one)
+    one_shot_cost = alone(one_shot, trained, parts, one_shot_path)
     coded = [alone(kind.KIND.scatter, plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
     merge = alone(kind.KIND.merge, plan, trained, parts, [path_opener(piece) for piece in pieces], [], merged)
     return {
         "factory": plan.factory,
-        **same_answers(one, merged, questions),
+        **same_answers(one_shot_path, merged, questions),
         "train_cpu_s": round(training.cpu_seconds, 2),
-        "one_shot_cpu_s": round(whole.cpu_seconds, 2),
+        "one_shot_cpu_s": round(one_shot_cost.cpu_seconds, 2),
         "parts_cpu_s": round(sum(part.cpu_seconds for part in coded), 2),
         "merge_cpu_s": round(merge.cpu_seconds, 2),
-        "cpu_ratio": round(sum(stage.cpu_seconds for stage in (*coded, merge)) / whole.cpu_seconds, 2),
-        "longest_way_ratio": round((max(part.seconds for part in coded) + merge.seconds) / whole.seconds, 2),
-        "one_shot_mb": taken(whole),
+        "cpu_ratio": round(sum(stage.cpu_seconds for stage in (*coded, merge)) / one_shot_cost.cpu_seconds, 2),
+        "longest_way_ratio": round((max(part.seconds for part in coded) + merge.seconds) / one_shot_cost.seconds, 2),
+        "one_shot_mb": taken(one_shot_cost),
         "part_mb": max(taken(part) for part in coded),
         "merge_mb": taken(merge),
         "index_mb": round(merged.stat().st_size / 1e6, 1),
@@ -94,12 +94,12 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--factory", nargs="+", default=FACTORIES)
     options = parser.parse_args()
-    results, made = [], Synthetic(options.dim)
+    results, generator = [], Synthetic(options.dim)
     with tempfile.TemporaryDirectory() as name:
-        parts = made.parts(Path(name), options.vectors, options.parts)
+        parts = generator.parts(Path(name), options.vectors, options.parts)
         for factory in options.factory:
             plan = resolve(IndexRecipe(factory), options.vectors, options.dim)
-            results.append(compare(plan, parts, made.questions(QUERIES), Path(name)))
+            results.append(compare(plan, parts, generator.questions(QUERIES), Path(name)))
     report = {
         "benchmark": "ivfpq",
         "vectors": options.vectors,

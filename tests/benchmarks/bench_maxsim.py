@@ -90,7 +90,7 @@ class Links:
 
 def codecs(data: Data, every: TokenVectors, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure codecs: bytes and error of a token, nDCG@10 of all passages by the codes."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in options.codecs:
         kind, n = get_kind_for_factory(name), len(every)
         recipe = IndexRecipe(name, train_sample=options.sample)
@@ -101,7 +101,7 @@ def codecs(data: Data, every: TokenVectors, folder: Path, options: argparse.Name
         seconds = time.process_time() - began
         index = TokenIndexFile.open(work / "index")
         coded = index.decode(np.arange(n))
-        found[name] = {
+        results[name] = {
             "code_bytes": index.codec.width,
             "bytes_a_passage": round((work / "index").stat().st_size / n),
             "error": round(float(np.square(coded.vectors - every.vectors).sum(axis=1).mean()), 4),
@@ -109,11 +109,11 @@ def codecs(data: Data, every: TokenVectors, folder: Path, options: argparse.Name
             "build_cpu_seconds": round(seconds, 1),
         }
         if not options.errors_only:
-            found[name]["ndcg"] = round(float(ndcg(exhaustive(data, coded), data.relevant).mean()), 4)
-    peers = {row["code_bytes"]: row["error"] for name, row in found.items() if "Bits" in name}
-    for row in found.values():
+            results[name]["ndcg"] = round(float(ndcg(exhaustive(data, coded), data.relevant).mean()), 4)
+    peers = {row["code_bytes"]: row["error"] for name, row in results.items() if "Bits" in name}
+    for row in results.values():
         row["error_ratio"] = round(row["error"] / peers.get(row["code_bytes"], row["error"]), 3)
-    return found
+    return results
 
 
 def pooling(data: Data, every: TokenVectors, factor: int, whole: Vectors) -> dict[str, Any]:
@@ -122,13 +122,13 @@ def pooling(data: Data, every: TokenVectors, factor: int, whole: Vectors) -> dic
     ends = every.offsets.tolist()
     few = [pool_tokens(every.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
     seconds = time.process_time() - began
-    tokens = TokenVectors(np.concatenate(few), compute_offsets(np.array([len(one) for one in few])))
-    own = ndcg(exhaustive(data, tokens), data.relevant)
+    tokens = TokenVectors(np.concatenate(few), compute_offsets(np.array([len(vectors) for vectors in few])))
+    pooled_ndcg = ndcg(exhaustive(data, tokens), data.relevant)
     return {
         "vectors": round(len(tokens.vectors) / len(every.vectors), 3),
-        "ndcg": round(float(own.mean()), 4),
-        "share": round(float(own.mean() / max(whole.mean(), 1e-9)), 4),
-        "difference": interval(own - whole),
+        "ndcg": round(float(pooled_ndcg.mean()), 4),
+        "share": round(float(pooled_ndcg.mean() / max(whole.mean(), 1e-9)), 4),
+        "difference": interval(pooled_ndcg - whole),
         "cpu_ms_a_passage": round(1e3 * seconds / len(every), 2),
     }
 
@@ -146,30 +146,30 @@ def candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> d
     numbers = [str(number) for number in range(len(data.texts))]
     began = time.perf_counter()
     best = index.search(data.asked_tokens, K)[1]
-    whole = ndcg(best, data.relevant)
-    found: dict[str, Any] = {
-        "all": {"ndcg": round(float(whole.mean()), 4), "ms": _ms(began, len(numbers)), "scored": n},
+    exact_ndcg = ndcg(best, data.relevant)
+    results: dict[str, Any] = {
+        "all": {"ndcg": round(float(exact_ndcg.mean()), 4), "ms": _ms(began, len(numbers)), "scored": n},
         "dense alone": {"ndcg": round(float(ndcg(leg.find(Queries(numbers), K).rows, data.relevant).mean()), 4)},
     }
     for depth in [depth for depth in depths if depth <= n]:
         for rounds in (0, 1, 2):
             first = min(depth if rounds == 0 else depth // 2, 100 if rounds else depth)
-            given = Leg(leg, first), Known(data.asked_tokens, index)
-            retriever = MaxSimRetriever(*given, graph, depth, rounds)
+            scorers = Leg(leg, first), Known(data.asked_tokens, index)
+            retriever = MaxSimRetriever(*scorers, graph, depth, rounds)
             began = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])
             ms = _ms(began, len(numbers))
-            own = ndcg(rows, data.relevant)
-            found[f"depth {depth}, rounds {rounds}"] = {
-                "ndcg": round(float(own.mean()), 4),
-                "share": round(float(own.mean() / max(whole.mean(), 1e-9)), 4),
-                "difference": interval(own - whole),
+            candidate_ndcg = ndcg(rows, data.relevant)
+            results[f"depth {depth}, rounds {rounds}"] = {
+                "ndcg": round(float(candidate_ndcg.mean()), 4),
+                "share": round(float(candidate_ndcg.mean() / max(exact_ndcg.mean(), 1e-9)), 4),
+                "difference": interval(candidate_ndcg - exact_ndcg),
                 "of_the_best_10": round(
                     float(np.mean([np.isin(a, b).mean() for a, b in zip(best, rows, strict=True)])), 4
                 ),
                 "ms": ms,
             }
-    return found
+    return results
 
 
 def _ms(began: float, count: int) -> float:
@@ -189,26 +189,26 @@ def main() -> None:
     faiss.omp_set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         data = read(options, options.cache or Path(folder) / "cache")
-        every = data.every()
-        best = ndcg(exhaustive(data, every), data.relevant)
-        coded = codecs(data, every, Path(folder), options)
-        chosen = min(coded, key=lambda name: (coded[name]["code_bytes"] != 32, coded[name]["error"]))
-        told = {
+        token_vectors = data.every()
+        best = ndcg(exhaustive(data, token_vectors), data.relevant)
+        coded = codecs(data, token_vectors, Path(folder), options)
+        best_codec = min(coded, key=lambda name: (coded[name]["code_bytes"] != 32, coded[name]["error"]))
+        report = {
             "benchmark": "maxsim",
             "token_vectors": data.encoder,
-            "passages": len(every),
+            "passages": len(token_vectors),
             "questions": len(data.texts),
-            "tokens_a_passage": round(len(every.vectors) / len(every), 1),
-            "bytes_a_passage_float16": round(2 * every.vectors.size / len(every)),
+            "tokens_a_passage": round(len(token_vectors.vectors) / len(token_vectors), 1),
+            "bytes_a_passage_float16": round(2 * token_vectors.vectors.size / len(token_vectors)),
             "ndcg_uncompressed": round(float(best.mean()), 4),
             "codecs": coded,
-            "pooled": {factor: pooling(data, every, factor, best) for factor in options.pool},
-            "searched": chosen,
-            "candidates": candidates(data, Path(folder), chosen, options.depths),
-            "ratio": round(1 / coded[chosen]["error_ratio"], 2),
+            "pooled": {factor: pooling(data, token_vectors, factor, best) for factor in options.pool},
+            "searched": best_codec,
+            "candidates": candidates(data, Path(folder), best_codec, options.depths),
+            "ratio": round(1 / coded[best_codec]["error_ratio"], 2),
             "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
         }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

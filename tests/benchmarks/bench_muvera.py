@@ -34,9 +34,9 @@ def needed(found: Rows, best: Rows) -> dict[str, Any]:
     """Return how many of (q, m) rows hold the best, (q,), for `SHARE` of the questions; None: not by all m."""
     hit = found == best[:, None]
     ranks = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, np.inf)
-    wanted = float(np.sort(ranks)[int(np.ceil(SHARE * len(ranks))) - 1])
+    required_rank = float(np.sort(ranks)[int(np.ceil(SHARE * len(ranks))) - 1])
     return {
-        "candidates": int(wanted) if np.isfinite(wanted) else None,
+        "candidates": int(required_rank) if np.isfinite(required_rank) else None,
         f"found_in_{_FIRST}": round(float((ranks <= _FIRST).mean()), 3),
     }
 
@@ -69,23 +69,23 @@ def _widest(factory: str) -> dict[str, int]:
 
 def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Encode the passages and questions, and measure each index."""
-    every = data.every()
-    best = exhaustive(data, every)[:, 0]
-    muvera = Muvera(every.vectors.shape[1], options.repetitions, options.bits, options.projected)
+    token_vectors = data.every()
+    best = exhaustive(data, token_vectors)[:, 0]
+    muvera = Muvera(token_vectors.vectors.shape[1], options.repetitions, options.bits, options.projected)
     began = time.process_time()
-    fixed = muvera.encode_passages(every)
+    fixed = muvera.encode_passages(token_vectors)
     seconds = time.process_time() - began
     np.save(folder / "fixed.npy", fixed)
-    asked = muvera.encode_questions(data.asked_tokens)
+    question_vectors = muvera.encode_questions(data.asked_tokens)
     deep = np.argsort(-(data.asked @ data.dense.T), axis=1)[:, :_DEEP]
-    indexes = {name: searched(name, folder / "fixed.npy", asked, best, folder) for name in options.indexes}
+    indexes = {name: searched(name, folder / "fixed.npy", question_vectors, best, folder) for name in options.indexes}
     return {
         "benchmark": "muvera",
         "token_vectors": data.encoder,
-        "passages": len(every),
+        "passages": len(token_vectors),
         "questions": len(data.texts),
         "components": muvera.encoded_dim,
-        "encode_cpu_ms": round(1e3 * seconds / len(every), 2),
+        "encode_cpu_ms": round(1e3 * seconds / len(token_vectors), 2),
         "indexes": indexes,
         "rank by one vector": needed(deep, best),
         "ratio": max(row[f"found_in_{_FIRST}"] for row in indexes.values()),

@@ -69,14 +69,14 @@ class Proposals:
     def propose(self, asked: Vectors, k: int) -> list[list[Passage]]:
         """Return the k best passages of each question."""
         rows = self.index.search(asked, min(k, len(self.corpus)), **self.parameters)[1]
-        return [[self.corpus[row] for row in own if row >= 0] for own in rows.tolist()]
+        return [[self.corpus[row] for row in passage_rows if row >= 0] for passage_rows in rows.tolist()]
 
 
 def by_weights(pair: SidrPair, corpus: list[Passage], work: Path) -> tuple[ImpactIndex, float]:
     """Encode all passages and index their weights; return the CPU seconds too."""
     started = time.process_time()
     encoder = pair.eval().passage.encoder()
-    rows = encoder.encode_passages([one.title for one in corpus], [one.text for one in corpus])
+    rows = encoder.encode_passages([passage.title for passage in corpus], [passage.text for passage in corpus])
     index = indexed(rows, "Impact", encoder.dim, pair.passage.spec.scale, work)
     return index, time.process_time() - started
 
@@ -90,7 +90,7 @@ def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
     spec = read_bag_spec(folder, {"max_length": pair.passage.spec.max_length})
     tokenizer = load_tokenizer(folder, spec.max_length)
     bags = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size))
-    rows = bags.encode_passages([one.title for one in corpus], [one.text for one in corpus])
+    rows = bags.encode_passages([passage.title for passage in corpus], [passage.text for passage in corpus])
     return indexed(rows, "Impact1", size, 1, work)
 
 
@@ -98,29 +98,32 @@ def ranked(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: Op
     """Return the passages of each dev question: the index proposes, the pair orders."""
     task: Any = OpenRagTask.__new__(OpenRagTask)  # only its order is wanted
     task.module, task._recipe, task._online = pair, recipe, OnlineJudging(memory, None, JudgeSettings())  # type: ignore[arg-type]
-    return list(task.ranked([one.question for one in dev]))
+    return list(task.ranked([example.question for example in dev]))
 
 
 def columns(readers: dict[str, Any], dev: Sequence[Example], found: Sequence[list[Passage]]) -> Columns:
     """Return where an answer is, and what each generator makes of the first passage, a value a question."""
     firsts = [rank_of_first_answer(*both) for both in zip(dev, found, strict=True)]
-    told = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in (1, 5)}
+    values = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in (1, 5)}
     for name, judge in readers.items():
-        read = [judge_passages(judge, one.question, [own[0]])[0] for one, own in zip(dev, found, strict=True)]
-        told |= {f"{name} right": [float(one.right) for one in read], f"{name} nll": [-one.log_p for one in read]}
-    return told
+        read = [judge_passages(judge, e.question, [top[0]])[0] for e, top in zip(dev, found, strict=True)]
+        values |= {f"{name} right": [float(j.right) for j in read], f"{name} nll": [-j.log_p for j in read]}
+    return values
 
 
 def told(found: dict[str, Columns]) -> dict[str, Any]:
     """Return the means of each arm, and differences to the start and to the arm that indexes again."""
 
     def minus(one: str, other: str) -> dict[str, str]:
-        return {name: str(estimate_difference(some, found[other][name])) for name, some in found[one].items()}
+        return {name: str(estimate_difference(values, found[other][name])) for name, values in found[one].items()}
 
-    pairs = [(one, other) for one in found for other in ("before", "reindex") if other in found and one != other]
+    pairs = [(arm, base) for arm in found for base in ("before", "reindex") if base in found and arm != base]
     return {
-        "arms": {arm: {name: str(estimate_mean(some)) for name, some in one.items()} for arm, one in found.items()},
-        "differences": {f"{one} - {other}": minus(one, other) for one, other in pairs if one != "before"},
+        "arms": {
+            arm: {name: str(estimate_mean(values)) for name, values in measures.items()}
+            for arm, measures in found.items()
+        },
+        "differences": {f"{arm} - {base}": minus(arm, base) for arm, base in pairs if arm != "before"},
     }
 
 
@@ -159,26 +162,26 @@ def arm(
     if name == "reindex":  # what it is asked by after the training
         mine.index, last = by_weights(pair, corpus, work)
         refresh, refreshes = refresh + last, refreshes + 1
-    found = ranked(pair.eval(), mine, dev, recipe)
-    return found, {"cpu_s": round(seconds, 1), "refresh_cpu_s": round(refresh, 2), "refreshes": refreshes}
+    passages = ranked(pair.eval(), mine, dev, recipe)
+    return passages, {"cpu_s": round(seconds, 1), "refresh_cpu_s": round(refresh, 2), "refreshes": refreshes}
 
 
 def data_of(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
     """Return passages, and questions whose answers some passage holds."""
-    every = [build_passage(row["title"] or "", row["text"]) for row in lines(options.passages)]
+    passages = [build_passage(row["title"] or "", row["text"]) for row in lines(options.passages)]
     rows = lines(options.questions)
     order = np.random.default_rng(0).permutation(len(rows))
-    wanted, held = list[Example](), dict[str, Passage]()
-    for row in (rows[place] for place in order):
+    examples, gold_passages = list[Example](), dict[str, Passage]()
+    for row in (rows[position] for position in order):
         answers = AnswerMatcher(row["answers"])
-        found = next((one for one in every if one.hash == row.get("hash") or answers.match(one.text)), None)
-        if found is not None and len(row["answers"][0]) > 3:
-            held[found.hash] = found
-            wanted.append(Example(str(len(wanted)), row["question"], tuple(row["answers"]), (found,)))
-        if len(wanted) == options.train + options.dev + options.examples:
+        gold = next((p for p in passages if p.hash == row.get("hash") or answers.match(p.text)), None)
+        if gold is not None and len(row["answers"][0]) > 3:
+            gold_passages[gold.hash] = gold
+            examples.append(Example(str(len(examples)), row["question"], tuple(row["answers"]), (gold,)))
+        if len(examples) == options.train + options.dev + options.examples:
             break
-    others = [every[place] for place in np.random.default_rng(1).permutation(len(every))[: options.count]]
-    return list({one.hash: one for one in (*held.values(), *others)}.values()), wanted
+    sample = [passages[i] for i in np.random.default_rng(1).permutation(len(passages))[: options.count]]
+    return list({p.hash: p for p in (*gold_passages.values(), *sample)}.values()), examples
 
 
 def made(options: argparse.Namespace, work: Path, seed: int) -> Data:
@@ -188,22 +191,22 @@ def made(options: argparse.Namespace, work: Path, seed: int) -> Data:
     """
     world, half = facts(options.made, seed), options.made // 2 * 8
     encoder = write_short_encoder(options.encoder, options.layers, world, work / "encoder")
-    corpus = [build_passage("", one.told(form)) for one in world for form in (0, 1)]
+    corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
     dice = random.Random(seed)
-    asked = dice.sample(examples(world)[:half], min(options.train, half))
-    asked += dice.sample(examples(world)[half:], min(options.dev, half))
+    sampled_examples = dice.sample(examples(world)[:half], min(options.train, half))
+    sampled_examples += dice.sample(examples(world)[half:], min(options.dev, half))
     starts = [
-        Example(str(at), one.told(at % 2), (one.value,), (build_passage("", one.told(1 - at % 2)),))
-        for at, one in enumerate(dice.sample(world, min(options.examples, len(world))))
+        Example(str(number), fact.told(number % 2), (fact.value,), (build_passage("", fact.told(1 - number % 2)),))
+        for number, fact in enumerate(dice.sample(world, min(options.examples, len(world))))
     ]
-    return Data(encoder, corpus, asked[: options.train], asked[options.train :], starts)
+    return Data(encoder, corpus, sampled_examples[: options.train], sampled_examples[options.train :], starts)
 
 
 def real(options: argparse.Namespace) -> Data:
     """Return the passages and questions of the files."""
-    corpus, every = data_of(options)
-    dev = every[options.train : options.train + options.dev]
-    return Data(options.encoder, corpus, every[: options.train], dev, every[options.train + options.dev :])
+    corpus, examples = data_of(options)
+    dev = examples[options.train : options.train + options.dev]
+    return Data(options.encoder, corpus, examples[: options.train], dev, examples[options.train + options.dev :])
 
 
 def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[str, Any], dict[str, Columns]]:
@@ -221,7 +224,7 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
     started = time.process_time()
     memory = Proposals(corpus, by_bags(pair, corpus, work))
     bags = time.process_time() - started
-    bare = [replace(one, positives=()) for one in (*train, *dev)]
+    bare = [replace(example, positives=()) for example in (*train, *dev)]
     settings = JudgeSettings(max_new_tokens=options.tokens)
     folders = {"generator": options.generator, **({"transfer": options.transfer} if options.transfer else {})}
     readers: dict[str, Any] = {
@@ -230,35 +233,37 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
     }
     judge = readers["generator"]
     started = time.process_time()
-    proposed = memory.propose(pair.question.encoder().encode_questions([one.question for one in train]), recipe.depth)
-    judged = ((one, own, judge_passages(judge, one.question, own)) for one, own in zip(bare, proposed, strict=False))
+    proposed = memory.propose(pair.question.encoder().encode_questions([e.question for e in train]), recipe.depth)
+    judged = ((e, top, judge_passages(judge, e.question, top)) for e, top in zip(bare, proposed, strict=False))
     pools = build_pools(judged, recipe.pooled)
     offline = time.process_time() - started
-    found, spent = {"before": columns(readers, dev, ranked(pair, memory, dev, recipe))}, dict[str, Any]()
+    columns_by_arm, costs = {"before": columns(readers, dev, ranked(pair, memory, dev, recipe))}, dict[str, Any]()
     for name in options.arms:
-        best, spent[name] = arm(name, start, pools, dev, (recipe, memory, judge, corpus, work), options)
-        found[name] = columns(readers, dev, best)
+        best, costs[name] = arm(name, start, pools, dev, (recipe, memory, judge, corpus, work), options)
+        columns_by_arm[name] = columns(readers, dev, best)
     return {
         "sizes": {"passages": len(corpus), "train": len(train), "dev": len(dev), "steps": options.steps},
         "pools": {"questions": len(pools), "all_right": pools.all_right, "all_wrong": pools.all_wrong},
         "agreement": str(pools.agreement),
         "bags_cpu_s": round(bags, 2),  # once
         "offline_cpu_s": round(offline, 1),
-        "spent": spent,
-    }, found
+        "spent": costs,
+    }, columns_by_arm
 
 
 def run(options: argparse.Namespace, work: Path) -> None:
     """Print a line for each seed, and for several one for all their questions."""
     many = list[dict[str, Columns]]()
     for seed in options.seeds:
-        facts, found = measure(options, work / str(seed), seed)
-        many.append(found)
-        print(json.dumps({"benchmark": "openrag", "seed": seed, **facts, **told(found), "peak_mb": peak()}), flush=True)
+        facts, columns = measure(options, work / str(seed), seed)
+        many.append(columns)
+        print(
+            json.dumps({"benchmark": "openrag", "seed": seed, **facts, **told(columns), "peak_mb": peak()}), flush=True
+        )
     if len(many) > 1:
         pooled = {
-            arm: {name: [value for one in many for value in one[arm][name]] for name in some}
-            for arm, some in many[0].items()
+            arm: {name: [value for seed_columns in many for value in seed_columns[arm][name]] for name in measures}
+            for arm, measures in many[0].items()
         }
         print(json.dumps({"benchmark": "openrag", "seeds": options.seeds, **told(pooled)}), flush=True)
 

@@ -83,12 +83,12 @@ def main() -> None:
     if options.subjects is None:
         options.subjects = 0 if options.generator else _SUBJECTS
     torch.set_num_threads(1)
-    began, spent = time.perf_counter(), time.process_time()
+    began, cpu_start = time.perf_counter(), time.process_time()
     arms = collect(options)
-    judged = [one for finding in FINDINGS if (one := judge(finding, arms)) is not None]
+    judged = [judgement for finding in FINDINGS if (judgement := judge(finding, arms)) is not None]
     print(table(judged), flush=True)
-    verdicts = [one.verdict for one in judged]
-    told = {
+    verdicts = [judgement.verdict for judgement in judged]
+    report = {
         "benchmark": "paper",
         "generator": options.generator.name if options.generator else None,
         "questions": options.questions if options.data else 0,
@@ -96,12 +96,12 @@ def main() -> None:
         "k": options.k,
         "seeds": options.seeds,
         "verdicts": {name: verdicts.count(name) for name in (REPRODUCED, NOT, UNDECIDABLE)},
-        "findings": [one.to_json() for one in judged],
+        "findings": [judgement.to_json() for judgement in judged],
         "seconds": round(time.perf_counter() - began),
-        "cpu_seconds": round(time.process_time() - spent),
+        "cpu_seconds": round(time.process_time() - cpu_start),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def compare_case(n: int, dim: int, factory: str, folder: Path) -> dict[str, Any]
     plan = resolve(IndexRecipe(factory), n, dim)
     build = by_cells(plan, Synthetic(dim).parts(folder, n, PARTS), folder / "build")
     planned = estimate_stage_seconds(plan, dim)
-    measured = {name: sum(spent.cpu_seconds for spent in stage) for name, stage in build.stages.items()}
+    measured = {name: sum(cost.cpu_seconds for cost in stage) for name, stage in build.stages.items()}
     return {
         "n": n,
         "dim": dim,
@@ -66,8 +66,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(compare_case(n, dim, options.index, Path(folder)))
     error = max(max(row["ratio"], 1 / row["ratio"]) for row in rows) - 1
-    told = {"benchmark": "plan", "factory": options.index, "threads": 1, "error": round(error, 3)}
-    print(json.dumps(told | {"wikipedia": plan_wikipedia(options.index), "cases": rows}))
+    settings = {"benchmark": "plan", "factory": options.index, "threads": 1, "error": round(error, 3)}
+    print(json.dumps(settings | {"wikipedia": plan_wikipedia(options.index), "cases": rows}))
 
 
 if __name__ == "__main__":

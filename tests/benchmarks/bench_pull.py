@@ -92,19 +92,19 @@ def alone(how: str, url: str, snapshot: str, dest: Path, environment: dict[str, 
 
 def ratio(theirs: list[dict[str, float]], ours: list[dict[str, float]], what: str) -> float:
     """Return the median of the rounds' ratios: 1 or more means that ours takes no more."""
-    return round(statistics.median(one[what] / other[what] for one, other in zip(theirs, ours, strict=True)), 2)
+    return round(statistics.median(their[what] / our[what] for their, our in zip(theirs, ours, strict=True)), 2)
 
 
 def lookup_ms(folder: Path) -> float:
     """Return the median milliseconds to read 20 random passages of a pulled snapshot."""
     with Snapshot.from_folder(folder) as snapshot:
-        rng, taken = random.Random(0), []
+        rng, seconds = random.Random(0), []
         for _ in range(LOOKUPS + PARTS):
             rows = rng.sample(range(snapshot.n), ROWS)
             start = time.perf_counter()
             snapshot.passages(rows)
-            taken.append(time.perf_counter() - start)
-    return round(statistics.median(taken[PARTS:]) * 1e3, 2)
+            seconds.append(time.perf_counter() - start)
+    return round(statistics.median(seconds[PARTS:]) * 1e3, 2)
 
 
 def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[str, object]:
@@ -112,8 +112,8 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
     environment = {**os.environ, **environment_of(endpoint)}
     url = "s3://bench/store"
     publish = [sys.executable, __file__, "--publish", str(megabytes), url]
-    made = subprocess.run(publish, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    snapshot, size = made.stdout.split()
+    published = subprocess.run(publish, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    snapshot, size = published.stdout.split()
     sides: dict[str, list[dict[str, float]]] = {"get": [], "pull": [], "mapped": []}
     lookups = {}
     dest = folder / "dest"  # of both: the room that the one gives back is what the other takes
@@ -123,7 +123,7 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
             results.append(alone(how, url, snapshot, dest, environment))
             if how != "get":
                 lookups[how] = lookup_ms(dest)
-    rates = {how: int(size) / 1e6 / statistics.median(one["seconds"] for one in many) for how, many in sides.items()}
+    rates = {how: int(size) / 1e6 / statistics.median(run["seconds"] for run in many) for how, many in sides.items()}
     return {
         "benchmark": "pull",
         "megabytes": round(int(size) / 1e6),
@@ -133,7 +133,7 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
         "ratio": ratio(sides["get"], sides["pull"], "seconds"),
         "ratio_with_mapped_passages": ratio(sides["get"], sides["mapped"], "seconds"),
         "cpu_ratio": ratio(sides["get"], sides["pull"], "cpu_s"),
-        "peak_mb": {how: max(one["peak_mb"] for one in many) for how, many in sides.items()},
+        "peak_mb": {how: max(run["peak_mb"] for run in many) for how, many in sides.items()},
         "lookup_20_ms": {"mapped": lookups["mapped"], "parquet": lookups["pull"]},
         "rounds": sides,
     }

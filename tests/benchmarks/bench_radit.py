@@ -67,9 +67,11 @@ def step(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any
     for _ in range(options.rounds):
         for side in (radit_steps.ours, radit_steps.theirs):
             runs[side.__name__].append(alone(side, folder, stage, options.timed + 1, threads=options.threads))
-    cpu, wall = ({name: taken.median(some, what) for name, some in runs.items()} for what in ("cpu_seconds", "seconds"))
-    peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
-    losses = [[one.loss for one in run[0].value] for run in runs.values()]
+    cpu, wall = (
+        {name: taken.median(costs, what) for name, costs in runs.items()} for what in ("cpu_seconds", "seconds")
+    )
+    peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
+    losses = [[step_result.loss for step_result in run[0].value] for run in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
         "wall_ratio": round(wall["ours"] / wall["theirs"], 3),
@@ -85,9 +87,9 @@ def train(options: argparse.Namespace, data: Data, store: Store, folder: Path) -
     snapshot = Snapshot.from_store(store, "latest")
     names = {"question": str(snapshot.folder(QUESTION_ENCODER)), "generator": str(options.generator)}
     examples = {"train": data.train, "dev": data.dev}
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for preference, temperature in PREFERENCES.items():
-        stages = "both" if not found else "retriever"
+        stages = "both" if not folders else "retriever"
         settings = RaDitTraining(
             _loop(options, options.steps, options.learning_rate),
             _loop(options, options.lm_steps, options.lm_rate),
@@ -103,10 +105,10 @@ def train(options: argparse.Namespace, data: Data, store: Store, folder: Path) -
         )
         work = folder / preference
         run = Finetuning(RA_DIT, Job(store, snapshot, InitialModels(names), settings, examples))
-        found[preference] = run.run(work).best_folder
+        folders[preference] = run.run(work).best_folder
         if stages == "both":
-            found["lm"] = sorted((work / "lm").glob("best-*"))[-1]
-    return found
+            folders["lm"] = sorted((work / "lm").glob("best-*"))[-1]
+    return folders
 
 
 def _loop(options: argparse.Namespace, steps: int, rate: float) -> LoopSettings:
@@ -132,34 +134,34 @@ class Examiner:
 
     def asked(self, question: TrainableEncoder) -> tuple[list[list[tuple[int, float]]], dict[str, list[float]]]:
         """Return rows and scores of the best k passages of each question, and whether the first ones answer."""
-        questions = [one.question for one in self._test]
+        questions = [example.question for example in self._test]
         hits = (
             PassageMemory(self._snapshot, question)
             .retrieve(questions, question.encode_questions(questions), DEPTHS[-1])
             .hits
         )
         firsts = [
-            rank_of_first_answer(one, [hit.passage for hit in some]) for one, some in zip(self._test, hits, strict=True)
+            rank_of_first_answer(e, [hit.passage for hit in top]) for e, top in zip(self._test, hits, strict=True)
         ]
         success = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in DEPTHS}
-        return [[(hit.row, hit.score) for hit in some[: self._options.k]] for some in hits], success
+        return [[(hit.row, hit.score) for hit in question_hits[: self._options.k]] for question_hits in hits], success
 
     def nll(self, name: str, generator: Generator, lists: list[list[tuple[int, float]]]) -> list[float]:
         """Return -log Σ_c p_R(c|x) p_LM(y|c∘x) of the first questions."""
         values = list[float]()
-        for one, some in zip(self._test[: self._options.read], lists, strict=False):
-            self._score(name, generator, one, [row for row, _ in some])
-            prior = torch.tensor([score for _, score in some], dtype=torch.float64).div(TEMPERATURE).log_softmax(0)
-            log_p = torch.tensor([self._read[name, one.id, row] for row, _ in some], dtype=torch.float64)
+        for example, scored in zip(self._test[: self._options.read], lists, strict=False):
+            self._score(name, generator, example, [row for row, _ in scored])
+            prior = torch.tensor([score for _, score in scored], dtype=torch.float64).div(TEMPERATURE).log_softmax(0)
+            log_p = torch.tensor([self._read[name, example.id, row] for row, _ in scored], dtype=torch.float64)
             values.append(-float((prior + log_p).logsumexp(0)))
         return values
 
     def _score(self, name: str, generator: Generator, one: Example, rows: list[int]) -> None:
-        new = [row for row in rows if (name, one.id, row) not in self._read]
-        if new:
-            texts = tuple((passage.title, passage.text) for passage in self._snapshot.passages(new))
-            found = score_example(generator, ScoringExample(one.id, one.question, one.answers[0], texts)).log_p
-            self._read |= {(name, one.id, row): value for row, value in zip(new, found, strict=True)}
+        unread_rows = [row for row in rows if (name, one.id, row) not in self._read]
+        if unread_rows:
+            texts = tuple((passage.title, passage.text) for passage in self._snapshot.passages(unread_rows))
+            log_p = score_example(generator, ScoringExample(one.id, one.question, one.answers[0], texts)).log_p
+            self._read |= {(name, one.id, row): value for row, value in zip(unread_rows, log_p, strict=True)}
 
 
 Arms = dict[str, dict[str, list[float]]]  # arm -> measure -> one value a question
@@ -182,10 +184,10 @@ def real(options: argparse.Namespace, folder: Path) -> World:
 def made(options: argparse.Namespace, folder: Path, seed: int) -> World:
     """Return questions about one half of the subjects of a made world to learn from, and about the other to test."""
     world = facts(options.made, seed)
-    asked, half = examples(world), options.made // 2 * 8
-    corpus = [build_passage("", one.told(form)) for one in world for form in (0, 1)]
+    cases, half = examples(world), options.made // 2 * 8
+    corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
     encoder = write_short_encoder(Path(demo_encoder()), options.layers, world, folder / "encoder")
-    data = Data(asked[:half], asked[half : half + options.dev], asked[half:][: options.test], corpus, _no_words)
+    data = Data(cases[:half], cases[half : half + options.dev], cases[half:][: options.test], corpus, _no_words)
     return World(data, Store.open(str(library(corpus, folder, str(encoder)))))
 
 
@@ -211,9 +213,9 @@ def worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict
     arms = {"before": ("initial", "initial"), "LM-ft": ("initial", "tuned")}
     for name in PREFERENCES:
         arms |= {f"R-ft {name}": (name, "initial"), f"both {name}": (name, "tuned")}
-    asked = {name: examiner.asked(one) for name, one in encoders.items()}
-    found = {
-        arm: {**asked[question][1], "nll": examiner.nll(generator, generators[generator], asked[question][0])}
+    retrieved = {name: examiner.asked(encoder) for name, encoder in encoders.items()}
+    arm_values = {
+        arm: {**retrieved[question][1], "nll": examiner.nll(generator, generators[generator], retrieved[question][0])}
         for arm, (question, generator) in arms.items()
     }
     return {
@@ -223,21 +225,24 @@ def worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict
         "uniform_entropy": round(float(np.log(options.k)), 3),
         "training_cpu_s": round(trained),
         "sizes": {name: len(getattr(data, name)) for name in ("train", "dev", "test", "corpus")},
-    }, found
+    }, arm_values
 
 
 def told(found: Arms) -> dict[str, Any]:
     """Return each arm's means and its differences to the models before, and of both to either, with intervals."""
 
     def minus(arm: str, other: str) -> dict[str, Any]:
-        return {name: rounded(estimate_difference(some, found[other][name])) for name, some in found[arm].items()}
+        return {name: rounded(estimate_difference(values, found[other][name])) for name, values in found[arm].items()}
 
     against = {arm: minus(arm, "before") for arm in found if arm != "before"}
     for name in PREFERENCES:
         both = f"both {name}"
         against |= {f"{both} - LM-ft": minus(both, "LM-ft"), f"{both} - R-ft": minus(both, f"R-ft {name}")}
     return {
-        "arms": {arm: {name: rounded(estimate_mean(some)) for name, some in one.items()} for arm, one in found.items()},
+        "arms": {
+            arm: {name: rounded(estimate_mean(values)) for name, values in measures.items()}
+            for arm, measures in found.items()
+        },
         "differences": against,
     }
 
@@ -245,7 +250,7 @@ def told(found: Arms) -> dict[str, Any]:
 def pooled(many: Sequence[Arms]) -> Arms:
     """Return the values of the questions of all seeds, arm by arm."""
     return {
-        arm: {name: [value for one in many for value in one[arm][name]] for name in measures}
+        arm: {name: [value for seed_arms in many for value in seed_arms[arm][name]] for name in measures}
         for arm, measures in many[0].items()
     }
 
@@ -301,17 +306,17 @@ def main() -> None:
 
 def trained(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train and measure by every seed; with several, a line is printed for each, and the result is of all questions."""
-    named = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seeds")
-    settings = {name: getattr(options, name) for name in named}
+    names = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seeds")
+    settings = {name: getattr(options, name) for name in names}
     many = list[Arms]()
     for seed in options.seeds:
-        options.seed, own = seed, folder / f"seed-{seed}"
-        own.mkdir()
-        world = made(options, own, seed) if options.made else real(options, own)
-        facts, found = worth(options, own, world)
-        many.append(found)
+        options.seed, seed_folder = seed, folder / f"seed-{seed}"
+        seed_folder.mkdir()
+        world = made(options, seed_folder, seed) if options.made else real(options, seed_folder)
+        facts, seed_arms = worth(options, seed_folder, world)
+        many.append(seed_arms)
         if len(options.seeds) > 1:
-            print(json.dumps({"benchmark": "radit", "seed": options.seed, **facts, **told(found)}), flush=True)
+            print(json.dumps({"benchmark": "radit", "seed": options.seed, **facts, **told(seed_arms)}), flush=True)
     return {"generator": Path(options.generator).name, "settings": settings, **facts, **told(pooled(many))}
 
 

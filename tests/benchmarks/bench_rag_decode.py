@@ -94,8 +94,8 @@ def ours(work: Work) -> Decode:
 
     def run(kind: str, beams: int) -> Answers:
         settings = DecodingSettings(beams=beams, max_new_tokens=work.answer)
-        found = ways[kind](generator, contexts, scores.log_softmax(-1), settings, [0] * work.questions)
-        return [list(one.tokens) for one in found]
+        decoded = ways[kind](generator, contexts, scores.log_softmax(-1), settings, [0] * work.questions)
+        return [list(answer.tokens) for answer in decoded]
 
     return run
 
@@ -103,14 +103,14 @@ def ours(work: Work) -> Decode:
 def peer(work: Work) -> Decode:
     shape: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     encoder = DPRQuestionEncoder(DPRConfig(vocab_size=8, hidden_size=8, **shape))
-    whole = {"question_encoder": encoder, "generator": bart(work), "n_docs": work.k}
-    ways: dict[str, Any] = {"token": RagTokenForGeneration(**whole), "sequence": RagSequenceForGeneration(**whole)}
+    parts = {"question_encoder": encoder, "generator": bart(work), "n_docs": work.k}
+    ways: dict[str, Any] = {"token": RagTokenForGeneration(**parts), "sequence": RagSequenceForGeneration(**parts)}
     for way in ways.values():
         way.to(work.device)
     tokens, scores = work.asked()
 
     def run(kind: str, beams: int) -> Answers:
-        found = ways[kind].generate(
+        sequences = ways[kind].generate(
             context_input_ids=tokens,
             context_attention_mask=torch.ones_like(tokens),
             doc_scores=scores,
@@ -123,7 +123,7 @@ def peer(work: Work) -> Decode:
             bos_token_id=None,
             **({"length_penalty": 0.0, "early_stopping": "never"} if beams > 1 else {}),
         )
-        return [_to_end(answer[1:]) for answer in found.tolist()]
+        return [_to_end(answer[1:]) for answer in sequences.tolist()]
 
     return run
 
@@ -178,9 +178,9 @@ def serve(pipe: Connection, load: Callable[[Work], Decode], work: Work) -> None:
     loaded = _status_mb("VmRSS")
     while (way := pipe.recv()) is not None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-        began, spent = time.perf_counter(), time.process_time()
+        began, cpu_start = time.perf_counter(), time.process_time()
         answers = decode(*way)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - spent
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_start
         pipe.send(Turn(seconds, cpu, _status_mb("VmHWM") - loaded, answers))
 
 
@@ -203,7 +203,7 @@ def compare(sides: Sequence[Side], kind: str, beams: int, rounds: int, clock: st
         "peer_tokens_per_s": round(rates[1], 1),
         "ratio": round(rates[0] / rates[1], 2),
         "wall_ratio": round(statistics.median(their.seconds / my.seconds for my, their in turns), 2),
-        "same": sum(left == right for left, right in answers) / len(answers),
+        "same": sum(our_answer == right for our_answer, right in answers) / len(answers),
         "ours_peak_mb": round(max(turn.peak_mb for turn in mine)),
         "peer_peak_mb": round(max(turn.peak_mb for turn in theirs)),
         "ours_cpu_s": [round(turn.cpu_seconds, 2) for turn in mine],

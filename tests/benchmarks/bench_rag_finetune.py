@@ -57,10 +57,10 @@ _DECODING = DecodingSettings(max_new_tokens=16)
 def library(corpus: Sequence[Passage], folder: Path, encoder: str = "") -> Path:
     """Import the passages and an encoder's vectors of them as a snapshot, by default MiniLM's; return its store."""
     encoder = encoder or demo_encoder()
-    rows = [{"id": f"p{number}", "title": one.title, "text": one.text} for number, one in enumerate(corpus)]
+    rows = [{"id": f"p{number}", "title": passage.title, "text": passage.text} for number, passage in enumerate(corpus)]
     (folder / "passages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = Encoder.load(encoder, device="cpu")
-    vectors = model.encode_passages([one.title for one in corpus], [one.text for one in corpus])
+    vectors = model.encode_passages([passage.title for passage in corpus], [passage.text for passage in corpus])
     np.save(folder / "vectors.npy", vectors, allow_pickle=False)
     recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32")}, gate=GateRecipe(max_passage_loss=1.0))
     files = (str(folder / "vectors.npy"),)
@@ -82,11 +82,11 @@ def _examined(rag: Rag, examples: Sequence[Example], hits: Sequence[Sequence[Hit
     answers = MarginalReader(None, rag, _DECODING, batch=4).answer_from(
         [example.question for example in examples], hits
     )
-    said = [(answer.text, example.answers) for answer, example in zip(answers, examples, strict=True)]
+    answer_pairs = [(answer.text, example.answers) for answer, example in zip(answers, examples, strict=True)]
     return {
         "nll": [_nll(rag, *pair) for pair in zip(examples, hits, strict=True)],
-        "EM": [float(exact_match(*pair)) for pair in said],
-        "F1": [float(token_f1(*pair)) for pair in said],
+        "EM": [float(exact_match(*pair)) for pair in answer_pairs],
+        "F1": [float(token_f1(*pair)) for pair in answer_pairs],
     }
 
 
@@ -114,7 +114,7 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
         rag = Rag(
             question, load_generator(options.generator, InstructionTemplate()), recipe.model_settings(options.kind)
         )
-        before = examine(rag, snapshot, data.test, options.k)
+        figures_before = examine(rag, snapshot, data.test, options.k)
         task = RagTask(rag, snapshot, data.train, data.dev, recipe)
         loop = LoopSettings(
             max_steps=options.steps,
@@ -126,14 +126,14 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
             keep=1,
             cpu=not options.gpu,
         )
-        started, spent = time.perf_counter(), time.process_time()
+        started, cpu_start = time.perf_counter(), time.process_time()
         done = train(task, loop, folder / "training", say)
-        seconds, cpu = time.perf_counter() - started, time.process_time() - spent
-        after = examine(load_rag(done.best_folder), snapshot, data.test, options.k)
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_start
+        figures_after = examine(load_rag(done.best_folder), snapshot, data.test, options.k)
     return {
-        "before": _table(before),
-        "after": _table(after),
-        "change": _changes(before, after),
+        "before": _table(figures_before),
+        "after": _table(figures_after),
+        "change": _changes(figures_before, figures_after),
         "best_step": done.best_step,
         "dev": {"before": dict(done.initial_measures), "after": dict(done.best_measures)},
         "training_s": round(seconds),
@@ -175,8 +175,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     data = read_data(options)
     sizes = {name: len(getattr(data, name)) for name in ("train", "dev", "test", "corpus")}
-    named = {name: getattr(options, name) for name in ("kind", "k", "steps", "batch", "threads")}
-    report: dict[str, Any] = {"benchmark": "rag_finetune", "generator": Path(options.generator).name, **named, **sizes}
+    params = {name: getattr(options, name) for name in ("kind", "k", "steps", "batch", "threads")}
+    report: dict[str, Any] = {"benchmark": "rag_finetune", "generator": Path(options.generator).name, **params, **sizes}
     with tempfile.TemporaryDirectory(prefix="bench-rag-finetune-") as folder:
         report |= compare(options, data, Path(folder))
     report["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)

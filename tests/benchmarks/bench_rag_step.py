@@ -137,7 +137,7 @@ def theirs(folder: Path, settings: StepSettings) -> list[Step]:
     )
     rag = PEERS[settings.kind](config, question, generator).train().to(settings.device)
     tokenizer = Tokenizer.from_file(str(folder / "question" / "tokenizer.json"))
-    question_ids = torch.tensor([one.ids for one in tokenizer.encode_batch(settings.texts)], device=settings.device)
+    question_ids = torch.tensor([row.ids for row in tokenizer.encode_batch(settings.texts)], device=settings.device)
     vectors, contexts, targets = settings.build_batch(question.config.hidden_size)
     starts = torch.full((settings.questions, 1), 2, device=settings.device)
     labels = torch.cat([starts, targets.tokens], 1)
@@ -160,9 +160,9 @@ def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> 
     for _ in range(rounds):
         for side in (ours, theirs):
             runs[side.__name__].append(alone(side, folder, settings, threads=threads))
-    cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
-    wall = {name: taken.median(found, "seconds") for name, found in runs.items()}
-    peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
+    cpu = {name: taken.median(costs, "cpu_seconds") for name, costs in runs.items()}
+    wall = {name: taken.median(costs, "seconds") for name, costs in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
     tokens = settings.questions * K * (CONTEXT + TARGET)
     return {

@@ -79,9 +79,9 @@ class Shape:
 def library(folder: Path, count: int) -> Path:
     """Publish the first passages of the extract with their spans, vectors and an exact index; return the store."""
     plan = plan_dump(demo_dump(), workdir=folder, stage=str, part_bytes=1 << 30)
-    whole, spans, rows = (folder / name for name in ("whole.parquet", "whole.npy", "rows.parquet"))
-    chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(spans=True), whole, spans=spans)
-    with PassageFile(whole) as file, PassageWriter(rows) as writer:
+    all_passages, spans, rows = (folder / name for name in ("whole.parquet", "whole.npy", "rows.parquet"))
+    chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(spans=True), all_passages, spans=spans)
+    with PassageFile(all_passages) as file, PassageWriter(rows) as writer:
         for passage in file.read_rows(range(count)):
             writer.write(passage)
     SpanFile(spans).write_rows(range(count), folder / "spans.npy")
@@ -92,7 +92,7 @@ def made(folder: Path, subjects: int, layers: int, seed: int) -> tuple[Path, str
     """Publish a made world, whose names are its spans; return the store and the encoder."""
     folder.mkdir()
     world = facts(subjects, seed)
-    names = {name for one in world for name in (one.subject, one.value)}
+    names = {name for fact in world for name in (fact.subject, fact.value)}
     encoder = str(write_short_encoder(Path(demo_encoder()), layers, world, folder / "encoder"))
     spans = SpanWriter()
     with PassageWriter(folder / "rows.parquet") as writer:
@@ -111,7 +111,7 @@ def publish(folder: Path, count: int, name: str) -> Path:
     index = resolve(IndexRecipe("HNSW32"), count, encoder.dim)
     run_stages(index, [array], folder / "hnsw.faiss", folder)
     store, space = Store.open(str(folder / "store"), create=True), encoder.space()
-    named = {
+    paths_by_name = {
         f"passages/{PART}.parquet": rows,
         f"embeddings/{PART}.npy": array,
         spans_path(PART): folder / "spans.npy",
@@ -121,7 +121,7 @@ def publish(folder: Path, count: int, name: str) -> Path:
             for file, path in collect_question_encoder_files(Path(name), encoder.spec, space, folder).items()
         },
     }
-    files = {name: store.blobs.put_file(path) for name, path in named.items()}
+    files = {name: store.blobs.put_file(path) for name, path in paths_by_name.items()}
     parts = (PartEntry(PART, 0, 1 << 40, count),)
     content = Content({"kind": "wiki"}, parts, files, {}, embeddings_in_space(space.to_json()), {"hnsw": index.entry()})
     tag(store, store.snapshots.publish(Manifest(content)), "latest")
@@ -149,8 +149,8 @@ def ours(store: Path, shape: Shape) -> list[Step]:
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
     task = RealmTask(model(1, dropout=False), Snapshot.open(str(store)), recipe)
     task.module.train()
-    some = batches(task, shape.steps)
-    return taken.ours(task.module, lambda number: task.loss(some[number])[0], shape.steps, 3e-5)
+    text_batches = batches(task, shape.steps)
+    return taken.ours(task.module, lambda number: task.loss(text_batches[number])[0], shape.steps, 3e-5)
 
 
 def given(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[list[tuple[str, str]]]]]:
@@ -159,15 +159,15 @@ def given(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[
     snapshot = Snapshot.open(str(store))
     task = RealmTask(model(1, dropout=False), snapshot, recipe)
     asking = CandidateRetriever(snapshot, None, shape.candidates)
-    texts, found = [], []
+    texts, candidates = [], []
     for batch in batches(task, shape.steps):
         texts.append(task.mask_batch(batch))
         vectors = task.module.encoders.encode_questions([text.question for text in texts[-1]])
-        some = asking.retrieve(batch.rows, texts[-1], vectors)
-        found.append(
-            [[(one.title, one.text) if one is not NULL else ("", "") for one in passage] for passage in some.passages]
+        result = asking.retrieve(batch.rows, texts[-1], vectors)
+        candidates.append(
+            [[(hit.title, hit.text) if hit is not NULL else ("", "") for hit in passage] for passage in result.passages]
         )
-    return texts, found
+    return texts, candidates
 
 
 def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]]], shape: Shape) -> list[Step]:
@@ -175,13 +175,13 @@ def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]
     torch.manual_seed(1)
     question = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
     passage = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
-    whole = model(1, dropout=False).reader.whole  # the same new head
-    reader = BertForMaskedLM(whole.config)
-    reader.load_state_dict(whole.state_dict())
-    del whole
+    masked_lm = model(1, dropout=False).reader.whole  # the same new head
+    reader = BertForMaskedLM(masked_lm.config)
+    reader.load_state_dict(masked_lm.state_dict())
+    del masked_lm
     tokenizer = AutoTokenizer.from_pretrained(demo_encoder())
-    every = torch.nn.ModuleList([question, passage, reader])
-    for module in every.modules():
+    modules = torch.nn.ModuleList([question, passage, reader])
+    for module in modules.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
 
@@ -191,49 +191,49 @@ def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
 
     def loss(number: int) -> Tensor:
-        some, candidates = texts[number], found[number]
-        b, c = len(some), shape.candidates
-        asked = encoded(question, [text.question for text in some])
+        step_texts, candidates = texts[number], found[number]
+        b, c = len(step_texts), shape.candidates
+        question_vectors = encoded(question, [text.question for text in step_texts])
         read = encoded(passage, [f"{title} {text}".strip() for candidate in candidates for title, text in candidate])
-        scores = torch.einsum("bd,bcd->bc", asked, read.view(b, c, -1)) / UNIT_TEMPERATURE
-        ids, types, places, targets = [], [], [], []
-        for text, candidate in zip(some, candidates, strict=True):
+        scores = torch.einsum("bd,bcd->bc", question_vectors, read.view(b, c, -1)) / UNIT_TEMPERATURE
+        ids, types, positions, targets = [], [], [], []
+        for text, candidate in zip(step_texts, candidates, strict=True):
             for title, body in candidate:
-                cut = tokenizer(f"{title} {body}".strip(), add_special_tokens=False)["input_ids"] if body else []
-                x, z = [101, *text.ids, 102], [*cut[: RECIPE.passage_tokens], 102]
+                tokens = tokenizer(f"{title} {body}".strip(), add_special_tokens=False)["input_ids"] if body else []
+                x, z = [101, *text.ids, 102], [*tokens[: RECIPE.passage_tokens], 102]
                 ids.append(torch.tensor(x + z))
                 types.append(torch.tensor([0] * len(x) + [1] * len(z)))
-                places.append(torch.tensor([1 + position for position in text.positions]))
+                positions.append(torch.tensor([1 + position for position in text.positions]))
                 targets.append(torch.tensor(text.targets))
         pad = torch.nn.utils.rnn.pad_sequence
-        mask = pad([torch.ones_like(one) for one in ids], batch_first=True)
+        mask = pad([torch.ones_like(sequence) for sequence in ids], batch_first=True)
         inputs = {"input_ids": pad(ids, batch_first=True), "token_type_ids": pad(types, batch_first=True)}
         hidden = reader.bert(**inputs, attention_mask=mask).last_hidden_state
-        rows = torch.cat([torch.full_like(one, row) for row, one in enumerate(places)])
-        logits = reader.cls(hidden[rows, torch.cat(places)])
+        rows = torch.cat([torch.full_like(text_positions, row) for row, text_positions in enumerate(positions)])
+        logits = reader.cls(hidden[rows, torch.cat(positions)])
         log_p = logits.log_softmax(1).gather(1, torch.cat(targets)[:, None])[:, 0]
         summed = torch.zeros(b * c).index_add(0, rows, log_p).view(b, c)
         return -(scores.log_softmax(1) + summed).logsumexp(1).mean()
 
-    return taken.plain(every, loss, shape.steps, 3e-5)
+    return taken.plain(modules, loss, shape.steps, 3e-5)
 
 
 def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, Any]:
     """Run both in turns; the first step of each process is a warm-up."""
-    told = given(store, shape)
+    inputs = given(store, shape)
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         runs["ours"].append(alone(ours, store, shape, threads=threads))
-        runs["theirs"].append(alone(theirs, *told, shape, threads=threads))
-    cpu = {name: taken.median(found, "cpu_seconds") for name, found in runs.items()}
-    peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
+        runs["theirs"].append(alone(theirs, *inputs, shape, threads=threads))
+    cpu = {name: taken.median(costs, "cpu_seconds") for name, costs in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {
         "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
         "memory_ratio": round(peak["ours"] / peak["theirs"], 3),
         "cpu_s_a_step": {name: round(value, 2) for name, value in cpu.items()},
         "peak_mb": {name: round(value) for name, value in peak.items()},
-        "loss": [round(one, 3) for one in losses[0]],
+        "loss": [round(loss, 3) for loss in losses[0]],
         "first_loss_difference": abs(losses[0][0] - losses[1][0]) / losses[1][0],  # later ones may retrieve others
     }
 
@@ -250,7 +250,7 @@ def learned(
     judge = RealmTask(realm, snapshot, replace(recipe, seed=1))  # salient masks, the same for all
     with torch.no_grad():
         realm.eval()
-        before = judge.evaluate()
+        measures_before = judge.evaluate()
     loop = LoopSettings(
         max_steps=options.steps,
         learning_rate=options.learning_rate,
@@ -266,16 +266,16 @@ def learned(
     train(RealmTask(realm, snapshot, replace(recipe, **ARMS[arm])), loop, folder)
     with torch.no_grad():
         realm.eval()
-        after = judge.evaluate()
-    kept = ("nll", "utility", "null_prior")
+        measures_after = judge.evaluate()
+    measure_names = ("nll", "utility", "null_prior")
     rows = [row["utility"] for row in read_metrics(folder) if row["kind"] == "train"]
     quarter = max(1, len(rows) // 4)
     return {
         "utility_by_quarter": [
-            round(statistics.mean(rows[at : at + quarter]), 2) for at in range(0, len(rows), quarter)
+            round(statistics.mean(rows[first : first + quarter]), 2) for first in range(0, len(rows), quarter)
         ],
-        "before": {name: round(before[name], 3) for name in kept},
-        "after": {name: round(after[name], 3) for name in kept},
+        "before": {name: round(measures_before[name], 3) for name in measure_names},
+        "after": {name: round(measures_after[name], 3) for name in measure_names},
         "training_cpu_s": round(time.process_time() - started),
     }
 
@@ -308,10 +308,10 @@ def main() -> None:
         sizes = {"passages": options.passages, "threads": options.threads}
         if options.timed:
             shape = Shape(options.texts, RECIPE.candidates, options.timed)
-            told = {"texts": shape.texts, "candidates": shape.candidates, "steps": shape.steps}
+            line = {"texts": shape.texts, "candidates": shape.candidates, "steps": shape.steps}
             result = compare(store, shape, options.rounds, options.threads)
-            print(json.dumps({"benchmark": "realm", "part": "step", **sizes, **told, **result}), flush=True)
-        named = ("steps", "batch", "candidates", "question_tokens", "passage_tokens", "dev", "learning_rate")
+            print(json.dumps({"benchmark": "realm", "part": "step", **sizes, **line, **result}), flush=True)
+        names = ("steps", "batch", "candidates", "question_tokens", "passage_tokens", "dev", "learning_rate")
         worlds = range(1, options.seeds + 1)
         stores = dict.fromkeys(worlds, (store, ""))
         if options.made:
@@ -320,37 +320,37 @@ def main() -> None:
                 options.reader = str(folder / "reader")
                 nats = write_masked_lm(Path(options.reader), options.reader_steps)
                 print(json.dumps({"reader_nats": nats}), flush=True)
-        every = dict[str, dict[str, list[float]]]()
+        figures_by_arm = dict[str, dict[str, list[float]]]()
         for arm in options.arms:
             runs = [
                 learned(stores[seed][0], folder / f"{arm}-{seed}", arm, options, seed, stores[seed][1])
                 for seed in worlds
             ]
-            after = {name: [run["after"][name] for run in runs] for name in ("nll", "utility")}
-            told = {"arm": arm, **{name: getattr(options, name) for name in named}, "after": after, "runs": runs}
-            told |= {"passages": 16 * options.made} if options.made else {}
-            every[arm] = after
-            print(json.dumps({"benchmark": "realm", "part": "learning", **sizes, **told}), flush=True)
+            figures = {name: [run["after"][name] for run in runs] for name in ("nll", "utility")}
+            line = {"arm": arm, **{name: getattr(options, name) for name in names}, "after": figures, "runs": runs}
+            line |= {"passages": 16 * options.made} if options.made else {}
+            figures_by_arm[arm] = figures
+            print(json.dumps({"benchmark": "realm", "part": "learning", **sizes, **line}), flush=True)
         if options.seeds >= 3:
-            print(json.dumps({"benchmark": "realm", "part": "intervals", **intervals(every)}), flush=True)
+            print(json.dumps({"benchmark": "realm", "part": "intervals", **intervals(figures_by_arm)}), flush=True)
 
 
 def intervals(arms: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     """Return mean, low and high of each arm's figures over the worlds, and of the first two arms' differences."""
-    found = {arm: {name: interval(values) for name, values in own.items()} for arm, own in arms.items()}
+    arm_intervals = {arm: {name: interval(values) for name, values in figures.items()} for arm, figures in arms.items()}
     if len(arms) > 1:
         first, second, *_ = arms.values()
-        found["difference"] = {
+        arm_intervals["difference"] = {
             name: interval([a - b for a, b in zip(first[name], second[name], strict=True)]) for name in first
         }
-    return found
+    return arm_intervals
 
 
 def interval(values: Sequence[float]) -> list[float]:
     """Return the mean and its 95 % interval by Student's t."""
     mean, half = statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
     half *= float(student.ppf(0.975, len(values) - 1))
-    return [round(one, 2) for one in (mean, mean - half, mean + half)]
+    return [round(value, 2) for value in (mean, mean - half, mean + half)]
 
 
 if __name__ == "__main__":

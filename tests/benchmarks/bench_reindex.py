@@ -58,13 +58,13 @@ def ours(work: str, folder: Path) -> Built:
     fresh = {"BOOKWHEEL_CACHE": str(folder / "cache")}
     cost = run([str(command), "reindex", *dump, "--recipe", str(recipe), "--json"], fresh)
     reply = json.loads(cost.output)
-    shown = subprocess.run(
+    show_process = subprocess.run(
         [str(command), "show", reply["snapshot"], "--store", str(store), "--json"],
         check=True,
         capture_output=True,
         text=True,
     )
-    content = json.loads(shown.stdout)["content"]
+    content = json.loads(show_process.stdout)["content"]
     sizes = {
         kind: round(sum(f["size"] for path, f in content["files"].items() if path.startswith(kind)) / 1e6, 2)
         for kind in ("passages", "embeddings", "index")
@@ -78,8 +78,8 @@ def theirs(indexes: Mapping[str, str], folder: Path) -> Built:
     out = folder / "bare"
     out.mkdir()
     cost = run([sys.executable, __file__, "--bare", str(out), "--indexes", json.dumps(indexes)])
-    told = json.loads(cost.output)
-    return Built(cost, told["passages"], told["seconds"], told["sizes_mb"], indexes)
+    reply = json.loads(cost.output)
+    return Built(cost, reply["passages"], reply["seconds"], reply["sizes_mb"], indexes)
 
 
 def bare(out: Path, indexes: Mapping[str, str]) -> None:
@@ -115,7 +115,7 @@ def windows(text: Path) -> list[dict[str, str]]:
         for article in map(json.loads, path.read_text().splitlines()):
             words = re.findall(r"\S+", article["text"])
             cuts = (words[start : start + WORDS] for start in range(0, len(words), WORDS))
-            passages += [{"title": article["title"], "text": " ".join(cut)} for cut in cuts]
+            passages += [{"title": article["title"], "text": " ".join(words_of_passage)} for words_of_passage in cuts]
     return passages
 
 
@@ -139,9 +139,9 @@ def compare(work: str, rounds: int) -> dict[str, Any]:
             runs["theirs"].append(theirs(runs["ours"][-1].indexes, Path(name)))
             shutil.rmtree(name, ignore_errors=True)
             Path(name).mkdir()
-    wall = {who: statistics.median(built.cost.seconds for built in all_of) for who, all_of in runs.items()}
-    made = {who: all_of[-1].passages for who, all_of in runs.items()}
-    rate = {who: made[who] / wall[who] for who in runs}
+    wall = {who: statistics.median(result.cost.seconds for result in all_of) for who, all_of in runs.items()}
+    passage_counts = {who: all_of[-1].passages for who, all_of in runs.items()}
+    rate = {who: passage_counts[who] / wall[who] for who in runs}
     return {
         "benchmark": "reindex",
         "work": work,
@@ -150,12 +150,12 @@ def compare(work: str, rounds: int) -> dict[str, Any]:
         "ratio": round(wall["theirs"] / wall["ours"], 2),
         "ratio_a_passage": round(rate["ours"] / rate["theirs"], 2),
         "ratios": [round(b.cost.seconds / a.cost.seconds, 2) for a, b in zip(*runs.values(), strict=True)],
-        "passages": made,
+        "passages": passage_counts,
         "passages_per_s": rounded(rate),
-        "seconds": {who: [round(built.cost.seconds, 1) for built in all_of] for who, all_of in runs.items()},
-        "cpu_seconds": {who: [round(built.cost.cpu_seconds, 1) for built in all_of] for who, all_of in runs.items()},
+        "seconds": {who: [round(result.cost.seconds, 1) for result in all_of] for who, all_of in runs.items()},
+        "cpu_seconds": {who: [round(result.cost.cpu_seconds, 1) for result in all_of] for who, all_of in runs.items()},
         "stages": {who: rounded(all_of[-1].stages) for who, all_of in runs.items()},
-        "peak_mb": {who: round(max(built.cost.peak_mb for built in all_of)) for who, all_of in runs.items()},
+        "peak_mb": {who: round(max(result.cost.peak_mb for result in all_of)) for who, all_of in runs.items()},
         "sizes_mb": {who: all_of[-1].sizes_mb for who, all_of in runs.items()},
     }
 

@@ -82,7 +82,7 @@ def peer(folder: str, threads: int) -> Score:
     logit = torch.nn.Identity()
 
     def score(pairs: Pairs) -> Scores:
-        both = [(asked, f"{title} {text}".strip()) for asked, title, text in zip(*pairs, strict=True)]
+        both = [(question, f"{title} {text}".strip()) for question, title, text in zip(*pairs, strict=True)]
         scores: Scores = loaded.predict(both, activation_fn=logit)
         return scores
 
@@ -93,9 +93,9 @@ def serve(pipe: Connection, load: Load, folder: str, threads: int) -> None:
     """Score what comes through the pipe; answer with wall and CPU seconds, scores and this process's peak."""
     score = load(folder, threads)
     while (pairs := pipe.recv()) is not None:
-        started, spent = time.perf_counter(), time.process_time()
+        started, cpu_start = time.perf_counter(), time.process_time()
         scores = score(pairs)
-        took = time.perf_counter() - started, time.process_time() - spent
+        took = time.perf_counter() - started, time.process_time() - cpu_start
         pipe.send((*took, scores, peak_mb()))
 
 
@@ -109,11 +109,11 @@ def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dic
     for contender in contenders.values():
         contender.score(warm, timed=False)  # type: ignore[arg-type]
     for _ in range(rounds):
-        scores = {name: one.score(pairs) for name, one in contenders.items()}
+        scores = {name: contender.score(pairs) for name, contender in contenders.items()}
     for contender in contenders.values():
         contender.pipe.send(None)
-    cpu = {name: statistics.median(one.cpu_seconds) for name, one in contenders.items()}
-    wall = {name: statistics.median(one.seconds) for name, one in contenders.items()}
+    cpu = {name: statistics.median(contender.cpu_seconds) for name, contender in contenders.items()}
+    wall = {name: statistics.median(contender.seconds) for name, contender in contenders.items()}
     count = len(pairs[0])
     return {
         "pairs": count,
@@ -122,45 +122,45 @@ def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dic
         "ratio": round(cpu["peer"] / cpu["torch"], 2),
         "ratio_onnx": round(cpu["peer"] / cpu["onnx"], 2),
         "ratio_wall": round(wall["peer"] / wall["torch"], 2),
-        "pairs_per_cpu_s": {name: round(count / one, 1) for name, one in cpu.items()},
-        "pairs_per_s": {name: round(count / one, 1) for name, one in wall.items()},
-        "peak_mb": {name: one.peak for name, one in contenders.items()},
+        "pairs_per_cpu_s": {name: round(count / seconds, 1) for name, seconds in cpu.items()},
+        "pairs_per_s": {name: round(count / seconds, 1) for name, seconds in wall.items()},
+        "peak_mb": {name: contender.peak for name, contender in contenders.items()},
         "largest_difference": {name: float(np.abs(scores[name] - scores["peer"]).max()) for name in contenders},
-        "cpu_seconds": {name: [round(s, 2) for s in one.cpu_seconds] for name, one in contenders.items()},
-        "seconds": {name: [round(s, 2) for s in one.seconds] for name, one in contenders.items()},
+        "cpu_seconds": {name: [round(s, 2) for s in contender.cpu_seconds] for name, contender in contenders.items()},
+        "seconds": {name: [round(s, 2) for s in contender.seconds] for name, contender in contenders.items()},
     }
 
 
 def quality(model: Path, paragraphs: Path, questions: Path, asked: int, depth: int) -> dict[str, Any]:
     """Compare the first 5 of an exact dense search with the first 5 of its `depth` after reranking."""
     corpus = _lines(paragraphs)
-    some = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:asked]]
+    sample = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:asked]]
     encoder = Encoder.load(demo_encoder(), device="cpu")
-    read = encoder.encode_passages([one["title"] for one in corpus], [one["text"] for one in corpus])
-    scores = encoder.encode_questions([one["question"] for one in some]) @ read.T  # (q, n)
-    found = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
-    flat = [corpus[row] for row in found.ravel().tolist()]
+    read = encoder.encode_passages([p["title"] for p in corpus], [p["text"] for p in corpus])
+    scores = encoder.encode_questions([question["question"] for question in sample]) @ read.T  # (q, n)
+    ranked_rows = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
+    flat = [corpus[row] for row in ranked_rows.ravel().tolist()]
     started = time.perf_counter()
-    told = CrossEncoder.load(model, device="cpu").scores(
-        [one["question"] for one in some for _ in range(depth)],
-        [one["title"] for one in flat],
-        [one["text"] for one in flat],
+    pair_scores = CrossEncoder.load(model, device="cpu").scores(
+        [question["question"] for question in sample for _ in range(depth)],
+        [paragraph["title"] for paragraph in flat],
+        [paragraph["text"] for paragraph in flat],
     )
     seconds = time.perf_counter() - started
-    order = np.argsort(-told.reshape(found.shape), axis=1, kind="stable")
-    reranked = np.take_along_axis(found, order, 1)
-    report: dict[str, Any] = {"benchmark": "rerank_quality", "questions": len(some), "passages": len(corpus)}
-    report |= {"depth": depth, "ms_a_question": round(1000 * seconds / len(some), 1)}
+    order = np.argsort(-pair_scores.reshape(ranked_rows.shape), axis=1, kind="stable")
+    reranked = np.take_along_axis(ranked_rows, order, 1)
+    report: dict[str, Any] = {"benchmark": "rerank_quality", "questions": len(sample), "passages": len(corpus)}
+    report |= {"depth": depth, "ms_a_question": round(1000 * seconds / len(sample), 1)}
     for name, holds in (("Success@5", _answers), ("gold@5", _gold), ("gold@1", _gold)):
         k = 1 if name == "gold@1" else SHOWN
-        before, after = (
-            [_first(holds, one, rows, corpus, k) for one, rows in zip(some, ranked, strict=True)]
-            for ranked in (found, reranked)
+        input_hits, reranked_hits = (
+            [_first(holds, question, rows, corpus, k) for question, rows in zip(sample, ranked, strict=True)]
+            for ranked in (ranked_rows, reranked)
         )
         report[name] = {
-            "input": _shown(estimate_mean(before)),
-            "reranked": _shown(estimate_mean(after)),
-            "difference": _shown(estimate_difference(after, before)),
+            "input": _shown(estimate_mean(input_hits)),
+            "reranked": _shown(estimate_mean(reranked_hits)),
+            "difference": _shown(estimate_difference(reranked_hits, input_hits)),
         }
     return report
 
@@ -205,23 +205,23 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=50)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as workdir:
-        given, work = options.model, Path(workdir)
-        quantised = given is not None and not (given / "model.safetensors").is_file()
-        folder = as_safetensors(given, work / "floats") if quantised else given
+        model_folder, work = options.model, Path(workdir)
+        quantised = model_folder is not None and not (model_folder / "model.safetensors").is_file()
+        folder = as_safetensors(model_folder, work / "floats") if quantised else model_folder
         folder = folder or with_new_head(Path(demo_encoder()), work / "drawn")
         models: dict[str, tuple[Load, Path]] = {"torch": (ours, folder), "peer": (peer, folder)}
         if quantised:
-            models["onnx_as_given"] = (ours, given)
+            models["onnx_as_given"] = (ours, model_folder)
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that are started
         if options.rounds:
-            rows, asked = drawn(
+            rows, texts = drawn(
                 options.passages, [options.questions] if options.questions else [], options.pairs, 10**9
             )
-            questions = [asked[number % len(asked)] for number in range(len(rows))]
+            questions = [texts[number % len(texts)] for number in range(len(rows))]
             pairs = questions, [row["title"] for row in rows], [row["text"] for row in rows]
             models["onnx"] = (ours, as_graph(folder, work / "graph"))
             contenders = {name: Contender.start(*model, options.threads) for name, model in models.items()}
-            head = {"benchmark": "rerank", "model": given.name if given else "minilm-l6, drawn head"}
+            head = {"benchmark": "rerank", "model": model_folder.name if model_folder else "minilm-l6, drawn head"}
             print(json.dumps({**head, "threads": options.threads, **compared(contenders, pairs, options.rounds)}))
         if options.paragraphs and options.questions:
             best = models.get("onnx_as_given", models["torch"])[1]

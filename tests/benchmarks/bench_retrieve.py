@@ -31,7 +31,7 @@ SECONDS = 4.0  # of the bare loop, and of a single client
 
 async def send_singles(url: str, queries: Sequence[str], at_once: int, total: int) -> list[float | None]:
     """Send requests of one query, so many at once; return the seconds of each, None if it failed."""
-    places = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=0)
 
     async with httpx.AsyncClient(limits=limits, timeout=30.0) as client:
@@ -39,7 +39,7 @@ async def send_singles(url: str, queries: Sequence[str], at_once: int, total: in
         async def send(number: int) -> float | None:
             query = queries[number % len(queries)]
             body = msgspec.msgpack.encode({"query": query, "topk": 3, "return_scores": True})
-            async with places:
+            async with slots:
                 started = time.perf_counter()
                 try:
                     reply = await client.post(url, content=body)
@@ -84,9 +84,9 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
         retrieve(url, many[:BATCH])
         rates, bare_rates, cpu_ms = [], [], []
         for _ in range(options.rounds):
-            spent = cpu_seconds(process)
+            cpu_start = cpu_seconds(process)
             rates.append(len(many) / retrieve(url, many))
-            cpu_ms.append((cpu_seconds(process) - spent) / len(many) * 1e3)
+            cpu_ms.append((cpu_seconds(process) - cpu_start) / len(many) * 1e3)
             bare_rates.append(bare_best(str(folder / "dest"), questions, BATCH, SECONDS))
         at_once = {
             str(n): describe_singles(alone(_run_singles, url, questions, n, options.requests).value)
@@ -97,7 +97,7 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
         large = get_context("spawn").Process(target=retrieve_until_killed, args=(url, many))
         large.start()
         load(address, questions, 1, SECONDS / 2)  # until the first large request is there
-        beside = load(address, questions, 1, SECONDS)
+        loaded = load(address, questions, 1, SECONDS)
         large.kill()
         large.join()
         peak = memory_mb(process, "VmHWM")
@@ -110,8 +110,8 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
         "queries_s": round(statistics.median(rates), 1),
         "at_once": at_once,
         "single": {
-            "p50_ms": [percentile_ms(unloaded, 50), percentile_ms(beside, 50)],
-            "p99_ms": [percentile_ms(unloaded, 99), percentile_ms(beside, 99)],
+            "p50_ms": [percentile_ms(unloaded, 50), percentile_ms(loaded, 50)],
+            "p99_ms": [percentile_ms(unloaded, 99), percentile_ms(loaded, 99)],
         },
         "peak_mb": peak,
     }

@@ -66,29 +66,29 @@ def lived(
     corpus: Corpus, encoder: str, folder: Path, store: str, part_bytes: int
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Take a corpus through its life; return what each verb took, and the sizes of the store."""
-    told = dict[str, Told]()
+    reports = dict[str, Told]()
     (folder / "recipe.toml").write_text(f"part_bytes = {part_bytes}\n{UNGATED}")
     cache = {"BOOKWHEEL_CACHE": str(folder / "cache")}
     build = ("--store", store, "--encoder", encoder, "--recipe", str(folder / "recipe.toml"))
     for verb, month in _MONTHS.items():
         dump = corpus.write(month, folder / month)
-        told[verb] = _run(verb, ("reindex", "--dump", dump, *build), cache)
+        reports[verb] = _run(verb, ("reindex", "--dump", dump, *build), cache)
         shutil.rmtree(folder / month)
     sizes = measured_sizes(Files(store))
     for verb, words in _verbs(corpus, folder / "pulled").items():
-        told[verb] = _run(verb, (*words, "--store", store), cache)
+        reports[verb] = _run(verb, (*words, "--store", store), cache)
     shutil.rmtree(folder / "pulled")
     for verb in ("serve", "serve --in-memory"):
-        told[verb] = answered(verb.split(), store, corpus.question(), cache)
-        _say(verb, told[verb].whole)
-    counts = told["reindex"].reply["counts"]
-    return told, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
+        reports[verb] = answered(verb.split(), store, corpus.question(), cache)
+        _say(verb, reports[verb].whole)
+    counts = reports["reindex"].reply["counts"]
+    return reports, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
 
 
 def _run(verb: str, words: Sequence[str], environment: dict[str, str]) -> Told:
-    told = bookwheel(*words, environment=environment, on_stage=lambda stage, spent: _say(f"{verb}: {stage}", spent))
-    _say(verb, told.whole)
-    return told
+    report = bookwheel(*words, environment=environment, on_stage=lambda stage, spent: _say(f"{verb}: {stage}", spent))
+    _say(verb, report.whole)
+    return report
 
 
 def _say(name: str, spent: Spent) -> None:
@@ -107,19 +107,19 @@ def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
 
 def answered(words: Sequence[str], store: str, question: str, environment: dict[str, str]) -> Told:
     """Start the service and ask it one question."""
-    with service(*words, "--store", store, environment=environment) as (address, told):
+    with service(*words, "--store", store, environment=environment) as (address, report):
         while get(address, "/readyz")[0] != 200:
             time.sleep(_ASK)
-        if {one.status for one in load(address, [question], 1, 0.0)} != {200}:
+        if {response.status for response in load(address, [question], 1, 0.0)} != {200}:
             raise SystemExit("the service gave no answer")
         time.sleep(_ASK)
-    return told
+    return report
 
 
 def measured_sizes(files: Files) -> dict[str, float]:
     """Return the kilobytes of the largest file of each kind that could grow with the corpus and is read whole."""
     kinds = {kind: files.iter_tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _lists(files)}
-    return {kind: round(max((found.size for found in every), default=0) / 1e3, 1) for kind, every in kinds.items()}
+    return {kind: round(max((file.size for file in group), default=0) / 1e3, 1) for kind, group in kinds.items()}
 
 
 def _lists(files: Files) -> Iterator[StoredFile]:
@@ -131,28 +131,28 @@ def _lists(files: Files) -> Iterator[StoredFile]:
 
 def costs_of(told: Mapping[str, Told]) -> Costs:
     """Return what each verb took, and each stage of those that have stages."""
-    costs = {verb: its.whole for verb, its in told.items()}
-    staged = {f"{verb}: {stage}": spent for verb, its in told.items() for stage, spent in its.stages.items()}
-    return costs | {name: spent for name, spent in staged.items() if not name.endswith(OUTSIDE)}
+    costs = {verb: report.whole for verb, report in told.items()}
+    staged = {f"{verb}: {stage}": cost for verb, report in told.items() for stage, cost in report.stages.items()}
+    return costs | {name: cost for name, cost in staged.items() if not name.endswith(OUTSIDE)}
 
 
 def growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
     """Return the exponents and the bytes a passage of each stage and verb that costs enough; of one size none."""
-    found: dict[str, Any] = {}
+    growth_by_name: dict[str, Any] = {}
     if len(costs) < 2:
-        return found
+        return growth_by_name
     for name, last in costs[-1].items():
         alike = (bool(cost[name].worker_mb) == bool(last.worker_mb) if name in cost else False for cost in costs)
-        runs = [(n, cost[name]) for n, cost, one in zip(passages, costs, alike, strict=True) if one]
+        runs = [(n, cost[name]) for n, cost, is_alike in zip(passages, costs, alike, strict=True) if is_alike]
         slopes = {kind: _slope(runs, kind) for kind in ("launcher_mb", "worker_mb")}
-        found[name] = {"bytes_a_passage": slopes}
+        growth_by_name[name] = {"bytes_a_passage": slopes}
         if last.cpu_seconds >= _LEAST:
-            found[name] |= {kind: _exponent(runs[-_LARGEST:], kind) for kind in ("cpu_seconds", "seconds")}
-    return found
+            growth_by_name[name] |= {kind: _exponent(runs[-_LARGEST:], kind) for kind in ("cpu_seconds", "seconds")}
+    return growth_by_name
 
 
 def _exponent(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
-    took = [max(getattr(spent, kind), 1e-3) for _, spent in runs]
+    took = [max(getattr(cost, kind), 1e-3) for _, cost in runs]
     if len(runs) < 2:
         return None
     return round(float(np.polyfit(np.log([n for n, _ in runs]), np.log(took), 1)[0]), 3)
@@ -165,7 +165,7 @@ def _slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
 
 def rounded(costs: Costs) -> dict[str, list[float]]:
     """Return seconds, CPU seconds, and the megabytes of launcher and worker, anonymous and mapped, by name."""
-    return {name: [round(value, 1) for value in asdict(spent).values()] for name, spent in costs.items()}
+    return {name: [round(value, 1) for value in asdict(cost).values()] for name, cost in costs.items()}
 
 
 @contextmanager
@@ -191,20 +191,20 @@ def main() -> None:
     sentences = Sentences.of(lines(options.texts) if options.texts else demo_passages())
     runs, facts = list[Costs](), list[dict[str, Any]]()
     with (
-        tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.work) as at,
-        served_s3(Path(at)) if options.s3 else nullcontext(at) as stores,
+        tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.work) as tmp,
+        served_s3(Path(tmp)) if options.s3 else nullcontext(tmp) as stores,
     ):
-        encoder = options.encoder or str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(at, "encoder")))
+        encoder = options.encoder or str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(tmp, "encoder")))
         for size in sorted(map(int, options.passages.split(","))):
-            folder = Path(at, str(size))
+            folder = Path(tmp, str(size))
             folder.mkdir()
             print(json.dumps({"about_passages": size}), file=sys.stderr, flush=True)
             corpus = Corpus.for_passages(sentences, size)
             store = f"{stores}/{size}/store"
-            told, fact = lived(corpus, encoder, folder, store, options.part_bytes)
+            reports, fact = lived(corpus, encoder, folder, store, options.part_bytes)
             url_to_fs(store)[0].rm(store, recursive=True)
             shutil.rmtree(folder)
-            runs.append(costs_of(told))
+            runs.append(costs_of(reports))
             facts.append(fact)
     line = {
         "benchmark": "scale",

@@ -58,12 +58,12 @@ def bare(folder: str, questions: list[str], together: int, seconds: float) -> Ra
     with Snapshot.from_folder(Path(folder)) as snapshot:
         retriever = DenseRetriever.from_snapshot(snapshot)
         retriever.search(questions[:together], K)
-        began, spent, done = time.perf_counter(), time.process_time(), 0
+        began, cpu_start, done = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() < began + seconds:
             start = done % len(questions)
             retriever.search((questions + questions)[start : start + together], K)
             done += together
-        return Rate(done / (time.perf_counter() - began), (time.process_time() - spent) / done * 1e3)
+        return Rate(done / (time.perf_counter() - began), (time.process_time() - cpu_start) / done * 1e3)
 
 
 def bare_best(folder: str, questions: list[str], together: int, seconds: float) -> Rate:
@@ -76,32 +76,32 @@ def served(at: tuple[str, int], questions: list[str], clients: int, seconds: flo
     """Ask a service."""
     address, process = at
     processes = list_processes(process)
-    spent = sum(map(cpu_seconds, processes))
-    asked = alone(load, address, questions, clients, seconds).value
-    rate = len(asked) / (asked[-1].ended - asked[0].began)
-    return Rate(rate, (sum(map(cpu_seconds, processes)) - spent) / len(asked) * 1e3, tuple(asked))
+    cpu_start = sum(map(cpu_seconds, processes))
+    responses = alone(load, address, questions, clients, seconds).value
+    rate = len(responses) / (responses[-1].ended - responses[0].began)
+    return Rate(rate, (sum(map(cpu_seconds, processes)) - cpu_start) / len(responses) * 1e3, tuple(responses))
 
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Ask a service and loop, in turns; return the report."""
     ours: list[dict[int, Rate]] = []
     theirs: list[dict[int, Rate]] = []
-    with service(str(folder / "store"), folder / "dest", "--poll", "60") as at:
-        load(at[0], questions, max(options.clients), 2.0)  # warm
+    with service(str(folder / "store"), folder / "dest", "--poll", "60") as endpoint:
+        load(endpoint[0], questions, max(options.clients), 2.0)  # warm
         for _ in range(options.rounds):
             ours.append({})
             theirs.append({})
             for n in options.clients:
-                ours[-1][n] = served(at, questions, n, options.seconds)
+                ours[-1][n] = served(endpoint, questions, n, options.seconds)
                 theirs[-1][n] = bare_best(str(folder / "dest"), questions, n, options.seconds)
-        peak = memory_mb(at[1], "VmHWM")
-    report = {str(n): _of_clients([one[n] for one in ours], [one[n] for one in theirs]) for n in options.clients}
+        peak = memory_mb(endpoint[1], "VmHWM")
+    report = {str(n): _of_clients([our[n] for our in ours], [their[n] for their in theirs]) for n in options.clients}
     return {
         "benchmark": "serve",
         "passages": options.count,
         "ratio": report[str(max(options.clients))]["ratio"],
         "clients": report,
-        "failed": sum(asked.status != 200 for one in ours for rate in one.values() for asked in rate.asked),
+        "failed": sum(reply.status != 200 for turn in ours for rate in turn.values() for reply in rate.asked),
         "peak_mb": peak,
     }
 
@@ -111,18 +111,18 @@ def compare_workers(folder: Path, questions: list[str], options: argparse.Namesp
     store, runs = str(folder / "store"), {}
     with (
         service(store, folder / "many", "--poll", "60", "--workers", str(options.workers)) as many,
-        service(store, folder / "one", "--poll", "60") as one,
+        service(store, folder / "one", "--poll", "60") as single,
     ):
-        services = {"many": many, "one": one}
-        for at in services.values():
-            load(at[0], questions, max(options.clients), 2.0)  # warm
+        services = {"many": many, "one": single}
+        for endpoint in services.values():
+            load(endpoint[0], questions, max(options.clients), 2.0)  # warm
         for name in services:
             runs[name] = {n: list[Rate]() for n in options.clients}
         for number in range(options.rounds * len(options.clients)):
             n = options.clients[number % len(options.clients)]
-            for name, at in services.items():
-                runs[name][n].append(served(at, questions, n, options.seconds))
-        memory = {name: sum(map(proportional_mb, list_processes(at[1]))) for name, at in services.items()}
+            for name, endpoint in services.items():
+                runs[name][n].append(served(endpoint, questions, n, options.seconds))
+        memory = {name: sum(map(proportional_mb, list_processes(endpoint[1]))) for name, endpoint in services.items()}
     report = {
         str(n): {
             name: {
@@ -135,20 +135,20 @@ def compare_workers(folder: Path, questions: list[str], options: argparse.Namesp
         }
         for n in options.clients
     }
-    most = report[str(max(options.clients))]
+    most_clients = report[str(max(options.clients))]
     return {
         "benchmark": "serve_workers",
         "passages": options.count,
         "workers": options.workers,
-        "ratio": round(most["many"]["questions_s"] / most["one"]["questions_s"], 2),
+        "ratio": round(most_clients["many"]["questions_s"] / most_clients["one"]["questions_s"], 2),
         "memory_mb": {name: round(size) for name, size in memory.items()},
         "clients": report,
         "failed": sum(
-            asked.status != 200
+            response.status != 200
             for rates in runs.values()
             for many in rates.values()
-            for one in many
-            for asked in one.asked
+            for rate in many
+            for response in rate.asked
         ),
     }
 
@@ -156,15 +156,15 @@ def compare_workers(folder: Path, questions: list[str], options: argparse.Namesp
 def _of_clients(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
     rounds = list(zip(ours, theirs, strict=True))
     return {
-        "questions_s": round(statistics.median(one.questions_s for one in ours), 1),
-        "bare_questions_s": round(statistics.median(one.questions_s for one in theirs), 1),
-        "ratio": round(statistics.median(one.questions_s / other.questions_s for one, other in rounds), 2),
-        "cpu_ratio": round(statistics.median(other.cpu_ms / one.cpu_ms for one, other in rounds), 2),
-        "p50_ms": statistics.median(percentile_ms(one.asked, 50) for one in ours),
-        "p99_ms": statistics.median(percentile_ms(one.asked, 99) for one in ours),
-        "cpu_ms": round(statistics.median(one.cpu_ms for one in ours), 2),
-        "bare_cpu_ms": round(statistics.median(one.cpu_ms for one in theirs), 2),
-        "rounds": [[round(one.questions_s, 1), round(other.questions_s, 1)] for one, other in rounds],
+        "questions_s": round(statistics.median(rate.questions_s for rate in ours), 1),
+        "bare_questions_s": round(statistics.median(rate.questions_s for rate in theirs), 1),
+        "ratio": round(statistics.median(our.questions_s / their.questions_s for our, their in rounds), 2),
+        "cpu_ratio": round(statistics.median(their.cpu_ms / our.cpu_ms for our, their in rounds), 2),
+        "p50_ms": statistics.median(percentile_ms(rate.asked, 50) for rate in ours),
+        "p99_ms": statistics.median(percentile_ms(rate.asked, 99) for rate in ours),
+        "cpu_ms": round(statistics.median(rate.cpu_ms for rate in ours), 2),
+        "bare_cpu_ms": round(statistics.median(rate.cpu_ms for rate in theirs), 2),
+        "rounds": [[round(our.questions_s, 1), round(their.questions_s, 1)] for our, their in rounds],
     }
 
 

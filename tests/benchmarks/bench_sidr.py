@@ -58,8 +58,8 @@ TERMS = (4, 8, 16, 32, 64, 128, 256, 768)
 
 def batch_of(examples: Sequence[Example]) -> tuple[list[str], list[Passage]]:
     """Return questions, and their positives followed by as many hard negatives."""
-    some, others = examples[:QUESTIONS_A_BATCH], examples[QUESTIONS_A_BATCH : 2 * QUESTIONS_A_BATCH]
-    return [one.question for one in some], [one.positives[0] for one in (*some, *others)]
+    sources, negatives = examples[:QUESTIONS_A_BATCH], examples[QUESTIONS_A_BATCH : 2 * QUESTIONS_A_BATCH]
+    return [example.question for example in sources], [example.positives[0] for example in (*sources, *negatives)]
 
 
 def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[Step]:
@@ -96,13 +96,13 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         return weights * torch.logical_or(mask, bag)
 
     def info_nce(asked: Tensor, read: Tensor) -> Tensor:
-        scores, places = asked @ read.T, torch.arange(count)
+        scores, gold_columns = asked @ read.T, torch.arange(count)
         entropy = nn.functional.cross_entropy
-        return entropy(scores, places) + entropy(scores[:, :count].T, places)
+        return entropy(scores, gold_columns) + entropy(scores[:, :count].T, gold_columns)
 
     def loss(_: int) -> Tensor:
-        (asked, asked_bag), (read, read_bag) = weigh(0), weigh(1)
-        pairs = ((kept(asked, asked_bag), read), (asked, kept(read, read_bag)), (asked_bag, read), (asked, read_bag))
+        (query, asked_bag), (read, read_bag) = weigh(0), weigh(1)
+        pairs = ((kept(query, asked_bag), read), (query, kept(read, read_bag)), (asked_bag, read), (query, read_bag))
         return torch.stack([info_nce(*both) for both in pairs]).mean()
 
     return taken.plain(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
@@ -114,17 +114,17 @@ def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.N
     for _ in range(options.rounds):
         for side in (ours, plain):
             runs[side.__name__].append(alone(side, folder, *batch_of(examples), 3))
-    cpu = {name: [step.cpu_seconds for run in found for step in run.value[1:]] for name, found in runs.items()}
-    peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
+    cpu = {name: [step.cpu_seconds for run in costs for step in run.value[1:]] for name, costs in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = np.array([[step.loss for step in run[0].value] for run in runs.values()])
-    middle = {name: statistics.median(some) for name, some in cpu.items()}
+    middle = {name: statistics.median(step_seconds) for name, step_seconds in cpu.items()}
     return {
         "benchmark": "sidr_step",
         "ratio": round(middle["plain"] / middle["ours"], 3),
         "time_ratio": round(middle["ours"] / middle["plain"], 3),
         "memory_ratio": round(peak["ours"] / peak["plain"], 3),
         "peak_mb": {name: round(value) for name, value in peak.items()},
-        "cpu_s": {name: [round(value, 2) for value in some] for name, some in cpu.items()},
+        "cpu_s": {name: [round(value, 2) for value in step_seconds] for name, step_seconds in cpu.items()},
         "loss_difference": float(f"{np.abs(losses[0] / losses[1] - 1).max():.1e}"),
     }
 
@@ -170,19 +170,19 @@ class Success:
 
     def __call__(self, rows: Any, k: int = K) -> float:
         """Return Success@k of (q, ≥k) rows."""
-        held = [
-            any(gold.match(self._texts[row]) for row in own[:k] if row >= 0)
-            for gold, own in zip(self._golds, rows, strict=True)
+        successes = [
+            any(gold.match(self._texts[row]) for row in question_rows[:k] if row >= 0)
+            for gold, question_rows in zip(self._golds, rows, strict=True)
         ]
-        return round(sum(held) / len(held), 4)
+        return round(sum(successes) / len(successes), 4)
 
 
 def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any]], train: Any, options: Any) -> Any:
     """Return what the bags find by n terms, beside other indexes, and what each costs when the encoder changes."""
     pair, seconds = learned(folder, train, options)
-    encoder, questions = pair.question.encoder(), [one["question"] for one in asked]
-    titles, texts = [one.title for one in corpus], [one.text for one in corpus]
-    success = Success(texts, [one["answers"] for one in asked])
+    encoder, questions = pair.question.encoder(), [row["question"] for row in asked]
+    titles, texts = [passage.title for passage in corpus], [passage.text for passage in corpus]
+    success = Success(texts, [row["answers"] for row in asked])
     with tempfile.TemporaryDirectory() as base:
         work = Path(base)
         spec, size = read_bag_spec(folder, {"max_length": options.length}), read_vocabulary_size(folder)
@@ -194,31 +194,33 @@ def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any
         )
         bag, bag_build_s = _timed(lambda: indexed(bags, "Impact1", size, 1, work))
         rows, encode_s = _timed(lambda: pair.passage.encoder().encode_passages(titles, texts))
-        own, build_s = _timed(lambda: indexed(rows, "Impact", size, pair.passage.spec.scale, work))
+        weights, build_s = _timed(lambda: indexed(rows, "Impact", size, pair.passage.spec.scale, work))
         vectors = encoder.encode_questions(questions)
-        every = bag.search(vectors, K)[1]
+        full = bag.search(vectors, K)[1]
         curve = []
         for count in TERMS:
             bag.search(vectors, K, terms=count)  # decodes lists
-            found, search_s = _timed(lambda count=count: bag.search(vectors, K, terms=count)[1])
-            recall = np.mean([len({*a.tolist()} & {*b.tolist()}) / K for a, b in zip(found, every, strict=True)])
+            top_rows, search_s = _timed(lambda count=count: bag.search(vectors, K, terms=count)[1])
+            recall = np.mean([len({*a.tolist()} & {*b.tolist()}) / K for a, b in zip(top_rows, full, strict=True)])
             rate = round(len(questions) / search_s)
             curve.append(
                 {
                     "terms": count,
                     "recall@20": round(float(recall), 4),
                     "questions_s": rate,
-                    "Success@20": success(found),
+                    "Success@20": success(top_rows),
                 }
             )
-        late = _late(rows, vectors, every)
-        others = {
-            "weights": {f"Success@{k}": success(own.search(vectors, K)[1], k) for k in (1, 5, 20)},
-            "bags": {f"Success@{k}": success(every, k) for k in (1, 5, 20)},
+        late = _late(rows, vectors, full)
+        success_by_index = {
+            "weights": {f"Success@{k}": success(weights.search(vectors, K)[1], k) for k in (1, 5, 20)},
+            "bags": {f"Success@{k}": success(full, k) for k in (1, 5, 20)},
             "bags_then_weights": {f"Success@{k}": success(late, k) for k in (1, 5, 20)},
             "bm25": {f"Success@{k}": success(_bm25(corpus, questions, work), k) for k in (1, 5, 20)},
         }
-        sizes = {name: round(one.file.layout.size / len(corpus)) for name, one in (("bags", bag), ("weights", own))}
+        sizes = {
+            name: round(index.file.layout.size / len(corpus)) for name, index in (("bags", bag), ("weights", weights))
+        }
     return {
         "benchmark": "sidr_terms",
         "passages": len(corpus),
@@ -228,7 +230,7 @@ def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any
         "terms_a_question": round(float((vectors[..., 1] > 0).sum(1).mean()), 1),
         "heaviest": round(float(rows.weights.max()) / pair.passage.spec.scale, 2),
         "curve": curve,
-        **others,
+        **success_by_index,
         "bytes_a_passage": sizes,
         "refresh_s": {"weights": round(encode_s + build_s, 1), "bags": 0.0},
         "first_build_s": {"weights": round(encode_s + build_s, 1), "bags": round(bag_s + bag_build_s, 1)},
@@ -237,15 +239,15 @@ def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any
 
 def _late(rows: SparseVectors, questions: Any, proposed: Any) -> list[Any]:
     """Return what was proposed, in the order of the passages' own weights."""
-    found = []
-    for question, own in zip(questions, proposed, strict=True):
+    reordered = []
+    for question, candidate_rows in zip(questions, proposed, strict=True):
         table = np.zeros(1 << 16)
         table[question[:, 0].astype(int)] += question[:, 1]
-        held = rows.take(own[own >= 0])
-        sums = np.concatenate([[0], np.cumsum(table[held.terms] * held.weights)])
-        scores = sums[held.offsets[1:]] - sums[held.offsets[:-1]]
-        found.append(own[own >= 0][np.argsort(-scores, kind="stable")])
-    return found
+        candidates = rows.take(candidate_rows[candidate_rows >= 0])
+        sums = np.concatenate([[0], np.cumsum(table[candidates.terms] * candidates.weights)])
+        scores = sums[candidates.offsets[1:]] - sums[candidates.offsets[:-1]]
+        reordered.append(candidate_rows[candidate_rows >= 0][np.argsort(-scores, kind="stable")])
+    return reordered
 
 
 def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
@@ -253,8 +255,8 @@ def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
 
     rows, out = work / "rows.parquet", work / "bm25.postings"
     with PassageWriter(rows) as writer:
-        for one in corpus:
-            writer.write(one)
+        for passage in corpus:
+            writer.write(passage)
     plan = BM25.plan(IndexRecipe("BM25", over="text"), len(corpus), 0)
     run_stages(plan, [rows], out, work)
     return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, K)[1]
@@ -269,8 +271,8 @@ def examples_of(options: argparse.Namespace, corpus: Sequence[Passage]) -> list[
     """Return the triples, or passages that are asked by title and first words."""
     if options.train:
         return read_examples(options.train)[: options.examples]
-    titled = [one for one in corpus if one.title][: options.examples]
-    return [Example(str(n), f"what is {one.title}?", (), (one,)) for n, one in enumerate(titled)]
+    titled = [passage for passage in corpus if passage.title][: options.examples]
+    return [Example(str(n), f"what is {passage.title}?", (), (passage,)) for n, passage in enumerate(titled)]
 
 
 def main() -> None:
@@ -290,12 +292,12 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(len(read))[: options.count]
     corpus = [build_passage(read[row]["title"] or "", read[row]["text"]) for row in np.sort(order)]
     questions = lines(options.questions) if options.questions else lines(Path(QUESTIONS))
-    asked = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
+    sample = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
     examples = examples_of(options, corpus)
     if options.only != "terms":
         print(json.dumps(compare_steps(folder, examples, options)), flush=True)
     if options.only != "step":
-        print(json.dumps(measure_terms(folder, corpus, asked, examples, options)), flush=True)
+        print(json.dumps(measure_terms(folder, corpus, sample, examples, options)), flush=True)
 
 
 if __name__ == "__main__":

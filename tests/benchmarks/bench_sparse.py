@@ -57,11 +57,11 @@ def synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]
     passages = SparseVectors(terms, weights, compute_offsets(np.array([len(row) for row in rows])))
     questions = np.zeros((options.asked, options.question_terms, 2), np.float32)
     for row in questions:
-        own = rng.permutation(rows[rng.integers(len(rows))])[:_OWN]
-        others = np.searchsorted(totals / totals[-1], rng.random(4 * options.question_terms))
-        added = rng.permutation(np.setdiff1d(others, own))
-        terms = np.concatenate([own, added])[: options.question_terms]
-        weights = np.concatenate([rng.gamma(4.0, 0.4, len(own)), rng.gamma(1.0, 0.3, len(added))])[: len(terms)]
+        own_terms = rng.permutation(rows[rng.integers(len(rows))])[:_OWN]
+        candidate_terms = np.searchsorted(totals / totals[-1], rng.random(4 * options.question_terms))
+        added = rng.permutation(np.setdiff1d(candidate_terms, own_terms))
+        terms = np.concatenate([own_terms, added])[: options.question_terms]
+        weights = np.concatenate([rng.gamma(4.0, 0.4, len(own_terms)), rng.gamma(1.0, 0.3, len(added))])[: len(terms)]
         order = np.argsort(-weights)
         row[: len(terms)] = np.stack([terms[order], weights[order]], axis=1)
     return passages, questions, _VOCABULARY
@@ -69,8 +69,8 @@ def synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]
 
 def _first(row: np.ndarray, count: int) -> np.ndarray:
     """Return the first `count` different terms of a row, ascending."""
-    _, places = np.unique(row, return_index=True)
-    return np.sort(row[np.sort(places)[:count]])
+    _, positions = np.unique(row, return_index=True)
+    return np.sort(row[np.sort(positions)[:count]])
 
 
 def encoded(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
@@ -111,22 +111,22 @@ def refresh(rows: SparseVectors, folder: Path, dim: int) -> dict[str, float | bo
     rng, plan = np.random.default_rng(11), KIND.plan(IndexRecipe("Impact"), len(rows), dim)
     base_rows = np.where(rng.random(len(rows)) < 1 / 140, -1, np.arange(len(rows)))
     new_rows = np.flatnonzero(base_rows < 0)
-    chosen = np.where(base_rows < 0, rng.integers(0, len(rows), len(rows)), base_rows)
-    after = rows.take(chosen)
-    spent = {}
+    source_rows = np.where(base_rows < 0, rng.integers(0, len(rows), len(rows)), base_rows)
+    next_rows = rows.take(source_rows)
+    cpu_seconds = {}
     for name in ("first", "derived"):  # the first call compiles
         start = time.process_time()
-        before, out = folder / "Impact.postings", folder / name
-        KIND.derive(plan.entry(), plan.entry(), before, base_rows, lambda rows: iter([after.take(rows)]), out)
-        spent[name] = time.process_time() - start
+        parent_index, out = folder / "Impact.postings", folder / name
+        KIND.derive(plan.entry(), plan.entry(), parent_index, base_rows, lambda rows: iter([next_rows.take(rows)]), out)
+        cpu_seconds[name] = time.process_time() - start
     month = folder / "month"
-    write_parts(after, 8, dim, month)
-    built = build(month, "Impact")
-    write_new_terms(base_rows, after.take(new_rows), folder / "delta")
+    write_parts(next_rows, 8, dim, month)
+    build_seconds = build(month, "Impact")
+    write_new_terms(base_rows, next_rows.take(new_rows), folder / "delta")
     share, size = len(new_rows) / len(rows), (folder / "derived").stat().st_size
     return {
         "changed_share": round(share, 5),
-        "cpu_ratio": round(spent["derived"] / built, 3),
+        "cpu_ratio": round(cpu_seconds["derived"] / build_seconds, 3),
         "equals_a_build": (folder / "derived").read_bytes() == (month / "Impact.postings").read_bytes(),
         "pull_ratio": round((folder / "delta").stat().st_size / size / share, 2),
     }
@@ -148,23 +148,23 @@ class Peer:
 
     def search(self, questions: Vectors, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (q, k) scores in units and rows, ties in any order."""
-        found = [self._batch(questions[at : at + _BATCH], k) for at in range(0, len(questions), _BATCH)]
-        scores, rows = zip(*found, strict=True)
+        batches = [self._batch(questions[first : first + _BATCH], k) for first in range(0, len(questions), _BATCH)]
+        scores, rows = zip(*batches, strict=True)
         return np.concatenate(scores), np.concatenate(rows)
 
     def _batch(self, questions: Vectors, k: int) -> tuple[np.ndarray, np.ndarray]:
         terms, units = quantize_queries(questions)
         ends = np.arange(len(questions) + 1) * terms.shape[1]
         shape = len(questions), self.terms.shape[0]
-        asked = csr_matrix((units.reshape(-1).astype(np.float64), terms.reshape(-1), ends), shape=shape)
-        product = (asked @ self.terms).tocsr()
+        query_matrix = csr_matrix((units.reshape(-1).astype(np.float64), terms.reshape(-1), ends), shape=shape)
+        product = (query_matrix @ self.terms).tocsr()
         scores, rows = np.zeros((len(questions), k)), np.full((len(questions), k), -1)
         for number in range(len(questions)):
             first, last = product.indptr[number : number + 2]
-            values, places = product.data[first:last], product.indices[first:last]
+            values, passage_rows = product.data[first:last], product.indices[first:last]
             best = np.argpartition(-values, min(k, len(values)) - 1)[:k] if len(values) else []
             best = np.array(best, np.int64)[np.argsort(-values[best], kind="stable")]
-            scores[number, : len(best)], rows[number, : len(best)] = values[best], places[best]
+            scores[number, : len(best)], rows[number, : len(best)] = values[best], passage_rows[best]
         return scores, rows
 
     @property
@@ -175,15 +175,15 @@ class Peer:
 
 def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict[str, float]:
     """Return each side's questions per CPU second: the median of rounds in which they take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
+    round_seconds: dict[str, list[float]] = {name: [] for name in sides}
     for search in sides.values():
         search()  # compiled, and its pages read
     for _ in range(rounds):
         for name, search in sides.items():
             began = time.process_time()
             search()
-            taken[name].append(time.process_time() - began)
-    return {name: round(asked / statistics.median(own), 1) for name, own in taken.items()}
+            round_seconds[name].append(time.process_time() - began)
+    return {name: round(asked / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
 
 
 def main() -> None:
@@ -194,8 +194,8 @@ def main() -> None:
         folder, once = Path(work, "parts"), Path(work, "once")
         write_parts(rows, options.parts, dim, folder)
         write_parts(rows, 1, dim, once)
-        built = alone(build, folder, "Impact")
-        seconds = {"Impact": built.value, "Impact1": build(folder, "Impact1"), "in_one_part": build(once, "Impact")}
+        cost = alone(build, folder, "Impact")
+        seconds = {"Impact": cost.value, "Impact1": build(folder, "Impact1"), "in_one_part": build(once, "Impact")}
         equal = (folder / "Impact.postings").read_bytes() == (once / "Impact.postings").read_bytes()
         index, bag, peer = opened(folder, "Impact"), opened(folder, "Impact1"), Peer(rows, dim)
         sides: dict[str, Callable[[], Any]] = {
@@ -205,16 +205,16 @@ def main() -> None:
             "ours_one_bit": lambda: bag.search(questions, k),
             "ours_reading_all": lambda: index.search(questions, k, skip=False),
         }
-        found = speeds(sides, len(questions), options.rounds)
+        rates = speeds(sides, len(questions), options.rounds)
         theirs = (peer.search(questions, k)[0] / (QUERY_UNITS * _SCALE)).astype(np.float32)
         scores, best = index.search(questions, k)
-        some = index.search(questions, k, terms=10)[1]
-        kept = np.mean([len({*a} & {*b}) / k for a, b in zip(best.tolist(), some.tolist(), strict=True)])
+        rows_of_10_terms = index.search(questions, k, terms=10)[1]
+        recall = np.mean([len({*a} & {*b}) / k for a, b in zip(best.tolist(), rows_of_10_terms.tolist(), strict=True)])
         sizes = {name: (folder / f"{name}.postings").stat().st_size for name in ("Impact", "Impact1")}
         report = {
             "benchmark": "sparse",
-            "ratio": round(found["ours"] / found["peer"], 3),
-            "questions_per_cpu_second": found,
+            "ratio": round(rates["ours"] / rates["peer"], 3),
+            "questions_per_cpu_second": rates,
             "model": options.model is not None,
             "n": n,
             "vocabulary": dim,
@@ -223,15 +223,15 @@ def main() -> None:
             "terms_a_passage": round(len(rows.terms) / n, 1),
             "k": k,
             "scores_are_equal": bool(np.array_equal(np.where(best >= 0, scores, 0), theirs)),
-            "recall_of_10_terms": round(float(kept), 4),
+            "recall_of_10_terms": round(float(recall), 4),
             "bytes_per_passage": round(sizes["Impact"] / n, 1),
             "bytes_per_passage_one_bit": round(sizes["Impact1"] / n, 1),
             "peer_bytes_per_passage": round(peer.size / n, 1),
-            "build_cpu_seconds": {name: round(spent, 2) for name, spent in seconds.items()},
+            "build_cpu_seconds": {name: round(value, 2) for name, value in seconds.items()},
             "refresh": refresh(rows, folder, dim),
             "parts": options.parts,
             "merged_is_one_shot": equal,
-            "peak_mb": round(built.anonymous_mb),
+            "peak_mb": round(cost.anonymous_mb),
             "peak_mb_all": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         }
     print(json.dumps(report))

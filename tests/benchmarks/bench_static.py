@@ -78,9 +78,9 @@ def timed(load: Callable[[str], Encode], folder: str, titles: list[str], texts: 
     encode = load(folder)
     encode(titles[-WARM_UP:], texts[-WARM_UP:])
     half, seconds, vectors = len(texts) // 2, [], []
-    for some in (slice(half), slice(half, None)):
+    for half_slice in (slice(half), slice(half, None)):
         began = time.process_time()
-        vectors.append(np.asarray(encode(titles[some], texts[some])))
+        vectors.append(np.asarray(encode(titles[half_slice], texts[half_slice])))
         seconds.append(time.process_time() - began)
     return seconds, np.concatenate(vectors)[:: max(1, len(texts) // 500)]
 
@@ -95,12 +95,12 @@ def speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, r
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     vectors, peaks, later = dict[str, Any](), dict[str, int](), dict[str, float]()
     for _ in range(rounds):
-        for name, (load, folder, some) in contenders.items():
-            spent = alone(timed, load, folder, titles[:some], texts[:some])
-            rates[name].append(min(n, some) / sum(spent.value[0]))
-            later[name] = max(later.get(name, 0.0), min(n, some) / 2 / spent.value[0][1])
-            vectors[name], peaks[name] = spent.value[1], round(spent.anonymous_mb)
-    best = {name: max(some) for name, some in rates.items()}
+        for name, (load, folder, passage_count) in contenders.items():
+            cost = alone(timed, load, folder, titles[:passage_count], texts[:passage_count])
+            rates[name].append(min(n, passage_count) / sum(cost.value[0]))
+            later[name] = max(later.get(name, 0.0), min(n, passage_count) / 2 / cost.value[0][1])
+            vectors[name], peaks[name] = cost.value[1], round(cost.anonymous_mb)
+    best = {name: max(round_rates) for name, round_rates in rates.items()}
     peers = [name for name in ("sentence_transformers", "model2vec") if name in best]
     return {
         "passages": len(rows),
@@ -108,7 +108,7 @@ def speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, r
         "ratio": round(best["ours"] / max(best[name] for name in peers), 2),
         "passages_a_core_second": {name: round(rate, 1) for name, rate in best.items()},
         "of_the_second_half": {name: round(rate, 1) for name, rate in later.items()},
-        "every_round": {name: [round(rate) for rate in some] for name, some in rates.items()},
+        "every_round": {name: [round(rate) for rate in round_rates] for name, round_rates in rates.items()},
         "peak_mb": peaks,
         "least_cosine": {name: round(float(cosines(vectors["ours"], vectors[name]).min()), 6) for name in peers},
         "hours_of_wikipedia": {
@@ -126,8 +126,8 @@ def bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows
     with tempfile.TemporaryDirectory() as base:
         rows, out = Path(base, "rows.parquet"), Path(base, "bm25.postings")
         with PassageWriter(rows) as writer:
-            for one in corpus:
-                writer.write(build_passage(one["title"] or "", one["text"]))
+            for passage in corpus:
+                writer.write(build_passage(passage["title"] or "", passage["text"]))
         plan = BM25.plan(IndexRecipe("BM25", over="text"), len(corpus), 0)
         run_stages(plan, [rows], out, Path(base))
         return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, k)[1]
@@ -135,7 +135,7 @@ def bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows
 
 def exact(folder: str, corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
     encoder = Encoder.load(folder, device="cpu")
-    read = encoder.encode_passages([one["title"] or "" for one in corpus], [one["text"] for one in corpus])
+    read = encoder.encode_passages([p["title"] or "" for p in corpus], [p["text"] for p in corpus])
     return np.argsort(-(encoder.encode_questions(questions) @ read.T), axis=1, kind="stable")[:, :k]
 
 
@@ -149,11 +149,11 @@ class Reranker:
     def __call__(self, found: Rows, asked: int, depth: int) -> Rows:
         """Return the first `depth` of the first `asked` questions in the order of their scores."""
         pairs = [(q, int(row)) for q in range(asked) for row in found[q][:depth] if row >= 0]
-        new = [pair for pair in pairs if pair not in self._known]
-        passages = [self._corpus[row] for _, row in new]
+        unread_pairs = [pair for pair in pairs if pair not in self._known]
+        passages = [self._corpus[row] for _, row in unread_pairs]
         titles, texts = [passage["title"] or "" for passage in passages], [passage["text"] for passage in passages]
-        told = self._model.scores([self._questions[q] for q, _ in new], titles, texts)
-        self._known.update(zip(new, told.tolist(), strict=True))
+        scores = self._model.scores([self._questions[q] for q, _ in unread_pairs], titles, texts)
+        self._known.update(zip(unread_pairs, scores.tolist(), strict=True))
         return [
             sorted((int(row) for row in found[q][:depth] if row >= 0), key=lambda row, q=q: -self._known[q, row])
             for q in range(asked)
@@ -164,30 +164,30 @@ class Judge:
     """What each question is worth in a list: an answer among the first 20, and where the gold paragraph stands."""
 
     def __init__(self, corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]]) -> None:
-        self._texts = [one["text"] for one in corpus]
-        self._answers = [AnswerMatcher(own["answers"]) for own in asked]
-        place = {one["id"]: row for row, one in enumerate(corpus) if "id" in one}
-        self._gold = [place.get(own.get("paragraph")) for own in asked]
+        self._texts = [passage["text"] for passage in corpus]
+        self._answers = [AnswerMatcher(question["answers"]) for question in asked]
+        row_by_id = {passage["id"]: row for row, passage in enumerate(corpus) if "id" in passage}
+        self._gold = [row_by_id.get(question.get("paragraph")) for question in asked]
 
     def measures(self, found: Rows) -> dict[str, list[float]]:
-        told = {
+        measures = {
             "Success@20": [
-                float(any(gold.match(self._texts[row]) for row in own[:20] if row >= 0))
-                for gold, own in zip(self._answers, found, strict=False)
+                float(any(gold.match(self._texts[row]) for row in question_rows[:20] if row >= 0))
+                for gold, question_rows in zip(self._answers, found, strict=False)
             ]
         }
         if all(gold is not None for gold in self._gold):
-            told["nDCG@10"] = [
-                sum(1 / math.log2(2 + place) for place, row in enumerate(own[:10]) if row == gold)
-                for gold, own in zip(self._gold, found, strict=False)
+            measures["nDCG@10"] = [
+                sum(1 / math.log2(2 + rank) for rank, row in enumerate(question_rows[:10]) if row == gold)
+                for gold, question_rows in zip(self._gold, found, strict=False)
             ]
-        return told
+        return measures
 
 
 def quality(
     static: str, minilm: str, corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], options: Any
 ) -> dict[str, Any]:
-    questions = [own["question"] for own in asked]
+    questions = [question["question"] for question in asked]
     lexical = bm25(corpus, questions, DEPTH)
     lists: dict[str, dict[str, Rows]] = {"bm25": {"bm25": lexical}}
     for name, folder in (("static", static), ("minilm", minilm)):
@@ -199,21 +199,23 @@ def quality(
             for way in ("alone", "rrf_bm25"):
                 lists[name][f"rerank({way})"] = reranker(lists[name][way], options.reranked, options.depth)
     judge = Judge(corpus, asked)
-    told = {name: {way: judge.measures(found) for way, found in ways.items()} for name, ways in lists.items()}
-    shown = {
-        name: {way: {m: shown_of(estimate_mean(own)) for m, own in values.items()} for way, values in ways.items()}
-        for name, ways in told.items()
+    measured = {name: {way: judge.measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
+    estimates = {
+        name: {
+            way: {m: shown_of(estimate_mean(scores)) for m, scores in values.items()} for way, values in ways.items()
+        }
+        for name, ways in measured.items()
     }
-    lost = {
-        way: {m: shown_of(estimate_difference(own, told["minilm"][way][m])) for m, own in values.items()}
-        for way, values in told["static"].items()
+    differences = {
+        way: {m: shown_of(estimate_difference(scores, measured["minilm"][way][m])) for m, scores in values.items()}
+        for way, values in measured["static"].items()
     }
     return {
         "library": len(corpus),
         "questions": len(asked),
         "reranked": options.reranked if options.reranker else 0,
-        **shown,
-        "static_less_minilm": lost,
+        **estimates,
+        "static_less_minilm": differences,
     }
 
 
@@ -238,17 +240,17 @@ def main() -> None:
     torch.set_num_threads(1)
     minilm = str(options.minilm or demo_encoder())
     rows = lines(options.passages) if options.passages else demo_passages()
-    asked = chosen(lines(options.questions or Path(QUESTIONS)), options.asked)
+    question_rows = chosen(lines(options.questions or Path(QUESTIONS)), options.asked)
     corpus = [*(lines(options.paragraphs) if options.paragraphs else []), *chosen(rows, options.library)]
     with tempfile.TemporaryDirectory() as work:
         static = str(options.model or distilled(Encoder.load(minilm, device="cpu"), Path(work, "static")))
-        told = {"benchmark": "static", "model": options.model.name if options.model else "distilled from MiniLM"}
-        told["dim"] = Encoder.load(static).dim
+        report = {"benchmark": "static", "model": options.model.name if options.model else "distilled from MiniLM"}
+        report["dim"] = Encoder.load(static).dim
         if options.rounds:
-            told |= {"speed": speed(static, minilm, chosen(rows, options.count), options.slow, options.rounds)}
-        if asked:
-            told |= {"quality": quality(static, minilm, corpus, asked, options)}
-    print(json.dumps(told))
+            report |= {"speed": speed(static, minilm, chosen(rows, options.count), options.slow, options.rounds)}
+        if question_rows:
+            report |= {"quality": quality(static, minilm, corpus, question_rows, options)}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ Side = tuple[Callable[..., Any], tuple[Any, ...]]  # makes modules and the loss 
 def run(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int, take: Callable[..., Any]) -> list[Step]:
     """Make one side, and take steps."""
     module, loss = side(*arguments)
-    found: list[Step] = take(module, loss, steps, 1e-6)
-    return found
+    step_results: list[Step] = take(module, loss, steps, 1e-6)
+    return step_results
 
 
 def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) -> dict[str, Any]:
@@ -47,15 +47,15 @@ def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) ->
     for _ in range(options.rounds):
         for take, (side, arguments) in zip((taken.ours, taken.plain), sides, strict=True):
             runs[take.__name__].append(alone(run, side, arguments, options.steps, take))
-    cpu = {name: [step.cpu_seconds for one in some for step in one.value[1:]] for name, some in runs.items()}
-    peak = {name: statistics.median(one.anonymous_mb for one in some) for name, some in runs.items()}
+    cpu = {name: [step.cpu_seconds for cost in costs for step in cost.value[1:]] for name, costs in runs.items()}
+    peak = {name: statistics.median(cost.anonymous_mb for cost in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {
         "benchmark": "step",
         "kind": kind,
         "time_ratio": round(statistics.median(cpu["ours"]) / statistics.median(cpu["plain"]), 3),
         "memory_ratio": round(peak["ours"] / peak["plain"], 3),
-        "cpu_s": {name: [round(value, 2) for value in some] for name, some in cpu.items()},
+        "cpu_s": {name: [round(value, 2) for value in step_seconds] for name, step_seconds in cpu.items()},
         "peak_mb": {name: round(value) for name, value in peak.items()},
         "largest_loss_difference": max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)),
     }
@@ -66,19 +66,19 @@ def sides_of(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Side,
     store, steps, size = library(folder, options.passages), options.steps, options.batch
     snapshot = Snapshot.open(str(store))
     corpus = snapshot.passages(range(snapshot.n))
-    asked = [(one["question"], one["answers"][0]) for one in lines(Path(QUESTIONS))][: options.questions * steps]
-    given = openrag_steps.prepare(folder, corpus, asked, options.questions, steps)
-    told = [
-        Example(str(at), f"what is {one.title}?", (), (one,), (corpus[-1 - at],))
-        for at, one in enumerate(corpus[: size * steps])
+    questions = [(row["question"], row["answers"][0]) for row in lines(Path(QUESTIONS))][: options.questions * steps]
+    pools_setup = openrag_steps.prepare(folder, corpus, questions, options.questions, steps)
+    leads = [
+        Example(str(number), f"what is {passage.title}?", (), (passage,), (corpus[-1 - number],))
+        for number, passage in enumerate(corpus[: size * steps])
     ]
-    some = replace(given, proposed=options.proposed)
-    pairs = {"ict": contrast_steps.ict_pairs(store, size, steps), "dpr": contrast_steps.dpr_pairs(told, size, steps)}
+    online_setup = replace(pools_setup, proposed=options.proposed)
+    pairs = {"ict": contrast_steps.ict_pairs(store, size, steps), "dpr": contrast_steps.dpr_pairs(leads, size, steps)}
     return {
-        "pools": ((openrag_steps.ours, (given,)), (openrag_steps.plain, (given,))),
-        "online": ((openrag_steps.ours, (some,)), (openrag_steps.plain, (some,))),
+        "pools": ((openrag_steps.ours, (pools_setup,)), (openrag_steps.plain, (pools_setup,))),
+        "online": ((openrag_steps.ours, (online_setup,)), (openrag_steps.plain, (online_setup,))),
         "ict": ((contrast_steps.ours_ict, (store, size)), (contrast_steps.plain, (pairs["ict"],))),
-        "dpr": ((contrast_steps.ours_dpr, (told, size)), (contrast_steps.plain, (pairs["dpr"],))),
+        "dpr": ((contrast_steps.ours_dpr, (leads, size)), (contrast_steps.plain, (pairs["dpr"],))),
     }
 
 
@@ -92,9 +92,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="bench-steps-") as work:
-        every = sides_of(Path(work), options)
+        sides_by_kind = sides_of(Path(work), options)
         for kind in options.only:
-            print(json.dumps(compare(kind, every[kind], options)), flush=True)
+            print(json.dumps(compare(kind, sides_by_kind[kind], options)), flush=True)
 
 
 if __name__ == "__main__":

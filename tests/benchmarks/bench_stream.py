@@ -91,48 +91,48 @@ def streamed(address: str, question: str) -> tuple[float, float]:
 
 def bare(writer: Any, prompt: Prompt) -> float:
     """Return the milliseconds to the first word of a model that is given a prompt."""
-    told: list[float] = []
+    word_times: list[float] = []
     began = time.perf_counter()
     with suppress(StoppedError):
-        writer.write([prompt], lambda: bool(told), lambda place, text: told.append(time.perf_counter()))
-    return (told[0] - began) * 1e3 if told else (time.perf_counter() - began) * 1e3
+        writer.write([prompt], lambda: bool(word_times), lambda place, text: word_times.append(time.perf_counter()))
+    return (word_times[0] - began) * 1e3 if word_times else (time.perf_counter() - began) * 1e3
 
 
 def until_idle(process: int) -> None:
     """Wait until the service has given up the answer that was left: its model must not compute beside the bare one."""
-    before = -1.0
-    while (now := cpu_seconds(process)) > before + 0.01:
-        before = now
+    previous_seconds = -1.0
+    while (current_seconds := cpu_seconds(process)) > previous_seconds + 0.01:
+        previous_seconds = current_seconds
         time.sleep(_REST)
 
 
 def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, Any]:
     """Ask both, question by question; return the report."""
-    settings, found = ReaderSettings("concat"), []
+    settings, latencies = ReaderSettings("concat"), []
     options = ("--model", str(model), "--reader", "concat", "--poll", "60")
     with (
         Snapshot.open(str(folder / "store")) as snapshot,
         service(str(folder / "store"), folder / "dest", *options) as (address, process),
     ):
         reader: Any = open_reader(snapshot, str(folder / "store"), str(model), None, settings)[1]
-        prompts = [reader.build_prompt(one, reader.build_context(one, hits)) for one, hits in _found(reader, questions)]
+        prompts = [reader.build_prompt(q, reader.build_context(q, hits)) for q, hits in _found(reader, questions)]
         bare(reader.writer, prompts[0])
         streamed(address, questions[0])  # warm
         for question, prompt in zip(questions, prompts, strict=True):
             passages, word = streamed(address, question)
             until_idle(process)
-            found.append(First(passages, word, bare(reader.writer, prompt)))
+            latencies.append(First(passages, word, bare(reader.writer, prompt)))
         peak = memory_mb(process, "VmHWM")
         tokens = statistics.median(reader.writer.count_tokens([prompt.user for prompt in prompts]))
     return {
         "benchmark": "stream",
         "questions": len(questions),
         "prompt_tokens": tokens,
-        "ratio": round(_median(found, "word") / _median(found, "bare"), 3),
-        "first_word_ms": _median(found, "word"),
-        "bare_first_word_ms": _median(found, "bare"),
-        "passages_ms": _median(found, "passages"),
-        "ratios": [round(one.word / one.bare, 2) for one in found],
+        "ratio": round(_median(latencies, "word") / _median(latencies, "bare"), 3),
+        "first_word_ms": _median(latencies, "word"),
+        "bare_first_word_ms": _median(latencies, "bare"),
+        "passages_ms": _median(latencies, "passages"),
+        "ratios": [round(latency.word / latency.bare, 2) for latency in latencies],
         "threads": torch.get_num_threads(),
         "peak_mb": peak,
     }
@@ -143,7 +143,7 @@ def _found(reader: Any, questions: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def _median(found: Sequence[First], name: str) -> float:
-    return round(statistics.median(float(getattr(one, name)) for one in found), 1)
+    return round(statistics.median(float(getattr(latency, name)) for latency in found), 1)
 
 
 def main() -> None:
