@@ -33,6 +33,7 @@ pytest_plugins = [
     "tests.fixtures.exports",
     "tests.fixtures.faulty",
     "tests.fixtures.hub",
+    "tests.fixtures.processes",
     "anyio.pytest_plugin",
 ]
 
@@ -50,7 +51,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker, which then makes the file's fixtures once; long files come first.
 

@@ -81,7 +81,7 @@ def test_hosts_end_with_a_process_that_is_killed(pair: tuple[Host, Host], tmp_pa
         started = [psutil.Process(int(pid)) for pid in maker.stdout.readline().split()]
         maker.kill()
     assert len(started) == 2
-    left = [one for one in psutil.wait_procs(started, timeout=60)[1] if one.status() != psutil.STATUS_ZOMBIE]
+    left = [one for one in psutil.wait_procs(started, timeout=300)[1] if one.status() != psutil.STATUS_ZOMBIE]
     assert left == []
 
 

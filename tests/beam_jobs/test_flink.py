@@ -25,7 +25,7 @@ from flows.rebuild import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.training.loop.checkpoint import read_metrics
-from tests.benchmarks.flink_cluster import DEADLINE, AbsentError, Flink, flink, until
+from tests.benchmarks.flink_cluster import DEADLINE, FORKING_POOL, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.faulty import FaultyServer, Request, faulty
 from tests.fixtures.moving import EVERY, prepare, trained
@@ -74,7 +74,7 @@ def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> It
     alone = {**environment_of(proxy.url), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         folder, hidden = tmp_path_factory.mktemp("flink"), tmp_path_factory.getbasetemp()
-        with flink(folder, alone, hidden, slots=1) as cluster:
+        with flink(folder, alone, hidden, slots=1, pool_module=FORKING_POOL) as cluster:
             yield cluster
     except AbsentError as absent:
         missing("flink", str(absent))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.flink_cluster import SLOTS, Flink, flink_jars, job_server_jar, runner_jars, until
+from tests.benchmarks.flink_cluster import FORKING_POOL, SLOTS, Flink, flink_jars, job_server_jar, runner_jars, until
 from tests.benchmarks.hosts import Host, hosts
 
 MANAGER, LAUNCHER, STORE = "manager", "launcher", "store"
@@ -73,7 +73,7 @@ def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> I
         def node(name: str) -> Flink:
             host = host_by_name[name]
             settings: dict[str, Any] = {**SETTINGS, "taskmanager.host": name}
-            return Flink(host.folder, classpath, jar, 8081, 50000, host.enter, settings)
+            return Flink(host.folder, classpath, jar, 8081, 50000, host.enter, settings, FORKING_POOL)
 
         cluster = FlinkHosts(host_by_name, node(MANAGER), {name: node(name) for name in WORKERS}, node(MANAGER).flags)
         parts = {MANAGER: cluster.manager, **cluster.workers}

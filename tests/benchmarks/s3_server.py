@@ -75,7 +75,7 @@ def seaweed(folder: Path) -> Iterator[str]:
 
 def wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until a server that was started answers, be it with an error; `log` is what it writes."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and server.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=1).close()

@@ -26,7 +26,7 @@ REPLACED = {
     "localhost:8000": "localhost:{port}",
     "bookwheel serve": "bookwheel serve --port {port} --poll 0.1",
 }
-PATIENCE = 240  # seconds; a busy machine takes a while to import torch
+PATIENCE = 400  # seconds; a busy machine takes a while to import torch
 _SHELL = set("|<&;$")  # what only a shell does
 
 

@@ -54,7 +54,7 @@ def url(service: ModuleType) -> Iterator[str]:
 def test_it_answers_from_what_the_ref_names_by_now(url: str, service: ModuleType) -> None:
     store = Store.open("library")
     newest = store.snapshots.resolve("latest")
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         found = client.get("/ask", params={"question": "Who wrote about anarchism?", "k": 2}).json()
         assert (found["snapshot"], len(found["hits"])) == (newest, 2)
         assert {"text", "title", "licence", "snapshot"} <= set(found["hits"][0])

@@ -192,7 +192,7 @@ def command(executable: Path) -> Callable[..., Ran]:
             text=True,
             check=False,
             env={**os.environ, **environment},
-            timeout=120,
+            timeout=300,
         )
         return Ran(done.returncode, done.stdout, done.stderr)
 
@@ -207,6 +207,14 @@ def built(mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.Te
     with redirect_stdout(out):
         assert cli.run(["reindex", *map(str, given), "--json"]) == 0
     return Built(store, json.loads(out.getvalue()))
+
+
+@pytest.fixture
+def questions(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A file of the `QUESTIONS` of the test's module."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(question) + "\n" for question in request.module.QUESTIONS))
+    return path
 
 
 @pytest.fixture

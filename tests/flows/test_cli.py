@@ -28,13 +28,6 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
-    return path
-
-
 def test_no_text_of_others_commands_the_terminal(bookwheel: Any, library: Path) -> None:
     """A question, a title or a note may hold escape codes; what is printed holds none."""
     ran = bookwheel("search", "What is \x1b[2Jautism?\x9b2J", "--store", library)

@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_nothing(
         str(pickled),
         str(tmp_path / "small" / "new"),
     ]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
     assert "the disk of the new folder is full: model.safetensors cannot be written; free some space" in ran.stderr
     assert ".landing" not in ran.stderr

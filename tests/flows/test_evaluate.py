@@ -38,13 +38,6 @@ def shelf(library: Path, tiny_rag: Path, tiny: Path, tmp_path_factory: pytest.Te
     return url
 
 
-@pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
-    return path
-
-
 def kept(store: Path) -> int:
     return len(list((store / "memo" / "answer").glob("*.json")))
 

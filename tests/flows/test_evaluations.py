@@ -22,13 +22,6 @@ Bookwheel = Callable[..., Any]
 
 
 @pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
-    return path
-
-
-@pytest.fixture
 def store(library: Path, tmp_path: Path) -> Path:
     return copied(library, tmp_path / "store")
 
@@ -128,7 +121,7 @@ def test_a_store_that_cannot_be_written_is_evaluated_and_nothing_is_recorded(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stderr
     assert "evaluation   not recorded: not allowed to write" in ran.stdout

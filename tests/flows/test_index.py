@@ -18,10 +18,11 @@ from flows.machine.workplace import open_work_store
 from rag_model.errors import ResourceError
 from rag_model.index.build import build_index
 from rag_model.index.recipe import IndexRecipe
+from tests.fixtures.forked import ForkedCommand
 from tests.flows.conftest import IN_PROCESS
 
 N, D = 1500, 16
-DEADLINE = 120.0  # seconds until a test gives up on a condition
+DEADLINE = 300.0  # seconds until a test gives up on a condition
 GRAPH = ("--index", "HNSW8", "--shards", "3", "--ef-construction", "40")
 
 
@@ -183,15 +184,13 @@ def test_a_run_killed_goes_on_and_ends_the_same(
     whole: bytes,
     bookwheel: Any,
     tmp_path: Path,
-    executable: Path,
 ) -> None:
     """Killed once so many records of a stage are there: between shards, and in the merge, the last of them."""
     out, memo = tmp_path / "out", tmp_path / "out.work" / "memo"
-    command = [executable, "index", given, out, *GRAPH, "--", *beam]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    running = ForkedCommand(["index", str(given), str(out), *GRAPH, "--", *beam], tmp_path)
     until(lambda: len(list((memo / stage).glob("*.json"))) >= records, lambda: running.poll() is None)
     os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
+    running.communicate()
     assert not out.exists()
     assert len(list((memo / stage).glob("*.json"))) >= records
     assert bookwheel("index", given, out, *GRAPH).code == 0

@@ -1,6 +1,5 @@
 """`--retriever`: one expression for search, evaluate and answer, and one sentence for each that is wrong."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ Bookwheel = Callable[..., Any]
 @pytest.fixture(scope="module")
 def rag(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_rag(tmp_path_factory.mktemp("rag"), tiny)
-
-
-@pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
-    return path
 
 
 def test_a_snapshot_without_a_graph_answers_where_no_index_is_named(

@@ -21,7 +21,7 @@ import pytest
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 
-PATIENCE = 240  # seconds; a busy machine takes a while to import torch
+PATIENCE = 400  # seconds; a busy machine takes a while to import torch
 SECRET = "a-word-that-nobody-may-see"
 
 

@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 from rag_model.store.store import Store
+from tests.fixtures.forked import ForkedCommand
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
 
 Seen = Callable[[Path], object]
 Kill = Callable[[int, int], None]
 WORKER = "--direct_num_workers=1"
-DEADLINE = 120.0  # seconds until a test gives up on a condition
+DEADLINE = 300.0  # seconds until a test gives up on a condition
 
 
 def until(condition: Callable[[], object], what: str, still: Callable[[], bool] = lambda: True) -> None:
@@ -60,17 +61,11 @@ def arguments(mini_dump: Path, tiny: Path, recipe: Path, tmp_path: Path) -> list
     return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
 
-def start(bookwheel: Path, arguments: list[str], beam: Beam = (WORKER,)) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [bookwheel, "reindex", *arguments, "--", *beam],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a process group of its own
-    )
+def start(folder: Path, arguments: list[str], beam: Beam = (WORKER,)) -> ForkedCommand:
+    return ForkedCommand(["reindex", *arguments, "--", *beam], folder)
 
 
-def stop(running: "subprocess.Popen[str]", send: Kill, number: int) -> tuple[str, str]:
+def stop(running: ForkedCommand, send: Kill, number: int) -> tuple[str, str]:
     """Send a signal, and return what was said once the process and all that it started are gone."""
     started = psutil.Process(running.pid).children(recursive=True)
     send(running.pid, number)
@@ -125,20 +120,19 @@ def test_a_run_killed(
     reindex: Any,
     bookwheel: Any,
     library: Path,
-    executable: Path,
 ) -> None:
     store = tmp_path / "store"
-    running = start(executable, arguments, beam)
+    running = start(tmp_path, arguments, beam)
     until(lambda: moment(store), "the moment", lambda: running.poll() is None)
     stop(running, kill, signal.SIGKILL)
     check_finishes(store, reindex, bookwheel, library)
 
 
 def test_a_run_interrupted_says_so(
-    tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path, executable: Path
+    tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path
 ) -> None:
     store = tmp_path / "store"
-    running = start(executable, arguments)
+    running = start(tmp_path, arguments)
     until(lambda: recorded("chunk", 1)(store), "the moment", lambda: running.poll() is None)
     out, err = stop(running, os.kill, signal.SIGINT)
     assert running.returncode == 130, err
@@ -165,19 +159,14 @@ def test_a_full_disk(
 
 
 def test_no_room_for_a_file_and_then_there_is(
-    tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path, executable: Path
+    tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path
 ) -> None:
     store = tmp_path / "store"
-    ran = subprocess.run(
-        ["prlimit", "--fsize=40000", executable, "reindex", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE,
-    )
-    assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1].startswith("bookwheel: cannot write")
-    assert ran.stderr.count("bookwheel: ") == 1
+    running = ForkedCommand(["reindex", *arguments], tmp_path, file_bytes=40_000)
+    _, err = running.communicate(timeout=DEADLINE)
+    assert running.returncode == 1
+    assert err.splitlines()[-1].startswith("bookwheel: cannot write")
+    assert err.count("bookwheel: ") == 1
     assert not Store.open(str(store)).refs.list_names()
     check_finishes(store, reindex, bookwheel, library)
 
@@ -187,7 +176,6 @@ def test_two_that_publish_one_ref_at_once(
     second: str,
     tmp_path: Path,
     tiny: Path,
-    executable: Path,
     bookwheel: Any,
     page_xml: Callable[..., str],
     export_xml: Callable[..., bytes],
@@ -202,12 +190,7 @@ def test_two_that_publish_one_ref_at_once(
     recipe.write_text('[index.hnsw]\nfactory = "HNSW8"\n')
     given = ["--encoder", str(tiny), "--store", str(store), "--recipe", str(recipe)]
     given += ["--json"]
-    both = [
-        subprocess.Popen(
-            [executable, "reindex", "--dump", dump, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for dump in dumps
-    ]
+    both = [ForkedCommand(["reindex", "--dump", str(dump), *given], tmp_path) for dump in dumps]
     ran = [(*running.communicate(timeout=DEADLINE), running.returncode) for running in both]
     made = [json.loads(out) for out, _, _ in ran]
     assert len({one["snapshot"] for one in made}) == 2

@@ -2,7 +2,6 @@
 
 import bz2
 import os
-import subprocess
 import time
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +20,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.forked import ForkedCommand
 from tests.fixtures.held_text import told
 
 PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # of the small dump, and of no other page of it
@@ -155,16 +155,17 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("moment", ["takedowns/*.json", "memo/merge/*.json", "snapshots/*.json"])
-def test_a_takedown_that_was_killed_is_gone_on_with(moment: str, store: Path, bookwheel: Any, executable: Path) -> None:
+def test_a_takedown_that_was_killed_is_gone_on_with(moment: str, store: Path, bookwheel: Any, tmp_path: Path) -> None:
     opened = Store.open(str(store))
     old, before = opened.snapshots.resolve("latest"), set(store.glob(moment))
-    words = [executable, "takedown", PAGE, "--store", store, "--yes"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        while set(store.glob(moment)) <= before:
-            assert running.poll() is None, "the moment was not seen before the process ended"
-            time.sleep(0.001)
-        running.kill()
+    running = ForkedCommand(["takedown", PAGE, "--store", str(store), "--yes"], tmp_path)
+    while set(store.glob(moment)) <= before:
+        assert running.poll() is None, "the moment was not seen before the process ended"
+        time.sleep(0.001)
+    running.kill()
+    running.communicate()
     assert verify_version(opened, opened.snapshots.resolve("latest")) == []
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
     (record,) = opened.takedowns.list_records()

@@ -19,7 +19,7 @@ from flows.stage import RUN_HOURS_VARIABLE, STAGE_HOURS_VARIABLE, deployment_flo
 from rag_model.errors import UsageError
 from rag_model.store.store import Store
 
-DEADLINE = 60.0  # seconds until a run that does not come to a point has failed
+DEADLINE = 300.0  # seconds until a run that does not come to a point has failed
 
 
 @dataclass

@@ -72,7 +72,7 @@ def _run(results: dict[str, Result], jobs: Sequence[tuple[str, str, int, int]]) 
 
 
 def _died(code: int) -> str:
-    if code == -signal.SIGALRM:
+    if code in {-signal.SIGALRM, -signal.SIGPROF}:
         return "slow"
     return f"crash {signal.Signals(-code).name if code < 0 else code}"
 

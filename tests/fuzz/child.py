@@ -18,7 +18,8 @@ from rag_model.errors import BookwheelError
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutation import mutated
 
-SECONDS = 5.0  # of a case; then the process is killed
+SECONDS = 5.0  # of CPU time of a case; then the process is killed
+WAITED_SECONDS = 120.0  # of a case that waits
 MEMORY = 1 << 30  # bytes, beside what the modules and the sound files take; mapped files do not count
 _READERS = {kind.name: kind.read for kind in KINDS}
 
@@ -36,11 +37,13 @@ def main(jobs: Sequence[tuple[str, str, int, int]]) -> None:
         data = path.read_bytes()
         for number in range(first, last):
             print(f"try {number} {name}", flush=True)
-            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, WAITED_SECONDS)
             path.unlink()  # never in place: an earlier case may have mapped it
             path.write_bytes(mutated(data, number))
             print(_outcome(_READERS[name], path), flush=True)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+        signal.setitimer(timer, 0)
 
 
 def _outcome(read: Callable[[Path], object], path: Path) -> str:

@@ -25,7 +25,7 @@ FILE = ROOT / "docker/compose.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SETTING = re.compile(r"\$\{(\w+)(:[?-])?([^}]*)\}")
-_PATIENCE = 120.0  # seconds that a busy machine gets
+_PATIENCE = 300.0  # seconds that a busy machine gets
 TAGS = {"REGISTRY": "", "TAG": PROJECT["version"]}
 
 

@@ -159,7 +159,7 @@ def test_it_ends_in_time_although_its_parent_was_killed() -> None:
             assert parent.poll() is None
         parent.kill()
     (child,) = children
-    child.wait(60)  # raises if it is still there
+    child.wait(300)  # raises if it is still there
 
 
 _HOLDS_A_FOLDER = """

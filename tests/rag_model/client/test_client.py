@@ -133,7 +133,7 @@ def test_a_full_queue_is_asked_again_after_the_pause_that_it_names(
                 thread.join()
 
         first[0].start()
-        assert gate.held.wait(120)
+        assert gate.held.wait(300)
         first[1].start()
         until(lambda: found.service._search_batcher.queued_questions)
         with Client(found.url, settings=QUICK, pause=pause) as client:

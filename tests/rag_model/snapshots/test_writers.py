@@ -32,7 +32,7 @@ from rag_model.store.versions.moves import rollback, tag
 
 Actor = Callable[[Store], object]
 AT_ONCE = ExpirePolicy(keep=1, older_than=0)
-PATIENCE = 60.0  # seconds until a test gives up on a thread
+PATIENCE = 300.0  # seconds until a test gives up on a thread
 PASSED = GateVerdict(True, ())
 
 

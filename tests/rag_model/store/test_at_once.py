@@ -33,7 +33,7 @@ def gathering(answer: Callable[..., Any], folder: str) -> Callable[..., Any]:
 
     def waiting(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
         if f"/{folder}/" in path:
-            gathered.wait(timeout=20)
+            gathered.wait(timeout=300)
         return answer(self, path, *args, **kwargs)
 
     return waiting

@@ -207,7 +207,7 @@ def test_stop_closes_the_stream() -> None:
 
 def test_so_many_at_once_and_in_order() -> None:
     together, most = 0, 0
-    lock, full = threading.Lock(), threading.Barrier(2, timeout=20)
+    lock, full = threading.Lock(), threading.Barrier(2, timeout=300)
 
     def step(connection: Any) -> None:
         nonlocal together, most

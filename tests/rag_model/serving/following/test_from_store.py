@@ -49,7 +49,7 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
 
     def hold_whole_files(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
         if start == 0 and end is not None and end - start > 90_000:  # only a pull reads as much at once
-            may_pull.wait(60)
+            may_pull.wait(300)
         return read(self, path, start, end)
 
     monkeypatch.setattr(Far, "cat_file", hold_whole_files)

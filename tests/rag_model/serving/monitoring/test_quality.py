@@ -76,7 +76,7 @@ def served(
 
 def until(quality: QualityMonitor, seen: Callable[[QualityMetrics], bool]) -> QualityMetrics:
     """Wait for the thread behind the figures."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not seen(figures := quality.compute_metrics()):
         assert time.monotonic() < deadline, figures
         time.sleep(0.01)
@@ -200,7 +200,7 @@ def test_an_encoder_that_breaks_ends_the_watch_of_that_edition_alone(
         raise OSError("gone")
 
     quality.start_monitoring(snapshot, "hnsw", encode=broken)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while "is not monitored any more" not in caplog.text:
         assert time.monotonic() < deadline
         time.sleep(0.01)
