@@ -19,6 +19,7 @@ from rag_model.index import search as index_search
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
+from rag_model.snapshots import range_digests
 from rag_model.snapshots.range_digests import add_range_digests, list_range_tasks
 from rag_model.store.recorded_tasks import compute_once
 from rag_model.store.store import Store
@@ -185,9 +186,14 @@ def test_reading_the_ids_of_hits_only_changes_no_result(
         assert facts(ask(ranged)) == facts(ask(snapshot))
 
 
-def test_hits_need_one_round_whatever_the_size_of_the_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_cuts", [True, False])
+def test_hits_need_one_round_whatever_the_size_of_the_footers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_cuts: bool
+) -> None:
     """A file of 2,400 row groups has a footer of several times the usual size."""
     monkeypatch.setattr(passages, "ROW_GROUP", 1)
+    if not has_cuts:  # as in snapshots of earlier versions
+        monkeypatch.setattr(range_digests, "list_cuts", lambda *arguments: [])
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     store = Store.open(str(tmp_path / "store"), create=True)
     texts = [f"text {number}" for number in range(2_400)]
@@ -203,6 +209,7 @@ def test_hits_need_one_round_whatever_the_size_of_the_footers(tmp_path: Path, mo
         assert snapshot.passages([7])[0].text == "text 7"
         assert snapshot.ranges is not None
         assert snapshot.ranges.cache.rounds == 1
+        assert (snapshot.ranges.cache.fetched_bytes < 100_000) == has_cuts
 
 
 def test_index_without_digests_is_copied(local: Store, far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
