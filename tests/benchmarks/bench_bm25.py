@@ -54,7 +54,7 @@ _DRAWN = 10_000  # passages at once
 _TOKEN = r"(?u)\b\w+\b"
 
 
-def synthetic(count: int) -> Iterator[Passage]:
+def iter_synthetic(count: int) -> Iterator[Passage]:
     """Yield passages whose words follow Zipf's law."""
     rng = np.random.default_rng(7)
     chances = 1 / np.arange(1, _VOCABULARY + 1)
@@ -65,26 +65,26 @@ def synthetic(count: int) -> Iterator[Passage]:
             yield build_passage("", " ".join(f"w{word}" for word in row))
 
 
-def synthetic_questions(asked: int) -> list[str]:
+def sample_questions(count: int) -> list[str]:
     """Return questions of 2 to 8 words of the first passages."""
-    rng, texts = np.random.default_rng(8), [passage.text.split() for passage in synthetic(asked)]
+    rng, texts = np.random.default_rng(8), [passage.text.split() for passage in iter_synthetic(count)]
     return [" ".join(rng.choice(words, rng.integers(2, 9), replace=False)) for words in texts]
 
 
-def real(options: argparse.Namespace) -> tuple[list[Passage], list[str]]:
+def load_passages(options: argparse.Namespace) -> tuple[list[Passage], list[str]]:
     """Return the passages and questions of files, or the demo's."""
     count = options.count or (10**9 if options.passages else len(demo_passages()))
     rows, questions = drawn(options.passages, options.questions, count, options.asked)
     return [build_passage(row["title"], row["text"]) for row in rows], questions
 
 
-def terms_of(texts: Sequence[str]) -> Terms:
+def analyze_texts(texts: Sequence[str]) -> Terms:
     """Return the terms of each text."""
     analyzer = Analyzer()
     return [[term.decode() for term in analyzer.terms(text)] for text in texts]
 
 
-def texts_in(folder: Path) -> list[str]:
+def read_texts(folder: Path) -> list[str]:
     """Return the texts of the part files of a folder."""
     files = [PassageFile(path) for path in sorted(folder.glob("part-*.parquet"))]
     return [f"{passage.title} {passage.text}" for file in files for passage in file.iter_passages()]
@@ -95,7 +95,7 @@ def write_edited(folder: Path) -> None:
     edited_folder, count = folder / "edited", 0
     edited_folder.mkdir()
     for path in sorted(folder.glob("part-*.parquet")):
-        passages = list(_edited(PassageFile(path).iter_passages()))
+        passages = list(_edit_passages(PassageFile(path).iter_passages()))
         write_parts(passages, max(1, len(passages)), edited_folder)[0].rename(edited_folder / f"new-{path.name}")
         count += len(passages)
     for path in edited_folder.glob("new-*"):
@@ -103,7 +103,7 @@ def write_edited(folder: Path) -> None:
     (edited_folder / "count").write_text(str(count))
 
 
-def _edited(passages: Iterator[Passage]) -> Iterator[Passage]:
+def _edit_passages(passages: Iterator[Passage]) -> Iterator[Passage]:
     for row, passage in enumerate(passages):
         if row % 400 == 1:  # deleted
             continue
@@ -140,23 +140,23 @@ def rebuild_ours(folder: Path, parts: int, deltas: bool, rounds: int) -> dict[st
     """
     edited_folder = folder / "edited"
     KIND.train(_plan(edited_folder), [], edited_folder / "trained")
-    store, earlier = _earlier(folder, parts)
-    delta_s = _made_of(store, earlier) if deltas else 0.0
+    store, earlier = _store_parent_index(folder, parts)
+    delta_s = _build_deltas(store, earlier) if deltas else 0.0
     costs: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
         (edited_folder / "bm25.postings").unlink(missing_ok=True)  # no build writes over a file
         began = time.process_time()
         earlier.derive(store, _plan(edited_folder), edited_folder / "bm25.postings")
-        rebuilt, made_of = time.process_time() - began, _bytes(edited_folder)
+        rebuilt, made_of = time.process_time() - began, _read_index(edited_folder)
         (edited_folder / "bm25.postings").unlink()
         costs.append((rebuilt, sum(build_ours(edited_folder, parts).values())))
-        if _bytes(edited_folder) != made_of:
+        if _read_index(edited_folder) != made_of:
             raise SystemExit("what was made of the index before differs from a whole build")
     rebuilt, full = (statistics.median(column) for column in zip(*costs[1:], strict=True))  # the first loads the code
     return {"rebuild": rebuilt, "whole": full, "share": rebuilt / full} | ({"deltas": delta_s} if deltas else {})
 
 
-def _earlier(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
+def _store_parent_index(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
     """Return a store with the passages of both builds, and the index before in it."""
     store = Store.open(str(folder / "store"), create=True)
     parts_with_parents, first = [], 0
@@ -170,7 +170,7 @@ def _earlier(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
     return store, ParentIndex(index, _plan(folder).entry(), tuple(parts_with_parents))
 
 
-def _made_of(store: Store, earlier: ParentIndex) -> float:
+def _build_deltas(store: Store, earlier: ParentIndex) -> float:
     """Make the deltas that a build makes for pullers; return CPU seconds."""
     began = time.process_time()
     for part in earlier.parts:
@@ -192,7 +192,7 @@ def _piece(folder: Path, number: int) -> Path:
 
 def build_bm25s(folder: Path, out: Path) -> float:
     """Build and save bm25s's index of a folder's texts, by its own tokenizer; return CPU seconds."""
-    texts = texts_in(folder)
+    texts = read_texts(folder)
     began = time.process_time()
     stem = Stemmer.Stemmer("english")
     terms = bm25s.tokenize(texts, token_pattern=_TOKEN, stopwords=None, stemmer=stem, show_progress=False)
@@ -206,7 +206,7 @@ def build_bm25s_of_terms(folder: Path, out: Path) -> float:
     """Build bm25s's index of the terms of a folder's texts; return CPU seconds of what follows the analyzer."""
     vocabulary: dict[str, int] = {}
     analyzer, numbers = Analyzer(), list[list[int]]()
-    for text in texts_in(folder):
+    for text in read_texts(folder):
         numbers.append([vocabulary.setdefault(term.decode(), len(vocabulary)) for term in analyzer.terms(text)])
     began = time.process_time()
     index = bm25s.BM25(method="lucene", k1=K1, b=B)
@@ -220,7 +220,7 @@ def build_tantivy(folder: Path, out: Path) -> float:
     analyzer, cpu_seconds = Analyzer(), 0.0
     out.mkdir()
     writer = tantivy.Index(_schema(), path=str(out)).writer(heap_size=1_000_000_000, num_threads=1)
-    for text in texts_in(folder):
+    for text in read_texts(folder):
         body = " ".join(term.decode() for term in analyzer.terms(text))
         began = time.process_time()
         writer.add_document(tantivy.Document(body=body))
@@ -237,24 +237,24 @@ def _schema() -> Any:
     return schema.build()
 
 
-def bm25s_sides(path: Path, asked: Terms, questions: Sequence[str], k: int) -> dict[str, Callable[[], Any]]:
+def bm25s_sides(path: Path, question_terms: Terms, questions: Sequence[str], k: int) -> dict[str, Callable[[], Any]]:
     """Return searches of bm25s's saved index: from terms, and from texts by its own tokenizer."""
     index = bm25s.BM25.load(path, show_progress=False, backend="numba")
     stem = Stemmer.Stemmer("english")
 
-    def of_texts() -> Any:
+    def search_texts() -> Any:
         terms = bm25s.tokenize(
             list(questions), token_pattern=_TOKEN, stopwords=None, stemmer=stem, show_progress=False, return_ids=False
         )
         return index.retrieve(terms, k=k, show_progress=False, n_threads=1)
 
     return {
-        "bm25s_terms": lambda: index.retrieve(asked, k=k, show_progress=False, n_threads=1),
-        "bm25s_texts": of_texts,
+        "bm25s_terms": lambda: index.retrieve(question_terms, k=k, show_progress=False, n_threads=1),
+        "bm25s_texts": search_texts,
     }
 
 
-def tantivy_side(path: Path, asked: Terms, k: int) -> Callable[[], Any]:
+def tantivy_side(path: Path, question_terms: Terms, k: int) -> Callable[[], Any]:
     """Return the search of tantivy's index for terms."""
     index = tantivy.Index.open(str(path))
     searcher, schema = index.searcher(), index.schema
@@ -262,12 +262,12 @@ def tantivy_side(path: Path, asked: Terms, k: int) -> Callable[[], Any]:
         tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "body", term)) for term in terms]
         )
-        for terms in asked
+        for terms in question_terms
     ]
     return lambda: [searcher.search(query, k, count=False) for query in queries]
 
 
-def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict[str, float]:
+def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds: int) -> dict[str, float]:
     """Return each side's questions per CPU second: the median of rounds in which they take turns."""
     round_seconds: dict[str, list[float]] = {name: [] for name in sides}
     for search in sides.values():
@@ -277,15 +277,15 @@ def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict
             began = time.process_time()
             search()
             round_seconds[name].append(time.process_time() - began)
-    return {name: round(asked / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
+    return {name: round(n_questions / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
 
 
-def compare(index: Bm25Index, path: Path, questions: Sequence[str], asked: Terms, k: int) -> float:
+def compare(index: Bm25Index, path: Path, questions: Sequence[str], question_terms: Terms, k: int) -> float:
     """Return the largest relative difference between our scores and bm25s's of the same passages."""
     peer = bm25s.BM25.load(path, show_progress=False)
     scores, rows = index.search(questions, k)
     worst = 0.0
-    for score, row, terms in zip(scores, rows, asked, strict=True):
+    for score, row, terms in zip(scores, rows, question_terms, strict=True):
         is_hit = row >= 0
         if is_hit.any():
             theirs = peer.get_scores([term for term in terms if term in peer.vocab_dict])[row[is_hit]]
@@ -312,9 +312,9 @@ def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> di
     report |= {"peak_mb": {"scatter": round(scattered.anonymous_mb), "merge": round(merged.anonymous_mb)}}
     once.mkdir()
     (once / "count").write_text(str(n))
-    write_parts(synthetic(n) if options.synthetic else options.held, n, once)
+    write_parts(iter_synthetic(n) if options.synthetic else options.loaded_passages, n, once)
     report["peak_mb"]["in_one_part"] = round(alone(build_ours, once, 1).anonymous_mb)
-    report["merged_is_one_shot"] = _bytes(folder) == _bytes(once)
+    report["merged_is_one_shot"] = _read_index(folder) == _read_index(once)
     shutil.rmtree(once)
     seconds = {name: round(value, 2) for name, value in ours.value.items()}
     seconds["ours"] = round(sum(ours.value.values()), 2)
@@ -329,17 +329,17 @@ def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> di
     return report | {"build_cpu_seconds": seconds}
 
 
-def _bytes(folder: Path) -> bytes:
+def _read_index(folder: Path) -> bytes:
     return (folder / "bm25.postings").read_bytes()
 
 
 def main() -> None:
     options = _options()
     if options.synthetic:
-        n, passages, questions = options.synthetic, synthetic(options.synthetic), synthetic_questions(options.asked)
+        n, passages, questions = options.synthetic, iter_synthetic(options.synthetic), sample_questions(options.asked)
     else:
-        options.held, questions = real(options)
-        n, passages = len(options.held), options.held
+        options.loaded_passages, questions = load_passages(options)
+        n, passages = len(options.loaded_passages), options.loaded_passages
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         (work / "parts").mkdir()
@@ -347,22 +347,22 @@ def main() -> None:
         parts = len(write_parts(passages, options.part_rows or -(-n // options.parts), work / "parts"))
         report = {"benchmark": "bm25", "n": n, "parts": parts, "questions": len(questions), "k": options.k}
         report |= build_all(work, options, parts, n)
-        options.held = None
+        options.loaded_passages = None
         report["bytes_per_passage"] = {"ours": round((work / "parts" / "bm25.postings").stat().st_size / n, 1)}
-        index, question_terms = open_words(work / "parts" / "bm25.postings", n), terms_of(questions)
+        index, question_terms = open_words(work / "parts" / "bm25.postings", n), analyze_texts(questions)
         sides: dict[str, Callable[[], Any]] = {"ours": lambda: index.search(questions, options.k)}
         if "bm25s" in options.peers:
             sides |= bm25s_sides(work / "bm25s_of_terms", question_terms, questions, options.k)
-            report["bytes_per_passage"]["bm25s"] = round(_size(work / "bm25s_of_terms") / n, 1)
+            report["bytes_per_passage"]["bm25s"] = round(_measure_folder(work / "bm25s_of_terms") / n, 1)
             few = slice(0, 200)
             worst = compare(index, work / "bm25s_of_terms", questions[few], question_terms[few], options.k)
             report["largest_relative_difference"] = worst
         if "tantivy" in options.peers:
             sides["tantivy_terms"] = tantivy_side(work / "tantivy_of_terms", question_terms, options.k)
-            report["bytes_per_passage"]["tantivy"] = round(_size(work / "tantivy_of_terms") / n, 1)
+            report["bytes_per_passage"]["tantivy"] = round(_measure_folder(work / "tantivy_of_terms") / n, 1)
         if options.reading_all:
             sides["ours_reading_all"] = lambda: index.search(questions, options.k, skip=False)
-        rates = speeds(sides, len(questions), options.rounds)
+        rates = measure_speeds(sides, len(questions), options.rounds)
         report["questions_per_cpu_second"] = rates
         if "bm25s" in options.peers:
             report |= {"ratio": round(rates["ours"] / rates["bm25s_texts"], 3)}
@@ -373,7 +373,7 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def _size(folder: Path) -> int:
+def _measure_folder(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 

@@ -85,12 +85,12 @@ def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
     """Return Chroma's corpora, measured by the characters that answer."""
     texts, questions = chroma(folder, corpora)
 
-    def measure(one: Asked) -> Measure:
-        def measured(read: Sequence[Chunk]) -> dict[str, float]:
-            spans = measure_spans([chunk.span for chunk in read], one.wanted)
+    def measure(question: Asked) -> Measure:
+        def measure_chunks(read: Sequence[Chunk]) -> dict[str, float]:
+            spans = measure_spans([chunk.span for chunk in read], question.wanted)
             return {"recall": spans.recall, "precision": spans.precision, "iou": spans.iou}
 
-        return measured
+        return measure_chunks
 
     return Task("chroma", texts, [q.text for q in questions], [measure(q) for q in questions])
 
@@ -125,12 +125,12 @@ def demo_texts() -> list[Text]:
     return texts
 
 
-def run(task: Task, chosen: dict[str, Chunks], encoder: Encoder, tokenizer: Tokenizer) -> dict[str, Any]:
+def run(task: Task, chunkers: dict[str, Chunks], encoder: Encoder, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the figures of every chunker on a task."""
     question_vectors = encoder.encode_questions(task.questions)
     rows: dict[str, dict[str, Any]] = {}
     means: dict[str, list[float]] = {}
-    for name, chunks in chosen.items():
+    for name, chunks in chunkers.items():
         started = time.process_time()
         cut_chunks = [chunk for text in task.texts for chunk in chunks(text)]
         seconds = time.process_time() - started

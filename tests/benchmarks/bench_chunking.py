@@ -52,7 +52,7 @@ Clean = Callable[[str, str], str]  # title and wikitext to text
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Cleaner:
     """A cleaner, and the pages it is measured on."""
 
     name: str
@@ -134,7 +134,7 @@ def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
         "wikitextparser": (wikitextparser, pages[::SAMPLE]),
     }
     contenders = [
-        Contender(name, make(), sample_pages)
+        Cleaner(name, make(), sample_pages)
         for name, (make, sample_pages) in makers.items()
         if name == "bookwheel" or importlib.util.find_spec(name)
     ]
@@ -174,7 +174,7 @@ def measure_html(dump: str, rounds: int) -> dict[str, object]:
         ),
         "lxml alone": lambda _, text: str(lxml_html.fromstring(text.encode()).text_content()),
     }
-    contenders = [Contender(name, clean, pages) for name, clean in cleaners.items()]
+    contenders = [Cleaner(name, clean, pages) for name, clean in cleaners.items()]
     rates = [[contender.rate() for contender in contenders] for _ in range(rounds)]
     best = {c.name: max(column) for c, column in zip(contenders, zip(*rates, strict=True), strict=True)}
     megabytes = sum(len(page.text.encode()) for page in pages) / 1e6
@@ -204,7 +204,7 @@ def repeat_dump(dump: Path, times: int, out: Path) -> Path:
     return out
 
 
-def cut(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
+def time_chunking(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
     """Chunk one part into a temporary file; return its rows and the CPU seconds it took."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ def cut(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
 
 def measure_workers(plan: Plan) -> dict[str, object]:
     """Return the wall-clock seconds of one and of two worker processes, all warm, parts dealt in turn."""
-    work = partial(cut, siteinfo=plan.siteinfo)
+    work = partial(time_chunking, siteinfo=plan.siteinfo)
     seconds: dict[str, float] = {}
     cpu_seconds: dict[str, float] = {}
     for workers in (1, 2):
@@ -242,9 +242,9 @@ def one_worker() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
-def peak(part: Part, siteinfo: Siteinfo) -> tuple[int, int]:
+def measure_peak(part: Part, siteinfo: Siteinfo) -> tuple[int, int]:
     """Return the rows of a part and the peak memory of this process, in bytes, once it is cut."""
-    rows, _ = cut(part, siteinfo)
+    rows, _ = time_chunking(part, siteinfo)
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return rows, int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
@@ -255,7 +255,7 @@ def measure_memory(once: Plan, repeated: Plan) -> dict[str, object]:
     for name, plan in {"once": once, "repeated": repeated}.items():
         (part,) = plan.parts
         with one_worker() as pool:
-            measured[name] = pool.submit(peak, part, plan.siteinfo).result()
+            measured[name] = pool.submit(measure_peak, part, plan.siteinfo).result()
     return {
         "bench": "memory",
         "passages": {name: rows for name, (rows, _) in measured.items()},

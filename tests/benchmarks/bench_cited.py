@@ -65,14 +65,14 @@ MEASURES = (
 )
 
 
-def loaded(options: argparse.Namespace) -> ReadingModel:
+def load_model(options: argparse.Namespace) -> ReadingModel:
     """Load the generator in its folder, or name the endpoint's model."""
     if options.model.startswith(ENDPOINT_PREFIX):
         return load_reading_model(None, options.model, "concat")
     return ReadingModel(options.model, generator=load_generator(options.model, device="cpu", dtype=options.dtype))
 
 
-def readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> dict[str, Reader]:
+def open_readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> dict[str, Reader]:
     """Return the readers, by the name of their condition; the first reads one prompt."""
     cited = {"cite": True}
     concat = PromptSettings(**(read_prompt(options.prompt, **cited) if options.prompt else cited))
@@ -84,7 +84,7 @@ def readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> 
     return readers_by_name
 
 
-def examined(
+def examine(
     options: argparse.Namespace,
     questions: list[Question],
     retriever: SnapshotRetriever,
@@ -110,38 +110,40 @@ def examined(
     return examination
 
 
-def measured(options: argparse.Namespace, asked: Asked, folder: Path) -> dict[str, Any]:
+def measure(options: argparse.Namespace, questions: Asked, folder: Path) -> dict[str, Any]:
     """Build the library, choose a threshold on the dev questions, and measure everything on the others."""
-    store, model = str(folder / "store"), loaded(options)
-    with Snapshot.open(store, publish(asked.library, folder, "cited", options.encoder)) as snapshot:
+    store, model = str(folder / "store"), load_model(options)
+    with Snapshot.open(store, publish(questions.library, folder, "cited", options.encoder)) as snapshot:
         question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")
         retriever = open_retriever(snapshot, "hnsw", encoder=question, products=True)
         dtype = {} if model.generator is None else {"dtype": options.dtype}
-        inputs = {"snapshot": snapshot.id, "model": named(options.model), "k": options.k, **dtype}
+        inputs = {"snapshot": snapshot.id, "model": identify_model(options.model), "k": options.k, **dtype}
         answering = {
-            name: AnswerCache(Store.open(store), lambda one=reader: one, {**inputs, "reader": name, **reader.decides})
-            for name, reader in readers(options, model, question).items()
+            name: AnswerCache(
+                Store.open(store), lambda reader=reader: reader, {**inputs, "reader": name, **reader.decides}
+            )
+            for name, reader in open_readers(options, model, question).items()
         }
         settings = EvaluationSettings(k=options.k, depth=options.k)
-        dev = examined(options, asked.dev, retriever, answering, settings)
+        dev = examine(options, questions.dev, retriever, answering, settings)
         tested = replace(settings, ablations=AblationSettings(sweep=(), gold_depth=1))
-        evaluation = examined(options, asked.test, retriever, answering, tested)
-    choice = choose_threshold(with_holds(dev.results[0]), HOLDS, options.risk)
-    scored = with_holds(evaluation.results[0])
+        evaluation = examine(options, questions.test, retriever, answering, tested)
+    choice = choose_threshold(add_holds(dev.results[0]), HOLDS, options.risk)
+    scored = add_holds(evaluation.results[0])
     test_risk = None if choice.threshold is None else measure_threshold(scored, HOLDS, choice.threshold)
     return {
-        "passages": len(asked.library),
-        "dev": {"n": len(asked.dev), **choice.to_json(), "said": describe_abstention(choice)},
+        "passages": len(questions.library),
+        "dev": {"n": len(questions.dev), **choice.to_json(), "said": describe_abstention(choice)},
         "test": {} if test_risk is None else {**test_risk.to_json(), "said": describe_abstention(test_risk)},
         "answer_all_risk": 1 - fmean(answer.measures[HOLDS] for answer in scored),
         "Success@k": evaluation.retrieval,
         "worth": evaluation.retrieval_worth,
         "rows": [row.to_json() for row in evaluation.results],
-        "table": table(evaluation.results),
+        "table": format_table(evaluation.results),
     }
 
 
-def with_holds(row: AblationResult) -> list[ScoredAnswer]:
+def add_holds(row: AblationResult) -> list[ScoredAnswer]:
     """Return a condition's answers, each with whether it holds a gold answer by DPR's token match."""
     return [
         replace(a, measures={**a.measures, HOLDS: float(answer_matcher(a.question)(a.reading.answer))})
@@ -149,15 +151,15 @@ def with_holds(row: AblationResult) -> list[ScoredAnswer]:
     ]
 
 
-def named(model: str) -> Any:
+def identify_model(model: str) -> Any:
     """Return what tells a model from others: of a folder the digest of every file."""
     return model if model.startswith(ENDPOINT_PREFIX) else digest_folder(Path(model))
 
 
-def table(rows: list[AblationResult]) -> str:
+def format_table(rows: list[AblationResult]) -> str:
     """Return the figures of each condition as a table, in percent."""
     head = ["", *(row.name for row in rows)]
-    columns = [{**row.metrics, HOLDS: estimate_mean([a.measures[HOLDS] for a in with_holds(row)])} for row in rows]
+    columns = [{**row.metrics, HOLDS: estimate_mean([a.measures[HOLDS] for a in add_holds(row)])} for row in rows]
     body = [[name, *(_percent(figures.get(name)) for figures in columns)] for name in MEASURES]
     body += [[name, *(f"{row.costs[name]:.2f}" if name in row.costs else "-" for row in rows)] for name in COSTS]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
@@ -166,10 +168,10 @@ def table(rows: list[AblationResult]) -> str:
 COSTS = ("seconds", "read", "written")
 
 
-def _percent(one: Estimate | None) -> str:
-    if one is None:
+def _percent(estimate: Estimate | None) -> str:
+    if estimate is None:
         return "-"
-    return f"{100 * one.value:.1f} [{100 * one.low:.1f}, {100 * one.high:.1f}], {one.n}"
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}], {estimate.n}"
 
 
 def main() -> None:
@@ -196,7 +198,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-cited-") as name:
         folder = options.work or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        results = measured(options, questions, folder)
+        results = measure(options, questions, folder)
     print(results.pop("table"), flush=True)
     for part in ("dev", "test"):
         print(f"{part}: {results[part].get('said', 'not measured')}", flush=True)

@@ -52,14 +52,14 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class ProcessCost:
     """What one process took."""
 
     cpu_seconds: float
     peak_mb: float  # resident, mapped files included
 
 
-def spent(command: list[str]) -> Spent:
+def measure_command(command: list[str]) -> ProcessCost:
     """Run a command and return what it took; a failure ends the benchmark."""
     ran = subprocess.run(
         [sys.executable, "-S", "-c", WATCHER, *command], stdout=subprocess.PIPE, text=True, check=False
@@ -67,10 +67,10 @@ def spent(command: list[str]) -> Spent:
     if ran.returncode:
         raise SystemExit(f"{command[0]} ended with {ran.returncode}: see what it said above")
     seconds, kilobytes = map(float, ran.stdout.split())
-    return Spent(seconds, kilobytes * 1024 / 1e6)
+    return ProcessCost(seconds, kilobytes * 1024 / 1e6)
 
 
-def commands(store: Path, folder: Path) -> dict[str, list[str]]:
+def list_commands(store: Path, folder: Path) -> dict[str, list[str]]:
     """Return the three ways to answer the question."""
     program = str(Path(sys.executable).with_name("bookwheel"))
     with Snapshot.open(str(store), "latest") as snapshot:
@@ -86,21 +86,21 @@ def commands(store: Path, folder: Path) -> dict[str, list[str]]:
 def measure(ways: dict[str, list[str]], rounds: int) -> dict[str, Any]:
     """Run all in turns, each once before for the disk's cache; return the report."""
     for command in ways.values():
-        spent(command)
-    round_costs = [{name: spent(command) for name, command in ways.items()} for _ in range(rounds)]
+        measure_command(command)
+    round_costs = [{name: measure_command(command) for name, command in ways.items()} for _ in range(rounds)]
     seconds = {name: [round(costs[name].cpu_seconds, 2) for costs in round_costs] for name in ways}
     return {
-        "ratio": _times(seconds["script"], seconds["bookwheel"]),
-        "times_script": _times(seconds["bookwheel"], seconds["script"]),
-        "times_transformers": _times(seconds["bookwheel"], seconds["transformers"]),
+        "ratio": _median_ratio(seconds["script"], seconds["bookwheel"]),
+        "times_script": _median_ratio(seconds["bookwheel"], seconds["script"]),
+        "times_transformers": _median_ratio(seconds["bookwheel"], seconds["transformers"]),
         "cpu_seconds": {name: statistics.median(round_seconds) for name, round_seconds in seconds.items()},
         "peak_mb": {name: round(max(costs[name].peak_mb for costs in round_costs), 1) for name in ways},
         "rounds": seconds,
     }
 
 
-def _times(these: list[float], those: list[float]) -> float:
-    return round(statistics.median(first / second for first, second in zip(these, those, strict=True)), 2)
+def _median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    return round(statistics.median(first / second for first, second in zip(numerators, denominators, strict=True)), 2)
 
 
 def main() -> None:
@@ -114,7 +114,7 @@ def main() -> None:
         publish(Store.open(str(store), create=True), rows, vectors, Path(name, "work"))
         size = round(sum(file.stat().st_size for file in store.rglob("*") if file.is_file()) / 1e6, 1)
         report = {"benchmark": "cli", "passages": options.count, "store_mb": size}
-        print(json.dumps({**report, **measure(commands(store, Path(name)), options.rounds)}))
+        print(json.dumps({**report, **measure(list_commands(store, Path(name)), options.rounds)}))
 
 
 if __name__ == "__main__":

@@ -66,95 +66,97 @@ class Size:
     changed: float  # share of the parts, and of the shards, that differ from the month before
 
 
-class Made:
+class DescriptorLibrary:
     """The store, written without requests."""
 
     def __init__(self, size: Size) -> None:
         """Write the months, the oldest first."""
         self.size, self.url = size, "far://wikipedia"
         self._age = 0.0
-        self._known: dict[tuple[str, int, int], list[BlobRef]] = {}
-        self._passages = [passages(changed=changed) for changed in (False, True)]
+        self._blobs: dict[tuple[str, int, int], list[BlobRef]] = {}
+        self._passages = [build_passage_file(changed=changed) for changed in (False, True)]
         self.store = Store.open(self.url, create=True)
         parent_content: Content | None = None
         for month in range(size.months):
             self._age = (size.months - 1 - month) * _MONTH
-            parent_content = self._month(month, parent_content)
+            parent_content = self._write_month(month, parent_content)
 
     def version(self, part: int, month: int) -> int:
         """Return the month in which a part changed last."""
-        return max(0, month - (month - part) % self._every)
+        return max(0, month - (month - part) % self._change_interval)
 
     @property
-    def _every(self) -> int:
+    def _change_interval(self) -> int:
         return max(1, round(1 / self.size.changed))
 
     def inputs(self, stage: str, part: int, month: int) -> dict[str, Any]:
         """Return what decides the output of a stage."""
         return {"stage": stage, "part": part, "version": self.version(part, month), "code": 1}
 
-    def _month(self, month: int, before: Content | None) -> Content:
+    def _write_month(self, month: int, parent: Content | None) -> Content:
         parts, files = list[PartEntry](), dict[str, BlobRef]()
         for part in range(self.size.parts):
             name = f"part-{part:05d}"
-            blobs = {stage: self._stage(stage, part, month) for stage in _STAGES}
+            blobs = {stage: self._write_stage(stage, part, month) for stage in _STAGES}
             files[f"passages/{name}.parquet"], files[f"articles/{name}.parquet"] = blobs["chunk"]
             (files[f"embeddings/{name}.npy"],) = blobs["embed"]
             parts.append(PartEntry(name, part * _PAGES, (part + 1) * _PAGES - 1, _ROWS))
         for cell in range(self.size.cells):
-            self._stage("shard", cell, month)
-        files["index/hnsw.faiss"] = self._blob(f"index {month}", len(parts) * _ROWS * (_WIDTH + _LINKS))
+            self._write_stage("shard", cell, month)
+        files["index/hnsw.faiss"] = self._write_blob(f"index {month}", len(parts) * _ROWS * (_WIDTH + _LINKS))
         index = {"hnsw": {"factory": "HNSW32", "d": 384, "kind": "hnsw", "over": "embeddings", "row_bytes": _WIDTH}}
         space = {"embeddings": {"kind": "vectors", "space": {"digest": "sha256:" + "0" * 64, "dim": 384}}}
         content = Content({"kind": "wiki", "dbname": "enwiki"}, tuple(parts), files, {"month": month}, space, index)
-        steps = list_delta_steps(before, content) if before else {}
+        steps = list_delta_steps(parent, content) if parent else {}
         for step in (step for steps_of_path in steps.values() for step in steps_of_path):
-            self._record(DELTAS, step.inputs(), {"delta": step.target.size // 20}, {TARGET_KEY: step.target.id})
+            self._write_record(DELTAS, step.inputs(), {"delta": step.target.size // 20}, {TARGET_KEY: step.target.id})
         manifest = Manifest(content)
         identity = manifest.id
-        self._put(f"snapshots/{identity}.json", json_bytes(manifest.to_json()))
-        self._move("latest", month + 1, identity)
-        self._move(f"month-{month:03d}", 1, identity)
+        self._write_file(f"snapshots/{identity}.json", json_bytes(manifest.to_json()))
+        self._write_ref("latest", month + 1, identity)
+        self._write_ref(f"month-{month:03d}", 1, identity)
         return content
 
-    def _stage(self, stage: str, part: int, month: int) -> list[BlobRef]:
+    def _write_stage(self, stage: str, part: int, month: int) -> list[BlobRef]:
         version = self.version(part, month)
         stage_key = stage, part, version
-        if stage_key not in self._known:
+        if stage_key not in self._blobs:
             sizes = dict.fromkeys(_STAGES.get(stage, ("out",)), _NPY + _ROWS * _WIDTH // 2)
-            body = self._passages[version // self._every % 2] if stage == "chunk" else b""
+            body = self._passages[version // self._change_interval % 2] if stage == "chunk" else b""
             sizes |= {"passages": len(body)} if body else {}
-            self._known[stage_key] = self._record(stage, self.inputs(stage, part, month), sizes, {"rows": _ROWS}, body)
-        return self._known[stage_key]
+            self._blobs[stage_key] = self._write_record(
+                stage, self.inputs(stage, part, month), sizes, {"rows": _ROWS}, body
+            )
+        return self._blobs[stage_key]
 
-    def _record(
+    def _write_record(
         self, stage: str, inputs: dict[str, Any], sizes: dict[str, int], facts: dict[str, Any], first: bytes = b""
     ) -> list[BlobRef]:
         """Write a record and its outputs, of these sizes by name; the first one has the bytes `first`."""
         key, bodies = Memo.compute_key(inputs), iter([first])
-        outputs = {name: self._blob(f"{key} {name}", size, next(bodies, b"")) for name, size in sizes.items()}
+        outputs = {name: self._write_blob(f"{key} {name}", size, next(bodies, b"")) for name, size in sizes.items()}
         value = {"format": 1, "stage": stage, "key": key, "facts": facts, "inputs": inputs, "by": None}
         output_refs = {name: ref.to_json() for name, ref in outputs.items()}
-        self._put(f"memo/{stage}/{key}.json", json_bytes({**value, "outputs": output_refs, "nonce": "0" * 16}))
+        self._write_file(f"memo/{stage}/{key}.json", json_bytes({**value, "outputs": output_refs, "nonce": "0" * 16}))
         return [*outputs.values()]
 
-    def _blob(self, seed: str, size: int, body: bytes = b"") -> BlobRef:
+    def _write_blob(self, seed: str, size: int, body: bytes = b"") -> BlobRef:
         ref = BlobRef(digest_bytes(seed.encode()), size)
-        self._put(ref.path, body, size)
+        self._write_file(ref.path, body, size)
         return ref
 
-    def _move(self, ref: str, number: int, snapshot: str) -> None:
+    def _write_ref(self, ref: str, number: int, snapshot: str) -> None:
         value = {"format": 1, "number": number, "snapshot": snapshot, "created_at": "2026-11-01T00:00:00+00:00"}
         value |= {"previous": None, "nonce": "0" * 32, "note": ""}
-        self._put(f"refs/{ref}/{number:08d}.json", json_bytes(value))
+        self._write_file(f"refs/{ref}/{number:08d}.json", json_bytes(value))
 
-    def _put(self, path: str, data: bytes, size: int | None = None) -> None:
+    def _write_file(self, path: str, data: bytes, size: int | None = None) -> None:
         folder, _, name = f"wikipedia/{path}".rpartition("/")
         if name not in Far.folders.get(folder, {}):
             Far.write(f"wikipedia/{path}", data, len(data) if size is None else size, time.time() - self._age - 3600)
 
 
-def passages(*, changed: bool) -> bytes:
+def build_passage_file(*, changed: bool) -> bytes:
     """Return a part's passage file, as it was before a month's changes or after them."""
     chance, words = random.Random(0), [f"w{number}" for number in range(5_000)]
     with tempfile.TemporaryDirectory() as folder:
@@ -171,24 +173,24 @@ def passages(*, changed: bool) -> bytes:
         return path.read_bytes()
 
 
-def verbs(made: Made) -> dict[str, Callable[[], Any]]:
+def list_verbs(library: DescriptorLibrary) -> dict[str, Callable[[], Any]]:
     """Return what is measured, in its order."""
-    store = made.store
+    store = library.store
     return {
-        "plan": partial(planned, made),
-        "look-ups": partial(looked_up, made),
+        "plan": partial(plan_build, library),
+        "look-ups": partial(look_up_records, library),
         "publish": lambda: len(
             find_missing_files(store, store.snapshots.get(store.snapshots.resolve("latest")).content)
         ),
         "refs": lambda: len(store.refs.list_names()),
         "log": lambda: len(store.refs.read_history("latest")),
-        "diff": lambda: compared(store),
+        "diff": lambda: compare_months(store),
         "expire": lambda: len(expire_store(store, ExpirePolicy(keep=12, older_than=366 * 86400.0)).moves),
         "gc": lambda: {kind: tally.files for kind, tally in collect_garbage(store).items()},
     }
 
 
-def compared(store: Store) -> dict[str, Any]:
+def compare_months(store: Store) -> dict[str, Any]:
     """Compare the last two months."""
     parent = store.refs.list_numbers("latest")[-2]
     diff = diff_snapshots(Snapshot.from_store(store, f"latest@{parent}"), Snapshot.from_store(store, "latest"))
@@ -196,22 +198,22 @@ def compared(store: Store) -> dict[str, Any]:
     return {"articles": dict(diff.articles), "passages": dict(diff.passages), "fetched_bytes": fetched}
 
 
-def planned(made: Made) -> int:
+def plan_build(library: DescriptorLibrary) -> int:
     """Find what every part of the next build inherits."""
-    parent = Parent.of(made.store, "latest")
-    parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(made.size.parts))
+    parent = Parent.of(library.store, "latest")
+    parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(library.size.parts))
     return sum(len(parent.find_chunked(part)) for part in parts)
 
 
-def looked_up(made: Made) -> int:
+def look_up_records(library: DescriptorLibrary) -> int:
     """Look up the records of a rebuild in which nothing changed."""
-    last = made.size.months - 1
-    stage_inputs = [made.inputs(stage, part, last) for stage in _STAGES for part in range(made.size.parts)]
-    stage_inputs += [made.inputs("shard", cell, last) for cell in range(made.size.cells)]
-    return sum(stats is not None for stats in look_up_reports(_look, stage_inputs, made.store))
+    last = library.size.months - 1
+    stage_inputs = [library.inputs(stage, part, last) for stage in _STAGES for part in range(library.size.parts)]
+    stage_inputs += [library.inputs("shard", cell, last) for cell in range(library.size.cells)]
+    return sum(stats is not None for stats in look_up_reports(_look_up_stats, stage_inputs, library.store))
 
 
-def _look(inputs: dict[str, Any], store: Store) -> dict[str, Any]:
+def _look_up_stats(inputs: dict[str, Any], store: Store) -> dict[str, Any]:
     return dict(store.memo.get_or_create(inputs["stage"], inputs, _never)[0].stats)
 
 
@@ -219,9 +221,9 @@ def _never(_: object) -> StageResult:
     raise AssertionError("it is recorded")
 
 
-def measured(made: Made, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure_verbs(library: DescriptorLibrary, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each verb with what it took."""
-    for name, verb in verbs(made).items():
+    for name, verb in list_verbs(library).items():
         with latency(seconds) as requests:
             began, cpu_start = time.perf_counter(), time.process_time()
             output = verb()
@@ -251,10 +253,10 @@ def main() -> None:
     parser.add_argument("--ms", type=float, default=20.0, help="milliseconds of a request")
     options = parser.parse_args()
     size = Size(options.parts, options.cells, options.months, options.changed)
-    store = Made(size)
+    store = DescriptorLibrary(size)
     files = sum(map(len, Far.folders.values()))
     settings = {name: getattr(size, name) for name in ("parts", "cells", "months", "changed")}
-    results = dict(measured(store, options.ms / 1e3))
+    results = dict(measure_verbs(store, options.ms / 1e3))
     print(json.dumps({"benchmark": "descriptors", **settings, "ms": options.ms, "files": files, "verbs": results}))
 
 

@@ -54,17 +54,17 @@ WARM_UP = 1  # steps that are not timed
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class DprData:
     """Examples whose contexts do not overlap, and what they are asked of."""
 
     train: list[Example]
     dev: list[Example]
     test: list[Example]
     corpus: list[Passage]
-    words: SearchFunction  # BM25 over the corpus
+    search_words: SearchFunction  # BM25 over the corpus
 
 
-def read_data(options: argparse.Namespace) -> Data:
+def read_data(options: argparse.Namespace) -> DprData:
     """Split the examples by context, so that no test passage was ever trained on; mine the training ones."""
     by_context: dict[str, list[Example]] = {}
     for example in read_examples(options.examples):
@@ -81,10 +81,10 @@ def read_data(options: argparse.Namespace) -> Data:
     corpus = list({passage.hash: passage for passage in (*contexts_of, *sample)}.values())
     with tempfile.TemporaryDirectory() as folder:
         search = searching_words(corpus, Path(folder))  # its map outlives the folder
-    return Data(mine(learned, search), dev, test, corpus, search)
+    return DprData(mine_negatives(learned, search), dev, test, corpus, search)
 
 
-def mine(examples: list[Example], search: SearchFunction) -> list[Example]:
+def mine_negatives(examples: list[Example], search: SearchFunction) -> list[Example]:
     """Return the examples with five hard negatives each."""
     settings, mined = MiningSettings(depth=20, negatives=5), list[Example]()
     ranked = search([example.question for example in examples], settings.depth)
@@ -101,12 +101,14 @@ def take(examples: Iterator[Example], count: int, without: Collection[str] = ())
     return list(islice((example for example in examples if example.positives[0].hash not in without), count))
 
 
-def encoder(options: argparse.Namespace) -> TrainableEncoder:
+def load_encoder(options: argparse.Namespace) -> TrainableEncoder:
     """Load MiniLM, reading no more tokens than the options say."""
     return TrainableEncoder.load(demo_encoder(), spec=EncoderSpec(max_length=options.max_length), device="cpu")
 
 
-def found(question: Path | str, passage: Path | str, data: Data, length: int) -> dict[int, npt.NDArray[np.bool_]]:
+def find_hits(
+    question: Path | str, passage: Path | str, data: DprData, length: int
+) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each depth which test questions an encoder answers."""
     limits = {"max_length": length}
     ranking = RankingEvaluator(data.test, data.corpus)
@@ -116,14 +118,14 @@ def found(question: Path | str, passage: Path | str, data: Data, length: int) ->
     return {k: ranking.successes(vectors, read, k) for k in CUTOFFS}
 
 
-def found_by_bm25(data: Data) -> dict[int, npt.NDArray[np.bool_]]:
+def find_bm25_hits(data: DprData) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each depth which test questions BM25 answers."""
-    ranked = data.words([example.question for example in data.test], CUTOFFS[-1])
+    ranked = data.search_words([example.question for example in data.test], CUTOFFS[-1])
     firsts = [rank_of_first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
     return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
 
 
-def settings(options: argparse.Namespace, steps: int) -> LoopSettings:
+def build_settings(options: argparse.Namespace, steps: int) -> LoopSettings:
     return LoopSettings(
         max_steps=steps,
         learning_rate=options.learning_rate,
@@ -135,7 +137,7 @@ def settings(options: argparse.Namespace, steps: int) -> LoopSettings:
     )
 
 
-def recipe(options: argparse.Namespace) -> DprRecipe:
+def build_recipe(options: argparse.Namespace) -> DprRecipe:
     return DprRecipe(
         batch_size=options.batch,
         hard_negatives=options.hard_negatives,
@@ -145,27 +147,27 @@ def recipe(options: argparse.Namespace) -> DprRecipe:
     )
 
 
-def our_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
+def time_our_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
     """Return the CPU seconds of each step of the loop, journal and all."""
     times = [time.process_time()]
-    shared_encoder = encoder(options)
-    task = DprTask(BiEncoder(shared_encoder, shared_encoder), examples, examples[:2], recipe(options))
+    shared_encoder = load_encoder(options)
+    task = DprTask(BiEncoder(shared_encoder, shared_encoder), examples, examples[:2], build_recipe(options))
     with tempfile.TemporaryDirectory() as folder:
-        loop_settings = settings(options, WARM_UP + options.timed)
+        loop_settings = build_settings(options, WARM_UP + options.timed)
         train(task, loop_settings, Path(folder), lambda kind, *_: times.append(time.process_time()))
     return np.diff(times[1 : WARM_UP + options.timed + 2])[WARM_UP:].tolist()
 
 
-def their_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
+def time_peer_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
     """Return the CPU seconds of sentence-transformers' loss, gradient and step on the same batches."""
-    task = DprTask(BiEncoder(*[encoder(options)] * 2), examples, examples[:2], recipe(options))
+    task = DprTask(BiEncoder(*[load_encoder(options)] * 2), examples, examples[:2], build_recipe(options))
     model = SentenceTransformer(demo_encoder(), device="cpu")
     model.max_seq_length = options.max_length
     model.train()  # with dropout, as a trainer has it
     loss_of = MultipleNegativesRankingLoss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     times = []
-    for batch in batches(task, WARM_UP + options.timed):
+    for batch in list_batches(task, WARM_UP + options.timed):
         start = time.process_time()
         gold = [batch.passages[position] for position in batch.gold]
         columns = [[example.question for example in batch.examples], [passage.text for passage in gold]]
@@ -180,16 +182,16 @@ def their_steps(options: argparse.Namespace, examples: list[Example]) -> list[fl
     return times[WARM_UP:]
 
 
-def batches(task: DprTask, count: int) -> list[DprBatch]:
+def list_batches(task: DprTask, count: int) -> list[DprBatch]:
     epochs = (batch for epoch in range(count) for batch in task.batches(epoch))
     return list(islice(epochs, count))
 
 
-def compare_steps(options: argparse.Namespace, data: Data) -> dict[str, Any]:
+def compare_steps(options: argparse.Namespace, data: DprData) -> dict[str, Any]:
     """Time both in processes of their own."""
     examples = [example for example in data.train if example.negatives]
-    ours = alone(our_steps, options, examples, threads=options.threads)
-    theirs = alone(their_steps, options, examples, threads=options.threads)
+    ours = alone(time_our_steps, options, examples, threads=options.threads)
+    theirs = alone(time_peer_steps, options, examples, threads=options.threads)
     mine_s, their_s = statistics.median(ours.value), statistics.median(theirs.value)
     return {
         "step_cpu_s": round(mine_s, 2),
@@ -199,24 +201,26 @@ def compare_steps(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     }
 
 
-def fine_tune(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, Any]:
+def fine_tune(options: argparse.Namespace, data: DprData, folder: Path) -> dict[str, Any]:
     """Train, and ask the test questions before and after."""
     started = time.process_time()
-    both = BiEncoder(encoder(options), encoder(options), frozen=options.freeze_passages)
+    both = BiEncoder(load_encoder(options), load_encoder(options), frozen=options.freeze_passages)
     dev_corpus = random.Random(2).sample(data.corpus, min(options.dev_corpus, len(data.corpus)))
-    task = DprTask(both, data.train, data.dev, recipe(options), dev_corpus)
-    hits_before = found(demo_encoder(), demo_encoder(), data, options.max_length)
-    done = train(task, settings(options, options.steps), folder, say)
-    hits_after = found(done.best_folder / "question", done.best_folder / "passage", data, options.max_length)
-    bm25 = found_by_bm25(data)
+    task = DprTask(both, data.train, data.dev, build_recipe(options), dev_corpus)
+    hits_before = find_hits(demo_encoder(), demo_encoder(), data, options.max_length)
+    done = train(task, build_settings(options, options.steps), folder, print_measures)
+    hits_after = find_hits(done.best_folder / "question", done.best_folder / "passage", data, options.max_length)
+    bm25 = find_bm25_hits(data)
     successes = {"before": hits_before, "after": hits_after, "bm25": bm25}
     return {
         **{
-            name: {f"Success@{k}": rounded(estimate_mean(which[k].astype(float))) for k in CUTOFFS}
+            name: {f"Success@{k}": round_estimate(estimate_mean(which[k].astype(float))) for k in CUTOFFS}
             for name, which in successes.items()
         },
         "rise": {
-            f"Success@{k}": rounded(estimate_difference(hits_after[k].astype(float), hits_before[k].astype(float)))
+            f"Success@{k}": round_estimate(
+                estimate_difference(hits_after[k].astype(float), hits_before[k].astype(float))
+            )
             for k in CUTOFFS
         },
         "best_step": done.best_step,
@@ -225,12 +229,12 @@ def fine_tune(options: argparse.Namespace, data: Data, folder: Path) -> dict[str
     }
 
 
-def rounded(estimate: Estimate) -> list[float]:
+def round_estimate(estimate: Estimate) -> list[float]:
     """Return a figure and the ends of its interval."""
     return [round(number, 4) for number in (estimate.value, estimate.low, estimate.high)]
 
 
-def say(kind: str, step: int, steps: int, measures: Measures) -> None:
+def print_measures(kind: str, step: int, steps: int, measures: Measures) -> None:
     figures = ", ".join(f"{name} {value:.3g}" for name, value in measures.items())
     print(f"{kind} {step}/{steps}: {figures}", file=sys.stderr, flush=True)
 

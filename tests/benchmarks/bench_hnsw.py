@@ -80,7 +80,7 @@ def measure(case: Case, folder: Path) -> Report:
     }
 
 
-def scaling(rows: list[Report]) -> list[Report]:
+def summarize_scaling(rows: list[Report]) -> list[Report]:
     """Return CPU microseconds a vector and critical path by size."""
     scaling_rows = []
     for row in rows:
@@ -109,15 +109,15 @@ def plot(rows: list[Report], out: Path) -> None:
     write_lines(out, lines, title="CPU seconds to build HNSW", across="vectors", up="CPU seconds")
 
 
-def _numbers(text: str) -> list[float]:
+def _parse_numbers(text: str) -> list[float]:
     return [float(number) for number in text.split(",")]
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=100_000)
-    parser.add_argument("--sizes", type=_numbers, help="instead of --n: several, with cells in proportion")
+    parser.add_argument("--sizes", type=_parse_numbers, help="instead of --n: several, with cells in proportion")
     parser.add_argument("--dim", type=int, default=96)
     parser.add_argument("--cells", type=int, help="of --n or the largest size; by default one for 62,500, at least 4")
     parser.add_argument("--parts", type=int, default=8)
@@ -127,7 +127,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--linked", type=float, default=DEFAULT.linked)
     parser.add_argument("--metric", choices=("ip", "l2"), default="ip")
     parser.add_argument("--storage", choices=("Flat", "SQfp16", "SQ8"), default="Flat")
-    parser.add_argument("--norms", type=_numbers, default=[0.0], help="sigma of log-normal norms; 0: all are 1")
+    parser.add_argument("--norms", type=_parse_numbers, default=[0.0], help="sigma of log-normal norms; 0: all are 1")
     parser.add_argument("--augment", action="store_true", help="also with one more dimension, so that norms are equal")
     parser.add_argument("--questions", type=int, default=2_000)
     parser.add_argument("--k", type=int, default=20)
@@ -139,7 +139,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Measure every case; print one line."""
-    options = arguments()
+    options = parse_arguments()
     sizes = [int(size) for size in options.sizes or [options.n]]
     cells = options.cells or max(4, round(max(sizes) / CELL_ROWS))
     rows = []
@@ -151,9 +151,9 @@ def main() -> None:
     settings = {"benchmark": "hnsw", "dim": options.dim, "metric": options.metric, "threads": 1, "jobs": options.jobs}
     report = settings | (rows[0] if len(rows) == 1 else {"rows": rows})
     if len(sizes) > 1:
-        report["scaling"] = scaling(rows)
+        report["scaling"] = summarize_scaling(rows)
     if options.plot:
-        plot(scaling(rows), options.plot)
+        plot(summarize_scaling(rows), options.plot)
     print(json.dumps(report))
 
 

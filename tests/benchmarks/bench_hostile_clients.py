@@ -31,45 +31,45 @@ _SENT = (b"", _HEAD[:40], _HEAD + b'{"questions"', _GREEDY)
 class Round:
     """The others' requests, alone and beside the hostile client, and the service's memory after each."""
 
-    alone: list[Asked]
-    beside: list[Asked]
-    alone_mb: float
-    beside_mb: float
+    baseline: list[Asked]
+    hostile: list[Asked]
+    baseline_mb: float
+    hostile_mb: float
     healthy: bool  # /healthz was answered beside the hostile client
 
 
-def harm(address: str, connections: int, begun: Event, done: Event) -> None:
+def attack(address: str, connections: int, started: Event, done: Event) -> None:
     """Hold connections until `done`; sets `begun` once each was tried."""
-    asyncio.run(_harm(address, connections, begun, done))
+    asyncio.run(_attack(address, connections, started, done))
 
 
-async def _harm(address: str, connections: int, begun: Event, done: Event) -> None:
+async def _attack(address: str, connections: int, started: Event, done: Event) -> None:
     attempts = asyncio.Semaphore(0)
-    tasks = [asyncio.create_task(_hold(address, _SENT[n % len(_SENT)], attempts)) for n in range(connections)]
+    tasks = [asyncio.create_task(_hold_open(address, _SENT[n % len(_SENT)], attempts)) for n in range(connections)]
     for _ in tasks:
         await attempts.acquire()
-    begun.set()
+    started.set()
     await asyncio.to_thread(done.wait)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _hold(address: str, sent: bytes, tried: asyncio.Semaphore) -> None:
+async def _hold_open(address: str, request: bytes, attempts: asyncio.Semaphore) -> None:
     host, port = address.rsplit(":", 1)
     while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(host, int(port), local_addr=(HOSTILE, 0), limit=1024)
-            writer.write(sent)
-            tried.release()
+            writer.write(request)
+            attempts.release()
             with suppress(OSError):
-                await (reader.read() if not sent else _closed(writer))
+                await (reader.read() if not request else _wait_until_closed(writer))
             writer.transport.abort()
-        tried.release()
+        attempts.release()
         await asyncio.sleep(_PAUSE)
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
+async def _wait_until_closed(writer: asyncio.StreamWriter) -> None:
     """Wait until the service ends a connection that nothing is read from."""
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     while not writer.transport.is_closing():
@@ -79,8 +79,8 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Serve and ask, alone and beside the hostile client, in turns; return the report."""
-    rounds = [_round(folder, questions, options) for _ in range(options.rounds)]
-    p99 = [(percentile_ms(trial.alone, 99), percentile_ms(trial.beside, 99)) for trial in rounds]
+    rounds = [_run_round(folder, questions, options) for _ in range(options.rounds)]
+    p99 = [(percentile_ms(trial.baseline, 99), percentile_ms(trial.hostile, 99)) for trial in rounds]
     return {
         "benchmark": "hostile_clients",
         "passages": options.count,
@@ -89,22 +89,22 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
         "ratio": round(statistics.median(hostile_ms / alone_ms for alone_ms, hostile_ms in p99), 2),
         "p99_ms": statistics.median(alone_ms for alone_ms, _ in p99),
         "hostile_p99_ms": statistics.median(hostile_ms for _, hostile_ms in p99),
-        "asked": [len(trial.beside) for trial in rounds],
-        "failed": sum(response.status != 200 for trial in rounds for response in trial.beside),
+        "asked": [len(trial.hostile) for trial in rounds],
+        "failed": sum(response.status != 200 for trial in rounds for response in trial.hostile),
         "healthy": all(trial.healthy for trial in rounds),
-        "peak_mb": max(trial.alone_mb for trial in rounds),
-        "hostile_peak_mb": max(trial.beside_mb for trial in rounds),
+        "peak_mb": max(trial.baseline_mb for trial in rounds),
+        "hostile_peak_mb": max(trial.hostile_mb for trial in rounds),
     }
 
 
-def _round(folder: Path, questions: list[str], options: argparse.Namespace) -> Round:
+def _run_round(folder: Path, questions: list[str], options: argparse.Namespace) -> Round:
     context = get_context("spawn")
     with service(str(folder / "store"), folder / "dest", "--poll", "60") as (address, process):
         load(address, questions, options.clients, 2.0)  # warm
         alone_responses = alone(load, address, questions, options.clients, options.seconds).value
         memory = memory_mb(process, "VmHWM")
         started, done = context.Event(), context.Event()
-        hostile = context.Process(target=harm, args=(address, options.hostile, started, done))
+        hostile = context.Process(target=attack, args=(address, options.hostile, started, done))
         hostile.start()
         try:
             started.wait()

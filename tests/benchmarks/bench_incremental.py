@@ -68,21 +68,21 @@ Write = Callable[[Export, Path], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class ReindexRun:
     """One run of `bookwheel reindex`."""
 
     cost: Cost
     reply: Mapping[str, Any]
 
 
-def reindex(dump: str, store: Path, encoder: str) -> Built:
+def reindex(dump: str, store: Path, encoder: str) -> ReindexRun:
     """Build as a user does."""
     recipe = store.with_name("recipe.toml")
     recipe.write_text(UNGATED)  # the neighbours of random vectors are hard to find
     arguments = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
     options = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
     cost = run([_bookwheel(), "reindex", *options, "--json"], {"BOOKWHEEL_CACHE": str(store.with_name("cache"))})
-    return Built(cost, json.loads(cost.output))
+    return ReindexRun(cost, json.loads(cost.output))
 
 
 def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool) -> dict[str, Any]:
@@ -103,36 +103,36 @@ def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool
             "articles": {name: getattr(months, name) for name in ("articles", "edited", "added", "deleted")},
             "passages": counts["passages"],
             "embedded": round(counts["embedded"] / counts["passages"], 4),
-            "seconds": {"first": _tenth(first), "rebuild": _tenth(rebuild)},
-            **(beside(rebuild, reindex(dumps[1], folder / "full", encoder), dumps, folder) if full else {}),
-            "pull_mb": pulled(folder / "store"),
-            "patch_mb": patched(folder / "store"),
-            "kept": kept(folder / "store"),
+            "seconds": {"first": _round_seconds(first), "rebuild": _round_seconds(rebuild)},
+            **(compare_full(rebuild, reindex(dumps[1], folder / "full", encoder), dumps, folder) if full else {}),
+            "pull_mb": measure_pull(folder / "store"),
+            "patch_mb": measure_patches(folder / "store"),
+            "kept": measure_shared_rows(folder / "store"),
         }
 
 
-def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -> dict[str, Any]:
+def measure_growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -> dict[str, Any]:
     """Measure what each stage costs for each share of changed articles, in percent."""
     added = [max(1, round(articles * share / 400)) for share in shares]
     export = synthetic_export(articles + max(added), real)
     rebuilds = []
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as temporary:
         folder = Path(temporary)
-        dump = write_multistream(replace(export, pages=export.pages[:articles]), _emptied(folder / "dump"))
-        first = _measured(dump, folder / "parent", encoder)
+        dump = write_multistream(replace(export, pages=export.pages[:articles]), _empty_folder(folder / "dump"))
+        first = _measure_reindex(dump, folder / "parent", encoder)
         for share, n_new in zip(shares, added, strict=True):
             base = replace(export, pages=export.pages[: articles + n_new])
             months = a_month_apart(base, edited=share / 200, added=n_new / (articles + n_new), deleted=share / 400)
-            dump = write_multistream(months.new, _emptied(folder / "dump"))
+            dump = write_multistream(months.new, _empty_folder(folder / "dump"))
             _copy_store(folder / "parent", folder / "store")
-            rebuilds.append(_measured(dump, folder / "store", encoder))
+            rebuilds.append(_measure_reindex(dump, folder / "store", encoder))
     counts = [rebuild.reply["counts"] for rebuild in rebuilds]
     changed = [100 * (1 - count["reused"] / count["passages"]) for count in counts]
     return {
         "benchmark": "incremental",
         "encoder": Path(encoder).name,
         "passages": first.reply["counts"]["passages"],
-        "first": _cpu(first),
+        "first": _list_cpu_seconds(first),
         "largest_mb": {name: _largest_mb(build) for name, build in (("first", first), ("rebuilds", rebuilds[-1]))},
         "rebuilds": [
             {
@@ -140,45 +140,45 @@ def growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -
                 "changed": round(part, 3),
                 "cpu": round(rebuild.whole.cpu_seconds / first.whole.cpu_seconds, 3),
                 "seconds": round(rebuild.whole.seconds, 1),
-                "stages": _cpu(rebuild),
+                "stages": _list_cpu_seconds(rebuild),
             }
             for share, part, rebuild in zip(shares, changed, rebuilds, strict=True)
         ],
-        **({"growth": _lines(changed, rebuilds)} if len(shares) > 2 else {}),
+        **({"growth": _fit_lines(changed, rebuilds)} if len(shares) > 2 else {}),
     }
 
 
-def _measured(dump: str, store: Path, encoder: str) -> Told:
+def _measure_reindex(dump: str, store: Path, encoder: str) -> Told:
     """Build as a user does, and measure each stage."""
     recipe = store.with_name("recipe.toml")
     recipe.write_text(UNGATED)
     arguments = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
     words = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
     environment = {"BOOKWHEEL_CACHE": str(store.with_name("cache"))}
-    return bookwheel("reindex", *words, environment=environment, on_stage=_report)
+    return bookwheel("reindex", *words, environment=environment, on_stage=_print_stage)
 
 
-def _report(stage: str, spent: Spent) -> None:
-    print(f"{stage}: {spent.cpu_seconds:.1f} CPU, {spent.seconds:.1f} s", file=sys.stderr, flush=True)
+def _print_stage(stage: str, cost: Spent) -> None:
+    print(f"{stage}: {cost.cpu_seconds:.1f} CPU, {cost.seconds:.1f} s", file=sys.stderr, flush=True)
 
 
-def _cpu(told: Told) -> dict[str, float]:
-    costs = {**told.stages, "all": told.whole}
+def _list_cpu_seconds(report: Told) -> dict[str, float]:
+    costs = {**report.stages, "all": report.whole}
     cpu_seconds = Counter[str]()
     for name, cost in costs.items():
         cpu_seconds[name.removesuffix(" 2")] += cost.cpu_seconds  # a stage that begins again, as `deltas`
     return {name: round(seconds, 2) for name, seconds in cpu_seconds.items()}
 
 
-def _largest_mb(told: Told) -> float:
-    return round(max(told.whole.launcher_mb, told.whole.worker_mb), 1)
+def _largest_mb(report: Told) -> float:
+    return round(max(report.whole.launcher_mb, report.whole.worker_mb), 1)
 
 
-def _lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list[float]]:
+def _fit_lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list[float]]:
     """Return the line of each stage, and the largest distance of a measurement from it."""
     lines = {}
-    for name in _cpu(rebuilds[-1]):
-        stage_seconds = [_cpu(rebuild).get(name, 0.0) for rebuild in rebuilds]
+    for name in _list_cpu_seconds(rebuilds[-1]):
+        stage_seconds = [_list_cpu_seconds(rebuild).get(name, 0.0) for rebuild in rebuilds]
         slope, constant = np.polyfit(changed, stage_seconds, 1)
         apart = np.abs(np.polyval([slope, constant], changed) - stage_seconds).max()
         lines[name] = [round(float(number), 3) for number in (constant, slope, apart)]
@@ -187,31 +187,31 @@ def _lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list
 
 def _copy_store(source: Path, target: Path) -> None:
     """Copy a store, and stamp its files as verified, as those of a store in use are."""
-    shutil.copytree(source, _emptied(target), dirs_exist_ok=True)
+    shutil.copytree(source, _empty_folder(target), dirs_exist_ok=True)
     stamps = open_stamps(target.with_name("cache") / "stamps")
     for file in (target / "blobs").glob("*/*"):
         stamps.record(file, f"{ALGORITHM}:{file.name}")
 
 
-def _emptied(folder: Path) -> Path:
+def _empty_folder(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
 
 
-def beside(again: Built, full: Built, dumps: list[str], folder: Path) -> dict[str, Any]:
+def compare_full(rebuild: ReindexRun, full: ReindexRun, dumps: list[str], folder: Path) -> dict[str, Any]:
     """Return a rebuild's cost and its result beside those of a full build, and the words that differ."""
     return {
-        "words": round(embedded_by("words", dumps, folder), 4),
-        "wall": round(again.cost.seconds / full.cost.seconds, 3),
-        "cpu": round(again.cost.cpu_seconds / full.cost.cpu_seconds, 3),
-        "full_seconds": _tenth(full),
-        "stages": {"rebuild": again.reply["seconds"], "full": full.reply["seconds"]},
-        "equal": equal(folder / "store", folder / "full"),
+        "words": round(measure_embedded_share("words", dumps, folder), 4),
+        "wall": round(rebuild.cost.seconds / full.cost.seconds, 3),
+        "cpu": round(rebuild.cost.cpu_seconds / full.cost.cpu_seconds, 3),
+        "full_seconds": _round_seconds(full),
+        "stages": {"rebuild": rebuild.reply["seconds"], "full": full.reply["seconds"]},
+        "equal": compare_builds(folder / "store", folder / "full"),
     }
 
 
-def embedded_by(chunker: str, dumps: list[str], folder: Path) -> float:
+def measure_embedded_share(chunker: str, dumps: list[str], folder: Path) -> float:
     """Return the share of the second dump's passages whose title and text the first has not, under a chunker."""
     known_hashes: set[str] = set()
     new_rows = rows = 0
@@ -232,26 +232,26 @@ def _hashes(dump: str, recipe: ChunkRecipe, folder: Path) -> list[str]:
     return hashes
 
 
-def equal(ours: Path, theirs: Path) -> dict[str, Any]:
+def compare_builds(ours: Path, theirs: Path) -> dict[str, Any]:
     """Compare a rebuild with a full build of the same dump."""
     with Snapshot.open(str(ours)) as rebuild, Snapshot.open(str(theirs)) as full:
         tables = [pa.concat_tables(s.columns(part.name, _COLUMNS) for part in s.parts) for s in (rebuild, full)]
         vectors = [
             np.concatenate([s.embeddings(part.name) for part in s.parts], dtype=np.float32) for s in (rebuild, full)
         ]
-        recalls = [recalls_of(s) for s in (rebuild, full)]
-        words = [files_of_words(s) for s in (rebuild, full)]
+        recalls = [measure_recalls(s) for s in (rebuild, full)]
+        words = [list_word_indexes(s) for s in (rebuild, full)]
     apart = np.abs(vectors[0] - vectors[1])
     return {
         "passages": tables[0].equals(tables[1]),
         "vectors": float(f"{apart.max():.2g}"),
         "beyond_1e-3": float(f"{(apart > 1e-3).mean():.2g}"),
         "words": words[0] == words[1],
-        "recall": {name: compared(index_recalls, recalls[1][name]) for name, index_recalls in recalls[0].items()},
+        "recall": {name: compare_recalls(values, recalls[1][name]) for name, values in recalls[0].items()},
     }
 
 
-def recalls_of(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
+def measure_recalls(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
     """Return the recall@20 of each index of vectors on questions that the corpus asks itself, one figure a question."""
     trial = sample_vector_queries(snapshot, GateRecipe(queries=QUERIES))
     recalls = {}
@@ -262,7 +262,7 @@ def recalls_of(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
     return recalls
 
 
-def files_of_words(snapshot: Snapshot) -> dict[str, BlobRef]:
+def list_word_indexes(snapshot: Snapshot) -> dict[str, BlobRef]:
     """Return the files of the indexes of words, by name."""
     content = snapshot.manifest.content
     return {
@@ -272,27 +272,27 @@ def files_of_words(snapshot: Snapshot) -> dict[str, BlobRef]:
     }
 
 
-def compared(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> dict[str, Any]:
+def compare_recalls(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> dict[str, Any]:
     """Return both means, and the mean difference with its paired interval."""
     apart = estimate_difference(ours.tolist(), theirs.tolist())
     means = [round(float(recalls.mean()), 4) for recalls in (ours, theirs)]
     return {"mean": means, "difference": [round(number, 4) for number in (apart.value, apart.low, apart.high)]}
 
 
-def pulled(store: Path) -> dict[str, Any]:
+def measure_pull(store: Path) -> dict[str, Any]:
     """Return the megabytes that a puller of the first snapshot fetches to have the second: [fetched, of all]."""
-    difference = json.loads(_told("diff", "latest@1", "latest", "--store", str(store), "--json"))
+    difference = json.loads(_run_cli("diff", "latest@1", "latest", "--store", str(store), "--json"))
     kinds = {
         kind: [round(size["fetched_bytes"] / 1e6, 3), round((size["fetched_bytes"] + size["reused_bytes"]) / 1e6, 3)]
         for kind, size in difference["pull"].items()
     }
     dest = store.with_name("pulled")
-    _told("pull", "latest@1", str(dest), "--store", str(store), "--no-mapped", "--json")
-    pull_report = json.loads(_told("pull", "latest", str(dest), "--store", str(store), "--no-mapped", "--json"))
+    _run_cli("pull", "latest@1", str(dest), "--store", str(store), "--no-mapped", "--json")
+    pull_report = json.loads(_run_cli("pull", "latest", str(dest), "--store", str(store), "--no-mapped", "--json"))
     return {**kinds, "measured": [round(pull_report[f"{name}_bytes"] / 1e6, 3) for name in ("fetched", "reused")]}
 
 
-def patched(store: Path) -> dict[str, float]:
+def measure_patches(store: Path) -> dict[str, float]:
     """Return the megabytes of patches by zstd, with all of a file as its window, by kind of file."""
     if not (zstd := shutil.which("zstd")):
         return {}
@@ -308,21 +308,21 @@ def patched(store: Path) -> dict[str, float]:
     return {kind: round(size / 1e6, 3) for kind, size in [*sizes.items(), ("all", sizes.total())]}
 
 
-def kept(store: Path) -> dict[str, float]:
+def measure_shared_rows(store: Path) -> dict[str, float]:
     """Return the shares of the second snapshot's parts, row groups and rows that the first has as well."""
     counts = {"parts": [0, 0], "row_groups": [0, 0], "rows": [0, 0]}
     with Snapshot.open(str(store), "latest@1") as old, Snapshot.open(str(store), "latest") as new_snapshot:
         files = {blob.id for blob in old.manifest.content.files.values()}
-        old_pieces = {kind: _pieces(old, kind) for kind in counts if kind != "parts"}
+        old_pieces = {kind: _count_pieces(old, kind) for kind in counts if kind != "parts"}
         blobs = [new_snapshot.manifest.content.files[passages_path(part.name)] for part in new_snapshot.parts]
         counts["parts"] = [sum(blob.id in files for blob in blobs), len(blobs)]
         for kind, old_counts in old_pieces.items():
-            new_counts = _pieces(new_snapshot, kind)
+            new_counts = _count_pieces(new_snapshot, kind)
             counts[kind] = [sum((new_counts & old_counts).values()), new_counts.total()]
     return {kind: round(shared_count / total, 4) for kind, (shared_count, total) in counts.items()}
 
 
-def _pieces(snapshot: Snapshot, kind: str) -> Counter[tuple[str, ...]]:
+def _count_pieces(snapshot: Snapshot, kind: str) -> Counter[tuple[str, ...]]:
     """Count the hashes of a snapshot's passages, each by itself or a row group together."""
     counts: Counter[tuple[str, ...]] = Counter()
     for part in snapshot.parts:
@@ -332,7 +332,7 @@ def _pieces(snapshot: Snapshot, kind: str) -> Counter[tuple[str, ...]]:
     return counts
 
 
-def _told(*words: str) -> str:
+def _run_cli(*words: str) -> str:
     return subprocess.run([_bookwheel(), *words], check=True, capture_output=True, text=True).stdout
 
 
@@ -340,11 +340,11 @@ def _bookwheel() -> str:
     return str(Path(sys.executable).with_name("bookwheel"))
 
 
-def _tenth(built: Built) -> float:
-    return round(built.cost.seconds, 1)
+def _round_seconds(build: ReindexRun) -> float:
+    return round(build.cost.seconds, 1)
 
 
-def _tiny(folder: Path) -> str:
+def _save_tiny_encoder(folder: Path) -> str:
     """Save the tests' random one-layer BERT."""
     path = Path(__file__).parents[1] / "fixtures" / "tiny.py"
     spec = importlib.util.spec_from_file_location("tiny", path)
@@ -374,11 +374,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder:
         encoder_name = demo_encoder() if options.encoder == "minilm" else options.encoder
-        encoder = encoder_name or _tiny(Path(folder))
+        encoder = encoder_name or _save_tiny_encoder(Path(folder))
         real = read_export(Path(demo_dump()))
         if options.shares:
             shares = [float(share) for share in options.shares.split(",")]
-            print(json.dumps(growth(options.articles, real, shares, encoder)), flush=True)
+            print(json.dumps(measure_growth(options.articles, real, shares, encoder)), flush=True)
             return
         if options.dump in {"demo", "both"}:
             print(

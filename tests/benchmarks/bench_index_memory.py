@@ -31,14 +31,14 @@ HALF = 2  # bytes of a stored dimension: embeddings are float16
 Row = dict[str, Any]
 
 
-def factories(dim: int) -> list[str]:
+def list_factories(dim: int) -> list[str]:
     """Return what is compared."""
     pq, rabitq = f"OPQ96_{dim},IVF,PQ96np", "IVF,RaBitQ4"
     refined = [f"{codes},Refine({refinement})" for codes in (pq, rabitq) for refinement in ("SQfp16", "vectors")]
     return ["Flat", "HNSW32", "HNSW32_SQ8", pq, *refined[:2], rabitq, *refined[2:]]
 
 
-def projected(factory: str) -> Row:
+def project_memory(factory: str) -> Row:
     """Return gigabytes for Wikipedia."""
     plan = resolve(IndexRecipe(factory), WIKIPEDIA, BERT)
     needed = estimate_resources(plan)
@@ -52,7 +52,7 @@ def projected(factory: str) -> Row:
     }
 
 
-def built(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: int) -> tuple[Path, Row]:
+def build_index(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: int) -> tuple[Path, Row]:
     """Build an index in a process of its own; return its file and what it took."""
     folder.mkdir()
     out = folder / "index.faiss"
@@ -61,10 +61,10 @@ def built(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: int) -
     return out, took | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
 
 
-def measured(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: VectorQuerySet) -> Row:
+def measure_index(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: VectorQuerySet) -> Row:
     """Ask an index at its default setting, and at its hardest."""
     index = open_index(path, defaults=plan.search, vectors=parts if plan.refine else ())
-    default, widest = measure_point(index, trial, plan.search), measure_point(index, trial, _most(index, plan))
+    default, widest = measure_point(index, trial, plan.search), measure_point(index, trial, _widen_search(index, plan))
     return {
         "measured": plan.factory,
         "search": dict(plan.search),
@@ -75,17 +75,17 @@ def measured(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: VectorQ
     }
 
 
-def _most(index: FaissFileIndex, plan: VectorPlan) -> dict[str, int]:
+def _widen_search(index: FaissFileIndex, plan: VectorPlan) -> dict[str, int]:
     hardest = {"efSearch": 512, "nprobe": index.lists}
     return {name: hardest.get(name, value) for name, value in plan.search.items()}
 
 
-def markdown(rows: Sequence[Row], told: Row) -> str:
+def format_table(rows: Sequence[Row], settings: Row) -> str:
     """Return the table."""
     heads = [
         f"index, {WIKIPEDIA:,} x {BERT}",
         "GB (projected)",
-        f"recall@{told['k']}, n = {told['n']:,} x {told['dim']}",
+        f"recall@{settings['k']}, n = {settings['n']:,} x {settings['dim']}",
         "5th percentile",
         "at most",
     ]
@@ -122,18 +122,18 @@ def main() -> None:
             n, dim, generator = options.n, options.dim, Synthetic(options.dim)
             parts, questions = generator.parts(folder, n, PARTS), generator.questions(options.asked)
         trial = trial_of(parts, "ip", questions, options.k)
-        factory_strings = options.only or factories(dim)
+        factory_strings = options.only or list_factories(dim)
         rows, files = [], dict[str, tuple[Path, Row]]()
         for factory in factory_strings:
             plan = resolve(IndexRecipe(factory, train_sample=options.train_sample), n, dim)
             if plan.factory not in files:  # `Refine(vectors)` is no other file
-                files[plan.factory] = built(plan, parts, folder / str(len(files)), options.threads)
+                files[plan.factory] = build_index(plan, parts, folder / str(len(files)), options.threads)
             path, took = files[plan.factory]
-            wide = projected(factory.replace(f"_{dim},", f"_{BERT},"))
-            rows.append(wide | measured(plan, path, parts, trial) | took)
+            wide = project_memory(factory.replace(f"_{dim},", f"_{BERT},"))
+            rows.append(wide | measure_index(plan, path, parts, trial) | took)
     settings = {"benchmark": "index_memory", "n": n, "dim": dim, "k": options.k, "real": options.passages is not None}
     if options.markdown:
-        options.markdown.write_text(markdown(rows, settings))
+        options.markdown.write_text(format_table(rows, settings))
     print(json.dumps(settings | {"bytes": f"projected for {WIKIPEDIA:,} x {BERT}", "indexes": rows}))
 
 

@@ -51,31 +51,31 @@ def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Pat
     merge = alone(kind.KIND.merge, plan, trained, parts, [path_opener(piece) for piece in pieces], [], merged)
     return {
         "factory": plan.factory,
-        **same_answers(one_shot_path, merged, questions),
+        **compare_answers(one_shot_path, merged, questions),
         "train_cpu_s": round(training.cpu_seconds, 2),
         "one_shot_cpu_s": round(one_shot_cost.cpu_seconds, 2),
         "parts_cpu_s": round(sum(part.cpu_seconds for part in coded), 2),
         "merge_cpu_s": round(merge.cpu_seconds, 2),
         "cpu_ratio": round(sum(stage.cpu_seconds for stage in (*coded, merge)) / one_shot_cost.cpu_seconds, 2),
         "longest_way_ratio": round((max(part.seconds for part in coded) + merge.seconds) / one_shot_cost.seconds, 2),
-        "one_shot_mb": taken(one_shot_cost),
-        "part_mb": max(taken(part) for part in coded),
-        "merge_mb": taken(merge),
+        "one_shot_mb": measure_stage_mb(one_shot_cost),
+        "part_mb": max(measure_stage_mb(part) for part in coded),
+        "merge_mb": measure_stage_mb(merge),
         "index_mb": round(merged.stat().st_size / 1e6, 1),
         "trained_mb": round(trained.stat().st_size / 1e6, 1),
         "pieces_mb": round(sum(path.stat().st_size for path in pieces) / 1e6, 1),
     }
 
 
-def taken(stage: Spent) -> float:
+def measure_stage_mb(stage: Spent) -> float:
     """Return the anonymous memory, in MB, of a stage beyond what its process began with."""
     return round(stage.anonymous_mb - stage.started_mb, 1)
 
 
-def same_answers(one: Path, merged: Path, questions: Vectors) -> dict[str, bool]:
+def compare_answers(one_shot_path: Path, merged: Path, questions: Vectors) -> dict[str, bool]:
     """Search both files with plain faiss; return whether distances, ids and bytes are equal."""
     answers = []
-    for path in (one, merged):
+    for path in (one_shot_path, merged):
         index = faiss.read_index(str(path))
         faiss.extract_index_ivf(index).nprobe = NPROBE
         answers.append(index.search(questions, K))
@@ -83,7 +83,7 @@ def same_answers(one: Path, merged: Path, questions: Vectors) -> dict[str, bool]
     return {
         "same_distances": bool(np.array_equal(distances, merged_distances)),
         "same_ids": bool(np.array_equal(ids, merged_ids)),
-        "same_bytes": one.read_bytes() == merged.read_bytes(),
+        "same_bytes": one_shot_path.read_bytes() == merged.read_bytes(),
     }
 
 

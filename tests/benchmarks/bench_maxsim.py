@@ -52,13 +52,13 @@ class Dense(SnapshotRetriever):
         super().__init__(snapshot, "hnsw")
         self._index, self._vectors = open_index(path, defaults={"efSearch": 256}), vectors
 
-    def find(self, asked: Queries, k: int) -> RankedRows:
+    def find(self, queries: Queries, k: int) -> RankedRows:
         """Search by the vectors of the questions, whose texts are their numbers."""
-        scores, rows = self._index.search(self._vectors[[int(text) for text in asked.texts]], k)
+        scores, rows = self._index.search(self._vectors[[int(text) for text in queries.texts]], k)
         return RankedRows(self.name, rows, scores)
 
 
-class Known:
+class KnownQueryScorer:
     """A `TokenScorer` whose query vectors are known: the texts of queries are their numbers."""
 
     name = "tokens"
@@ -88,23 +88,25 @@ class Links:
         return self._graph.bottom(nodes)
 
 
-def codecs(data: Data, every: TokenVectors, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def measure_codecs(
+    data: Data, token_vectors: TokenVectors, folder: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     """Measure codecs: bytes and error of a token, nDCG@10 of all passages by the codes."""
     results: dict[str, Any] = {}
     for name in options.codecs:
-        kind, n = get_kind_for_factory(name), len(every)
+        kind, n = get_kind_for_factory(name), len(token_vectors)
         recipe = IndexRecipe(name, train_sample=options.sample)
         work = folder / name
         work.mkdir()
         began = time.process_time()
-        facts = run_stages(kind.plan(recipe, n, every.vectors.shape[1]), data.tokens, work / "index", work)
+        facts = run_stages(kind.plan(recipe, n, token_vectors.vectors.shape[1]), data.tokens, work / "index", work)
         seconds = time.process_time() - began
         index = TokenIndexFile.open(work / "index")
         coded = index.decode(np.arange(n))
         results[name] = {
             "code_bytes": index.codec.width,
             "bytes_a_passage": round((work / "index").stat().st_size / n),
-            "error": round(float(np.square(coded.vectors - every.vectors).sum(axis=1).mean()), 4),
+            "error": round(float(np.square(coded.vectors - token_vectors.vectors).sum(axis=1).mean()), 4),
             "centroids": facts["train"][0]["centroids"],
             "build_cpu_seconds": round(seconds, 1),
         }
@@ -116,24 +118,24 @@ def codecs(data: Data, every: TokenVectors, folder: Path, options: argparse.Name
     return results
 
 
-def pooling(data: Data, every: TokenVectors, factor: int, whole: Vectors) -> dict[str, Any]:
+def measure_pooling(data: Data, token_vectors: TokenVectors, factor: int, exact_ndcg: Vectors) -> dict[str, Any]:
     """Measure what nDCG@10 of all passages, `whole` by question, loses when their tokens are pooled by `factor`."""
     began = time.process_time()
-    ends = every.offsets.tolist()
-    few = [pool_tokens(every.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
+    ends = token_vectors.offsets.tolist()
+    few = [pool_tokens(token_vectors.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
     seconds = time.process_time() - began
     tokens = TokenVectors(np.concatenate(few), compute_offsets(np.array([len(vectors) for vectors in few])))
     pooled_ndcg = ndcg(exhaustive(data, tokens), data.relevant)
     return {
-        "vectors": round(len(tokens.vectors) / len(every.vectors), 3),
+        "vectors": round(len(tokens.vectors) / len(token_vectors.vectors), 3),
         "ndcg": round(float(pooled_ndcg.mean()), 4),
-        "share": round(float(pooled_ndcg.mean() / max(whole.mean(), 1e-9)), 4),
-        "difference": interval(pooled_ndcg - whole),
-        "cpu_ms_a_passage": round(1e3 * seconds / len(every), 2),
+        "share": round(float(pooled_ndcg.mean() / max(exact_ndcg.mean(), 1e-9)), 4),
+        "difference": interval(pooled_ndcg - exact_ndcg),
+        "cpu_ms_a_passage": round(1e3 * seconds / len(token_vectors), 2),
     }
 
 
-def candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> dict[str, Any]:
+def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> dict[str, Any]:
     """Measure `maxsim` over the candidates of an HNSW index, beside MaxSim over all passages by the same codes."""
     work = folder / "hnsw"
     work.mkdir()
@@ -154,7 +156,7 @@ def candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> d
     for depth in [depth for depth in depths if depth <= n]:
         for rounds in (0, 1, 2):
             first = min(depth if rounds == 0 else depth // 2, 100 if rounds else depth)
-            scorers = Leg(leg, first), Known(data.asked_tokens, index)
+            scorers = Leg(leg, first), KnownQueryScorer(data.asked_tokens, index)
             retriever = MaxSimRetriever(*scorers, graph, depth, rounds)
             began = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])
@@ -191,7 +193,7 @@ def main() -> None:
         data = read(options, options.cache or Path(folder) / "cache")
         token_vectors = data.every()
         best = ndcg(exhaustive(data, token_vectors), data.relevant)
-        coded = codecs(data, token_vectors, Path(folder), options)
+        coded = measure_codecs(data, token_vectors, Path(folder), options)
         best_codec = min(coded, key=lambda name: (coded[name]["code_bytes"] != 32, coded[name]["error"]))
         report = {
             "benchmark": "maxsim",
@@ -202,9 +204,9 @@ def main() -> None:
             "bytes_a_passage_float16": round(2 * token_vectors.vectors.size / len(token_vectors)),
             "ndcg_uncompressed": round(float(best.mean()), 4),
             "codecs": coded,
-            "pooled": {factor: pooling(data, token_vectors, factor, best) for factor in options.pool},
+            "pooled": {factor: measure_pooling(data, token_vectors, factor, best) for factor in options.pool},
             "searched": best_codec,
-            "candidates": candidates(data, Path(folder), best_codec, options.depths),
+            "candidates": measure_candidates(data, Path(folder), best_codec, options.depths),
             "ratio": round(1 / coded[best_codec]["error_ratio"], 2),
             "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
         }

@@ -30,9 +30,9 @@ _DEEP = 1_000  # candidates that are looked at
 _FIRST = 100
 
 
-def needed(found: Rows, best: Rows) -> dict[str, Any]:
+def count_candidates(candidate_rows: Rows, best: Rows) -> dict[str, Any]:
     """Return how many of (q, m) rows hold the best, (q,), for `SHARE` of the questions; None: not by all m."""
-    hit = found == best[:, None]
+    hit = candidate_rows == best[:, None]
     ranks = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, np.inf)
     required_rank = float(np.sort(ranks)[int(np.ceil(SHARE * len(ranks))) - 1])
     return {
@@ -41,7 +41,7 @@ def needed(found: Rows, best: Rows) -> dict[str, Any]:
     }
 
 
-def searched(factory: str, vectors: Path, asked: Vectors, best: Rows, folder: Path) -> dict[str, Any]:
+def measure_index(factory: str, vectors: Path, question_vectors: Vectors, best: Rows, folder: Path) -> dict[str, Any]:
     """Build an index over the fixed vectors, search it, and measure."""
     work = folder / factory
     work.mkdir()
@@ -51,15 +51,15 @@ def searched(factory: str, vectors: Path, asked: Vectors, best: Rows, folder: Pa
     run_stages(plan, [vectors], work / "index", work)
     seconds = time.process_time() - began
     index, deep = open_index(work / "index", defaults=_widest(plan.factory)), min(_DEEP, n)
-    rows = index.search(asked, deep)[1]
+    rows = index.search(question_vectors, deep)[1]
     began = time.perf_counter()
-    for question in asked:
+    for question in question_vectors:
         index.search(question[None], min(_FIRST, n))
     return {
-        **needed(rows, best),
+        **count_candidates(rows, best),
         "bytes_a_passage": round((work / "index").stat().st_size / n),
         "build_cpu_seconds": round(seconds, 1),
-        "ms": round(1e3 * (time.perf_counter() - began) / len(asked), 2),
+        "ms": round(1e3 * (time.perf_counter() - began) / len(question_vectors), 2),
     }
 
 
@@ -76,9 +76,9 @@ def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, 
     fixed = muvera.encode_passages(token_vectors)
     seconds = time.process_time() - began
     np.save(folder / "fixed.npy", fixed)
-    question_vectors = muvera.encode_questions(data.asked_tokens)
+    queries = muvera.encode_questions(data.asked_tokens)
     deep = np.argsort(-(data.asked @ data.dense.T), axis=1)[:, :_DEEP]
-    indexes = {name: searched(name, folder / "fixed.npy", question_vectors, best, folder) for name in options.indexes}
+    indexes = {name: measure_index(name, folder / "fixed.npy", queries, best, folder) for name in options.indexes}
     return {
         "benchmark": "muvera",
         "token_vectors": data.encoder,
@@ -87,7 +87,7 @@ def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, 
         "components": muvera.encoded_dim,
         "encode_cpu_ms": round(1e3 * seconds / len(token_vectors), 2),
         "indexes": indexes,
-        "rank by one vector": needed(deep, best),
+        "rank by one vector": count_candidates(deep, best),
         "ratio": max(row[f"found_in_{_FIRST}"] for row in indexes.values()),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }

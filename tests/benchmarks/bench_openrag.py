@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_sidr import indexed, learned
+from bench_sidr import build_index, train_sidr
 from made_world import examples, facts, write_reader, write_short_encoder
 from passages import lines
 
@@ -49,7 +49,7 @@ Columns = dict[str, list[float]]  # measure -> one value a question
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class OpenRagData:
     """Passages, questions, and examples that a new SiDR begins with."""
 
     encoder: Path
@@ -66,18 +66,18 @@ class Proposals:
         """Ask `index`, row i of which is passage i; `parameters` are of its search."""
         self.corpus, self.index, self.snapshot, self.parameters = corpus, index, None, parameters
 
-    def propose(self, asked: Vectors, k: int) -> list[list[Passage]]:
+    def propose(self, query_terms: Vectors, k: int) -> list[list[Passage]]:
         """Return the k best passages of each question."""
-        rows = self.index.search(asked, min(k, len(self.corpus)), **self.parameters)[1]
+        rows = self.index.search(query_terms, min(k, len(self.corpus)), **self.parameters)[1]
         return [[self.corpus[row] for row in passage_rows if row >= 0] for passage_rows in rows.tolist()]
 
 
-def by_weights(pair: SidrPair, corpus: list[Passage], work: Path) -> tuple[ImpactIndex, float]:
+def index_weights(pair: SidrPair, corpus: list[Passage], work: Path) -> tuple[ImpactIndex, float]:
     """Encode all passages and index their weights; return the CPU seconds too."""
     started = time.process_time()
     encoder = pair.eval().passage.encoder()
     rows = encoder.encode_passages([passage.title for passage in corpus], [passage.text for passage in corpus])
-    index = indexed(rows, "Impact", encoder.dim, pair.passage.spec.scale, work)
+    index = build_index(rows, "Impact", encoder.dim, pair.passage.spec.scale, work)
     return index, time.process_time() - started
 
 
@@ -91,43 +91,43 @@ def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
     tokenizer = load_tokenizer(folder, spec.max_length)
     bags = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size))
     rows = bags.encode_passages([passage.title for passage in corpus], [passage.text for passage in corpus])
-    return indexed(rows, "Impact1", size, 1, work)
+    return build_index(rows, "Impact1", size, 1, work)
 
 
-def ranked(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[list[Passage]]:
+def rank(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[list[Passage]]:
     """Return the passages of each dev question: the index proposes, the pair orders."""
     task: Any = OpenRagTask.__new__(OpenRagTask)  # only its order is wanted
     task.module, task._recipe, task._online = pair, recipe, OnlineJudging(memory, None, JudgeSettings())  # type: ignore[arg-type]
     return list(task.ranked([example.question for example in dev]))
 
 
-def columns(readers: dict[str, Any], dev: Sequence[Example], found: Sequence[list[Passage]]) -> Columns:
+def measure_arm(readers: dict[str, Any], dev: Sequence[Example], ranked: Sequence[list[Passage]]) -> Columns:
     """Return where an answer is, and what each generator makes of the first passage, a value a question."""
-    firsts = [rank_of_first_answer(*both) for both in zip(dev, found, strict=True)]
+    firsts = [rank_of_first_answer(*both) for both in zip(dev, ranked, strict=True)]
     values = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in (1, 5)}
     for name, judge in readers.items():
-        read = [judge_passages(judge, e.question, [top[0]])[0] for e, top in zip(dev, found, strict=True)]
+        read = [judge_passages(judge, e.question, [top[0]])[0] for e, top in zip(dev, ranked, strict=True)]
         values |= {f"{name} right": [float(j.right) for j in read], f"{name} nll": [-j.log_p for j in read]}
     return values
 
 
-def told(found: dict[str, Columns]) -> dict[str, Any]:
+def summarize(columns: dict[str, Columns]) -> dict[str, Any]:
     """Return the means of each arm, and differences to the start and to the arm that indexes again."""
 
-    def minus(one: str, other: str) -> dict[str, str]:
-        return {name: str(estimate_difference(values, found[other][name])) for name, values in found[one].items()}
+    def minus(arm: str, base: str) -> dict[str, str]:
+        return {name: str(estimate_difference(values, columns[base][name])) for name, values in columns[arm].items()}
 
-    pairs = [(arm, base) for arm in found for base in ("before", "reindex") if base in found and arm != base]
+    pairs = [(arm, base) for arm in columns for base in ("before", "reindex") if base in columns and arm != base]
     return {
         "arms": {
             arm: {name: str(estimate_mean(values)) for name, values in measures.items()}
-            for arm, measures in found.items()
+            for arm, measures in columns.items()
         },
         "differences": {f"{arm} - {base}": minus(arm, base) for arm, base in pairs if arm != "before"},
     }
 
 
-def arm(
+def train_arm(
     name: str, start: Path, pools: ExamplePools, dev: Any, kit: Any, options: argparse.Namespace
 ) -> tuple[list[list[Passage]], dict[str, Any]]:
     """Train one arm from the same weights; return what it finds, and the seconds of its steps and refreshes."""
@@ -136,7 +136,7 @@ def arm(
     recipe = replace(recipe, online=name != "pools")
     mine, refresh, refreshes = memory, 0.0, 0
     if name == "reindex":
-        index, refresh = by_weights(pair, corpus, work)
+        index, refresh = index_weights(pair, corpus, work)
         mine, refreshes = Proposals(corpus, index), 1
     task = OpenRagTask(
         pair, pools, dev, recipe, OnlineJudging(mine, judge, JudgeSettings(max_new_tokens=options.tokens))
@@ -148,7 +148,7 @@ def arm(
     while done < options.steps:
         for batch in task.batches(epoch)[: options.steps - done]:
             if name == "reindex" and done and done % options.every == 0:
-                mine.index, seconds = by_weights(pair, corpus, work)
+                mine.index, seconds = index_weights(pair, corpus, work)
                 refresh, refreshes = refresh + seconds, refreshes + 1
             pair.train()
             torch.manual_seed(done)
@@ -160,13 +160,13 @@ def arm(
         epoch += 1
     seconds = time.process_time() - started
     if name == "reindex":  # what it is asked by after the training
-        mine.index, last = by_weights(pair, corpus, work)
+        mine.index, last = index_weights(pair, corpus, work)
         refresh, refreshes = refresh + last, refreshes + 1
-    passages = ranked(pair.eval(), mine, dev, recipe)
+    passages = rank(pair.eval(), mine, dev, recipe)
     return passages, {"cpu_s": round(seconds, 1), "refresh_cpu_s": round(refresh, 2), "refreshes": refreshes}
 
 
-def data_of(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
+def read_passages_and_questions(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
     """Return passages, and questions whose answers some passage holds."""
     passages = [build_passage(row["title"] or "", row["text"]) for row in lines(options.passages)]
     rows = lines(options.questions)
@@ -184,7 +184,7 @@ def data_of(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
     return list({p.hash: p for p in (*gold_passages.values(), *sample)}.values()), examples
 
 
-def made(options: argparse.Namespace, work: Path, seed: int) -> Data:
+def make_world(options: argparse.Namespace, work: Path, seed: int) -> OpenRagData:
     """Return a made world: questions about one half of its subjects to learn from, about the other to test.
 
     The start learns from statements and their other telling: it finds names, and no word of a relation.
@@ -199,25 +199,25 @@ def made(options: argparse.Namespace, work: Path, seed: int) -> Data:
         Example(str(number), fact.told(number % 2), (fact.value,), (build_passage("", fact.told(1 - number % 2)),))
         for number, fact in enumerate(dice.sample(world, min(options.examples, len(world))))
     ]
-    return Data(encoder, corpus, sampled_examples[: options.train], sampled_examples[options.train :], starts)
+    return OpenRagData(encoder, corpus, sampled_examples[: options.train], sampled_examples[options.train :], starts)
 
 
-def real(options: argparse.Namespace) -> Data:
+def load_data(options: argparse.Namespace) -> OpenRagData:
     """Return the passages and questions of the files."""
-    corpus, examples = data_of(options)
+    corpus, examples = read_passages_and_questions(options)
     dev = examples[options.train : options.train + options.dev]
-    return Data(options.encoder, corpus, examples[: options.train], dev, examples[options.train + options.dev :])
+    return OpenRagData(options.encoder, corpus, examples[: options.train], dev, examples[options.train + options.dev :])
 
 
 def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[str, Any], dict[str, Columns]]:
     """Train all arms; return what they took, and what each finds."""
     work.mkdir()
-    data = made(options, work, seed) if options.made else real(options)
+    data = make_world(options, work, seed) if options.made else load_data(options)
     corpus, train, dev = data.corpus, data.train, data.dev
     start = options.sidr or work / "sidr"
     if options.sidr is None:
         begin = argparse.Namespace(**{**vars(options), "steps": options.sidr_steps, "rate": options.sidr_rate})
-        learned(data.encoder, data.starts, begin)[0].save(start)
+        train_sidr(data.encoder, data.starts, begin)[0].save(start)
     pair = SidrPair.load(start / "question", start / "passage", device="cpu").eval()
     recipe = OpenRagRecipe(depth=options.depth, proposed=options.proposed, batch_size=options.openrag_batch)
     by_bags(pair, corpus, work)  # compiles
@@ -237,10 +237,10 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
     judged = ((e, top, judge_passages(judge, e.question, top)) for e, top in zip(bare, proposed, strict=False))
     pools = build_pools(judged, recipe.pooled)
     offline = time.process_time() - started
-    columns_by_arm, costs = {"before": columns(readers, dev, ranked(pair, memory, dev, recipe))}, dict[str, Any]()
+    columns_by_arm, costs = {"before": measure_arm(readers, dev, rank(pair, memory, dev, recipe))}, dict[str, Any]()
     for name in options.arms:
-        best, costs[name] = arm(name, start, pools, dev, (recipe, memory, judge, corpus, work), options)
-        columns_by_arm[name] = columns(readers, dev, best)
+        best, costs[name] = train_arm(name, start, pools, dev, (recipe, memory, judge, corpus, work), options)
+        columns_by_arm[name] = measure_arm(readers, dev, best)
     return {
         "sizes": {"passages": len(corpus), "train": len(train), "dev": len(dev), "steps": options.steps},
         "pools": {"questions": len(pools), "all_right": pools.all_right, "all_wrong": pools.all_wrong},
@@ -258,17 +258,18 @@ def run(options: argparse.Namespace, work: Path) -> None:
         facts, columns = measure(options, work / str(seed), seed)
         many.append(columns)
         print(
-            json.dumps({"benchmark": "openrag", "seed": seed, **facts, **told(columns), "peak_mb": peak()}), flush=True
+            json.dumps({"benchmark": "openrag", "seed": seed, **facts, **summarize(columns), "peak_mb": peak_mb()}),
+            flush=True,
         )
     if len(many) > 1:
         pooled = {
             arm: {name: [value for seed_columns in many for value in seed_columns[arm][name]] for name in measures}
             for arm, measures in many[0].items()
         }
-        print(json.dumps({"benchmark": "openrag", "seeds": options.seeds, **told(pooled)}), flush=True)
+        print(json.dumps({"benchmark": "openrag", "seeds": options.seeds, **summarize(pooled)}), flush=True)
 
 
-def peak() -> int:
+def peak_mb() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 

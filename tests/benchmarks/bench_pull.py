@@ -42,9 +42,11 @@ def write_snapshot(store: Store, folder: Path, megabytes: int) -> str:
         name = f"part-{number:05d}"
         rows = int(megabytes * 1e6 * SHARES["passages"] / PARTS / BYTES_A_PASSAGE)
         files[f"passages/{name}.parquet"] = write_passages(store, folder / name, rows, number)
-        files[f"embeddings/{name}.npy"] = put(store, bits.bytes(int(megabytes * 1e6 * SHARES["embeddings"] / PARTS)))
+        files[f"embeddings/{name}.npy"] = put_bytes(
+            store, bits.bytes(int(megabytes * 1e6 * SHARES["embeddings"] / PARTS))
+        )
         parts.append(PartEntry(name, number, number, rows))
-    files["index/hnsw.faiss"] = put(store, bits.bytes(int(megabytes * 1e6 * SHARES["index"])))
+    files["index/hnsw.faiss"] = put_bytes(store, bits.bytes(int(megabytes * 1e6 * SHARES["index"])))
     return store.snapshots.publish(Manifest(Content({"kind": "wiki"}, tuple(parts), files)))
 
 
@@ -59,7 +61,7 @@ def write_passages(store: Store, path: Path, rows: int, seed: int) -> BlobRef:
     return store.blobs.put_file(path)
 
 
-def put(store: Store, data: bytes) -> BlobRef:
+def put_bytes(store: Store, data: bytes) -> BlobRef:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -81,7 +83,7 @@ def fetch(how: str, url: str, snapshot: str, dest: Path) -> dict[str, float]:
     return {"seconds": round(seconds, 3), "cpu_s": round(cpu, 3), "peak_mb": round(peak)}
 
 
-def alone(how: str, url: str, snapshot: str, dest: Path, environment: dict[str, str]) -> dict[str, float]:
+def fetch_in_process(how: str, url: str, snapshot: str, dest: Path, environment: dict[str, str]) -> dict[str, float]:
     """Fetch once in a fresh process, to a fresh folder."""
     shutil.rmtree(dest, ignore_errors=True)
     os.sync()  # what another one left unwritten is not this one's to wait for
@@ -117,10 +119,10 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
     sides: dict[str, list[dict[str, float]]] = {"get": [], "pull": [], "mapped": []}
     lookups = {}
     dest = folder / "dest"  # of both: the room that the one gives back is what the other takes
-    alone("get", url, snapshot, dest, environment)  # the server's files are in memory from here on
+    fetch_in_process("get", url, snapshot, dest, environment)  # the server's files are in memory from here on
     for _ in range(rounds):
         for how, results in sides.items():
-            results.append(alone(how, url, snapshot, dest, environment))
+            results.append(fetch_in_process(how, url, snapshot, dest, environment))
             if how != "get":
                 lookups[how] = lookup_ms(dest)
     rates = {how: int(size) / 1e6 / statistics.median(run["seconds"] for run in many) for how, many in sides.items()}

@@ -29,8 +29,8 @@ import radit_steps
 import taken
 import torch
 from alone import Spent, alone
-from bench_dpr import Data, read_data, rounded
-from bench_rag_finetune import library
+from bench_dpr import DprData, read_data, round_estimate
+from bench_rag_finetune import build_library
 from made_world import examples, facts, write_reader, write_short_encoder
 
 from flows.demo import demo_encoder
@@ -60,7 +60,7 @@ DEPTHS = (1, 5, 20)
 PREFERENCES = {"probability": 0.01, "mean_log_probability": 0.1}  # and their temperatures
 
 
-def step(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any]:
+def compare_steps(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any]:
     """Compare the steps of a stage, in turns; the first step of each process is a warm-up."""
     radit_steps.write_batch(folder, stage)
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
@@ -82,7 +82,7 @@ def step(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any
     }
 
 
-def train(options: argparse.Namespace, data: Data, store: Store, folder: Path) -> dict[str, Path]:
+def train(options: argparse.Namespace, data: DprData, store: Store, folder: Path) -> dict[str, Path]:
     """Train both stages, and the second once more by the other preference; return the folders of the models."""
     snapshot = Snapshot.from_store(store, "latest")
     names = {"question": str(snapshot.folder(QUESTION_ENCODER)), "generator": str(options.generator)}
@@ -132,7 +132,7 @@ class Examiner:
         self._snapshot, self._test, self._options = snapshot, test, options
         self._read: dict[tuple[str, str, int], float] = {}
 
-    def asked(self, question: TrainableEncoder) -> tuple[list[list[tuple[int, float]]], dict[str, list[float]]]:
+    def retrieve(self, question: TrainableEncoder) -> tuple[list[list[tuple[int, float]]], dict[str, list[float]]]:
         """Return rows and scores of the best k passages of each question, and whether the first ones answer."""
         questions = [example.question for example in self._test]
         hits = (
@@ -156,12 +156,14 @@ class Examiner:
             values.append(-float((prior + log_p).logsumexp(0)))
         return values
 
-    def _score(self, name: str, generator: Generator, one: Example, rows: list[int]) -> None:
-        unread_rows = [row for row in rows if (name, one.id, row) not in self._read]
+    def _score(self, name: str, generator: Generator, example: Example, rows: list[int]) -> None:
+        unread_rows = [row for row in rows if (name, example.id, row) not in self._read]
         if unread_rows:
             texts = tuple((passage.title, passage.text) for passage in self._snapshot.passages(unread_rows))
-            log_p = score_example(generator, ScoringExample(one.id, one.question, one.answers[0], texts)).log_p
-            self._read |= {(name, one.id, row): value for row, value in zip(unread_rows, log_p, strict=True)}
+            log_p = score_example(
+                generator, ScoringExample(example.id, example.question, example.answers[0], texts)
+            ).log_p
+            self._read |= {(name, example.id, row): value for row, value in zip(unread_rows, log_p, strict=True)}
 
 
 Arms = dict[str, dict[str, list[float]]]  # arm -> measure -> one value a question
@@ -171,24 +173,24 @@ Arms = dict[str, dict[str, list[float]]]  # arm -> measure -> one value a questi
 class World:
     """Questions, a store of what they are asked of, and the generator that reads it."""
 
-    data: Data
+    data: DprData
     store: Store
 
 
-def real(options: argparse.Namespace, folder: Path) -> World:
+def load_world(options: argparse.Namespace, folder: Path) -> World:
     """Return questions with gold contexts over real passages."""
     data = read_data(options)
-    return World(data, Store.open(str(library(data.corpus, folder))))
+    return World(data, Store.open(str(build_library(data.corpus, folder))))
 
 
-def made(options: argparse.Namespace, folder: Path, seed: int) -> World:
+def make_world(options: argparse.Namespace, folder: Path, seed: int) -> World:
     """Return questions about one half of the subjects of a made world to learn from, and about the other to test."""
     world = facts(options.made, seed)
     cases, half = examples(world), options.made // 2 * 8
     corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
     encoder = write_short_encoder(Path(demo_encoder()), options.layers, world, folder / "encoder")
-    data = Data(cases[:half], cases[half : half + options.dev], cases[half:][: options.test], corpus, _no_words)
-    return World(data, Store.open(str(library(corpus, folder, str(encoder)))))
+    data = DprData(cases[:half], cases[half : half + options.dev], cases[half:][: options.test], corpus, _no_words)
+    return World(data, Store.open(str(build_library(corpus, folder, str(encoder)))))
 
 
 def _no_words(questions: Sequence[str], k: int) -> list[list[Hit]]:
@@ -196,7 +198,7 @@ def _no_words(questions: Sequence[str], k: int) -> list[list[Hit]]:
     return [[] for _ in questions]
 
 
-def worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict[str, Any], Arms]:
+def measure_worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict[str, Any], Arms]:
     """Train, and measure each stage and both beside the models as they were; return facts, and each arm's values."""
     torch.set_num_threads(options.threads)
     data, snapshot = world.data, Snapshot.from_store(world.store, "latest")
@@ -213,7 +215,7 @@ def worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict
     arms = {"before": ("initial", "initial"), "LM-ft": ("initial", "tuned")}
     for name in PREFERENCES:
         arms |= {f"R-ft {name}": (name, "initial"), f"both {name}": (name, "tuned")}
-    retrieved = {name: examiner.asked(encoder) for name, encoder in encoders.items()}
+    retrieved = {name: examiner.retrieve(encoder) for name, encoder in encoders.items()}
     arm_values = {
         arm: {**retrieved[question][1], "nll": examiner.nll(generator, generators[generator], retrieved[question][0])}
         for arm, (question, generator) in arms.items()
@@ -228,26 +230,28 @@ def worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict
     }, arm_values
 
 
-def told(found: Arms) -> dict[str, Any]:
+def summarize(arms: Arms) -> dict[str, Any]:
     """Return each arm's means and its differences to the models before, and of both to either, with intervals."""
 
-    def minus(arm: str, other: str) -> dict[str, Any]:
-        return {name: rounded(estimate_difference(values, found[other][name])) for name, values in found[arm].items()}
+    def minus(arm: str, base: str) -> dict[str, Any]:
+        return {
+            name: round_estimate(estimate_difference(values, arms[base][name])) for name, values in arms[arm].items()
+        }
 
-    against = {arm: minus(arm, "before") for arm in found if arm != "before"}
+    against = {arm: minus(arm, "before") for arm in arms if arm != "before"}
     for name in PREFERENCES:
         both = f"both {name}"
         against |= {f"{both} - LM-ft": minus(both, "LM-ft"), f"{both} - R-ft": minus(both, f"R-ft {name}")}
     return {
         "arms": {
-            arm: {name: rounded(estimate_mean(values)) for name, values in measures.items()}
-            for arm, measures in found.items()
+            arm: {name: round_estimate(estimate_mean(values)) for name, values in measures.items()}
+            for arm, measures in arms.items()
         },
         "differences": against,
     }
 
 
-def pooled(many: Sequence[Arms]) -> Arms:
+def pool_seeds(many: Sequence[Arms]) -> Arms:
     """Return the values of the questions of all seeds, arm by arm."""
     return {
         arm: {name: [value for seed_arms in many for value in seed_arms[arm][name]] for name in measures}
@@ -294,17 +298,17 @@ def main() -> None:
         (folder / "steps").mkdir()
         if options.rounds:
             radit_steps.prepare(folder / "steps")
-            report["step"] = {stage: step(folder / "steps", stage, options) for stage in ("lm", "retriever")}
+            report["step"] = {stage: compare_steps(folder / "steps", stage, options) for stage in ("lm", "retriever")}
         if options.made and not options.generator:
             options.generator = folder / "reader"
             report["reader_loss"] = write_reader(options.generator, options.reader_steps)
         if options.generator:
-            report |= trained(options, folder)
+            report |= train_seeds(options, folder)
     report["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     print(json.dumps(report))
 
 
-def trained(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def train_seeds(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train and measure by every seed; with several, a line is printed for each, and the result is of all questions."""
     names = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seeds")
     settings = {name: getattr(options, name) for name in names}
@@ -312,12 +316,12 @@ def trained(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for seed in options.seeds:
         options.seed, seed_folder = seed, folder / f"seed-{seed}"
         seed_folder.mkdir()
-        world = made(options, seed_folder, seed) if options.made else real(options, seed_folder)
-        facts, seed_arms = worth(options, seed_folder, world)
+        world = make_world(options, seed_folder, seed) if options.made else load_world(options, seed_folder)
+        facts, seed_arms = measure_worth(options, seed_folder, world)
         many.append(seed_arms)
         if len(options.seeds) > 1:
-            print(json.dumps({"benchmark": "radit", "seed": options.seed, **facts, **told(seed_arms)}), flush=True)
-    return {"generator": Path(options.generator).name, "settings": settings, **facts, **told(pooled(many))}
+            print(json.dumps({"benchmark": "radit", "seed": options.seed, **facts, **summarize(seed_arms)}), flush=True)
+    return {"generator": Path(options.generator).name, "settings": settings, **facts, **summarize(pool_seeds(many))}
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Work:
     threads: int
     device: str
 
-    def asked(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def build_inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (b k, s) tokens and (b, k) scores, on the device."""
         stream = torch.Generator().manual_seed(1)
         tokens = torch.randint(4, self.vocabulary, (self.questions * self.k, self.context), generator=stream)
@@ -88,7 +88,7 @@ def bart(work: Work) -> BartForConditionalGeneration:
 
 def ours(work: Work) -> Decode:
     generator = Seq2SeqGenerator(bart(work), None, PaperTemplate(), START, None, END, PAD, 1024)
-    tokens, scores = work.asked()
+    tokens, scores = work.build_inputs()
     contexts = Contexts(tokens, torch.ones_like(tokens, dtype=torch.bool), work.k)
     ways = {"token": decode_token, "sequence": decode_sequence}
 
@@ -107,7 +107,7 @@ def peer(work: Work) -> Decode:
     ways: dict[str, Any] = {"token": RagTokenForGeneration(**parts), "sequence": RagSequenceForGeneration(**parts)}
     for way in ways.values():
         way.to(work.device)
-    tokens, scores = work.asked()
+    tokens, scores = work.build_inputs()
 
     def run(kind: str, beams: int) -> Answers:
         sequences = ways[kind].generate(
@@ -133,7 +133,7 @@ def _to_end(tokens: list[int]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DecodingRun:
     """What one decoding took and gave."""
 
     seconds: float
@@ -147,23 +147,23 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class DecoderProcess:
     """One of the two, in a process of its own."""
 
     pipe: Connection
     process: BaseProcess
 
     @classmethod
-    def start(cls, load: Callable[[Work], Decode], work: Work) -> "Side":
+    def start(cls, load: Callable[[Work], Decode], work: Work) -> "DecoderProcess":
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, load, work), daemon=True)
         process.start()
         return cls(ours, process)
 
-    def turn(self, kind: str, beams: int) -> Turn:
+    def turn(self, kind: str, beams: int) -> DecodingRun:
         self.pipe.send((kind, beams))
-        turn: Turn = self.pipe.recv()
+        turn: DecodingRun = self.pipe.recv()
         return turn
 
     def end(self) -> None:
@@ -181,14 +181,14 @@ def serve(pipe: Connection, load: Callable[[Work], Decode], work: Work) -> None:
         began, cpu_start = time.perf_counter(), time.process_time()
         answers = decode(*way)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_start
-        pipe.send(Turn(seconds, cpu, _status_mb("VmHWM") - loaded, answers))
+        pipe.send(DecodingRun(seconds, cpu, _status_mb("VmHWM") - loaded, answers))
 
 
 def _status_mb(field: str) -> float:
     return int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0]) * 1024 / 1e6
 
 
-def compare(sides: Sequence[Side], kind: str, beams: int, rounds: int, clock: str) -> dict[str, Any]:
+def compare(sides: Sequence[DecoderProcess], kind: str, beams: int, rounds: int, clock: str) -> dict[str, Any]:
     """Decode in turns; return the report."""
     turns = [[side.turn(kind, beams) for side in sides] for _ in range(rounds + 1)][1:]  # the first warms up
     mine, theirs = zip(*turns, strict=True)
@@ -228,7 +228,7 @@ def main() -> None:
     beams, rounds = options.pop("beams"), options.pop("rounds")
     work = Work(**options)
     clock = "seconds" if work.device == "cuda" else "cpu_seconds"
-    sides = [Side.start(load, work) for load in (ours, peer)]
+    sides = [DecoderProcess.start(load, work) for load in (ours, peer)]
     for kind in ("token", "sequence"):
         for width in beams:
             print(json.dumps({**compare(sides, kind, width, rounds, clock), **asdict(work)}), flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_dpr import Data, read_data, rounded, say
+from bench_dpr import DprData, print_measures, read_data, round_estimate
 
 from flows.demo import demo_encoder
 from flows.import_library import import_library
@@ -54,7 +54,7 @@ Figures = dict[str, list[float]]  # by measure, one value a question
 _DECODING = DecodingSettings(max_new_tokens=16)
 
 
-def library(corpus: Sequence[Passage], folder: Path, encoder: str = "") -> Path:
+def build_library(corpus: Sequence[Passage], folder: Path, encoder: str = "") -> Path:
     """Import the passages and an encoder's vectors of them as a snapshot, by default MiniLM's; return its store."""
     encoder = encoder or demo_encoder()
     rows = [{"id": f"p{number}", "title": passage.title, "text": passage.text} for number, passage in enumerate(corpus)]
@@ -73,34 +73,34 @@ def examine(rag: Rag, snapshot: Snapshot, examples: Sequence[Example], k: int) -
     questions = [example.question for example in examples]
     retriever = DenseRetriever(snapshot, rag.question)
     return {
-        "open": _examined(rag, examples, retriever.search(questions, k)),
-        "closed": _examined(rag, examples, [[CLOSED_BOOK]] * len(examples)),
+        "open": _measure_answers(rag, examples, retriever.search(questions, k)),
+        "closed": _measure_answers(rag, examples, [[CLOSED_BOOK]] * len(examples)),
     }
 
 
-def _examined(rag: Rag, examples: Sequence[Example], hits: Sequence[Sequence[Hit]]) -> Figures:
+def _measure_answers(rag: Rag, examples: Sequence[Example], hits: Sequence[Sequence[Hit]]) -> Figures:
     answers = MarginalReader(None, rag, _DECODING, batch=4).answer_from(
         [example.question for example in examples], hits
     )
     answer_pairs = [(answer.text, example.answers) for answer, example in zip(answers, examples, strict=True)]
     return {
-        "nll": [_nll(rag, *pair) for pair in zip(examples, hits, strict=True)],
+        "nll": [_compute_nll(rag, *pair) for pair in zip(examples, hits, strict=True)],
         "EM": [float(exact_match(*pair)) for pair in answer_pairs],
         "F1": [float(token_f1(*pair)) for pair in answer_pairs],
     }
 
 
 @torch.no_grad()
-def _nll(rag: Rag, example: Example, hits: Sequence[Hit]) -> float:
+def _compute_nll(rag: Rag, example: Example, hits: Sequence[Hit]) -> float:
     rag.eval()
     contexts = rag.generator.encode_contexts([example.question], [[hit.passage for hit in hits]])
     scores = torch.tensor([[hit.score for hit in hits]])
     return -float(rag.log_likelihood(scores, contexts, rag.generator.encode_targets([example.answers[0]])).log_p)
 
 
-def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, Any]:
+def compare(options: argparse.Namespace, data: DprData, folder: Path) -> dict[str, Any]:
     """Examine, train, and examine again."""
-    store = library(data.corpus, folder)
+    store = build_library(data.corpus, folder)
     with Snapshot.open(str(store)) as snapshot:
         question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question")
         recipe = RagRecipe(
@@ -127,7 +127,7 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
             cpu=not options.gpu,
         )
         started, cpu_start = time.perf_counter(), time.process_time()
-        done = train(task, loop, folder / "training", say)
+        done = train(task, loop, folder / "training", print_measures)
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_start
         figures_after = examine(load_rag(done.best_folder), snapshot, data.test, options.k)
     return {
@@ -141,17 +141,17 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
     }
 
 
-def _table(found: dict[str, Figures]) -> dict[str, Any]:
+def _table(figures_by_book: dict[str, Figures]) -> dict[str, Any]:
     return {
-        book: {name: rounded(estimate_mean(values)) for name, values in figures.items()}
-        for book, figures in found.items()
+        book: {name: round_estimate(estimate_mean(values)) for name, values in figures.items()}
+        for book, figures in figures_by_book.items()
     }
 
 
-def _changes(before: dict[str, Figures], after: dict[str, Figures]) -> dict[str, Any]:
+def _changes(base: dict[str, Figures], tuned: dict[str, Figures]) -> dict[str, Any]:
     return {
-        book: {name: rounded(estimate_difference(values, before[book][name])) for name, values in figures.items()}
-        for book, figures in after.items()
+        book: {name: round_estimate(estimate_difference(values, base[book][name])) for name, values in figures.items()}
+        for book, figures in tuned.items()
     }
 
 

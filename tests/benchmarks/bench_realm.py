@@ -76,7 +76,7 @@ class Shape:
     steps: int
 
 
-def library(folder: Path, count: int) -> Path:
+def build_library(folder: Path, count: int) -> Path:
     """Publish the first passages of the extract with their spans, vectors and an exact index; return the store."""
     plan = plan_dump(demo_dump(), workdir=folder, stage=str, part_bytes=1 << 30)
     all_passages, spans, rows = (folder / name for name in ("whole.parquet", "whole.npy", "rows.parquet"))
@@ -88,7 +88,7 @@ def library(folder: Path, count: int) -> Path:
     return publish(folder, count, demo_encoder())
 
 
-def made(folder: Path, subjects: int, layers: int, seed: int) -> tuple[Path, str]:
+def make_world(folder: Path, subjects: int, layers: int, seed: int) -> tuple[Path, str]:
     """Publish a made world, whose names are its spans; return the store and the encoder."""
     folder.mkdir()
     world = facts(subjects, seed)
@@ -128,7 +128,7 @@ def publish(folder: Path, count: int, name: str) -> Path:
     return folder / "store"
 
 
-def model(seed: int, reader: str = "", encoder: str = "", *, dropout: bool = True, frozen: bool = False) -> Realm:
+def load_model(seed: int, reader: str = "", encoder: str = "", *, dropout: bool = True, frozen: bool = False) -> Realm:
     """Load MiniLM three times, or another encoder or reader in its place; the seed draws the new head."""
     torch.manual_seed(seed)
     encoders = BiEncoder.load(encoder or demo_encoder(), device="cpu")
@@ -140,27 +140,27 @@ def model(seed: int, reader: str = "", encoder: str = "", *, dropout: bool = Tru
     return realm
 
 
-def batches(task: RealmTask, steps: int) -> Sequence[TextBatch]:
+def list_batches(task: RealmTask, steps: int) -> Sequence[TextBatch]:
     return [task.batches(0)[number] for number in range(steps)]
 
 
 def ours(store: Path, shape: Shape) -> list[Step]:
     """Train with this library."""
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
-    task = RealmTask(model(1, dropout=False), Snapshot.open(str(store)), recipe)
+    task = RealmTask(load_model(1, dropout=False), Snapshot.open(str(store)), recipe)
     task.module.train()
-    text_batches = batches(task, shape.steps)
+    text_batches = list_batches(task, shape.steps)
     return taken.ours(task.module, lambda number: task.loss(text_batches[number])[0], shape.steps, 3e-5)
 
 
-def given(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[list[tuple[str, str]]]]]:
+def collect_inputs(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[list[tuple[str, str]]]]]:
     """Return the texts of the steps, and title and text of their candidates, by the weights before training."""
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
     snapshot = Snapshot.open(str(store))
-    task = RealmTask(model(1, dropout=False), snapshot, recipe)
+    task = RealmTask(load_model(1, dropout=False), snapshot, recipe)
     asking = CandidateRetriever(snapshot, None, shape.candidates)
     texts, candidates = [], []
-    for batch in batches(task, shape.steps):
+    for batch in list_batches(task, shape.steps):
         texts.append(task.mask_batch(batch))
         vectors = task.module.encoders.encode_questions([text.question for text in texts[-1]])
         result = asking.retrieve(batch.rows, texts[-1], vectors)
@@ -170,12 +170,12 @@ def given(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[
     return texts, candidates
 
 
-def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]]], shape: Shape) -> list[Step]:
+def theirs(texts: list[list[MaskedText]], passages: list[list[list[tuple[str, str]]]], shape: Shape) -> list[Step]:
     """Train with a plain loop over the same texts and candidates."""
     torch.manual_seed(1)
     question = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
     passage = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
-    masked_lm = model(1, dropout=False).reader.whole  # the same new head
+    masked_lm = load_model(1, dropout=False).reader.whole  # the same new head
     reader = BertForMaskedLM(masked_lm.config)
     reader.load_state_dict(masked_lm.state_dict())
     del masked_lm
@@ -185,16 +185,16 @@ def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
 
-    def encoded(encoder: BertModel, written: list[str]) -> Tensor:
-        read = tokenizer(written, padding=True, truncation=True, max_length=256, return_tensors="pt")
+    def encode(encoder: BertModel, sentences: list[str]) -> Tensor:
+        read = tokenizer(sentences, padding=True, truncation=True, max_length=256, return_tensors="pt")
         hidden, mask = encoder(**read).last_hidden_state, read["attention_mask"][..., None]
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
 
     def loss(number: int) -> Tensor:
-        step_texts, candidates = texts[number], found[number]
+        step_texts, candidates = texts[number], passages[number]
         b, c = len(step_texts), shape.candidates
-        question_vectors = encoded(question, [text.question for text in step_texts])
-        read = encoded(passage, [f"{title} {text}".strip() for candidate in candidates for title, text in candidate])
+        question_vectors = encode(question, [text.question for text in step_texts])
+        read = encode(passage, [f"{title} {text}".strip() for candidate in candidates for title, text in candidate])
         scores = torch.einsum("bd,bcd->bc", question_vectors, read.view(b, c, -1)) / UNIT_TEMPERATURE
         ids, types, positions, targets = [], [], [], []
         for text, candidate in zip(step_texts, candidates, strict=True):
@@ -220,7 +220,7 @@ def theirs(texts: list[list[MaskedText]], found: list[list[list[tuple[str, str]]
 
 def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, Any]:
     """Run both in turns; the first step of each process is a warm-up."""
-    inputs = given(store, shape)
+    inputs = collect_inputs(store, shape)
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         runs["ours"].append(alone(ours, store, shape, threads=threads))
@@ -238,7 +238,7 @@ def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, A
     }
 
 
-def learned(
+def train_arm(
     store: Path, folder: Path, arm: str, options: argparse.Namespace, seed: int, encoder: str = ""
 ) -> dict[str, Any]:
     """Train one arm; return what salient masks of the texts held out say before and after."""
@@ -246,7 +246,7 @@ def learned(
     sizes |= {"question_tokens": options.question_tokens, "passage_tokens": options.passage_tokens, "seed": seed}
     recipe = replace(RECIPE, **sizes)
     snapshot = Snapshot.open(str(store))
-    realm = model(seed, options.reader, encoder, frozen=arm == "frozen")
+    realm = load_model(seed, options.reader, encoder, frozen=arm == "frozen")
     judge = RealmTask(realm, snapshot, replace(recipe, seed=1))  # salient masks, the same for all
     with torch.no_grad():
         realm.eval()
@@ -304,7 +304,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="bench-realm-") as workdir:
         folder = Path(workdir)
-        store = library(folder, options.passages) if options.timed or not options.made else folder
+        store = build_library(folder, options.passages) if options.timed or not options.made else folder
         sizes = {"passages": options.passages, "threads": options.threads}
         if options.timed:
             shape = Shape(options.texts, RECIPE.candidates, options.timed)
@@ -315,7 +315,7 @@ def main() -> None:
         worlds = range(1, options.seeds + 1)
         stores = dict.fromkeys(worlds, (store, ""))
         if options.made:
-            stores = {seed: made(folder / f"world-{seed}", options.made, options.layers, seed) for seed in worlds}
+            stores = {seed: make_world(folder / f"world-{seed}", options.made, options.layers, seed) for seed in worlds}
             if not options.reader:
                 options.reader = str(folder / "reader")
                 nats = write_masked_lm(Path(options.reader), options.reader_steps)
@@ -323,7 +323,7 @@ def main() -> None:
         figures_by_arm = dict[str, dict[str, list[float]]]()
         for arm in options.arms:
             runs = [
-                learned(stores[seed][0], folder / f"{arm}-{seed}", arm, options, seed, stores[seed][1])
+                train_arm(stores[seed][0], folder / f"{arm}-{seed}", arm, options, seed, stores[seed][1])
                 for seed in worlds
             ]
             figures = {name: [run["after"][name] for run in runs] for name in ("nll", "utility")}

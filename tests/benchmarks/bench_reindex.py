@@ -39,7 +39,7 @@ EF_CONSTRUCTION = 100  # of the default recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuildResult:
     """One way's whole run."""
 
     cost: Cost
@@ -49,7 +49,7 @@ class Built:
     indexes: Mapping[str, str]  # factory strings, by name
 
 
-def ours(work: str, folder: Path) -> Built:
+def ours(work: str, folder: Path) -> BuildResult:
     """Run `bookwheel reindex` into a fresh store."""
     store, recipe = folder / "store", folder / "recipe.toml"
     recipe.write_text(RECIPES[work])
@@ -70,16 +70,16 @@ def ours(work: str, folder: Path) -> Built:
         for kind in ("passages", "embeddings", "index")
     }
     factories = {name: index["factory"] for name, index in content["indexes"].items()}
-    return Built(cost, reply["counts"]["passages"], reply["seconds"], sizes, factories)
+    return BuildResult(cost, reply["counts"]["passages"], reply["seconds"], sizes, factories)
 
 
-def theirs(indexes: Mapping[str, str], folder: Path) -> Built:
+def theirs(indexes: Mapping[str, str], folder: Path) -> BuildResult:
     """Run the bare script into an empty folder."""
     out = folder / "bare"
     out.mkdir()
     cost = run([sys.executable, __file__, "--bare", str(out), "--indexes", json.dumps(indexes)])
     reply = json.loads(cost.output)
-    return Built(cost, reply["passages"], reply["seconds"], reply["sizes_mb"], indexes)
+    return BuildResult(cost, reply["passages"], reply["seconds"], reply["sizes_mb"], indexes)
 
 
 def bare(out: Path, indexes: Mapping[str, str]) -> None:
@@ -87,7 +87,7 @@ def bare(out: Path, indexes: Mapping[str, str]) -> None:
     started, seconds = time.perf_counter(), {}
     extract = [sys.executable, "-m", "wikiextractor.WikiExtractor", demo_dump(), "--json", "--no-templates", "-q"]
     subprocess.run([*extract, "-o", str(out / "text")], check=True)
-    passages = list(windows(out / "text"))
+    passages = list(split_windows(out / "text"))
     (out / "passages.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
     seconds["chunk"] = time.perf_counter() - started
 
@@ -105,10 +105,10 @@ def bare(out: Path, indexes: Mapping[str, str]) -> None:
         index.add(vectors)
         faiss.write_index(index, str(out / f"{name}.faiss"))
         seconds[name] = time.perf_counter() - started - sum(seconds.values())
-    print(json.dumps({"passages": len(passages), "seconds": rounded(seconds), "sizes_mb": sizes(out)}))
+    print(json.dumps({"passages": len(passages), "seconds": round_seconds(seconds), "sizes_mb": measure_sizes(out)}))
 
 
-def windows(text: Path) -> list[dict[str, str]]:
+def split_windows(text: Path) -> list[dict[str, str]]:
     """Return the passages of what wikiextractor wrote: disjoint windows of 100 words an article."""
     passages = []
     for path in sorted(path for path in text.rglob("wiki_*") if path.is_file()):
@@ -119,20 +119,20 @@ def windows(text: Path) -> list[dict[str, str]]:
     return passages
 
 
-def sizes(out: Path) -> dict[str, float]:
+def measure_sizes(out: Path) -> dict[str, float]:
     """Return the megabytes of the bare script's files, under our names."""
     kinds = {"passages": "passages.jsonl", "embeddings": "embeddings.npy", "index": "*.faiss"}
     return {kind: round(sum(p.stat().st_size for p in out.glob(name)) / 1e6, 2) for kind, name in kinds.items()}
 
 
-def rounded(values: Mapping[str, float]) -> dict[str, float]:
+def round_seconds(values: Mapping[str, float]) -> dict[str, float]:
     """Return seconds to a tenth."""
     return {name: round(value, 1) for name, value in values.items()}
 
 
 def compare(work: str, rounds: int) -> dict[str, Any]:
     """Let the two take turns; return medians and ratios."""
-    runs: dict[str, list[Built]] = {"ours": [], "theirs": []}
+    runs: dict[str, list[BuildResult]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="bench-reindex-") as name:
             runs["ours"].append(ours(work, Path(name)))
@@ -151,10 +151,10 @@ def compare(work: str, rounds: int) -> dict[str, Any]:
         "ratio_a_passage": round(rate["ours"] / rate["theirs"], 2),
         "ratios": [round(b.cost.seconds / a.cost.seconds, 2) for a, b in zip(*runs.values(), strict=True)],
         "passages": passage_counts,
-        "passages_per_s": rounded(rate),
+        "passages_per_s": round_seconds(rate),
         "seconds": {who: [round(result.cost.seconds, 1) for result in all_of] for who, all_of in runs.items()},
         "cpu_seconds": {who: [round(result.cost.cpu_seconds, 1) for result in all_of] for who, all_of in runs.items()},
-        "stages": {who: rounded(all_of[-1].stages) for who, all_of in runs.items()},
+        "stages": {who: round_seconds(all_of[-1].stages) for who, all_of in runs.items()},
         "peak_mb": {who: round(max(result.cost.peak_mb for result in all_of)) for who, all_of in runs.items()},
         "sizes_mb": {who: all_of[-1].sizes_mb for who, all_of in runs.items()},
     }

@@ -46,7 +46,7 @@ Load = Callable[[str, int], Score]
 
 
 @dataclass(slots=True)
-class Contender:
+class ScorerProcess:
     """One model, in a process of its own."""
 
     pipe: Connection
@@ -55,7 +55,7 @@ class Contender:
     peak: int = 0  # MB
 
     @classmethod
-    def start(cls, load: Load, folder: Path, threads: int) -> "Contender":
+    def start(cls, load: Load, folder: Path, threads: int) -> "ScorerProcess":
         context = multiprocessing.get_context("spawn")
         pipe, end = context.Pipe()
         context.Process(target=serve, args=(end, load, str(folder), threads), daemon=True).start()
@@ -104,7 +104,7 @@ def peak_mb() -> int:
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
 
 
-def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dict[str, Any]:
+def compare_speed(contenders: dict[str, ScorerProcess], pairs: Pairs, rounds: int) -> dict[str, Any]:
     warm = tuple(pair[:WARM_UP] for pair in pairs)
     for contender in contenders.values():
         contender.score(warm, timed=False)  # type: ignore[arg-type]
@@ -131,10 +131,10 @@ def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dic
     }
 
 
-def quality(model: Path, paragraphs: Path, questions: Path, asked: int, depth: int) -> dict[str, Any]:
+def compare_hits(model: Path, paragraphs: Path, questions: Path, count: int, depth: int) -> dict[str, Any]:
     """Compare the first 5 of an exact dense search with the first 5 of its `depth` after reranking."""
     corpus = _lines(paragraphs)
-    sample = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:asked]]
+    sample = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:count]]
     encoder = Encoder.load(demo_encoder(), device="cpu")
     read = encoder.encode_passages([p["title"] for p in corpus], [p["text"] for p in corpus])
     scores = encoder.encode_questions([question["question"] for question in sample]) @ read.T  # (q, n)
@@ -158,9 +158,9 @@ def quality(model: Path, paragraphs: Path, questions: Path, asked: int, depth: i
             for ranked in (ranked_rows, reranked)
         )
         report[name] = {
-            "input": _shown(estimate_mean(input_hits)),
-            "reranked": _shown(estimate_mean(reranked_hits)),
-            "difference": _shown(estimate_difference(reranked_hits, input_hits)),
+            "input": _round_interval(estimate_mean(input_hits)),
+            "reranked": _round_interval(estimate_mean(reranked_hits)),
+            "difference": _round_interval(estimate_difference(reranked_hits, input_hits)),
         }
     return report
 
@@ -183,8 +183,8 @@ def _first(
     return float(any(holds(question, corpus[row]) for row in rows[:k].tolist()))
 
 
-def _shown(one: Estimate) -> list[float]:
-    return [round(one.value, 4), round(one.low, 4), round(one.high, 4)]
+def _round_interval(estimate: Estimate) -> list[float]:
+    return [round(estimate.value, 4), round(estimate.low, 4), round(estimate.high, 4)]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -220,12 +220,12 @@ def main() -> None:
             questions = [texts[number % len(texts)] for number in range(len(rows))]
             pairs = questions, [row["title"] for row in rows], [row["text"] for row in rows]
             models["onnx"] = (ours, as_graph(folder, work / "graph"))
-            contenders = {name: Contender.start(*model, options.threads) for name, model in models.items()}
+            contenders = {name: ScorerProcess.start(*model, options.threads) for name, model in models.items()}
             head = {"benchmark": "rerank", "model": model_folder.name if model_folder else "minilm-l6, drawn head"}
-            print(json.dumps({**head, "threads": options.threads, **compared(contenders, pairs, options.rounds)}))
+            print(json.dumps({**head, "threads": options.threads, **compare_speed(contenders, pairs, options.rounds)}))
         if options.paragraphs and options.questions:
             best = models.get("onnx_as_given", models["torch"])[1]
-            print(json.dumps(quality(best, options.paragraphs, options.questions, options.asked, options.depth)))
+            print(json.dumps(compare_hits(best, options.paragraphs, options.questions, options.asked, options.depth)))
 
 
 if __name__ == "__main__":

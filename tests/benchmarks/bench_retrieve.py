@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import msgspec
 from alone import alone
-from bench_serve import bare_best
+from bench_serve import measure_best_loop
 from served import cpu_seconds, load, memory_mb, offer, percentile_ms, print_measurement, service
 
 BATCH = 64
@@ -87,7 +87,7 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
             cpu_start = cpu_seconds(process)
             rates.append(len(many) / retrieve(url, many))
             cpu_ms.append((cpu_seconds(process) - cpu_start) / len(many) * 1e3)
-            bare_rates.append(bare_best(str(folder / "dest"), questions, BATCH, SECONDS))
+            bare_rates.append(measure_best_loop(str(folder / "dest"), questions, BATCH, SECONDS))
         at_once = {
             str(n): describe_singles(alone(_run_singles, url, questions, n, options.requests).value)
             for n in options.at_once

@@ -62,7 +62,7 @@ _ASK = 0.2  # seconds between two looks whether the service is ready
 Costs = dict[str, Spent]  # by stage or verb
 
 
-def lived(
+def run_life_cycle(
     corpus: Corpus, encoder: str, folder: Path, store: str, part_bytes: int
 ) -> tuple[dict[str, Told], dict[str, Any]]:
     """Take a corpus through its life; return what each verb took, and the sizes of the store."""
@@ -74,25 +74,25 @@ def lived(
         dump = corpus.write(month, folder / month)
         reports[verb] = _run(verb, ("reindex", "--dump", dump, *build), cache)
         shutil.rmtree(folder / month)
-    sizes = measured_sizes(Files(store))
+    sizes = measure_sizes(Files(store))
     for verb, words in _verbs(corpus, folder / "pulled").items():
         reports[verb] = _run(verb, (*words, "--store", store), cache)
     shutil.rmtree(folder / "pulled")
     for verb in ("serve", "serve --in-memory"):
-        reports[verb] = answered(verb.split(), store, corpus.question(), cache)
+        reports[verb] = ask_service(verb.split(), store, corpus.question(), cache)
         _say(verb, reports[verb].whole)
     counts = reports["reindex"].reply["counts"]
     return reports, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
 
 
 def _run(verb: str, words: Sequence[str], environment: dict[str, str]) -> Told:
-    report = bookwheel(*words, environment=environment, on_stage=lambda stage, spent: _say(f"{verb}: {stage}", spent))
+    report = bookwheel(*words, environment=environment, on_stage=lambda stage, cost: _say(f"{verb}: {stage}", cost))
     _say(verb, report.whole)
     return report
 
 
-def _say(name: str, spent: Spent) -> None:
-    print(json.dumps(rounded({name: spent})), file=sys.stderr, flush=True)
+def _say(name: str, cost: Spent) -> None:
+    print(json.dumps(round_costs({name: cost})), file=sys.stderr, flush=True)
 
 
 def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
@@ -105,7 +105,7 @@ def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-def answered(words: Sequence[str], store: str, question: str, environment: dict[str, str]) -> Told:
+def ask_service(words: Sequence[str], store: str, question: str, environment: dict[str, str]) -> Told:
     """Start the service and ask it one question."""
     with service(*words, "--store", store, environment=environment) as (address, report):
         while get(address, "/readyz")[0] != 200:
@@ -116,7 +116,7 @@ def answered(words: Sequence[str], store: str, question: str, environment: dict[
     return report
 
 
-def measured_sizes(files: Files) -> dict[str, float]:
+def measure_sizes(files: Files) -> dict[str, float]:
     """Return the kilobytes of the largest file of each kind that could grow with the corpus and is read whole."""
     kinds = {kind: files.iter_tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _lists(files)}
     return {kind: round(max((file.size for file in group), default=0) / 1e3, 1) for kind, group in kinds.items()}
@@ -125,18 +125,18 @@ def measured_sizes(files: Files) -> dict[str, float]:
 def _lists(files: Files) -> Iterator[StoredFile]:
     """Yield the blobs that are lists of other blobs."""
     blobs = [*files.iter_tree("blobs")]
-    first = files.map_concurrently(lambda found: files.read_range(found.path, 0, min(1, found.size)), blobs)
+    first = files.map_concurrently(lambda file: files.read_range(file.path, 0, min(1, file.size)), blobs)
     return (blob for blob, byte in zip(blobs, first, strict=True) if byte == b"[")
 
 
-def costs_of(told: Mapping[str, Told]) -> Costs:
+def list_costs(reports: Mapping[str, Told]) -> Costs:
     """Return what each verb took, and each stage of those that have stages."""
-    costs = {verb: report.whole for verb, report in told.items()}
-    staged = {f"{verb}: {stage}": cost for verb, report in told.items() for stage, cost in report.stages.items()}
+    costs = {verb: report.whole for verb, report in reports.items()}
+    staged = {f"{verb}: {stage}": cost for verb, report in reports.items() for stage, cost in report.stages.items()}
     return costs | {name: cost for name, cost in staged.items() if not name.endswith(OUTSIDE)}
 
 
-def growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
+def fit_growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
     """Return the exponents and the bytes a passage of each stage and verb that costs enough; of one size none."""
     growth_by_name: dict[str, Any] = {}
     if len(costs) < 2:
@@ -163,7 +163,7 @@ def _slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
     return round((getattr(large, kind) - getattr(small, kind)) * 1e6 / (many - few), 1) if many > few else None
 
 
-def rounded(costs: Costs) -> dict[str, list[float]]:
+def round_costs(costs: Costs) -> dict[str, list[float]]:
     """Return seconds, CPU seconds, and the megabytes of launcher and worker, anonymous and mapped, by name."""
     return {name: [round(value, 1) for value in asdict(cost).values()] for name, cost in costs.items()}
 
@@ -201,10 +201,10 @@ def main() -> None:
             print(json.dumps({"about_passages": size}), file=sys.stderr, flush=True)
             corpus = Corpus.for_passages(sentences, size)
             store = f"{stores}/{size}/store"
-            reports, fact = lived(corpus, encoder, folder, store, options.part_bytes)
+            reports, fact = run_life_cycle(corpus, encoder, folder, store, options.part_bytes)
             url_to_fs(store)[0].rm(store, recursive=True)
             shutil.rmtree(folder)
-            runs.append(costs_of(reports))
+            runs.append(list_costs(reports))
             facts.append(fact)
     line = {
         "benchmark": "scale",
@@ -213,8 +213,8 @@ def main() -> None:
         "part_bytes": options.part_bytes,
         "sizes": facts,
         "columns": ["seconds", "CPU seconds", "launcher MB", "worker MB", "launcher mapped MB", "worker mapped MB"],
-        "costs": [rounded(costs) for costs in runs],
-        "growth": growth([fact["passages"] for fact in facts], runs),
+        "costs": [round_costs(costs) for costs in runs],
+        "growth": fit_growth([fact["passages"] for fact in facts], runs),
     }
     print(json.dumps(line), flush=True)
 

@@ -50,31 +50,31 @@ class Rate:
 
     questions_s: float
     cpu_ms: float  # a question, of all threads; clients left out
-    asked: tuple[Asked, ...] = ()
+    responses: tuple[Asked, ...] = ()
 
 
-def bare(folder: str, questions: list[str], together: int, seconds: float) -> Rate:
+def measure_loop(folder: str, questions: list[str], batch: int, seconds: float) -> Rate:
     """Encode and search, `together` at once."""
     with Snapshot.from_folder(Path(folder)) as snapshot:
         retriever = DenseRetriever.from_snapshot(snapshot)
-        retriever.search(questions[:together], K)
+        retriever.search(questions[:batch], K)
         began, cpu_start, done = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() < began + seconds:
             start = done % len(questions)
-            retriever.search((questions + questions)[start : start + together], K)
-            done += together
+            retriever.search((questions + questions)[start : start + batch], K)
+            done += batch
         return Rate(done / (time.perf_counter() - began), (time.process_time() - cpu_start) / done * 1e3)
 
 
-def bare_best(folder: str, questions: list[str], together: int, seconds: float) -> Rate:
+def measure_best_loop(folder: str, questions: list[str], batch: int, seconds: float) -> Rate:
     """Return the better of one thread and all cores: few short questions are no work for two."""
-    rates: list[Rate] = [alone(bare, folder, questions, together, seconds, threads=n).value for n in (1, CORES)]
+    rates: list[Rate] = [alone(measure_loop, folder, questions, batch, seconds, threads=n).value for n in (1, CORES)]
     return max(rates, key=lambda rate: rate.questions_s)
 
 
-def served(at: tuple[str, int], questions: list[str], clients: int, seconds: float) -> Rate:
+def measure_service(endpoint: tuple[str, int], questions: list[str], clients: int, seconds: float) -> Rate:
     """Ask a service."""
-    address, process = at
+    address, process = endpoint
     processes = list_processes(process)
     cpu_start = sum(map(cpu_seconds, processes))
     responses = alone(load, address, questions, clients, seconds).value
@@ -92,16 +92,16 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
             ours.append({})
             theirs.append({})
             for n in options.clients:
-                ours[-1][n] = served(endpoint, questions, n, options.seconds)
-                theirs[-1][n] = bare_best(str(folder / "dest"), questions, n, options.seconds)
+                ours[-1][n] = measure_service(endpoint, questions, n, options.seconds)
+                theirs[-1][n] = measure_best_loop(str(folder / "dest"), questions, n, options.seconds)
         peak = memory_mb(endpoint[1], "VmHWM")
-    report = {str(n): _of_clients([our[n] for our in ours], [their[n] for their in theirs]) for n in options.clients}
+    report = {str(n): _compare_rates([our[n] for our in ours], [their[n] for their in theirs]) for n in options.clients}
     return {
         "benchmark": "serve",
         "passages": options.count,
         "ratio": report[str(max(options.clients))]["ratio"],
         "clients": report,
-        "failed": sum(reply.status != 200 for turn in ours for rate in turn.values() for reply in rate.asked),
+        "failed": sum(reply.status != 200 for turn in ours for rate in turn.values() for reply in rate.responses),
         "peak_mb": peak,
     }
 
@@ -121,15 +121,15 @@ def compare_workers(folder: Path, questions: list[str], options: argparse.Namesp
         for number in range(options.rounds * len(options.clients)):
             n = options.clients[number % len(options.clients)]
             for name, endpoint in services.items():
-                runs[name][n].append(served(endpoint, questions, n, options.seconds))
+                runs[name][n].append(measure_service(endpoint, questions, n, options.seconds))
         memory = {name: sum(map(proportional_mb, list_processes(endpoint[1]))) for name, endpoint in services.items()}
     report = {
         str(n): {
             name: {
                 "questions_s": round(statistics.median(rate.questions_s for rate in runs[name][n]), 1),
                 "cpu_ms": round(statistics.median(rate.cpu_ms for rate in runs[name][n]), 2),
-                "p50_ms": statistics.median(percentile_ms(rate.asked, 50) for rate in runs[name][n]),
-                "p99_ms": statistics.median(percentile_ms(rate.asked, 99) for rate in runs[name][n]),
+                "p50_ms": statistics.median(percentile_ms(rate.responses, 50) for rate in runs[name][n]),
+                "p99_ms": statistics.median(percentile_ms(rate.responses, 99) for rate in runs[name][n]),
             }
             for name in services
         }
@@ -148,20 +148,20 @@ def compare_workers(folder: Path, questions: list[str], options: argparse.Namesp
             for rates in runs.values()
             for many in rates.values()
             for rate in many
-            for response in rate.asked
+            for response in rate.responses
         ),
     }
 
 
-def _of_clients(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
+def _compare_rates(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
     rounds = list(zip(ours, theirs, strict=True))
     return {
         "questions_s": round(statistics.median(rate.questions_s for rate in ours), 1),
         "bare_questions_s": round(statistics.median(rate.questions_s for rate in theirs), 1),
         "ratio": round(statistics.median(our.questions_s / their.questions_s for our, their in rounds), 2),
         "cpu_ratio": round(statistics.median(their.cpu_ms / our.cpu_ms for our, their in rounds), 2),
-        "p50_ms": statistics.median(percentile_ms(rate.asked, 50) for rate in ours),
-        "p99_ms": statistics.median(percentile_ms(rate.asked, 99) for rate in ours),
+        "p50_ms": statistics.median(percentile_ms(rate.responses, 50) for rate in ours),
+        "p99_ms": statistics.median(percentile_ms(rate.responses, 99) for rate in ours),
         "cpu_ms": round(statistics.median(rate.cpu_ms for rate in ours), 2),
         "bare_cpu_ms": round(statistics.median(rate.cpu_ms for rate in theirs), 2),
         "rounds": [[round(our.questions_s, 1), round(their.questions_s, 1)] for our, their in rounds],

@@ -56,7 +56,7 @@ QUESTIONS_A_BATCH, K = 6, 20
 TERMS = (4, 8, 16, 32, 64, 128, 256, 768)
 
 
-def batch_of(examples: Sequence[Example]) -> tuple[list[str], list[Passage]]:
+def build_batch(examples: Sequence[Example]) -> tuple[list[str], list[Passage]]:
     """Return questions, and their positives followed by as many hard negatives."""
     sources, negatives = examples[:QUESTIONS_A_BATCH], examples[QUESTIONS_A_BATCH : 2 * QUESTIONS_A_BATCH]
     return [example.question for example in sources], [example.positives[0] for example in (*sources, *negatives)]
@@ -83,26 +83,26 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         for text, length in zip(texts, (128, 256), strict=True)
     ]
 
-    def weigh(place: int) -> tuple[Tensor, Tensor]:
-        ids, real = inputs[place]
-        hidden = norms[place](bodies[place](input_ids=ids, attention_mask=real.long())[0])
-        products = nn.functional.elu(hidden @ bodies[place].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
+    def weigh(position: int) -> tuple[Tensor, Tensor]:
+        ids, real = inputs[position]
+        hidden = norms[position](bodies[position](input_ids=ids, attention_mask=real.long())[0])
+        products = nn.functional.elu(hidden @ bodies[position].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
         weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms
         bag = torch.zeros(len(ids), size).scatter(1, ids, 1) * terms
         return weights, bag
 
-    def kept(weights: Tensor, bag: Tensor) -> Tensor:
+    def prune(weights: Tensor, bag: Tensor) -> Tensor:
         mask = torch.zeros_like(weights).scatter(1, weights.topk(768, 1).indices, 1)
         return weights * torch.logical_or(mask, bag)
 
-    def info_nce(asked: Tensor, read: Tensor) -> Tensor:
-        scores, gold_columns = asked @ read.T, torch.arange(count)
+    def info_nce(queries: Tensor, read: Tensor) -> Tensor:
+        scores, gold_columns = queries @ read.T, torch.arange(count)
         entropy = nn.functional.cross_entropy
         return entropy(scores, gold_columns) + entropy(scores[:, :count].T, gold_columns)
 
     def loss(_: int) -> Tensor:
-        (query, asked_bag), (read, read_bag) = weigh(0), weigh(1)
-        pairs = ((kept(query, asked_bag), read), (query, kept(read, read_bag)), (asked_bag, read), (query, read_bag))
+        (query, query_bag), (read, read_bag) = weigh(0), weigh(1)
+        pairs = ((prune(query, query_bag), read), (query, prune(read, read_bag)), (query_bag, read), (query, read_bag))
         return torch.stack([info_nce(*both) for both in pairs]).mean()
 
     return taken.plain(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
@@ -113,7 +113,7 @@ def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.N
     runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
     for _ in range(options.rounds):
         for side in (ours, plain):
-            runs[side.__name__].append(alone(side, folder, *batch_of(examples), 3))
+            runs[side.__name__].append(alone(side, folder, *build_batch(examples), 3))
     cpu = {name: [step.cpu_seconds for run in costs for step in run.value[1:]] for name, costs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = np.array([[step.loss for step in run[0].value] for run in runs.values()])
@@ -129,7 +129,7 @@ def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.N
     }
 
 
-def learned(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> tuple[SidrPair, float]:
+def train_sidr(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> tuple[SidrPair, float]:
     """Train for some steps; return the pair and the seconds of it."""
     shape = SidrRecipe(question_length=32, passage_length=options.length, shared=True)
     pair = SidrPair.load(folder, folder, shape, device="cpu").train()
@@ -151,7 +151,7 @@ def learned(folder: Path, examples: Sequence[Example], options: argparse.Namespa
     return pair.eval(), time.perf_counter() - started
 
 
-def indexed(rows: SparseVectors, factory: str, dim: int, scale: int, work: Path) -> ImpactIndex:
+def build_index(rows: SparseVectors, factory: str, dim: int, scale: int, work: Path) -> ImpactIndex:
     """Write rows as one part, and build and open an index of them."""
     part, out = work / f"{factory}.sparse", work / f"{factory}.postings"
     with SparseWriter(part, dim, scale) as writer:
@@ -177,30 +177,32 @@ class Success:
         return round(sum(successes) / len(successes), 4)
 
 
-def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any]], train: Any, options: Any) -> Any:
+def measure_terms(
+    folder: Path, corpus: list[Passage], question_rows: list[dict[str, Any]], train: Any, options: Any
+) -> Any:
     """Return what the bags find by n terms, beside other indexes, and what each costs when the encoder changes."""
-    pair, seconds = learned(folder, train, options)
-    encoder, questions = pair.question.encoder(), [row["question"] for row in asked]
+    pair, seconds = train_sidr(folder, train, options)
+    encoder, questions = pair.question.encoder(), [row["question"] for row in question_rows]
     titles, texts = [passage.title for passage in corpus], [passage.text for passage in corpus]
-    success = Success(texts, [row["answers"] for row in asked])
+    success = Success(texts, [row["answers"] for row in question_rows])
     with tempfile.TemporaryDirectory() as base:
         work = Path(base)
         spec, size = read_bag_spec(folder, {"max_length": options.length}), read_vocabulary_size(folder)
         tokenizer = load_tokenizer(folder, spec.max_length)
-        bags, bag_s = _timed(
+        bags, bag_s = _time(
             lambda: BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size)).encode_passages(
                 titles, texts
             )
         )
-        bag, bag_build_s = _timed(lambda: indexed(bags, "Impact1", size, 1, work))
-        rows, encode_s = _timed(lambda: pair.passage.encoder().encode_passages(titles, texts))
-        weights, build_s = _timed(lambda: indexed(rows, "Impact", size, pair.passage.spec.scale, work))
+        bag, bag_build_s = _time(lambda: build_index(bags, "Impact1", size, 1, work))
+        rows, encode_s = _time(lambda: pair.passage.encoder().encode_passages(titles, texts))
+        weights, build_s = _time(lambda: build_index(rows, "Impact", size, pair.passage.spec.scale, work))
         vectors = encoder.encode_questions(questions)
         full = bag.search(vectors, K)[1]
         curve = []
         for count in TERMS:
             bag.search(vectors, K, terms=count)  # decodes lists
-            top_rows, search_s = _timed(lambda count=count: bag.search(vectors, K, terms=count)[1])
+            top_rows, search_s = _time(lambda count=count: bag.search(vectors, K, terms=count)[1])
             recall = np.mean([len({*a.tolist()} & {*b.tolist()}) / K for a, b in zip(top_rows, full, strict=True)])
             rate = round(len(questions) / search_s)
             curve.append(
@@ -211,7 +213,7 @@ def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any
                     "Success@20": success(top_rows),
                 }
             )
-        late = _late(rows, vectors, full)
+        late = _reorder_candidates(rows, vectors, full)
         success_by_index = {
             "weights": {f"Success@{k}": success(weights.search(vectors, K)[1], k) for k in (1, 5, 20)},
             "bags": {f"Success@{k}": success(full, k) for k in (1, 5, 20)},
@@ -237,7 +239,7 @@ def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any
     }
 
 
-def _late(rows: SparseVectors, questions: Any, proposed: Any) -> list[Any]:
+def _reorder_candidates(rows: SparseVectors, questions: Any, proposed: Any) -> list[Any]:
     """Return what was proposed, in the order of the passages' own weights."""
     reordered = []
     for question, candidate_rows in zip(questions, proposed, strict=True):
@@ -262,12 +264,12 @@ def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
     return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, K)[1]
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+def _time(work: Callable[[], Any]) -> tuple[Any, float]:
     started = time.perf_counter()
     return work(), time.perf_counter() - started
 
 
-def examples_of(options: argparse.Namespace, corpus: Sequence[Passage]) -> list[Example]:
+def load_examples(options: argparse.Namespace, corpus: Sequence[Passage]) -> list[Example]:
     """Return the triples, or passages that are asked by title and first words."""
     if options.train:
         return read_examples(options.train)[: options.examples]
@@ -293,7 +295,7 @@ def main() -> None:
     corpus = [build_passage(read[row]["title"] or "", read[row]["text"]) for row in np.sort(order)]
     questions = lines(options.questions) if options.questions else lines(Path(QUESTIONS))
     sample = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
-    examples = examples_of(options, corpus)
+    examples = load_examples(options, corpus)
     if options.only != "terms":
         print(json.dumps(compare_steps(folder, examples, options)), flush=True)
     if options.only != "step":

@@ -27,7 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from bench_index_memory import built, projected
+from bench_index_memory import build_index, project_memory
 from bench_plan import BERT, WIKIPEDIA
 from hnsw_builds import trial_of
 from synthetic import Synthetic, written
@@ -174,7 +174,7 @@ def main() -> None:
             trial = trial_of(parts, "ip", queries, options.k)
             for number, factory in enumerate(options.index):
                 plan = resolve(IndexRecipe(factory), n, vectors.shape[1])
-                path, costs = built(plan, parts, part_folder / f"index-{number}", options.threads)
+                path, costs = build_index(plan, parts, part_folder / f"index-{number}", options.threads)
                 row = measure(plan, path, parts, trial, options) | costs
                 if n <= options.peers and not number:
                     row["plain_faiss"] = measure_peers(row, vectors[:n].astype(np.float32), trial)
@@ -182,7 +182,7 @@ def main() -> None:
                 rows[factory].append(row)
     indexes = {
         factory: {
-            "bytes_at_wikipedia": round(1e9 * projected(factory)["index_gb"] / WIKIPEDIA, 1),
+            "bytes_at_wikipedia": round(1e9 * project_memory(factory)["index_gb"] / WIKIPEDIA, 1),
             "lists_at_wikipedia": count_lists(resolve(IndexRecipe(factory), WIKIPEDIA, BERT)),
             "fit": fit(measured_rows),
             "rows": measured_rows,

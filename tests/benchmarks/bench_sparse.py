@@ -46,12 +46,12 @@ _OWN = 8  # terms of a synthetic question that one passage has; the others are l
 _BATCH = 64  # questions that the peer multiplies at once
 
 
-def synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
+def draw_synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
     """Return passages whose terms follow Zipf's law, questions of such terms, and the size of the vocabulary."""
     rng = np.random.default_rng(7)
     totals = np.cumsum(1 / np.arange(1, _VOCABULARY + 1) ** 0.8)
     drawn_terms = np.searchsorted(totals / totals[-1], rng.random((options.count, 2 * options.terms)))
-    rows = [_first(row, options.terms) for row in drawn_terms]
+    rows = [_take_terms(row, options.terms) for row in drawn_terms]
     terms = np.concatenate(rows).astype(np.int32)
     weights = np.clip(np.rint(rng.gamma(1.5, 0.5, len(terms)) * _SCALE), 1, 255).astype(np.uint8)
     passages = SparseVectors(terms, weights, compute_offsets(np.array([len(row) for row in rows])))
@@ -67,13 +67,13 @@ def synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]
     return passages, questions, _VOCABULARY
 
 
-def _first(row: np.ndarray, count: int) -> np.ndarray:
+def _take_terms(row: np.ndarray, count: int) -> np.ndarray:
     """Return the first `count` different terms of a row, ascending."""
     _, positions = np.unique(row, return_index=True)
     return np.sort(row[np.sort(positions)[:count]])
 
 
-def encoded(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
+def encode_texts(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
     """Return passages and questions of files, or the demo's, as a model weighs them."""
     count = min(options.count, len(demo_passages())) if options.passages is None else options.count
     rows, questions = drawn(options.passages, options.questions, count, options.asked)
@@ -132,7 +132,7 @@ def refresh(rows: SparseVectors, folder: Path, dim: int) -> dict[str, float | bo
     }
 
 
-def opened(folder: Path, factory: str) -> ImpactIndex:
+def open_impact_index(folder: Path, factory: str) -> ImpactIndex:
     """Open the index that `build` made."""
     n, dim, _ = json.loads((folder / "count").read_text())
     entry = KIND.plan(IndexRecipe(factory), n, dim).entry()
@@ -173,7 +173,7 @@ class Peer:
         return self.terms.nnz * 5 + self.terms.indptr.nbytes
 
 
-def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict[str, float]:
+def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds: int) -> dict[str, float]:
     """Return each side's questions per CPU second: the median of rounds in which they take turns."""
     round_seconds: dict[str, list[float]] = {name: [] for name in sides}
     for search in sides.values():
@@ -183,12 +183,12 @@ def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict
             began = time.process_time()
             search()
             round_seconds[name].append(time.process_time() - began)
-    return {name: round(asked / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
+    return {name: round(n_questions / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
 
 
 def main() -> None:
     options = _options()
-    rows, questions, dim = encoded(options) if options.model else synthetic(options)
+    rows, questions, dim = encode_texts(options) if options.model else draw_synthetic(options)
     n, k = len(rows), min(options.k, len(rows))
     with tempfile.TemporaryDirectory() as work:
         folder, once = Path(work, "parts"), Path(work, "once")
@@ -197,7 +197,7 @@ def main() -> None:
         cost = alone(build, folder, "Impact")
         seconds = {"Impact": cost.value, "Impact1": build(folder, "Impact1"), "in_one_part": build(once, "Impact")}
         equal = (folder / "Impact.postings").read_bytes() == (once / "Impact.postings").read_bytes()
-        index, bag, peer = opened(folder, "Impact"), opened(folder, "Impact1"), Peer(rows, dim)
+        index, bag, peer = open_impact_index(folder, "Impact"), open_impact_index(folder, "Impact1"), Peer(rows, dim)
         sides: dict[str, Callable[[], Any]] = {
             "ours": lambda: index.search(questions, k),
             "peer": lambda: peer.search(questions, k),
@@ -205,7 +205,7 @@ def main() -> None:
             "ours_one_bit": lambda: bag.search(questions, k),
             "ours_reading_all": lambda: index.search(questions, k, skip=False),
         }
-        rates = speeds(sides, len(questions), options.rounds)
+        rates = measure_speeds(sides, len(questions), options.rounds)
         theirs = (peer.search(questions, k)[0] / (QUERY_UNITS * _SCALE)).astype(np.float32)
         scores, best = index.search(questions, k)
         rows_of_10_terms = index.search(questions, k, terms=10)[1]

@@ -59,19 +59,21 @@ def ours(folder: str) -> Encode:
 
 def sentence_transformers(folder: str) -> Encode:
     loaded = import_module("sentence_transformers").SentenceTransformer(folder, device="cpu")
-    return lambda titles, texts: loaded.encode(joined(titles, texts), batch_size=1024)
+    return lambda titles, texts: loaded.encode(join_texts(titles, texts), batch_size=1024)
 
 
 def model2vec(folder: str) -> Encode:
     loaded = import_module("model2vec").StaticModel.from_pretrained(folder)
-    return lambda titles, texts: loaded.encode(joined(titles, texts), use_multiprocessing=False)
+    return lambda titles, texts: loaded.encode(join_texts(titles, texts), use_multiprocessing=False)
 
 
-def joined(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+def join_texts(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
     return [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
 
 
-def timed(load: Callable[[str], Encode], folder: str, titles: list[str], texts: list[str]) -> tuple[list[float], Any]:
+def time_encoding(
+    load: Callable[[str], Encode], folder: str, titles: list[str], texts: list[str]
+) -> tuple[list[float], Any]:
     """Encode in this process, one half after the other; return the CPU seconds of each, and some of the vectors."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
@@ -85,7 +87,7 @@ def timed(load: Callable[[str], Encode], folder: str, titles: list[str], texts: 
     return seconds, np.concatenate(vectors)[:: max(1, len(texts) // 500)]
 
 
-def speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, rounds: int) -> dict[str, Any]:
+def measure_speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, rounds: int) -> dict[str, Any]:
     titles, texts = [row["title"] or "" for row in rows], [row["text"] for row in rows]
     n = len(rows)
     contenders = {"ours": (ours, static, n), "sentence_transformers": (sentence_transformers, static, n)}
@@ -96,7 +98,7 @@ def speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, r
     vectors, peaks, later = dict[str, Any](), dict[str, int](), dict[str, float]()
     for _ in range(rounds):
         for name, (load, folder, passage_count) in contenders.items():
-            cost = alone(timed, load, folder, titles[:passage_count], texts[:passage_count])
+            cost = alone(time_encoding, load, folder, titles[:passage_count], texts[:passage_count])
             rates[name].append(min(n, passage_count) / sum(cost.value[0]))
             later[name] = max(later.get(name, 0.0), min(n, passage_count) / 2 / cost.value[0][1])
             vectors[name], peaks[name] = cost.value[1], round(cost.anonymous_mb)
@@ -117,12 +119,12 @@ def speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, r
     }
 
 
-def cosines(left: Any, right: Any) -> Any:
-    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    return ((left * right).sum(axis=1) + (lengths == 0)) / np.where(lengths == 0, 1, lengths)
+def cosines(first: Any, second: Any) -> Any:
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return ((first * second).sum(axis=1) + (lengths == 0)) / np.where(lengths == 0, 1, lengths)
 
 
-def bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
+def search_bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
     with tempfile.TemporaryDirectory() as base:
         rows, out = Path(base, "rows.parquet"), Path(base, "bm25.postings")
         with PassageWriter(rows) as writer:
@@ -133,7 +135,7 @@ def bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows
         return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, k)[1]
 
 
-def exact(folder: str, corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
+def search_exact(folder: str, corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
     encoder = Encoder.load(folder, device="cpu")
     read = encoder.encode_passages([p["title"] or "" for p in corpus], [p["text"] for p in corpus])
     return np.argsort(-(encoder.encode_questions(questions) @ read.T), axis=1, kind="stable")[:, :k]
@@ -146,84 +148,84 @@ class Reranker:
         self._model, self._corpus, self._questions = CrossEncoder.load(folder, device="cpu"), corpus, questions
         self._known: dict[tuple[int, int], float] = {}
 
-    def __call__(self, found: Rows, asked: int, depth: int) -> Rows:
+    def __call__(self, ranked: Rows, n_questions: int, depth: int) -> Rows:
         """Return the first `depth` of the first `asked` questions in the order of their scores."""
-        pairs = [(q, int(row)) for q in range(asked) for row in found[q][:depth] if row >= 0]
+        pairs = [(q, int(row)) for q in range(n_questions) for row in ranked[q][:depth] if row >= 0]
         unread_pairs = [pair for pair in pairs if pair not in self._known]
         passages = [self._corpus[row] for _, row in unread_pairs]
         titles, texts = [passage["title"] or "" for passage in passages], [passage["text"] for passage in passages]
         scores = self._model.scores([self._questions[q] for q, _ in unread_pairs], titles, texts)
         self._known.update(zip(unread_pairs, scores.tolist(), strict=True))
         return [
-            sorted((int(row) for row in found[q][:depth] if row >= 0), key=lambda row, q=q: -self._known[q, row])
-            for q in range(asked)
+            sorted((int(row) for row in ranked[q][:depth] if row >= 0), key=lambda row, q=q: -self._known[q, row])
+            for q in range(n_questions)
         ]
 
 
 class Judge:
     """What each question is worth in a list: an answer among the first 20, and where the gold paragraph stands."""
 
-    def __init__(self, corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, corpus: Sequence[dict[str, Any]], question_rows: Sequence[dict[str, Any]]) -> None:
         self._texts = [passage["text"] for passage in corpus]
-        self._answers = [AnswerMatcher(question["answers"]) for question in asked]
+        self._answers = [AnswerMatcher(question["answers"]) for question in question_rows]
         row_by_id = {passage["id"]: row for row, passage in enumerate(corpus) if "id" in passage}
-        self._gold = [row_by_id.get(question.get("paragraph")) for question in asked]
+        self._gold = [row_by_id.get(question.get("paragraph")) for question in question_rows]
 
-    def measures(self, found: Rows) -> dict[str, list[float]]:
+    def measures(self, ranked: Rows) -> dict[str, list[float]]:
         measures = {
             "Success@20": [
                 float(any(gold.match(self._texts[row]) for row in question_rows[:20] if row >= 0))
-                for gold, question_rows in zip(self._answers, found, strict=False)
+                for gold, question_rows in zip(self._answers, ranked, strict=False)
             ]
         }
         if all(gold is not None for gold in self._gold):
             measures["nDCG@10"] = [
                 sum(1 / math.log2(2 + rank) for rank, row in enumerate(question_rows[:10]) if row == gold)
-                for gold, question_rows in zip(self._gold, found, strict=False)
+                for gold, question_rows in zip(self._gold, ranked, strict=False)
             ]
         return measures
 
 
-def quality(
-    static: str, minilm: str, corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], options: Any
+def measure_quality(
+    static: str, minilm: str, corpus: Sequence[dict[str, Any]], question_rows: Sequence[dict[str, Any]], options: Any
 ) -> dict[str, Any]:
-    questions = [question["question"] for question in asked]
-    lexical = bm25(corpus, questions, DEPTH)
+    questions = [question["question"] for question in question_rows]
+    lexical = search_bm25(corpus, questions, DEPTH)
     lists: dict[str, dict[str, Rows]] = {"bm25": {"bm25": lexical}}
     for name, folder in (("static", static), ("minilm", minilm)):
-        alone_ = exact(folder, corpus, questions, DEPTH)
-        lists[name] = {"alone": alone_, "rrf_bm25": fuse([alone_, lexical], K, [1.0, 1.0])[0]}
+        dense = search_exact(folder, corpus, questions, DEPTH)
+        lists[name] = {"alone": dense, "rrf_bm25": fuse([dense, lexical], K, [1.0, 1.0])[0]}
     if options.reranker:
         reranker = Reranker(options.reranker, corpus, questions)
         for name in ("static", "minilm"):
             for way in ("alone", "rrf_bm25"):
                 lists[name][f"rerank({way})"] = reranker(lists[name][way], options.reranked, options.depth)
-    judge = Judge(corpus, asked)
+    judge = Judge(corpus, question_rows)
     measured = {name: {way: judge.measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
     estimates = {
         name: {
-            way: {m: shown_of(estimate_mean(scores)) for m, scores in values.items()} for way, values in ways.items()
+            way: {m: to_percent(estimate_mean(scores)) for m, scores in values.items()} for way, values in ways.items()
         }
         for name, ways in measured.items()
     }
     differences = {
-        way: {m: shown_of(estimate_difference(scores, measured["minilm"][way][m])) for m, scores in values.items()}
+        way: {m: to_percent(estimate_difference(scores, measured["minilm"][way][m])) for m, scores in values.items()}
         for way, values in measured["static"].items()
     }
     return {
         "library": len(corpus),
-        "questions": len(asked),
+        "questions": len(question_rows),
         "reranked": options.reranked if options.reranker else 0,
         **estimates,
         "static_less_minilm": differences,
     }
 
 
-def shown_of(one: Estimate) -> list[float]:
-    return [round(100 * value, 1) for value in (one.value, one.low, one.high)]
+def to_percent(estimate: Estimate) -> list[float]:
+    return [round(100 * value, 1) for value in (estimate.value, estimate.low, estimate.high)]
 
 
-def chosen(rows: list[Any], count: int) -> list[Any]:
+def sample_rows(rows: list[Any], count: int) -> list[Any]:
     order = np.random.default_rng(0).permutation(len(rows))[:count]
     return [rows[row] for row in np.sort(order)]
 
@@ -240,16 +242,18 @@ def main() -> None:
     torch.set_num_threads(1)
     minilm = str(options.minilm or demo_encoder())
     rows = lines(options.passages) if options.passages else demo_passages()
-    question_rows = chosen(lines(options.questions or Path(QUESTIONS)), options.asked)
-    corpus = [*(lines(options.paragraphs) if options.paragraphs else []), *chosen(rows, options.library)]
+    question_rows = sample_rows(lines(options.questions or Path(QUESTIONS)), options.asked)
+    corpus = [*(lines(options.paragraphs) if options.paragraphs else []), *sample_rows(rows, options.library)]
     with tempfile.TemporaryDirectory() as work:
         static = str(options.model or distilled(Encoder.load(minilm, device="cpu"), Path(work, "static")))
         report = {"benchmark": "static", "model": options.model.name if options.model else "distilled from MiniLM"}
         report["dim"] = Encoder.load(static).dim
         if options.rounds:
-            report |= {"speed": speed(static, minilm, chosen(rows, options.count), options.slow, options.rounds)}
+            report |= {
+                "speed": measure_speed(static, minilm, sample_rows(rows, options.count), options.slow, options.rounds)
+            }
         if question_rows:
-            report |= {"quality": quality(static, minilm, corpus, question_rows, options)}
+            report |= {"quality": measure_quality(static, minilm, corpus, question_rows, options)}
     print(json.dumps(report))
 
 

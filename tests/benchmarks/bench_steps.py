@@ -22,7 +22,7 @@ import openrag_steps
 import taken
 import torch
 from alone import Spent, alone
-from bench_realm import library
+from bench_realm import build_library
 from passages import lines
 from taken import Step
 
@@ -61,9 +61,9 @@ def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) ->
     }
 
 
-def sides_of(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Side, Side]]:
+def build_sides(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Side, Side]]:
     """Return both sides of each kind."""
-    store, steps, size = library(folder, options.passages), options.steps, options.batch
+    store, steps, size = build_library(folder, options.passages), options.steps, options.batch
     snapshot = Snapshot.open(str(store))
     corpus = snapshot.passages(range(snapshot.n))
     questions = [(row["question"], row["answers"][0]) for row in lines(Path(QUESTIONS))][: options.questions * steps]
@@ -92,7 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="bench-steps-") as work:
-        sides_by_kind = sides_of(Path(work), options)
+        sides_by_kind = build_sides(Path(work), options)
         for kind in options.only:
             print(json.dumps(compare(kind, sides_by_kind[kind], options)), flush=True)
 

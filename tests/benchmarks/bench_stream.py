@@ -40,7 +40,7 @@ _REST = 0.1  # seconds between two looks at whether the service rests
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstWord:
     """What came of one question, in milliseconds from asking."""
 
     passages: float
@@ -71,7 +71,7 @@ def random_llama(folder: Path) -> Path:
     return folder
 
 
-def streamed(address: str, question: str) -> tuple[float, float]:
+def time_stream(address: str, question: str) -> tuple[float, float]:
     """Return the milliseconds to the passages and to the first word; then leave, so that the service stops."""
     connection = HTTPConnection(address)
     began, passages = time.perf_counter(), 0.0
@@ -89,12 +89,12 @@ def streamed(address: str, question: str) -> tuple[float, float]:
     raise SystemExit(f"the stream ended without a word: {reply.status}")
 
 
-def bare(writer: Any, prompt: Prompt) -> float:
+def time_bare_model(writer: Any, prompt: Prompt) -> float:
     """Return the milliseconds to the first word of a model that is given a prompt."""
     word_times: list[float] = []
     began = time.perf_counter()
     with suppress(StoppedError):
-        writer.write([prompt], lambda: bool(word_times), lambda place, text: word_times.append(time.perf_counter()))
+        writer.write([prompt], lambda: bool(word_times), lambda _, text: word_times.append(time.perf_counter()))
     return (word_times[0] - began) * 1e3 if word_times else (time.perf_counter() - began) * 1e3
 
 
@@ -115,13 +115,13 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
         service(str(folder / "store"), folder / "dest", *options) as (address, process),
     ):
         reader: Any = open_reader(snapshot, str(folder / "store"), str(model), None, settings)[1]
-        prompts = [reader.build_prompt(q, reader.build_context(q, hits)) for q, hits in _found(reader, questions)]
-        bare(reader.writer, prompts[0])
-        streamed(address, questions[0])  # warm
+        prompts = [reader.build_prompt(q, reader.build_context(q, hits)) for q, hits in _retrieve(reader, questions)]
+        time_bare_model(reader.writer, prompts[0])
+        time_stream(address, questions[0])  # warm
         for question, prompt in zip(questions, prompts, strict=True):
-            passages, word = streamed(address, question)
+            passages, word = time_stream(address, question)
             until_idle(process)
-            latencies.append(First(passages, word, bare(reader.writer, prompt)))
+            latencies.append(FirstWord(passages, word, time_bare_model(reader.writer, prompt)))
         peak = memory_mb(process, "VmHWM")
         tokens = statistics.median(reader.writer.count_tokens([prompt.user for prompt in prompts]))
     return {
@@ -138,12 +138,12 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
     }
 
 
-def _found(reader: Any, questions: Sequence[str]) -> list[tuple[str, Any]]:
+def _retrieve(reader: Any, questions: Sequence[str]) -> list[tuple[str, Any]]:
     return list(zip(questions, reader.retriever.search(questions, K), strict=True))
 
 
-def _median(found: Sequence[First], name: str) -> float:
-    return round(statistics.median(float(getattr(latency, name)) for latency in found), 1)
+def _median(latencies: Sequence[FirstWord], name: str) -> float:
+    return round(statistics.median(float(getattr(latency, name)) for latency in latencies), 1)
 
 
 def main() -> None:
