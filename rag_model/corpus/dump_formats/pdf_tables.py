@@ -7,7 +7,7 @@ characters, which are limited: a page that exceeds a limit has no tables.
 """
 
 from bisect import bisect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_float, c_int
 from itertools import islice, pairwise, product
@@ -21,6 +21,7 @@ _MIN_LENGTH = 6.0  # points of a line
 _LETTER_GAP, _WORD_GAP = 0.1, 0.35  # maximum gaps in a word and in a phrase, in heights of a character
 _MAX_CUTS = 0.1  # maximum number of words that lines cut, as a share of the cells with text
 _Cell = tuple[int, int]  # row and column
+_Place = tuple[int, int, int]  # row, number of the row within it if no lines separate them, and column
 _Transform = Callable[[float, float], tuple[float, float]]
 # Rotation of a page -> transform to the points that a reader sees, with y downwards.
 _ROTATIONS: dict[int, _Transform] = {
@@ -78,22 +79,25 @@ class _Grid:
         """Return the rows of the table, given the cell of each position of a character; none if it is no table."""
         ruled_rows = {row for row, column in self._lefts if 0 < column < self.n_columns}
         firsts = self._join_cells(characters, cells, ruled_rows)
-        texts, last_positions, n_cuts = defaultdict[_Cell, list[str]](list), dict[_Cell, int](), 0
+        texts, last_positions, n_cuts = defaultdict[_Place, list[str]](list), dict[_Place, int](), 0
+        bands, last_place = Counter[int](), None
         for i, cell in cells.items():
-            text, last = texts[firsts[cell]], last_positions.get(firsts[cell])
+            row, column = firsts[cell]
+            last = last_positions.get((row, bands[row], column))
+            is_new_line = last is not None and characters[i].top > (characters[last].top + characters[last].bottom) / 2
+            if is_new_line and last_place != (row, bands[row], column):  # after the other cells of a row without a line
+                bands[row], last, is_new_line = bands[row] + 1, None, False
+            place = last_place = row, bands[row], column
             if last != i - 1:
                 before = characters[i - 1]
                 n_cuts += bool(before.text.strip()) and characters[i].follows(before, _LETTER_GAP)
-            if last is not None and characters[i].top > (characters[last].top + characters[last].bottom) / 2:
-                text.append("\n")
-            elif last is not None and last != i - 1:
-                text.append(" ")
-            text.append(characters[i].text)
-            last_positions[firsts[cell]] = i
-        rows, columns = (sorted({cell[axis] for cell in texts}) for axis in (0, 1))
-        n_cells = len({firsts[cell] for cell in product(rows, columns)})
-        table = [["".join(texts.get((row, column), "")) for column in columns] for row in rows]
-        for row, values in zip(rows, table, strict=True):
+                texts[place].append("\n" if is_new_line else "" if last is None else " ")
+            texts[place].append(characters[i].text)
+            last_positions[place] = i
+        rows, columns = sorted({place[:2] for place in texts}), sorted({place[2] for place in texts})
+        n_cells = len({(firsts[row, column], band) for row, band in rows for column in columns})
+        table = [["".join(texts.get((*row, column), "")) for column in columns] for row in rows]
+        for (row, _), values in zip(rows, table, strict=True):
             if row not in ruled_rows and sum(map(bool, values)) == 1:
                 values.sort(key=bool, reverse=True)  # a heading of the rows below
         has_columns = sum(sum(map(bool, values)) > 1 for values in table) > 1

@@ -504,6 +504,15 @@ def test_lines_of_a_form_between_texts_are_a_table(rotation: int) -> None:
     assert sorted(text.split("\n\n")) == sorted(["before", expected, "After"])
 
 
+def test_rows_between_which_no_line_is_are_told_apart_by_the_order_of_their_texts() -> None:
+    first_row, *rows = [["name", "use"], ["postgres", "catalog"], ["redis", "cache"]]
+    texts = [") Tj 80 0 Td (".join(first_row), *(f") Tj -80 0 Td ({') Tj 80 0 Td ('.join(row)}" for row in rows)]
+    lines = " ".join(f"-5 {y} m 80 {y} l S" for y in (10, -2, -23)) + " "
+    lines += " ".join(f"{x} 10 m {x} -23 l S" for x in (-5, 35, 80))
+    ((_, text), _) = PDF.parse(build_pdf([texts, ["b"]], drawing=lines), "a.pdf").sections
+    assert text == "name | use\npostgres | catalog\nredis | cache"
+
+
 def test_a_page_with_too_many_paths_is_text() -> None:
     lines = "0 0 m 1 1 l S " * 100_001
     ((_, text),) = PDF.parse(build_pdf([["Some text", "of a page."], []], drawing=lines), "a.pdf").sections
