@@ -56,7 +56,7 @@ SELECTIONS: dict[str, tuple[Any, ...]] = {
 }
 _PLAIN = re.compile(r"[^{}\[\]<>|=\n]{1,80}")
 _OPTION = re.compile(r"\.(?:jpe?g|png|svg|gif|ogg)|\d+ ?px|^(?:yes|no|left|right|center)$|https?:", re.IGNORECASE)
-K, MOST, MOST_OF_ARTICLE = 20, 300, 12
+K, MAX_QUESTIONS, MAX_OF_ARTICLE = 20, 300, 12
 Question = tuple[str, str, str]  # page id, question, answer
 
 
@@ -72,9 +72,9 @@ def make_questions(pages: Sequence[Page], prose: dict[str, str]) -> list[Questio
         }
         shuffled_questions = sorted(candidates, key=lambda question: hashlib.sha256(question.encode()).digest())
         questions += [
-            (str(page.page_id), question, candidates[question]) for question in shuffled_questions[:MOST_OF_ARTICLE]
+            (str(page.page_id), question, candidates[question]) for question in shuffled_questions[:MAX_OF_ARTICLE]
         ]
-    return sorted(questions, key=lambda each: hashlib.sha256(each[1].encode()).digest())[:MOST]
+    return sorted(questions, key=lambda question: hashlib.sha256(question[1].encode()).digest())[:MAX_QUESTIONS]
 
 
 def _iter_candidates(page: Page) -> Iterator[tuple[str, str]]:
@@ -86,13 +86,13 @@ def _iter_candidates(page: Page) -> Iterator[tuple[str, str]]:
                 for field in template.params:
                     name = re.sub(r"[\d_ ]+", " ", str(field.name)).strip()
                     is_option = re.search(r"alt|size|image|map|style|width|link", name, re.IGNORECASE)
-                    if name and not is_option and (answer := _show(field.value)):
+                    if name and not is_option and (answer := _extract_answer(field.value)):
                         yield f"What is the {name} of {page.title}?", answer
         for table in section.ifilter_tags(matches=lambda node: node.tag == "table", recursive=False):
             columns: list[str] = []
             for row in table.contents.ifilter_tags(matches=lambda node: node.tag == "tr", recursive=False):
                 cells = row.contents.filter_tags(matches=lambda node: node.tag in ("td", "th"), recursive=False)
-                texts = [_show(cell.contents) for cell in cells]
+                texts = [_extract_answer(cell.contents) for cell in cells]
                 if any(cell.has("colspan") or cell.has("rowspan") for cell in cells):
                     continue
                 if not columns and all(cell.tag == "th" for cell in cells):
@@ -106,8 +106,8 @@ def _iter_candidates(page: Page) -> Iterator[tuple[str, str]]:
                             )
 
 
-def _show(code: Any) -> str:
-    """Return the words of a value; empty if they are markup, an option, or too long for an answer."""
+def _extract_answer(code: Any) -> str:
+    """Return the text of a value; empty if it is markup, an option, or too long for an answer."""
     if any(str(node.name).strip().lower() not in {"nowrap", "small"} for node in code.ifilter_templates()):
         return ""
     if any(str(node.tag) not in {"i", "b"} for node in code.ifilter_tags()):
@@ -173,7 +173,7 @@ def fuse_searches(first: SearchFunction, second: SearchFunction, passages: Seque
 
 
 def measure_speed(pages: Sequence[Page], rounds: int) -> dict[str, float]:
-    """Return megabytes of wikitext a CPU second by selection, the best of the rounds in turn."""
+    """Return megabytes of wikitext per CPU second by selection: the best of the rounds, which alternate."""
     siteinfo, best = MEDIAWIKI.read_siteinfo(str(demo_dump())), dict.fromkeys(SELECTIONS, 0.0)
     size = sum(len(page.text.encode()) for page in pages) / 1e6
     for _ in range(rounds):
@@ -186,13 +186,13 @@ def measure_speed(pages: Sequence[Page], rounds: int) -> dict[str, float]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines, xz."""
+    """Read the rows of an xz file of JSON lines."""
     with lzma.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
 def main() -> None:
-    """Measure each selection, and print a line of it."""
+    """Measure each selection, and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
@@ -243,11 +243,11 @@ def main() -> None:
                     ],
                     float,
                 )
-                own_hits = search([question for question, _ in other_questions], K) if other_questions else []
+                other_hits = search([question for question, _ in other_questions], K) if other_questions else []
                 has_gold = np.array(
                     [
                         any(h.id == gold for h in question_hits)
-                        for (_, gold), question_hits in zip(other_questions, own_hits, strict=True)
+                        for (_, gold), question_hits in zip(other_questions, other_hits, strict=True)
                     ],
                     float,
                 )

@@ -1,9 +1,10 @@
-"""Changing snapshots under load: what fails, what is mixed, how long questions wait meanwhile, and what memory grows.
+"""Swap snapshots under load: failed and mixed requests, latency during the swaps, and growth of memory.
 
-One JSON line. The ref moves to and fro between two snapshots of the same passages, whose titles say of which they are;
-each move is pulled (hashed again, as it lies there), opened, warmed and swapped while clients ask. `ratio` is the 99th
-percentile outside of swaps over that during them: at least 1/3 is wanted. `growth_mb` is of the service's anonymous
-memory, the median of the last tenth of the swaps less that of the second tenth. In earnest
+One JSON line. The ref alternates between two snapshots of the same passages, whose titles are marked by snapshot;
+each move is pulled (files that are there are hashed again), opened, warmed and swapped while clients send queries.
+`ratio` is the 99th percentile outside of swaps over that during them; the goal is at least 1/3. `growth_mb` is the
+growth of the service's anonymous memory: the median of the last tenth of the swaps less that of the second tenth. The
+published run:
 
     python tests/benchmarks/bench_swap.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 60000
         --asked 3000 --swaps 100 --cache FOLDER
@@ -28,7 +29,7 @@ MARKS = ("RED ", "BLU ")
 
 
 def measure(store: Store, snapshots: list[str], questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Swap under load; return the report."""
+    """Swap snapshots under load, and return the report."""
     folder = Path(store.files.local_path("")).parent
     mode = ["--in-memory"] if options.in_memory else []
     with service(store.url, folder / "dest", "--poll", "0.1", *mode) as (address, process):
@@ -46,7 +47,7 @@ def measure(store: Store, snapshots: list[str], questions: list[str], options: a
             while get(address, "/snapshot")[1]["snapshot"] != snapshots[number % 2]:
                 time.sleep(0.02)
             swaps.append((began, time.monotonic()))
-            time.sleep(max(options.rest, swaps[-1][1] - began))  # as long outside as within
+            time.sleep(max(options.rest, swaps[-1][1] - began))  # outside of a swap for as long as it took
             memory.append(memory_mb(process))
         ended.touch()
         requests: list[Asked] = ours.recv()
@@ -64,21 +65,23 @@ def _ask(pipe: Connection, address: str, questions: list[str], clients: int, end
     pipe.send(load(address, questions, clients, ended))
 
 
-def _report(asked: list[Asked], swaps: list[tuple[float, float]], memory: list[float]) -> dict[str, Any]:
+def _report(requests: list[Asked], swaps: list[tuple[float, float]], memory: list[float]) -> dict[str, Any]:
     during = [
-        request for request in asked if any(request.ended >= began and request.began <= ended for began, ended in swaps)
+        request
+        for request in requests
+        if any(request.ended >= began and request.began <= ended for began, ended in swaps)
     ]
     during_ids = {id(request) for request in during}
-    outside = [request for request in asked if id(request) not in during_ids]
+    outside = [request for request in requests if id(request) not in during_ids]
     tenth = max(1, len(memory) // 10)
     p99 = {"during": percentile_ms(during, 99), "outside": percentile_ms(outside, 99)}
     return {
         "swaps": len(swaps),
         "swap_s": round(statistics.median(ended - began for began, ended in swaps), 2),
-        "asked": len(asked),
+        "asked": len(requests),
         "asked_during": len(during),
-        "failed": sum(request.status != 200 for request in asked),
-        "mixed": sum(request.mixed for request in asked),
+        "failed": sum(request.status != 200 for request in requests),
+        "mixed": sum(request.mixed for request in requests),
         "ratio": round(p99["outside"] / p99["during"], 2) if during else None,
         "p99_ms": p99,
         "p50_ms": {"during": percentile_ms(during, 50), "outside": percentile_ms(outside, 50)},

@@ -1,10 +1,10 @@
-"""Beam's local workers, as `bookwheel reindex` starts them: their memory on a larger dump, and two beside one.
+"""Beam's local workers as `bookwheel reindex` starts them: memory on a larger dump, and speed of two workers.
 
-Two JSON lines. `memory`: the peak of the hungriest worker of the chunk job and of the embed job on the demo dump,
-and on a dump of its pages eight times over (page ids of their own; multistream, as large dumps come); `ratio` is
-the second over the first. The encoder is MiniLM's tokenizer before one small random layer: real weights add the
-same megabytes to both, and minutes. `speed`: seconds in which one worker and two cut the larger dump, start-up
-excluded: what the same job takes once all is recorded is taken off; turn by turn, the fastest counts.
+Two JSON lines. `memory`: the peak of the largest worker of the chunk job and of the embed job on the demo dump, and on
+a multistream dump of eight copies of its pages, with distinct page ids; `ratio` is the second over the first. The
+encoder is MiniLM's tokenizer and one small random layer: real weights add the same megabytes to both, and minutes.
+`speed`: the seconds in which one worker and two chunk the larger dump. Start-up is excluded by subtracting a second run
+of the same job, whose parts are all recorded. The runs alternate, and the fastest counts.
 `python tests/benchmarks/bench_workers.py [--repeat 8] [--rounds 3]`, about a minute and a half.
 """
 
@@ -36,26 +36,26 @@ from rag_model.store.store import Store
 
 STREAM_PAGES = 20  # a Wikipedia dump has 100 a stream; the demo dump would be two
 ID_STEP = 10**6  # above every page id of the demo dump
-WORKER = "beam_jobs.local_worker"  # on the command line of Beam's workers alone
+WORKER = "beam_jobs.local_worker"  # only Beam's workers have it on their command line
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A job that was run, and what its workers took."""
+class JobCost:
+    """The result and the cost of a job."""
 
     facts: list[Report]
     seconds: float  # of the job, start-up included
-    cpu_seconds: float  # of the worker that had most to do
-    peak_mb: float  # of the worker that held most
+    cpu_seconds: float  # of the busiest worker
+    peak_mb: float  # of the largest worker
 
     @property
     def rows(self) -> int:
-        """Return the passages of all parts."""
+        """Return the number of passages of all parts."""
         return sum(fact["rows"] for fact in self.facts)
 
 
 def chunk_job(dump: Path, store: Path, workers: int) -> list[Report]:
-    """Cut a dump's parts with so many workers."""
+    """Chunk a dump's parts with `workers` workers."""
     recipe = Recipe()
     plan = plan_parts(Store.open(str(store), create=True), str(dump), recipe)
     tasks = [ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts]
@@ -66,10 +66,10 @@ def chunk_job(dump: Path, store: Path, workers: int) -> list[Report]:
 
 
 def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Report]:
-    """Encode the parts that a chunk job left its facts of."""
+    """Encode the parts whose chunk results are in `facts`."""
     encoding = store_encoder(Store.open(str(store)), str(encoder), EncodeRecipe())
-    cuts = map(ChunkResult.from_json, json.loads(facts.read_text()))
-    tasks = [EmbedTask.of(chunk_result, encoding, "float16") for chunk_result in cuts]
+    chunk_results = map(ChunkResult.from_json, json.loads(facts.read_text()))
+    tasks = [EmbedTask.of(chunk_result, encoding, "float16") for chunk_result in chunk_results]
     return embed.run(tasks, launch(store, workers))
 
 
@@ -78,17 +78,17 @@ def launch(store: Path, workers: int) -> Launch:
     return Launch.new(str(store), [f"--direct_num_workers={workers}"])
 
 
-def start(job: str, *arguments: Path | int) -> Done:
-    """Run a job in a process of its own, and watch its workers."""
+def start(job: str, *arguments: Path | int) -> JobCost:
+    """Run a job in a new process, and measure its workers."""
     cost = run([sys.executable, __file__, "--job", job, *map(str, arguments)])
     output = json.loads(cost.output)
     workers = [process for process in cost.processes.values() if WORKER in process.command]
     busiest, hungriest = max(worker.cpu_seconds for worker in workers), max(worker.peak_mb for worker in workers)
-    return Done(output["facts"], output["seconds"], busiest, hungriest)
+    return JobCost(output["facts"], output["seconds"], busiest, hungriest)
 
 
-def be(job: str, *arguments: str) -> None:
-    """Be the process of a job: print its facts and its seconds."""
+def run_job(job: str, *arguments: str) -> None:
+    """Run a job in this process, and print its results and its seconds."""
     paths, workers = [Path(argument) for argument in arguments[:-1]], int(arguments[-1])
     started = time.perf_counter()
     facts = {"chunk": chunk_job, "embed": embed_job}[job](*paths, workers)  # type: ignore[operator]
@@ -96,7 +96,7 @@ def be(job: str, *arguments: str) -> None:
 
 
 def repeat_dump(times: int, out: Path) -> Path:
-    """Write the demo dump's pages `times` over, with ids of their own each time, as a multistream dump."""
+    """Write `times` copies of the demo dump's pages, with distinct ids, as a multistream dump."""
     head, *pages = bz2.decompress(Path(demo_dump()).read_bytes()).partition(b"</mediawiki>")[0].split(b"<page>")
     out.mkdir()
     dump, index = out / "bench-pages-articles-multistream.xml.bz2", []
@@ -104,7 +104,7 @@ def repeat_dump(times: int, out: Path) -> Path:
         file.write(bz2.compress(head))
         for copy_number in range(times):
             for first in range(0, len(pages), STREAM_PAGES):
-                renamed = [renumbered(page, copy_number * ID_STEP) for page in pages[first : first + STREAM_PAGES]]
+                renamed = [renumber_page(page, copy_number * ID_STEP) for page in pages[first : first + STREAM_PAGES]]
                 index += [b"%d:%d:page" % (file.tell(), number) for number, _ in renamed]
                 file.write(bz2.compress(b"".join(page for _, page in renamed)))
         file.write(bz2.compress(b"</mediawiki>"))
@@ -112,8 +112,8 @@ def repeat_dump(times: int, out: Path) -> Path:
     return dump
 
 
-def renumbered(page: bytes, step: int) -> tuple[int, bytes]:
-    """Return a page's new id, and the page with it."""
+def renumber_page(page: bytes, step: int) -> tuple[int, bytes]:
+    """Raise a page's id by `step`; return the new id and the page."""
     text_before, _, rest = page.partition(b"<id>")
     number, _, text_after = rest.partition(b"</id>")
     return int(number) + step, b"<page>%b<id>%d</id>%b" % (text_before, int(number) + step, text_after)
@@ -138,9 +138,9 @@ def measure_memory(dumps: dict[str, Path], folder: Path) -> dict[str, Any]:
         store, facts = folder / f"store-{name}", folder / f"{name}.json"
         chunk_run = start("chunk", dump, store, 2)
         facts.write_text(json.dumps(chunk_run.facts))
-        encoded = start("embed", facts, encoder, store, 2)
-        peaks["chunk"][name], peaks["embed"][name] = round(chunk_run.peak_mb, 1), round(encoded.peak_mb, 1)
-        parts[name], passages[name] = len(chunk_run.facts), encoded.rows
+        embed_run = start("embed", facts, encoder, store, 2)
+        peaks["chunk"][name], peaks["embed"][name] = round(chunk_run.peak_mb, 1), round(embed_run.peak_mb, 1)
+        parts[name], passages[name] = len(chunk_run.facts), embed_run.rows
     return {
         "benchmark": "workers, memory",
         "dump_mb": {name: round(dump.stat().st_size / 1e6, 2) for name, dump in dumps.items()},
@@ -152,9 +152,9 @@ def measure_memory(dumps: dict[str, Path], folder: Path) -> dict[str, Any]:
 
 
 def measure_speed(dump: Path, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return the least seconds of one worker and of two, start-up taken off.
+    """Return the fastest runs of one worker and of two, without start-up.
 
-    `ratio_cpu` compares the CPU seconds of the busiest worker: what the ratio would be were the machine ours alone.
+    `ratio_cpu` compares the CPU seconds of the busiest worker: the ratio on a machine that runs nothing else.
     """
     seconds: dict[int, list[float]] = {1: [], 2: []}
     cpu_seconds: dict[int, list[float]] = {1: [], 2: []}
@@ -166,9 +166,8 @@ def measure_speed(dump: Path, rounds: int, folder: Path) -> dict[str, Any]:
             durations.append(round(fresh.seconds - recorded.seconds, 2))
             cpu_seconds[workers].append(round(fresh.cpu_seconds - recorded.cpu_seconds, 2))
             shutil.rmtree(store)
-    one_seconds, two = (
-        min(durations) for durations in seconds.values()
-    )  # a machine is slowed by others, never hurried
+    # Other programs only ever slow a run down.
+    one_seconds, two_seconds = (min(durations) for durations in seconds.values())
     one_cpu, two_cpu = (statistics.median(durations) for durations in cpu_seconds.values())
     return {
         "benchmark": "workers, speed",
@@ -176,20 +175,20 @@ def measure_speed(dump: Path, rounds: int, folder: Path) -> dict[str, Any]:
         "seconds": {str(workers): durations for workers, durations in seconds.items()},
         "cpu_seconds": {str(workers): durations for workers, durations in cpu_seconds.items()},
         "ratios": [round(a / b, 2) for a, b in zip(*seconds.values(), strict=True)],
-        "ratio": round(one_seconds / two, 2),
+        "ratio": round(one_seconds / two_seconds, 2),
         "ratio_cpu": round(one_cpu / two_cpu, 2),
     }
 
 
 def main() -> None:
-    """Measure memory and speed, or be a job."""
+    """Measure memory and speed, or run one job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--job", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        be(*options.job)
+        run_job(*options.job)
         return
     with tempfile.TemporaryDirectory(prefix="bench-workers-") as name:
         folder = Path(name)

@@ -18,12 +18,15 @@ def write_lines(out: Path, lines: Mapping[str, Points], *, title: str, across: s
     y = Scale(min(ys), max(ys), _HEIGHT - _BOTTOM, _TOP, log=True)
     content = [
         tag("rect", width="100%", height="100%", fill="white"),
-        _text(title, _LEFT, 22, size=15),
-        _text(across, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 12, anchor="middle"),
+        _draw_text(title, _LEFT, 22, size=15),
+        _draw_text(across, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 12, anchor="middle"),
         tag("text", up, x=18, y=_HEIGHT / 2, transform=f"rotate(-90 18 {_HEIGHT / 2})", text_anchor="middle"),
-        *(_foot(x(tick), f"{tick:,.0f}") for tick in xs),
-        *(_level(y(tick), f"{tick:g}") for tick in _rungs(min(ys), max(ys))),
-        *(_line(name, points, colour, x, y) for (name, points), colour in zip(lines.items(), _COLOURS, strict=False)),
+        *(_draw_tick_label(x(tick), f"{tick:,.0f}") for tick in xs),
+        *(_draw_level(y(tick), f"{tick:g}") for tick in _list_ticks(min(ys), max(ys))),
+        *(
+            _draw_line(name, points, colour, x, y)
+            for (name, points), colour in zip(lines.items(), _COLOURS, strict=False)
+        ),
     ]
     svg = tag(
         "svg",
@@ -36,29 +39,29 @@ def write_lines(out: Path, lines: Mapping[str, Points], *, title: str, across: s
     out.write_text(svg.html)
 
 
-def _rungs(low: float, high: float) -> list[float]:
+def _list_ticks(low: float, high: float) -> list[float]:
     return [m * 10.0**p for p in range(-3, 9) for m in (1, 2, 5) if low <= m * 10.0**p <= high]
 
 
-def _line(name: str, points: Points, colour: str, x: Scale, y: Scale) -> Node:
+def _draw_line(name: str, points: Points, colour: str, x: Scale, y: Scale) -> Node:
     positions = [(x(a), y(b)) for a, b in points]
     path = " ".join(f"{px:.1f},{py:.1f}" for px, py in positions)
     marks = [
         tag("circle", tag("title", f"{name}: {b:.4g} at {a:,.0f}"), cx=px, cy=py, r=4, fill=colour)
         for (a, b), (px, py) in zip(points, positions, strict=True)
     ]
-    end = _text(name, positions[-1][0] + 10, positions[-1][1] + 4)
+    end = _draw_text(name, positions[-1][0] + 10, positions[-1][1] + 4)
     return join(tag("polyline", points=path, fill="none", stroke=colour, stroke_width=2), *marks, end)
 
 
-def _level(y: float, label: str) -> Node:
+def _draw_level(y: float, label: str) -> Node:
     grid = tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, stroke="#dddddd")
-    return join(grid, _text(label, _LEFT - 8, y + 4, anchor="end"))
+    return join(grid, _draw_text(label, _LEFT - 8, y + 4, anchor="end"))
 
 
-def _foot(x: float, label: str) -> Node:
-    return _text(label, x, _HEIGHT - _BOTTOM + 20, anchor="middle")
+def _draw_tick_label(x: float, label: str) -> Node:
+    return _draw_text(label, x, _HEIGHT - _BOTTOM + 20, anchor="middle")
 
 
-def _text(label: str, x: float, y: float, *, anchor: str = "start", size: int = 12) -> Node:
+def _draw_text(label: str, x: float, y: float, *, anchor: str = "start", size: int = 12) -> Node:
     return tag("text", label, x=x, y=y, text_anchor=anchor, font_size=size)

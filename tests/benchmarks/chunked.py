@@ -1,4 +1,4 @@
-"""Texts cut by chunkers, their vectors, and the spans of characters that a reader reads of them within a budget."""
+"""Texts cut by chunkers, the chunks' vectors, and the chunks that a reader gets within a budget of tokens."""
 
 import csv
 import json
@@ -26,22 +26,22 @@ _SEPARATORS = ["\n\n", "\n", ".", "?", "!", " ", ""]  # of Chroma's report
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A document of a corpus, at its place in all the corpora's characters."""
+    """A document of a corpus, and its offset in the characters of all corpora."""
 
     id: str
     title: str
-    at: int  # characters before it
+    at: int  # offset: characters before it
     text: str
-    sections: tuple[Section, ...]  # of the same characters, a heading's own line included
+    sections: tuple[Section, ...]  # of the same characters; a section includes the line of its heading
 
     def article(self) -> Article:
-        """Return it as chunkers want it."""
+        """Return the text in the form that chunkers take."""
         return Article(self.id, 0, self.title, self.sections)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and the spans of all the corpora's characters that answer it."""
+    """A question, and the spans that answer it, as offsets in the characters of all corpora."""
 
     text: str
     corpus: str
@@ -52,13 +52,13 @@ class Asked:
 class Chunk:
     """A span of a text, with the text itself."""
 
-    start: int  # of all the corpora's characters
+    start: int  # offset in the characters of all corpora
     title: str
     text: str
 
     @property
     def span(self) -> Span:
-        """Return its characters' places."""
+        """The first offset and the end offset."""
         return self.start, self.start + len(self.text)
 
 
@@ -66,7 +66,7 @@ Chunks = Callable[[Text], list[Chunk]]
 
 
 def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]:
-    """Return the texts of Chroma's corpora and their questions; an article of Wikipedia is a text of its own."""
+    """Return the texts of Chroma's corpora and their questions; each article of Wikipedia is one text."""
     texts: list[Text] = []
     starts: dict[str, int] = {}
     for name in names:
@@ -78,31 +78,32 @@ def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]
             texts.append(Text(f"{name}-{number}", "", starts[name] + first, text, sections(text)))
     with (folder / "questions_df.csv").open(encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["corpus_id"] in starts]
-    return texts, [_asked(row, starts[row["corpus_id"]]) for row in rows]
+    return texts, [_build_question(row, starts[row["corpus_id"]]) for row in rows]
 
 
-def _asked(row: dict[str, str], at: int) -> Asked:
+def _build_question(row: dict[str, str], offset: int) -> Asked:
     spans = tuple(
-        (at + reference["start_index"], at + reference["end_index"]) for reference in json.loads(row["references"])
+        (offset + reference["start_index"], offset + reference["end_index"])
+        for reference in json.loads(row["references"])
     )
     return Asked(row["question"], row["corpus_id"], spans)
 
 
 def sections(text: str) -> tuple[Section, ...]:
-    """Return a text's sections, each with its heading's line, so that every chunker cuts the same characters."""
+    """Return a text's sections including the lines of headings, so that every chunker cuts the same characters."""
     cuts = sorted({0, *(heading_match.start() for heading_match in HEADING.finditer(text)), len(text)})
     parts = [text[first:last] for first, last in pairwise(cuts)]
     headings = [heading_match.group().strip(" =") if (heading_match := HEADING.match(part)) else "" for part in parts]
     return tuple(map(Section, headings, parts))
 
 
-def by_chunker(opened: Callable[[], ChunkFunction], *, overlaps: bool = False) -> Chunks:
-    """Return the chunks of a chunker of ours, found again in the text, whose lines end differently."""
-    chunk_functions: list[ChunkFunction] = []  # opened when it is used: it may load a model
+def by_chunker(load_chunker: Callable[[], ChunkFunction], *, overlaps: bool = False) -> Chunks:
+    """Return a function that chunks by one of our chunkers, and locates the chunks by their non-space characters."""
+    chunk_functions: list[ChunkFunction] = []  # loaded on first use, because it may load a model
 
-    def chunks(text: Text) -> list[Chunk]:
+    def chunk_text(text: Text) -> list[Chunk]:
         if not chunk_functions:
-            chunk_functions.append(opened())
+            chunk_functions.append(load_chunker())
         (chunk_function,) = chunk_functions
         positions = [position for position, character in enumerate(text.text) if not character.isspace()]
         dense, search_start, text_chunks = "".join(text.text.split()), 0, []
@@ -114,11 +115,11 @@ def by_chunker(opened: Callable[[], ChunkFunction], *, overlaps: bool = False) -
             text_chunks.append(Chunk(text.at + start, text.title, text.text[start:end]))
         return text_chunks
 
-    return chunks
+    return chunk_text
 
 
 def langchain(tokenizer: Tokenizer, tokens: int) -> Chunks:
-    """Return the chunks of LangChain's recursive splitter, whose size is counted in the encoder's tokens."""
+    """Return a function that chunks by LangChain's recursive splitter, with sizes in tokens of the encoder."""
     splitter = RecursiveCharacterTextSplitter(
         chunk_size=tokens,
         chunk_overlap=0,
@@ -128,14 +129,14 @@ def langchain(tokenizer: Tokenizer, tokens: int) -> Chunks:
         add_start_index=True,
     )
 
-    def chunks(text: Text) -> list[Chunk]:
+    def chunk_text(text: Text) -> list[Chunk]:
         documents = splitter.create_documents([text.text])
         return [
             Chunk(text.at + document.metadata["start_index"], text.title, document.page_content)
             for document in documents
         ]
 
-    return chunks
+    return chunk_text
 
 
 class Library:
@@ -147,13 +148,12 @@ class Library:
         self.vectors: Vectors = encoder.encode_passages(
             [chunk.title for chunk in chunks], [chunk.text for chunk in chunks]
         )
-        encoded = tokenizer.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
-        self.ends = [
-            [end for _, end in encoding.offsets] for encoding in encoded
-        ]  # of each token, characters of the chunk
+        encodings = tokenizer.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
+        # The end of each token, in characters of the chunk.
+        self.ends = [[end for _, end in encoding.offsets] for encoding in encodings]
 
     def read(self, question: npt.NDArray[np.float32], budget: int) -> list[Chunk]:
-        """Return the best chunks of at most `budget` tokens together: the last is cut where it reaches it."""
+        """Return the best chunks of at most `budget` tokens together; the last is truncated to fit."""
         best_chunks: list[Chunk] = []
         tokens_left = budget
         for row in np.argsort(-(self.vectors @ question), kind="stable"):

@@ -1,7 +1,7 @@
-"""Questions of people and a library for `bench_cited.py`, from public files: some answers are in it, some are not.
+"""People's questions and a library for `bench_cited.py`, from public files; the library lacks some of the answers.
 
 Natural Questions with answers of at most five words (`train_triples`), of different contexts. The library is their
-contexts without titles, but those of every fourth question, and passages of other sources drawn by the seed.
+contexts without titles, except for those of every fourth question, and passages of other sources drawn by the seed.
 """
 
 import random
@@ -12,7 +12,7 @@ from passages import lines
 
 from rag_model.evaluation.questions import Question
 
-_ABSENT = 4  # of so many questions the context of one is left out
+_ABSENT = 4  # the context of one in four questions is left out
 _WORDS = 5  # of an answer, at most
 
 
@@ -26,7 +26,7 @@ class Asked:
 
 
 def draw(folder: Path, dev: int, test: int, others: int, seed: int) -> Asked:
-    """Draw the questions and the passages of `others` more from the files in `folder`."""
+    """Draw the questions, their passages, and `others` more passages from the files in `folder`."""
     dice = random.Random(f"cited {seed}")
     triples = lines(folder / "train_triples.jsonl.xz")
     dice.shuffle(triples)

@@ -1,7 +1,7 @@
-"""A step of the inverse cloze task, and one of DPR, ours and a plain loop of the same equations.
+"""A training step of the inverse cloze task and of DPR: ours, and a plain loop of the same equations.
 
-Two encoders begin as MiniLM: one reads questions or sentences, the other passages, and each question's passage is told
-from all others of the batch (temperature .05). There is no dropout, so losses are equal.
+Two encoders are initialised from MiniLM: one reads questions or sentences, the other passages. The loss contrasts each
+question's passage with all others of the batch (temperature .05). There is no dropout, so losses are equal.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from openrag_steps import without_dropout, written
+from openrag_steps import format_passage, without_dropout
 from taken import Loss
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertModel
@@ -27,10 +27,10 @@ TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
-    """A batch for the plain loop: texts, passages, and the place of each text's own passage."""
+class PairBatch:
+    """A batch for the plain loop: texts, passages, and the row of each text's passage."""
 
-    asked: list[str]
+    texts: list[str]
     passages: list[Passage]
     gold: list[int]
 
@@ -42,11 +42,11 @@ def ict_task(store: Path, size: int) -> IctTask:
     )
 
 
-def ict_pairs(store: Path, size: int, steps: int) -> list[Pairs]:
+def ict_pairs(store: Path, size: int, steps: int) -> list[PairBatch]:
     """Return the batches of the first steps."""
     task = ict_task(store, size)
     drawn_pairs = [task.draw_pairs(batch) for batch in [task.batches(0)[step] for step in range(steps)]]
-    return [Pairs(texts, read, list(range(len(read)))) for texts, read in drawn_pairs]
+    return [PairBatch(texts, read, list(range(len(read)))) for texts, read in drawn_pairs]
 
 
 def ours_ict(store: Path, size: int) -> tuple[nn.Module, Loss]:
@@ -61,10 +61,12 @@ def dpr_task(examples: list[Example], size: int) -> DprTask:
     return DprTask(encoders, examples, examples[:1], DprRecipe(batch_size=size, temperature=TEMPERATURE))
 
 
-def dpr_pairs(examples: list[Example], size: int, steps: int) -> list[Pairs]:
+def dpr_pairs(examples: list[Example], size: int, steps: int) -> list[PairBatch]:
     """Return the batches of the first steps."""
     batches = dpr_task(examples, size).batches(0)[:steps]
-    return [Pairs([x.question for x in batch.examples], list(batch.passages), list(batch.gold)) for batch in batches]
+    return [
+        PairBatch([x.question for x in batch.examples], list(batch.passages), list(batch.gold)) for batch in batches
+    ]
 
 
 def ours_dpr(examples: list[Example], size: int) -> tuple[nn.Module, Loss]:
@@ -74,20 +76,20 @@ def ours_dpr(examples: list[Example], size: int) -> tuple[nn.Module, Loss]:
     return task.module, lambda number: task.loss(batches[number])[0]
 
 
-def plain(batches: list[Pairs]) -> tuple[nn.Module, Loss]:
-    """Return the same of a plain loop."""
+def plain(batches: list[PairBatch]) -> tuple[nn.Module, Loss]:
+    """Return the encoders of a plain loop, and its loss of a step."""
     models = [BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False) for _ in range(2)]
     tokenizer, model = AutoTokenizer.from_pretrained(demo_encoder()), without_dropout(nn.ModuleList(models).train())
 
-    def encoded(place: int, texts: list[str]) -> Tensor:
+    def encode(encoder_number: int, texts: list[str]) -> Tensor:
         read = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
-        hidden, mask = models[place](**read).last_hidden_state, read["attention_mask"][..., None]
+        hidden, mask = models[encoder_number](**read).last_hidden_state, read["attention_mask"][..., None]
         return nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
 
     def loss(number: int) -> Tensor:
         pairs = batches[number]
-        read = encoded(1, [written(passage) for passage in pairs.passages])
-        scores = encoded(0, pairs.asked) @ read.T / TEMPERATURE
+        read = encode(1, [format_passage(passage) for passage in pairs.passages])
+        scores = encode(0, pairs.texts) @ read.T / TEMPERATURE
         return nn.functional.cross_entropy(scores, torch.tensor(pairs.gold))
 
     return model, loss

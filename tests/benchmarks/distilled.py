@@ -1,7 +1,8 @@
-"""A static encoder made from a transformer in a minute, where no trained one is at hand: model2vec's distillation.
+"""A static encoder made from a transformer in a minute, for use without a trained one: model2vec's distillation.
 
-Each token of the vocabulary is encoded alone; the vectors are reduced by PCA and weighted by their rank, which is about
-that of their frequency (Tulkens and van Dongen 2024, "Model2Vec"). A published one is trained further, and better.
+Each token of the vocabulary is encoded alone; the vectors are reduced by PCA and weighted by the token's rank, which
+follows its frequency (Tulkens and van Dongen 2024, "Model2Vec"). Published static encoders are
+trained further, and are better.
 """
 
 import json
@@ -31,7 +32,7 @@ def distilled(encoder: Encoder, folder: Path, dim: int = 256) -> Path:
     table = np.zeros((len(tokens), encoder.dim), np.float32)
     used = [row for row, token in enumerate(tokens) if not _UNUSED.fullmatch(token)]
     table[used] = encoder.encode_questions([words[row] for row in used])
-    rows = reduced(table[used], dim)
+    rows = reduce_dimensions(table[used], dim)
     ranks = np.arange(2, len(rows) + 2)  # Zipf's law: the probability falls with the rank
     shares = 1 / ranks / (1 / ranks).sum()
     out = np.zeros((len(tokens), rows.shape[1]), np.float32)
@@ -44,8 +45,8 @@ def distilled(encoder: Encoder, folder: Path, dim: int = 256) -> Path:
     return folder
 
 
-def reduced(vectors: npt.NDArray[np.float32], dim: int) -> npt.NDArray[np.float32]:
-    """Return (n, dim) of (n, d) vectors, by the directions in which they differ the most."""
+def reduce_dimensions(vectors: npt.NDArray[np.float32], dim: int) -> npt.NDArray[np.float32]:
+    """Project (n, d) vectors on their first `dim` principal components; return (n, dim)."""
     centred = vectors - vectors.mean(axis=0)
     directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :dim]
     reduced_vectors: npt.NDArray[np.float32] = (centred @ directions).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Two dumps a month apart: pages of a MediaWiki export, edited as people do, written as Wikimedia does.
+"""Two dumps a month apart: pages of a MediaWiki export with edits, in the file formats of Wikimedia.
 
-Of the articles a share gets one sentence at a random place, the lead included, and a new revision; a share of the
-pages is deleted; and a share, those of the highest ids, is there only in the second dump.
+A share of the articles gets one sentence at a random position, the lead included, and a new revision; a share of the
+pages is deleted; and a share, the pages with the highest ids, is only in the second dump.
 """
 
 import bz2
@@ -37,7 +37,7 @@ p5 = 0.0
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A dump in memory: what stands before its pages, the pages, what stands after them."""
+    """A dump in memory: its header, its pages and its footer."""
 
     head: bytes
     pages: tuple[bytes, ...]
@@ -46,7 +46,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Months:
-    """Last month's dump and today's, and how many articles lie between them."""
+    """Last month's dump and today's, and the numbers of articles that differ between them."""
 
     old: Export
     new: Export
@@ -92,24 +92,30 @@ def _synthetic(page: int, chance: random.Random, words: Sequence[str], weights: 
 def a_month_apart(
     export: Export, *, edited: float = 0.01, added: float = 0.005, deleted: float = 0.005, seed: int = 1
 ) -> Months:
-    """Return an export as it was and as it is: shares of its articles, at least one of each."""
+    """Return an export a month ago and today; each kind of change affects a share of its articles, at least one."""
     chance = random.Random(seed)
     article_positions = [position for position, page in enumerate(export.pages) if _is_article(page)]
     added_positions = set(article_positions[-_count(added, article_positions) :])
-    stayed = [position for position in article_positions if position not in added_positions]
-    touched = chance.sample(stayed, _count(edited, article_positions) + _count(deleted, article_positions))
-    deleted_positions = set(touched[: _count(deleted, article_positions)])
-    changed = {
-        position: _edited(export.pages[position], chance) for position in touched if position not in deleted_positions
+    remaining_positions = [position for position in article_positions if position not in added_positions]
+    changed_positions = chance.sample(
+        remaining_positions, _count(edited, article_positions) + _count(deleted, article_positions)
+    )
+    deleted_positions = set(changed_positions[: _count(deleted, article_positions)])
+    edited_pages = {
+        position: _edit_page(export.pages[position], chance)
+        for position in changed_positions
+        if position not in deleted_positions
     }
     first = min(added_positions)
     old = tuple(page for position, page in enumerate(export.pages) if position < first)
     new_pages = tuple(
-        changed.get(position, page) for position, page in enumerate(export.pages) if position not in deleted_positions
+        edited_pages.get(position, page)
+        for position, page in enumerate(export.pages)
+        if position not in deleted_positions
     )
     old_export, new_export = replace(export, pages=old), replace(export, pages=new_pages)
     return Months(
-        old_export, new_export, len(article_positions), len(changed), len(added_positions), len(deleted_positions)
+        old_export, new_export, len(article_positions), len(edited_pages), len(added_positions), len(deleted_positions)
     )
 
 
@@ -117,22 +123,22 @@ def _is_article(page: bytes) -> bool:
     return _ARTICLE.search(page) is not None and b"<redirect " not in page and _PROSE.search(page) is not None
 
 
-def _count(share: float, places: Sequence[int]) -> int:
-    return max(1, round(share * len(places)))
+def _count(share: float, positions: Sequence[int]) -> int:
+    return max(1, round(share * len(positions)))
 
 
-def _edited(page: bytes, chance: random.Random) -> bytes:
+def _edit_page(page: bytes, chance: random.Random) -> bytes:
     """Insert a sentence after a random one of a random paragraph, and raise the revision."""
     start, end = chance.choice([paragraph.span() for paragraph in _PROSE.finditer(page)])
     stops = [stop.end() - 1 for stop in re.finditer(rb"\.(?= )", page[start:end])] or [end - start - 1]
     insert_position = start + chance.choice(stops) + 1
     sentence = _SENTENCE % (chance.randint(1500, 2026), chance.randint(1, 10**6))
     page = page[:insert_position] + sentence + page[insert_position:]
-    return _REVISION.sub(lambda found: found[1] + str(int(found[2]) + 10**9).encode() + found[3], page, count=1)
+    return _REVISION.sub(lambda match: match[1] + str(int(match[2]) + 10**9).encode() + match[3], page, count=1)
 
 
 def write_plain(export: Export, folder: Path) -> str:
-    """Write one bz2 stream, which has to be split; return its path."""
+    """Write one bz2 stream, which a build has to split; return its path."""
     path = folder / "dump.xml.bz2"
     path.write_bytes(bz2.compress(export.head + b"".join(export.pages) + export.foot))
     return str(path)
@@ -144,7 +150,7 @@ def write_multistream(export: Export, folder: Path) -> str:
 
 
 def write_streams(head: bytes, pages: Iterable[bytes], foot: bytes, folder: Path) -> str:
-    """Write pages as they come, as `write_multistream`."""
+    """Write pages from an iterator in the format of `write_multistream`; return the dump's path."""
     path = folder / "wiki-20261101-pages-articles-multistream.xml.bz2"
     lines = []
     with path.open("wb") as file:

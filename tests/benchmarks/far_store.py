@@ -1,7 +1,7 @@
-"""A store far away: files in memory behind a file system of fsspec, each request of which takes so many milliseconds.
+"""A store with latency: files in memory behind an fsspec file system whose requests each take some milliseconds.
 
-`far://NAME` is one dictionary by folder, and a listing costs a request for each thousand files, as S3's does. What
-is asked at once waits at once. Requests are counted by kind. It lives in one process.
+`far://NAME` is one dictionary by folder, and a listing costs a request for each thousand files, as S3's does.
+Concurrent requests wait concurrently. Requests are counted by kind. The store lives in one process.
 """
 
 import threading
@@ -15,7 +15,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 _PAGE = 1000  # files that one request lists
-Body = bytes | Callable[[], bytes]  # or what makes it: millions of records need not be held
+Body = bytes | Callable[[], bytes]  # or a function that makes it, so that millions of records need not be held
 
 
 class Far(AbstractFileSystem):  # type: ignore[misc]
@@ -23,17 +23,18 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
 
     protocol = "far"
     cachable = False
-    folders: ClassVar[dict[str, dict[str, tuple[Body, int, float]]]] = {}  # folder -> name -> body, size, when written
+    # folder -> name -> body, size, modification time
+    folders: ClassVar[dict[str, dict[str, tuple[Body, int, float]]]] = {}
     below: ClassVar[dict[str, set[str]]] = {}  # folder -> its folders
     requests: ClassVar[Counter[str]] = Counter()
-    seconds: ClassVar[float] = 0.0  # that a request takes
+    seconds: ClassVar[float] = 0.0  # latency of a request
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
-    def write(cls, path: str, body: Body, size: int, written: float) -> None:
-        """Put a file there, without a request."""
+    def write(cls, path: str, body: Body, size: int, modified_at: float) -> None:
+        """Add a file without a request."""
         folder, _, name = path.rpartition("/")
-        cls.folders.setdefault(folder, {})[name] = body, size, written
+        cls.folders.setdefault(folder, {})[name] = body, size, modified_at
         while folder and folder.rpartition("/")[2] not in cls.below.get(folder.rpartition("/")[0], ()):
             above, _, folder_name = folder.rpartition("/")
             cls.below.setdefault(above, set()).add(folder_name)
@@ -52,22 +53,22 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
         return entries
 
     def info(self, path: str, **other: Any) -> dict[str, Any]:
-        """Say a file's size and time."""
+        """Return the size and the modification time of a file."""
         self._ask("head")
-        _, size, modified_at = self._found(path)
+        _, size, modified_at = self._get_entry(path)
         return {"name": path, "type": "file", "size": size, "mtime": modified_at}
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **other: Any) -> bytes:
         """Read a file, or a range of it."""
         self._ask("get")
-        body = self._found(path)[0]
+        body = self._get_entry(path)[0]
         return (body() if callable(body) else body)[start:end]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **other: Any) -> None:
-        """Write a file; `create` only where there is none."""
+        """Write a file; mode `create` fails if it exists."""
         self._ask("put")
         with self._lock:
-            if mode == "create" and self._there(path):
+            if mode == "create" and self._has_file(path):
                 raise FileExistsError(path)
             self.write(self._strip_protocol(path), bytes(value), len(value), time.time())
 
@@ -75,7 +76,7 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
         """Delete a file."""
         self._ask("delete")
         folder, _, name = self._strip_protocol(path).rpartition("/")
-        self._found(path)
+        self._get_entry(path)
         del self.folders[folder][name]
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
@@ -88,14 +89,14 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
         ]
         self._ask("delete", 1 + sum(len(self.folders.pop(name)) for name in names) // _PAGE)
 
-    def _found(self, path: str) -> tuple[Body, int, float]:
+    def _get_entry(self, path: str) -> tuple[Body, int, float]:
         folder, _, name = self._strip_protocol(path).rpartition("/")
         try:
             return self.folders[folder][name]
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def _there(self, path: str) -> bool:
+    def _has_file(self, path: str) -> bool:
         folder, _, name = self._strip_protocol(path).rpartition("/")
         return name in self.folders.get(folder, {})
 
@@ -108,7 +109,7 @@ class Far(AbstractFileSystem):  # type: ignore[misc]
 
 @contextmanager
 def latency(seconds: float) -> Iterator[Counter[str]]:
-    """Let each request take so long inside the block; yields the count of its requests by kind."""
+    """Make each request inside the block take `seconds`; yield the count of its requests by kind."""
     Far.requests.clear()
     Far.seconds = seconds
     try:

@@ -1,6 +1,6 @@
-"""A Flink cluster whose JobManager, TaskManagers and launcher are hosts of their own, which share nothing.
+"""A Flink cluster whose JobManager, TaskManagers and launcher run on separate hosts, which share nothing.
 
-Each host of workers has a TaskManager and, for it alone, a pool of Python workers.
+Each worker host has a TaskManager and its own pool of Python workers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ SETTINGS = {
     "rest.address": MANAGER,
     "rest.bind-address": "0.0.0.0",
     "taskmanager.bind-host": "0.0.0.0",
-    "cluster.evenly-spread-out-slots": "true",  # otherwise one host with two slots does all
-    "heartbeat.timeout": 30_000,  # milliseconds: a host that is gone refuses nothing, it is silent
+    "cluster.evenly-spread-out-slots": "true",  # otherwise one host with two slots runs all tasks
+    "heartbeat.timeout": 30_000,  # milliseconds; a lost host refuses no connection, it is silent
 }
 
 
 @dataclass(slots=True)
 class FlinkHosts:
-    """The hosts, and the part of the cluster that each one runs."""
+    """The hosts, and the part of the cluster that runs on each."""
 
     hosts: dict[str, Host]
     manager: Flink
@@ -36,13 +36,13 @@ class FlinkHosts:
     flags: list[str]  # the options that send a job there
 
     def complete(self) -> bool:
-        """Return whether every host does its part."""
+        """Return whether all parts of the cluster are ready."""
         workers = self.workers.values()
         assert all(part.running() for part in (self.manager, *workers)), "a part of the cluster has ended"
         return self.manager.free_slots() == SLOTS * len(self.workers) and all(worker.listens() for worker in workers)
 
     def busy(self) -> set[str]:
-        """Return the hosts that have a part of a job to do."""
+        """Return the hosts that run a part of a job."""
         query_manager = self.manager.asked
         running = [job["jid"] for job in query_manager("/jobs/overview")["jobs"] if job["state"] == "RUNNING"]
         steps = [(job, step["id"]) for job in running for step in query_manager(f"/jobs/{job}")["vertices"]]
@@ -52,15 +52,15 @@ class FlinkHosts:
 
 @contextmanager
 def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> Iterator[FlinkHosts]:
-    """Run a cluster whose hosts' folders lie in `folder`; a host for the store is there, and empty.
+    """Run a cluster whose hosts' folders are in `folder`, with one more host for the store, on which nothing runs.
 
     Args:
-        folder: an empty one within `hidden`.
-        hidden: what no host sees, as of `hosts`.
+        folder: an empty folder within `hidden`.
+        hidden: a folder that no host sees, as in `hosts`.
         environment: of the workers.
 
     Raises:
-        AbsentError: Flink, Java or Beam's jars are not here.
+        AbsentError: Flink, Java or Beam's jars are missing.
         NoHostsError: this machine cannot make such hosts.
     """
     cluster_jars, utils = flink_jars()

@@ -1,4 +1,4 @@
-"""All benchmarks of a GPU, one after the other: `make gpu-day`. It records each result, and resumes after an end.
+"""Run all GPU benchmarks one after the other (`make gpu-day`), record each result, and resume after an interruption.
 
 Steps: embedding (with batches of other sizes, without cuDNN's attention, with the torch of other environments, and on
 2, 4, 8, … and all GPUs at once), index stages (CAGRA beside faiss's HNSW, if faiss has cuVS), training steps in
@@ -6,7 +6,7 @@ float32, TF32 and bf16, and decoding. Each step is a benchmark of this folder in
 Written to `--out`:
 
 * `STEP.json`: the command, the reports, the seconds and the environment of a finished step. A step that finished with
-  the same command, device and torch is not run again; `STEP.error.txt` has the end of what a failed one printed.
+  the same command, device and torch is not run again; `STEP.error.txt` has the end of a failed step's output.
 * `rows.md`: rows for docs/benchmarks.md; `report.md`: the machine, every step, its figures and its command.
 
 Without a GPU every step runs on tiny sizes on the CPU, to check that each row can be written. `--short` takes small
@@ -43,7 +43,7 @@ _VERSIONS = ("torch", "transformers", "faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs"
 
 
 def embedding_rows(reports: Sequence[Report]) -> Iterator[Row]:
-    """Yield the rows of `bench_embedding_gpu.py`; of several processes together, if there are several.
+    """Yield the rows of `bench_embedding_gpu.py`; several processes are added up.
 
     Raises:
         ValueError: two processes used the same GPU, so the sum of their rates is not the rate of several GPUs.
@@ -91,12 +91,12 @@ def index_rows(reports: Sequence[Report]) -> Iterator[Row]:
         yield f"its recall@{report['k']}", recall_texts[0], f"built by a core: {recall_texts[1]}", apart
 
 
-def _describe_stage(found: Report, stage: str, seconds: float | None) -> str:
+def _describe_stage(side: Report, stage: str, seconds: float | None) -> str:
     if seconds is None:
         return ""
-    gpu_mb = (found["gpu_mb"] or {}).get(stage)
+    gpu_mb = (side["gpu_mb"] or {}).get(stage)
     memory = f", {gpu_mb:,} MB" if gpu_mb is not None else ""
-    return f"{seconds:g} s{memory}; {found['hours_for_wikipedia'][stage]:g} h"
+    return f"{seconds:g} s{memory}; {side['hours_for_wikipedia'][stage]:g} h"
 
 
 def training_rows(reports: Sequence[Report]) -> Iterator[Row]:
@@ -275,7 +275,7 @@ def find_result(step: DayStep, out: Path) -> Report | None:
 
 
 def record_step(step: DayStep, out: Path) -> Report | None:
-    """Run a step and write its result; None if it failed, and why is in its error file."""
+    """Run a step and write its result; return None if it failed, with the reason in its error file."""
     started, problem = time.perf_counter(), out / f"{step.name}.error.txt"
     problem.unlink(missing_ok=True)
     try:

@@ -1,7 +1,8 @@
-"""An HNSW index built both ways, every stage in a process of its own: in one shot by faiss, and by cells.
+"""HNSW indexes built in one shot by faiss and cell by cell, every stage in a new process.
 
-One thread a process: a shard's bytes repeat with one thread only, and CPU seconds of threads that wait for each other
-would favour the way with fewer of them. Reading the vectors and writing the file count on both sides.
+Every process has one thread, because a shard's bytes are reproducible only with one, and because the CPU seconds of
+threads that wait for each other would favour the build with fewer threads. Reading the vectors and writing the file
+count on both sides.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,18 +29,18 @@ from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import FaissFileIndex, open_index
 
 STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
-MERGE_ROOM_MB = 128  # what a merge may hold beside the graph
+MERGE_ROOM_MB = 128  # memory that a merge may hold beside the graph
 Report = dict[str, Any]
-Work = tuple[VectorPlan, Sequence[Path]]  # what is built, and the vectors
+Work = tuple[VectorPlan, Sequence[Path]]  # the plan of the index, and the vectors
 Run = Callable[..., Spent]
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A finished index file and what its stages took."""
+    """A finished index file and the costs of its stages."""
 
     path: Path
-    stages: dict[str, list[Spent]]  # in order; those of one name can run side by side
+    stages: dict[str, list[Spent]]  # in order; the tasks of one stage can run in parallel
 
     @property
     def cpu_seconds(self) -> float:
@@ -48,7 +49,7 @@ class Build:
 
     @property
     def critical_seconds(self) -> float:
-        """Return the CPU seconds of the longest way through them, with a worker for every part and every cell."""
+        """Return the CPU seconds of the critical path, with a worker for every part and every cell."""
         return sum(max(cost.cpu_seconds for cost in stage) for stage in self.stages.values())
 
     def report(self) -> Report:
@@ -89,7 +90,7 @@ def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequenc
 
 
 def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path, run: Run = alone) -> Build:
-    """Build a plan stage by stage, as the jobs do; `run` runs a task in a process of its own."""
+    """Build a plan stage by stage, as the jobs do; `run` runs a task in a new process."""
     folder.mkdir(parents=True, exist_ok=True)
     structure, trained, out = get_kind(plan.kind), folder / "trained", folder / "index.faiss"
     scattered = [folder / f"scattered-{number:05d}" for number in range(len(parts))]
@@ -110,7 +111,7 @@ def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Path], number: in
 
 
 def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:
-    """Build the first work in one shot, and by name every work by cells; two jobs build two of them at a time."""
+    """Build the first work in one shot and every work by cells, `jobs` at a time; return the builds by name."""
     with ThreadPoolExecutor(jobs) as pool:
         single = pool.submit(one_shot, *next(iter(works.values())), folder / "one_shot.faiss")
         ours = {name: pool.submit(by_cells, plan, parts, folder / name) for name, (plan, parts) in works.items()}
@@ -118,19 +119,18 @@ def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:
 
 
 def trial_of(parts: Sequence[Path], metric: Metric, questions: Vectors, k: int) -> VectorQuerySet:
-    """Return questions with their true neighbours, as another process can be given them."""
+    """Return questions with their true neighbours, in a form that can be pickled."""
     return replace(VectorQuerySet.from_exact_search(ExactIndex(parts, metric), questions, k), score=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How well an index answers, and what its graph is like."""
+    """The recall of an index, and properties of its graph."""
 
     curve: list[OperatingPoint]
-    worst: list[
-        OperatingPoint
-    ]  # the same, with the mean of the worst twentieth of the questions for the 5th percentile
-    unreachable: int  # nodes that no walk on the bottom level finds from the entry point
+    # The same points, with the mean of the worst twentieth of the questions in place of the 5th percentile.
+    worst: list[OperatingPoint]
+    unreachable: int  # nodes without a path from the entry point on the bottom level
     degree: float  # mean, on the bottom level
 
     def report(self) -> Report:
@@ -143,7 +143,7 @@ class Quality:
 
 
 def quality(path: Path, trial: VectorQuerySet) -> Quality:
-    """Measure an index file; one of more dimensions than the questions have is asked with zeros behind them."""
+    """Measure an index file; if it has more dimensions than the questions, they are padded with zeros."""
     index = open_index(path)
     wider = np.pad(trial.vectors, ((0, 0), (0, index.dim - trial.vectors.shape[1])))
     trial = replace(trial, vectors=wider)
@@ -172,10 +172,10 @@ def _effort(index: FaissFileIndex, trial: VectorQuerySet, ef_search: int) -> tup
 
 
 def _percentile5(recalls: Recalls, k: int) -> float:
-    """Return the 5th percentile as of grouped data: a recall of j/k stands for all from (j - 1/2)/k to (j + 1/2)/k.
+    """Return the 5th percentile of grouped data: a recall of j/k represents [(j - 1/2)/k, (j + 1/2)/k].
 
-    Recall@20 comes in steps of .05. A plain percentile jumps by one or stays, and two builds that differ by nothing
-    differ by .05 or not at all.
+    Recall@20 comes in steps of .05. A plain percentile moves by a whole step or not at all, so two equally good builds
+    can differ by .05.
     """
     values, counts = np.unique(recalls, return_counts=True)
     ends, rank = np.cumsum(counts), 0.05 * len(recalls)
@@ -185,7 +185,7 @@ def _percentile5(recalls: Recalls, k: int) -> float:
 
 
 def _walk(path: Path) -> tuple[int, float]:
-    """Return the nodes that are not reached, and the mean degree: by plain faiss and numpy, none of our own code."""
+    """Return the number of unreachable nodes and the mean degree, by faiss and numpy alone, without our own code."""
     index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     width = index.hnsw.nb_neighbors(0)
     starts = faiss.rev_swig_ptr(index.hnsw.offsets.data(), index.ntotal).astype(np.int64)
@@ -201,23 +201,23 @@ def _walk(path: Path) -> tuple[int, float]:
 
 
 def qualities(builds: dict[str, Build], trial: VectorQuerySet, threads: int) -> dict[str, Quality]:
-    """Measure every build in a process of its own."""
+    """Measure every build in a new process."""
     return {name: alone(quality, build.path, trial, threads=threads).value for name, build in builds.items()}
 
 
-def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan: VectorPlan) -> Report:
-    """Return the ratios and shortfalls of a build of ours to one shot's; 1 and 0 mean that it is as good."""
+def against(name: str, builds: dict[str, Build], quality_by_name: dict[str, Quality], plan: VectorPlan) -> Report:
+    """Return the ratios and shortfalls of one of our builds against the one-shot build; 1 and 0 mean equally good."""
     ours, single = builds[name], builds["one_shot"]
     merge = ours.stages["merge"][0]
     graph = _megabytes(ours.path) - plan.n * _code_bytes(plan) / 1e6
-    mine, single_quality = found[name], found["one_shot"]
+    our_quality, single_quality = quality_by_name[name], quality_by_name["one_shot"]
     return {
         "cpu_ratio": round(ours.cpu_seconds / single.cpu_seconds, 3),
         "critical_ratio": round(ours.critical_seconds / single.cpu_seconds, 3),
-        "shortfall_mean": round(compare_curves(mine.curve, single_quality.curve), 4),
-        "shortfall_p5": round(compare_curves(mine.curve, single_quality.curve, "recall_p5"), 4),
-        "shortfall_worst": round(compare_curves(mine.worst, single_quality.worst, "recall_p5"), 4),
-        "unreachable": mine.unreachable,
+        "shortfall_mean": round(compare_curves(our_quality.curve, single_quality.curve), 4),
+        "shortfall_p5": round(compare_curves(our_quality.curve, single_quality.curve, "recall_p5"), 4),
+        "shortfall_worst": round(compare_curves(our_quality.worst, single_quality.worst, "recall_p5"), 4),
+        "unreachable": our_quality.unreachable,
         "merge_anonymous_mb": round(merge.anonymous_mb),
         "graph_mb": round(graph),
         "merge_within": merge.anonymous_mb <= graph + MERGE_ROOM_MB,
@@ -226,9 +226,14 @@ def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan
     }
 
 
-def at_equal_distances(found: dict[str, Quality], places: Sequence[int] = (1_000, 2_000, 4_000)) -> Report:
-    """Return each build's mean recall at so many distance computations, where its curve reaches so far."""
-    return {name: {str(x): _recall(build_quality.curve, x) for x in places} for name, build_quality in found.items()}
+def at_equal_distances(
+    quality_by_name: dict[str, Quality], distance_counts: Sequence[int] = (1_000, 2_000, 4_000)
+) -> Report:
+    """Return each build's mean recall at numbers of distance computations; None where its curve does not reach."""
+    return {
+        name: {str(x): _recall(build_quality.curve, x) for x in distance_counts}
+        for name, build_quality in quality_by_name.items()
+    }
 
 
 def _recall(curve: Sequence[OperatingPoint], distances: int) -> float | None:

@@ -1,8 +1,8 @@
-"""Hosts that share nothing, on one machine: Linux's namespaces give each a network, files and processes of its own.
+"""Hosts that share nothing, on one machine: each has its own Linux namespaces for network, files and processes.
 
 A host sees the machine's programs and this project's code, as an image has them, and writes only in its own folder,
-which no other host sees; its path is the same inside and outside. The hosts reach each other through a bridge, by name,
-and nothing else. All live in one user namespace: root is not needed where the kernel lets users make one.
+which no other host sees; its path is the same inside and outside. The hosts reach only each other, by name, through a
+bridge. All live in one user namespace: root is not needed where the kernel lets users make one.
 
 A host's first process reads from a pipe that the kernel closes when this process ends, however it ends. The kernel then
 ends the host's other processes, and removes its network and its mounts.
@@ -20,12 +20,12 @@ from typing import IO
 import psutil
 
 ROOT = Path(__file__).parents[2]
-NETWORK = "10.77.0"  # the hosts know no other
+NETWORK = "10.77.0"  # the only network that the hosts have
 APART = ("--net", "--mount", "--pid", "--ipc", "--uts")
 LIVES = "echo up; exec cat"  # until standard input is closed
 SWITCH = f"ip link add bridge type bridge; ip link set bridge up; {LIVES}"
-# $0: its name. $1: its folder. $2: what it does not see. From $3: folders of programs, which may lie within what is
-# hidden or in /tmp. The code's folder stays writable: Python and numba keep there what they compile.
+# $0: name of the host. $1: its folder. $2: the hidden folder. From $3: folders of programs, which may be within the
+# hidden folder or in /tmp. The code's folder stays writable, because Python and numba cache compiled code there.
 MACHINE = f"""
 own=$1; hidden=$2; shift 2
 hostname "$0"
@@ -56,11 +56,11 @@ class Host:
 
     @property
     def enter(self) -> list[str]:
-        """The words that run a command there."""
+        """The command prefix that runs a command on the host."""
         return ["nsenter", f"--target={self.init}", "--user", "--preserve-credentials", *APART]
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        """Return what a command there finds: nothing of this process's environment."""
+        """Return the environment of a command on the host, which inherits nothing from this process."""
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
         variables = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "PATH": path, "PYTHONPATH": str(ROOT)}
         return {"LANG": "C.UTF-8", **variables, **more}
@@ -68,13 +68,13 @@ class Host:
     def start(
         self, command: Sequence[object], more: Mapping[str, str], out: IO[bytes] | int, errors: IO[bytes] | int
     ) -> "subprocess.Popen[str]":
-        """Start a command there, in `folder`."""
+        """Start a command on the host, in `folder`."""
         words = [*self.enter, "sh", "-c", 'cd "$HOME"; exec "$@"', self.name, *map(str, command)]
         self.started.append(subprocess.Popen(words, stdout=out, stderr=errors, text=True, env=self.environment(more)))
         return self.started[-1]
 
     def lose(self) -> None:
-        """End all that runs there, and its network: as if its power failed. It says no good-bye to anyone."""
+        """Kill the host's processes and remove its network without any notice, like a power failure."""
         if self.parent.poll() is None:
             psutil.Process(self.init).kill()
         for process in (self.parent, *self.started):
@@ -86,13 +86,13 @@ def hosts(names: Sequence[str], folder: Path, hidden: Path, programs: Sequence[P
     """Make hosts that reach each other by name.
 
     Args:
-        names: those of the hosts.
-        folder: an empty one within `hidden`; that of a host is its own below it.
-        hidden: what none of them sees of this machine, beside /tmp.
-        programs: folders that all see, with the project's own and Python's environment.
+        names: names of the hosts.
+        folder: an empty folder within `hidden`; each host writes in a folder below it.
+        hidden: a folder of this machine that no host sees, as none sees /tmp.
+        programs: further folders that all hosts see, beside the project's and Python's environment.
 
     Raises:
-        NoHostsError: the kernel does not allow it, or a tool is missing.
+        NoHostsError: the kernel does not allow namespaces, or a tool is missing.
     """
     if missing_tools := [tool for tool in ("unshare", "nsenter", "ip") if not shutil.which(tool)]:
         raise NoHostsError(
@@ -134,16 +134,16 @@ def _first(apart: Sequence[str], script: Sequence[str]) -> Iterator["subprocess.
     ) as process:  # waits for the end, with its input closed
         assert process.stdout is not None
         if process.stdout.readline() != "up\n":
-            raise _refused(process.communicate()[1])
+            raise _build_error(process.communicate()[1])
         yield process
 
 
 def _do(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise _refused(done.stderr)
+        raise _build_error(done.stderr)
 
 
-def _refused(said: str) -> NoHostsError:
-    last = (said.strip().splitlines() or ["nothing said"])[-1]
+def _build_error(error_output: str) -> NoHostsError:
+    last = (error_output.strip().splitlines() or ["nothing said"])[-1]
     return NoHostsError(f"no namespaces for hosts ({last}): let users make them, or run as root with CAP_SYS_ADMIN")

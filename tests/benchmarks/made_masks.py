@@ -1,4 +1,4 @@
-"""A made world for masks: names are the salient spans, and a small masked language model that copies from passages."""
+"""The generated world of `made_world` for masking: names as salient spans, and a small masked language model."""
 
 import json
 import random
@@ -20,18 +20,18 @@ from rag_model.training.objectives.realm_model import MaskingLimits, mask_text
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _LIMITS = MaskingLimits(48, 10, 0.15)
-_NAMES = 0.8  # of the lessons: a name is hidden; else words at random
+_NAMES = 0.8  # share of the texts in which a name is masked; in the others random words are
 
 
 def passages(world: Sequence[Fact]) -> list[Passage]:
-    """Return both tellings of each fact, each a page of its own, in an order that tells nothing."""
+    """Return both wordings of each fact, one page each, in random order."""
     pages = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
     random.Random(0).shuffle(pages)
     return [replace(page, id=f"{number}-0", page_id=str(number)) for number, page in enumerate(pages)]
 
 
 def names_in(text: str, names: set[str]) -> list[SalientSpan]:
-    """Return where names of the world stand in a text."""
+    """Return the spans of the world's names in a text."""
     spans, offset = list[SalientSpan](), 0
     for word in text.split(" "):
         if word in names:
@@ -41,17 +41,17 @@ def names_in(text: str, names: set[str]) -> list[SalientSpan]:
 
 
 def write_masked_lm(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> dict[str, float]:
-    """Write a small BERT that fills in masked names and words of other worlds, alone and beside the other telling.
+    """Write a small BERT that fills in masked names and words of other worlds, alone and beside the other wording.
 
-    Returns -log p of what is hidden, in nats a text, of the last step: alone, and beside the other telling.
+    Returns -log p of the masked tokens, in nats per text, of the last step: alone, and beside the other wording.
     """
-    _begin(folder, seed)
+    _write_untrained(folder, seed)
     reader, dice = TrainableMaskedLM.load(folder), random.Random(f"masks {seed}")
     optimizer = torch.optim.AdamW(reader.parameters(), lr=2e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     losses = {"alone": float("nan"), "beside": float("nan")}
     for _ in range(steps):
-        inputs = _lessons(reader, dice, batch)
+        inputs = _draw_inputs(reader, dice, batch)
         log_p = reader(inputs).sum(1)
         (-log_p.mean()).backward()
         optimizer.step()
@@ -63,7 +63,7 @@ def write_masked_lm(folder: Path, steps: int, seed: int = 1, batch: int = 64) ->
     return losses
 
 
-def _begin(folder: Path, seed: int) -> None:
+def _write_untrained(folder: Path, seed: int) -> None:
     pieces = [*_SPECIAL, *WORDS, *SYLLABLES, *(f"##{syllable}" for syllable in SYLLABLES)]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # type: ignore[arg-type]
@@ -85,17 +85,17 @@ def _begin(folder: Path, seed: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[MaskedInput]:
-    """Return texts with masks; the first quarter stand alone, the others beside the other telling."""
+def _draw_inputs(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[MaskedInput]:
+    """Return masked texts: the first quarter alone, the others paired with the other wording of their fact."""
     lesson_facts = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
     forms = [dice.randrange(2) for _ in lesson_facts]
     texts = [fact.told(form) for fact, form in zip(lesson_facts, forms, strict=True)]
     tokens, inputs = reader.tokenizer, list[MaskedInput]()
-    other_tellings = tokens.tokenize([fact.told(1 - form) for fact, form in zip(lesson_facts, forms, strict=True)])
+    other_wordings = tokens.tokenize([fact.told(1 - form) for fact, form in zip(lesson_facts, forms, strict=True)])
     for row, (fact, text, tokenized_text) in enumerate(zip(lesson_facts, texts, tokens.tokenize(texts), strict=True)):
         spans = [span[:2] for span in names_in(text, {fact.subject, fact.value})] if dice.random() < _NAMES else None
         masked = mask_text(text, tokenized_text, spans, dice, tokens, _LIMITS)
-        ids, types = tokens.join_pair(masked.ids, other_tellings[row].ids if row >= batch // 4 else ())
+        ids, types = tokens.join_pair(masked.ids, other_wordings[row].ids if row >= batch // 4 else ())
         prefix_length = len(tokens.template.prefix)
         inputs.append(
             MaskedInput(ids, types, [prefix_length + position for position in masked.positions], masked.targets)

@@ -1,7 +1,7 @@
-"""A made corpus whose names and words no encoder has seen, questions about it, and a small reader that can copy.
+"""A generated corpus whose names and words no encoder has seen, questions about it, and a small reader that can copy.
 
-Every subject has a value for each of 8 relations, told in two passages of different words. Passages name a relation by
-a made word, questions by an English one: which belongs to which has to be learned.
+Every subject has a value for each of 8 relations, stated in two passages with different words. Passages name a relation
+by an invented word, questions by an English one; training has to learn the mapping.
 """
 
 import json
@@ -52,7 +52,7 @@ _LAYER = re.compile(r"encoder\.layer\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What one subject has."""
+    """The value of one relation of one subject."""
 
     subject: str
     relation: str  # English
@@ -68,7 +68,7 @@ class Fact:
 
 
 def facts(subjects: int, seed: int) -> list[Fact]:
-    """Return 8 facts a subject, subject by subject; no name occurs twice."""
+    """Return 8 facts for each subject, in order of subjects; no name occurs twice."""
     dice = random.Random(f"world {seed}")
     names = list(dict.fromkeys("".join(dice.sample(SYLLABLES, 3)) for _ in range(12 * subjects)))
     return [
@@ -79,7 +79,7 @@ def facts(subjects: int, seed: int) -> list[Fact]:
 
 
 def write_corpus(world: Sequence[Fact], path: Path) -> None:
-    """Write two documents a fact, in an order that tells nothing."""
+    """Write two documents for each fact, in random order."""
     rows = [
         {"id": f"{number}-{form}", "title": "", "text": fact.told(form)}
         for number, fact in enumerate(world)
@@ -90,7 +90,7 @@ def write_corpus(world: Sequence[Fact], path: Path) -> None:
 
 
 def examples(world: Sequence[Fact]) -> list[Example]:
-    """Return a question a fact."""
+    """Return one question for each fact."""
     return [
         Example(f"{fact.subject} {fact.relation}", fact.question, (fact.value,), (build_passage("", fact.told(0)),))
         for fact in world
@@ -98,9 +98,9 @@ def examples(world: Sequence[Fact]) -> list[Example]:
 
 
 def write_short_encoder(folder: Path, layers: int, world: Sequence[Fact], to: Path) -> Path:
-    """Write a BERT with its first layers, and of its vocabulary what the world's texts use; return where.
+    """Write a BERT's first layers, with a vocabulary reduced to that of the world's texts; return its folder.
 
-    The world's texts are cut into the same pieces; a step costs a tenth.
+    The world's texts get the same tokens, and a step costs a tenth.
     """
     shutil.copytree(folder, to)
     tokens = json.loads((to / "tokenizer.json").read_text())
@@ -149,7 +149,7 @@ def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> fl
     optimizer = torch.optim.AdamW(reader.module.parameters(), lr=2e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     value = float("nan")
-    for texts, answers, passages in _lessons(steps, batch, seed):
+    for texts, answers, passages in _draw_batches(steps, batch, seed):
         contexts, targets = (
             reader.encode_contexts(texts, [[build_passage("", passage)] for passage in passages]),
             reader.encode_targets(answers),
@@ -166,16 +166,16 @@ def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> fl
     return value
 
 
-def _lessons(steps: int, batch: int, seed: int) -> Iterator[tuple[list[str], list[str], list[str]]]:
-    """Yield questions with a passage that answers them; and marked statements with a passage that says the same."""
+def _draw_batches(steps: int, batch: int, seed: int) -> Iterator[tuple[list[str], list[str], list[str]]]:
+    """Yield batches: questions with an answering passage, and marked statements with a passage of equal meaning."""
     dice = random.Random(f"lessons {seed}")
     for _ in range(steps):
         lesson_facts = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
         forms = [dice.randrange(2) for _ in lesson_facts]
         half = batch * 2 // 3
-        tellings = list(zip(lesson_facts, forms, strict=True))
+        fact_forms = list(zip(lesson_facts, forms, strict=True))
         yield (
             [fact.question for fact in lesson_facts[:half]] + ["<p>"] * (batch - half),
-            [fact.value for fact in lesson_facts[:half]] + [fact.told(1 - form) for fact, form in tellings[half:]],
-            [fact.told(form) for fact, form in tellings],
+            [fact.value for fact in lesson_facts[:half]] + [fact.told(1 - form) for fact, form in fact_forms[half:]],
+            [fact.told(form) for fact, form in fact_forms],
         )

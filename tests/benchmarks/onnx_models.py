@@ -1,7 +1,7 @@
-"""Cross-encoders as both of their forms: an ONNX graph as safetensors in float32, and safetensors as an ONNX graph.
+"""Conversions of cross-encoders: an ONNX graph to safetensors in float32, and safetensors to an ONNX graph.
 
-A graph that was quantised after training keeps its weights as bytes with one scale a tensor. As float32 they are the
-same numbers, and a model that torch and sentence-transformers can run beside it.
+A graph that was quantised after training keeps its weights as bytes with one scale per tensor. The conversion
+to float32 keeps their values, so torch and sentence-transformers can run the same model as a peer.
 """
 
 import re
@@ -23,7 +23,7 @@ HEAD = 32  # dimensions of an attention head of the MiniLM family
 
 def as_safetensors(graph: Path, out: Path) -> Path:
     """Write a BERT cross-encoder's quantised ONNX folder as a Hugging Face folder in float32."""
-    state = {name: torch.tensor(values) for name, values in _weights(onnx.load(str(graph / "model.onnx"))).items()}
+    state = {name: torch.tensor(values) for name, values in _read_weights(onnx.load(str(graph / "model.onnx"))).items()}
     layers = 1 + max(int(layer_match[1]) for name in state if (layer_match := re.search(r"layer\.(\d+)\.", name)))
     words, hidden = state["bert.embeddings.word_embeddings.weight"].shape
     wide = len(state["bert.encoder.layer.0.intermediate.dense.bias"])
@@ -43,7 +43,7 @@ def as_safetensors(graph: Path, out: Path) -> Path:
 
 
 def with_new_head(encoder: Path, out: Path) -> Path:
-    """Write an encoder as a cross-encoder whose head is drawn by a seed: as fast as a trained one, and of no use."""
+    """Write an encoder as a cross-encoder with a random head: as fast as a trained one, with meaningless scores."""
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_pretrained(str(encoder), num_labels=1).save_pretrained(str(out))
     _copy_tokenizer(encoder, out)
@@ -72,29 +72,29 @@ def as_graph(folder: Path, out: Path) -> Path:
 
 
 class _Positional(torch.nn.Module):
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.whole = whole
+        self.model = model
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> Any:
-        return self.whole(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+        return self.model(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
 
 
-def _weights(model: Any) -> dict[str, Any]:
+def _read_weights(model: Any) -> dict[str, Any]:
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
-    def whole(name: str) -> Any:
+    def dequantize(name: str) -> Any:
         base = name.removesuffix("_quantized")
         zero = stored[f"{base}_zero_point"].astype(np.float32)
         return (stored[name].astype(np.float32) - zero) * stored[f"{base}_scale"]
 
     weights = {name: values for name, values in stored.items() if values.dtype == np.float32 and values.ndim}
-    weights |= {n.removesuffix("_quantized"): whole(n) for n in stored if n.endswith(".weight_quantized")}
+    weights |= {n.removesuffix("_quantized"): dequantize(n) for n in stored if n.endswith(".weight_quantized")}
     for node in model.graph.node:
         if node.op_type == "MatMulInteger":  # (in, out), where torch has (out, in)
             node_match = re.match(r"/(.*)/(MatMul|Gemm)", node.name)
             assert node_match, node.name
-            weights[f"{node_match[1].replace('/', '.')}.weight"] = whole(node.input[1]).T
+            weights[f"{node_match[1].replace('/', '.')}.weight"] = dequantize(node.input[1]).T
     return weights
 
 

@@ -1,8 +1,8 @@
-"""A step of OpenRAG, ours and a plain loop of the same equations in torch and transformers.
+"""A training step of OpenRAG: ours, and a plain loop of the same equations in torch and transformers.
 
-Both encoders begin as MiniLM; the generator that judges is a BART of 3 + 3 layers of 256 with random weights, which
-reads MiniLM's wordpieces. Whether a passage helps is then chance, half of the time: the bounds of a question lie in the
-middle of the scores of some passages. Both sides take the same questions and draws, read one passage after the other
+Both encoders are initialised from MiniLM; the generator that judges is a BART of 3 + 3 layers of 256 with random
+weights and MiniLM's wordpieces. A passage helps with a probability of about 1/2, because the bounds of a question are
+the median of the scores of some passages. Both sides use the same questions and draws, read one passage after the other
 until the first that does not help, and step AdamW. There is no dropout, so losses are equal.
 """
 
@@ -40,22 +40,24 @@ FORM = PaperTemplate()
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What both sides train on."""
+class TrainingInputs:
+    """The inputs that both sides train on."""
 
     reader: Path
     corpus: list[Passage]
     pools: list[PooledExample]
-    batches: list[DprBatch]  # with the passages that are drawn from the pools
-    proposed: int  # passages a question online
+    batches: list[DprBatch]  # with passages that are drawn from the pools
+    proposed: int  # passages per question that are retrieved and judged online; 0: none
 
 
-def prepare(folder: Path, corpus: list[Passage], asked: Sequence[tuple[str, str]], questions: int, steps: int) -> Given:
+def prepare(
+    folder: Path, corpus: list[Passage], question_answers: Sequence[tuple[str, str]], questions: int, steps: int
+) -> TrainingInputs:
     """Write the generator, and make pools and batches of questions with their answers."""
     write_reader(folder / "reader")
     examples = [
         Example(str(number), *question_and_answers, (), ())
-        for number, question_and_answers in enumerate((q, (a,)) for q, a in asked)
+        for number, question_and_answers in enumerate((q, (a,)) for q, a in question_answers)
     ]
     judge = Judge(load_generator(folder / "reader", FORM, device="cpu"), examples, JudgeSettings(max_new_tokens=1))
     dice = np.random.default_rng(0)
@@ -66,9 +68,9 @@ def prepare(folder: Path, corpus: list[Passage], asked: Sequence[tuple[str, str]
         middle = (scores[POOL - 1] + scores[POOL]) / 2
         pool_fields = example.id, example.question, example.answers, tuple(passages[:POOL]), tuple(passages[POOL:])
         pools.append(PooledExample(*pool_fields, best_negative_log_p=middle, worst_positive_log_p=middle))
-    pool_inputs = Given(folder / "reader", corpus, pools, [], 0)
+    pool_inputs = TrainingInputs(folder / "reader", corpus, pools, [], 0)
     task = task_of(pool_inputs, SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu"), None, questions, online=False)
-    return Given(folder / "reader", corpus, pools, list(task.batches(0)[:steps]), 0)
+    return TrainingInputs(folder / "reader", corpus, pools, list(task.batches(0)[:steps]), 0)
 
 
 def write_reader(folder: Path) -> None:
@@ -85,71 +87,77 @@ def write_reader(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
 
 
-def task_of(given: Given, pair: SidrPair, asking: OnlineJudging | None, size: int, **settings: Any) -> OpenRagTask:
-    """Return the task of these pools."""
-    pools = ExamplePools(tuple(given.pools), 0, 0, estimate_mean([1.0]))
-    return OpenRagTask(pair, pools, given.pools[:1], OpenRagRecipe(batch_size=size, **settings), asking)  # type: ignore[arg-type]
+def task_of(
+    inputs: TrainingInputs, pair: SidrPair, asking: OnlineJudging | None, size: int, **settings: Any
+) -> OpenRagTask:
+    """Return the training task of the pools."""
+    pools = ExamplePools(tuple(inputs.pools), 0, 0, estimate_mean([1.0]))
+    return OpenRagTask(pair, pools, inputs.pools[:1], OpenRagRecipe(batch_size=size, **settings), asking)  # type: ignore[arg-type]
 
 
-def ours(given: Given) -> tuple[nn.Module, Loss]:
+def ours(inputs: TrainingInputs) -> tuple[nn.Module, Loss]:
     """Return the modules, and the loss of a step, as this library trains."""
     pair = without_dropout(SidrPair.load(*[Path(demo_encoder())] * 2, device="cpu").train())
-    asking, size = None, len(given.batches[0].examples)
-    if given.proposed:
+    asking, size = None, len(inputs.batches[0].examples)
+    if inputs.proposed:
         with tempfile.TemporaryDirectory() as work:
-            memory = Proposals(given.corpus, by_bags(pair, given.corpus, Path(work)), terms=KEPT)
+            memory = Proposals(inputs.corpus, by_bags(pair, inputs.corpus, Path(work)), terms=KEPT)
         settings = JudgeSettings()
-        judge = Judge(load_generator(given.reader, FORM, device="cpu"), given.pools, settings, generates_answers=False)
+        judge = Judge(
+            load_generator(inputs.reader, FORM, device="cpu"), inputs.pools, settings, generates_answers=False
+        )
         asking = OnlineJudging(memory, judge, settings, judge)  # type: ignore[arg-type]
-    online_settings = {"online": bool(given.proposed), "proposed": max(1, given.proposed)}
-    task = task_of(given, pair, asking, size, **online_settings)
-    return pair, lambda number: task.loss(given.batches[number])[0]
+    online_settings = {"online": bool(inputs.proposed), "proposed": max(1, inputs.proposed)}
+    task = task_of(inputs, pair, asking, size, **online_settings)
+    return pair, lambda number: task.loss(inputs.batches[number])[0]
 
 
-def plain(given: Given) -> tuple[nn.Module, Loss]:
-    """Return the same of a plain loop."""
+def plain(inputs: TrainingInputs) -> tuple[nn.Module, Loss]:
+    """Return the modules of a plain loop, and its loss of a step."""
     folder = Path(demo_encoder())
     bodies = nn.ModuleList([AutoModel.from_pretrained(str(folder), add_pooling_layer=False) for _ in range(2)])
     norms = nn.ModuleList([nn.LayerNorm(body.config.hidden_size) for body in bodies])
     model, size = without_dropout(nn.ModuleList([bodies, norms]).train()), bodies[0].config.vocab_size
     tokenizers = [load_tokenizer(folder, length) for length in LENGTHS]
     terms = torch.from_numpy(compute_term_mask(tokenizers[0], size))
-    find = plain_search(given, tokenizers[1], terms) if given.proposed else None
-    judge = plain_judge(given.reader) if given.proposed else None
+    find = plain_search(inputs, tokenizers[1], terms) if inputs.proposed else None
+    judge = plain_judge(inputs.reader) if inputs.proposed else None
 
-    def weigh(place: int, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        ids, real = (torch.from_numpy(part) for part in pad_rows(tokenize(tokenizers[place], texts), 0, 1))
-        hidden = norms[place](bodies[place](input_ids=ids, attention_mask=real.long())[0])
-        products = nn.functional.elu(hidden @ bodies[place].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
+    def weigh(side: int, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        ids, real = (torch.from_numpy(part) for part in pad_rows(tokenize(tokenizers[side], texts), 0, 1))
+        hidden = norms[side](bodies[side](input_ids=ids, attention_mask=real.long())[0])
+        products = nn.functional.elu(hidden @ bodies[side].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
         weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms
         return weights, torch.zeros(len(ids), size).scatter(1, ids, 1) * terms
 
     @torch.no_grad()
-    def scanned(questions: Sequence[PooledExample]) -> list[tuple[Passage | None, Passage | None]]:
-        query_weights = kept(*weigh(0, [question.question for question in questions]))
+    def scan_online(questions: Sequence[PooledExample]) -> list[tuple[Passage | None, Passage | None]]:
+        query_weights = keep_heaviest(*weigh(0, [question.question for question in questions]))
         candidate_rows = find(query_weights)  # type: ignore[misc]
         distinct_rows = sorted({row for rows in candidate_rows for row in rows})
         read = torch.cat(
             [
-                kept(*weigh(1, [written(given.corpus[row]) for row in distinct_rows[first : first + AT_ONCE]]))
+                keep_heaviest(
+                    *weigh(1, [format_passage(inputs.corpus[row]) for row in distinct_rows[first : first + AT_ONCE]])
+                )
                 for first in range(0, len(distinct_rows), AT_ONCE)
             ]
         )
         scores = query_weights @ read.T
         best = [
-            sorted(rows, key=lambda row, at=question_number: -float(scores[at, distinct_rows.index(row)]))
+            sorted(rows, key=lambda row, number=question_number: -float(scores[number, distinct_rows.index(row)]))
             for question_number, rows in enumerate(candidate_rows)
         ]  # type: ignore[misc]
         return [
-            scan(question, [given.corpus[row] for row in rows], judge)
+            scan(question, [inputs.corpus[row] for row in rows], judge)
             for question, rows in zip(questions, best, strict=True)
         ]
 
     def loss(number: int) -> Tensor:
-        batch = given.batches[number]
+        batch = inputs.batches[number]
         passage_pairs = [(example.positives[0], example.negatives[0]) for example in batch.examples]
-        if given.proposed:
-            online_pairs = scanned(batch.examples)  # type: ignore[arg-type]
+        if inputs.proposed:
+            online_pairs = scan_online(batch.examples)  # type: ignore[arg-type]
             passage_pairs = [(a or c, b or d) for (a, b), (c, d) in zip(online_pairs, passage_pairs, strict=True)]
         passages = list(
             dict.fromkeys([*(positive for positive, _ in passage_pairs), *(negative for _, negative in passage_pairs)])
@@ -160,11 +168,11 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
             for example, (mine, _) in zip(batch.examples, passage_pairs, strict=True)
         ]
         ignored = torch.tensor(is_positive).scatter(1, gold[:, None], False)
-        read, read_bag = weigh(1, [written(passage) for passage in passages])
+        read, read_bag = weigh(1, [format_passage(passage) for passage in passages])
         query_weights, asked_bag = weigh(0, [example.question for example in batch.examples])
         pairs = (
-            (kept(query_weights, asked_bag), read),
-            (query_weights, kept(read, read_bag)),
+            (keep_heaviest(query_weights, asked_bag), read),
+            (query_weights, keep_heaviest(read, read_bag)),
             (asked_bag, read),
             (query_weights, read_bag),
         )
@@ -175,13 +183,13 @@ def plain(given: Given) -> tuple[nn.Module, Loss]:
     return model, loss
 
 
-def scan(one: PooledExample, ranked: Sequence[Passage], judge: Any) -> tuple[Passage | None, Passage | None]:
-    """Return the first passage that helps, and the first that does not, where reading ends."""
+def scan(example: PooledExample, ranked: Sequence[Passage], judge: Any) -> tuple[Passage | None, Passage | None]:
+    """Return the first passage that helps, and the first that does not, which ends the scan; None if there is none."""
     positive = None
     for passage in ranked:
-        known_label = passage in one.positives or (False if passage in one.negatives else None)
-        score = judge(one.question, one.answers[0], passage) if known_label is None else 0.0
-        above, below = score > one.best_negative_log_p, score < one.worst_positive_log_p
+        known_label = passage in example.positives or (False if passage in example.negatives else None)
+        score = judge(example.question, example.answers[0], passage) if known_label is None else 0.0
+        above, below = score > example.best_negative_log_p, score < example.worst_positive_log_p
         helps = known_label if known_label is not None else (None if above == below else above)
         if helps is False:
             return positive, passage
@@ -189,17 +197,17 @@ def scan(one: PooledExample, ranked: Sequence[Passage], judge: Any) -> tuple[Pas
     return positive, None
 
 
-def plain_search(given: Given, tokenizer: Any, terms: Tensor) -> Callable[[Tensor], list[list[int]]]:
-    """Return a search of the bags of all passages: a sparse product."""
-    bags = torch.zeros(len(given.corpus), len(terms))
-    for row, ids in enumerate(tokenize(tokenizer, [written(passage) for passage in given.corpus])):
+def plain_search(inputs: TrainingInputs, tokenizer: Any, terms: Tensor) -> Callable[[Tensor], list[list[int]]]:
+    """Return a search of the bags of all passages by a sparse product."""
+    bags = torch.zeros(len(inputs.corpus), len(terms))
+    for row, ids in enumerate(tokenize(tokenizer, [format_passage(passage) for passage in inputs.corpus])):
         bags[row, torch.tensor(ids)] = 1
     sparse = (bags * terms).to_sparse_csr()
-    return lambda asked: (sparse @ heaviest(asked).T).T.topk(given.proposed).indices.tolist()
+    return lambda query_weights: (sparse @ mask_to_heaviest(query_weights).T).T.topk(inputs.proposed).indices.tolist()
 
 
 def plain_judge(folder: Path) -> Callable[[str, str, Passage], float]:
-    """Return log p of an answer after a question with a passage."""
+    """Return a function that computes log p of an answer, given a question and a passage."""
     reader = AutoModelForSeq2SeqLM.from_pretrained(folder).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
@@ -215,23 +223,26 @@ def plain_judge(folder: Path) -> Callable[[str, str, Passage], float]:
     return judge
 
 
-def heaviest(weights: Tensor) -> Tensor:
+def mask_to_heaviest(weights: Tensor) -> Tensor:
+    """Set all but the `KEPT` largest weights of each row to 0."""
     return torch.zeros_like(weights).scatter(1, weights.topk(KEPT, 1).indices, 1) * weights
 
 
-def kept(weights: Tensor, bag: Tensor) -> Tensor:
+def keep_heaviest(weights: Tensor, bag: Tensor) -> Tensor:
+    """Set all weights of each row to 0 except for the `KEPT` largest and those of the bag's terms."""
     mask = torch.zeros_like(weights).scatter(1, weights.detach().topk(KEPT, 1).indices, 1)
     return weights * torch.logical_or(mask, bag)
 
 
 def info_nce(scores: Tensor, gold: Tensor, ignored: Tensor) -> Tensor:
+    """Return the contrastive loss of both directions, without the ignored passages as negatives."""
     entropy, count = nn.functional.cross_entropy, len(gold)
     is_shared = (gold[:, None] == gold) & ~torch.eye(count, dtype=torch.bool)
     back = scores[:, gold].T.masked_fill(ignored[:, gold].T | is_shared, -torch.inf)
     return entropy(scores.masked_fill(ignored, -torch.inf), gold) + entropy(back, torch.arange(count))
 
 
-def written(passage: Passage) -> str:
+def format_passage(passage: Passage) -> str:
     return f"{passage.title} {passage.text}" if passage.title else passage.text
 
 

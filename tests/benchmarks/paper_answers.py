@@ -1,4 +1,4 @@
-"""Libraries and answers for `bench_paper.py`: what the parts with real models and with the made world share."""
+"""Libraries and answers for `bench_paper.py`, shared by the parts with real models and with the generated world."""
 
 import json
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ def publish(library: Sequence[tuple[str, str]], folder: Path, name: str, encoder
 
 
 def variant(rag: Rag, kind: Variant) -> Rag:
-    """Return the same model that marginalises in another way; weights are shared."""
+    """Return a model with the same weights and another marginalisation."""
     return Rag(rag.question, rag.generator, replace(rag.settings, kind=kind))
 
 
-def answered(
+def answer_from_hits(
     rag: Rag,
     questions: Sequence[Question],
     hits: Sequence[Sequence[Hit]],
@@ -50,21 +50,21 @@ def answered(
     decoding: DecodingSettings,
     batch: int = 4,
 ) -> list[ScoredAnswer]:
-    """Answer the questions from their hits, closed book without any, and measure the answers."""
-    return measured(MarginalReader(None, rag, decoding, batch), questions, hits, kind)
+    """Answer the questions from their hits, closed book if there are none, and score the answers."""
+    return answer_and_score(MarginalReader(None, rag, decoding, batch), questions, hits, kind)
 
 
-def measured(
+def answer_and_score(
     reader: PassageReader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], kind: AnswerKind
 ) -> list[ScoredAnswer]:
-    """Answer the questions by any reader, and measure the answers."""
-    return scored(questions, read_answers(reader, questions, hits), hits, kind)
+    """Answer the questions by any reader, and score the answers."""
+    return score_readings(questions, read_answers(reader, questions, hits), hits, kind)
 
 
-def scored(
+def score_readings(
     questions: Sequence[Question], readings: Sequence[Reading], hits: Sequence[Sequence[Hit]], kind: AnswerKind
 ) -> list[ScoredAnswer]:
-    """Measure answers, and whether a passage of each holds an answer; closed book none is asked for."""
+    """Score answers, and whether one of the hits has a gold answer; closed-book answers get no such measure."""
     answers = [score_answer(question, reading, kind) for question, reading in zip(questions, readings, strict=True)]
     has_answer = [float(any(match_hits(*pair).has_answer)) for pair in zip(questions, hits, strict=True)]
     return [

@@ -1,7 +1,7 @@
-"""What the paper finds by changing retriever, k and index, on a made world with a small trained reader.
+"""The paper's findings about retrievers, k and index swaps, on a generated world with a small trained reader.
 
-Facts that no model has seen, so closed book knows nothing, and a question encoder has something to learn. Each
-retriever's model is trained at equal steps from the same reader and MiniLM: `learned` trains question encoder and
+No model has seen the facts, so closed book knows none, and a question encoder has something to learn. Each retriever's
+model is trained for equal steps from the same reader and MiniLM: `learned` trains question encoder and
 generator, `frozen` the generator alone, `BM25` the generator on the passages of BM25, whose scores weigh them.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from made_world import Fact, facts, write_reader
-from paper_answers import TEMPERATURE, answered, publish, variant
+from paper_answers import TEMPERATURE, answer_from_hits, publish, variant
 from paper_findings import (
     CLOSED,
     CROSSED,
@@ -47,51 +47,53 @@ _DECODING = DecodingSettings(max_new_tokens=12)
 
 
 def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list[ScoredAnswer]]:
-    """Build two worlds' indexes, train the retrievers' models, and ask of subjects that no training named."""
+    """Build two worlds' indexes, train the retrievers' models, and ask about subjects that no training has seen."""
     world = facts(options.subjects, seed)
     half = len(world) // 16 * 8
     train_facts, test_facts = world[:half], world[half:][: options.made_questions]
-    reader = options.reader or folder.parent / "reader"  # of the first seed: worlds differ, and the reader knows none
+    reader = options.reader or folder.parent / "reader"  # shared by all seeds, because the reader knows no world
     if not reader.is_dir():
         reader.mkdir()
         write_reader(reader, options.reader_steps)
-    worlds = [world, changed(world)]
+    worlds = [world, rotate_values(world)]
     ids = [publish(_library(world), folder, f"world-{number}", options.encoder) for number, world in enumerate(worlds)]
     questions, changed_questions = (_questions(world[half:][: len(test_facts)], seed) for world in worlds)
     store = str(folder / "store")
     with Snapshot.open(store, ids[0]) as first, Snapshot.open(store, ids[1]) as second:
-        rags = {name: trained(name, first, train_facts, reader, options, seed) for name in (LEARNED, FROZEN, WORDS)}
+        rags = {name: train_rag(name, first, train_facts, reader, options, seed) for name in (LEARNED, FROZEN, WORDS)}
         answers = {
-            f"{MADE}: {name}": _asked(rag, _retriever(name, first, rag), questions, options.k)
+            f"{MADE}: {name}": _search_and_answer(rag, _retriever(name, first, rag), questions, options.k)
             for name, rag in rags.items()
         }
         rag = rags[LEARNED]
-        answers[f"{MADE}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), "spans", _DECODING, 16)
+        answers[f"{MADE}: {CLOSED}"] = answer_from_hits(rag, questions, [()] * len(questions), "spans", _DECODING, 16)
         retrievers = [_retriever(LEARNED, snapshot, rag) for snapshot in (first, second)]
         max_passages = min(options.most, first.n)
         for name, k in (("most passages", max_passages), ("1 passage", 1)):
-            answers[f"{MADE}: RAG-Sequence, {name}"] = _asked(rag, retrievers[0], questions, k)
-            answers[f"{MADE}: RAG-Token, {name}"] = _asked(variant(rag, "token"), retrievers[0], questions, k)
+            answers[f"{MADE}: RAG-Sequence, {name}"] = _search_and_answer(rag, retrievers[0], questions, k)
+            answers[f"{MADE}: RAG-Token, {name}"] = _search_and_answer(
+                variant(rag, "token"), retrievers[0], questions, k
+            )
         for name, retriever, arm_questions in (
             (FIRST, retrievers[0], questions),
             (CROSSED, retrievers[1], questions),
             (SECOND, retrievers[1], changed_questions),
             (CROSSED_BACK, retrievers[0], changed_questions),
         ):
-            answers[f"{SWAP}: {name}"] = _asked(rag, retriever, arm_questions, options.k)
+            answers[f"{SWAP}: {name}"] = _search_and_answer(rag, retriever, arm_questions, options.k)
     return answers
 
 
-def changed(world: Sequence[Fact]) -> list[Fact]:
-    """Return the world with each value given to the next subject: no fact stays, no name is new."""
+def rotate_values(world: Sequence[Fact]) -> list[Fact]:
+    """Return the world with each subject's values moved to another subject: every fact changes, no name is new."""
     eight = 8  # relations of a subject
     return [replace(fact, value=world[(number + eight) % len(world)].value) for number, fact in enumerate(world)]
 
 
-def trained(
-    name: str, snapshot: Snapshot, told: Sequence[Fact], reader: Path, options: argparse.Namespace, seed: int = 0
+def train_rag(
+    name: str, snapshot: Snapshot, train_facts: Sequence[Fact], reader: Path, options: argparse.Namespace, seed: int = 0
 ) -> Rag:
-    """Train the model of one retriever on questions about the facts told."""
+    """Train the model of one retriever on questions about `train_facts`."""
     torch.manual_seed(seed)
     words = name == WORDS
     recipe = RagRecipe(
@@ -108,7 +110,7 @@ def trained(
     question = TrainableEncoder.load(options.encoder, "question", device="cpu")
     rag = Rag(question, load_generator(reader, _FORM, device="cpu"), recipe.model_settings("sequence"))
     examples = [
-        Example(fact.question, fact.question, (fact.value,), (build_passage("", fact.told(0)),)) for fact in told
+        Example(fact.question, fact.question, (fact.value,), (build_passage("", fact.told(0)),)) for fact in train_facts
     ]
     loop = LoopSettings(
         max_steps=options.steps,
@@ -129,8 +131,8 @@ def _library(world: Sequence[Fact]) -> list[tuple[str, str]]:
     return [("", fact.told(form)) for form in (0, 1) for fact in world]
 
 
-def _questions(some: Sequence[Fact], seed: int) -> list[Question]:
-    return [Question(f"{seed}-{number}", fact.question, (fact.value,)) for number, fact in enumerate(some)]
+def _questions(world: Sequence[Fact], seed: int) -> list[Question]:
+    return [Question(f"{seed}-{number}", fact.question, (fact.value,)) for number, fact in enumerate(world)]
 
 
 def _retriever(name: str, snapshot: Snapshot, rag: Rag) -> SnapshotRetriever:
@@ -139,6 +141,8 @@ def _retriever(name: str, snapshot: Snapshot, rag: Rag) -> SnapshotRetriever:
     return open_retriever(snapshot, "hnsw", encoder=rag.question, products=True)
 
 
-def _asked(rag: Rag, retriever: SnapshotRetriever, questions: Sequence[Question], k: int) -> list[ScoredAnswer]:
+def _search_and_answer(
+    rag: Rag, retriever: SnapshotRetriever, questions: Sequence[Question], k: int
+) -> list[ScoredAnswer]:
     hits = retriever.search([question.text for question in questions], k)
-    return answered(rag, questions, hits, "spans", _DECODING, 16)
+    return answer_from_hits(rag, questions, hits, "spans", _DECODING, 16)

@@ -1,16 +1,16 @@
-"""Questions, texts, clues and claims for `bench_paper.py`, and the library that they are asked of, from public files.
+"""Questions, texts, clues and claims for `bench_paper.py`, and the library that answers them, from public files.
 
-* *Questions*: Natural Questions of `train_triples`, short answers; of contexts that `span_model` holds out, so that an
-  extractive reader may be trained on the others.
+* *Questions*: Natural Questions of `train_triples` with short answers, whose contexts `span_model` holds out, so that
+  an extractive reader can be trained on the others.
 * *Texts*: questions of `qa_questions` of 7 words or more whose longest answer has 8 or more.
-* *Clues*: from an answer that is a name the question that people asked for it, as Jeopardy's clues are from the answer.
+* *Clues*: given an answer that is a name, the question that people asked for it, as Jeopardy's clues are for an answer.
 * *Claims*: the rows of the source `vitaminc` are VitaminC's evidence, sentences of several revisions of a page strung
   together and cut after about 100 words, without its claims and labels. So a claim is one such sentence that has a
-  number: as it stands (supported), or with another passage's number of as many characters in its place (refuted), in
-  turns. Of a page one passage is in the library; it may hold the sentence twice, with the numbers of two revisions. A
-  claim repeats its passage's words: that favours BM25.
+  number: unchanged (supported), or with another passage's number of as many characters in its place (refuted),
+  alternately. The library has one passage of each page, which may have the sentence twice, with the numbers of two
+  revisions. A claim repeats its passage's words, which favours BM25.
 
-The library is the passages that these were made from, and others drawn by the seed.
+The library is the source passages of all tasks, and others drawn by the seed.
 """
 
 import random
@@ -34,15 +34,15 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PaperQuestions:
     """Questions by task, and the library."""
 
     tasks: dict[str, list[Question]]
     library: list[tuple[str, str]]  # title and text
 
 
-def draw(folder: Path, count: int, others: int, seed: int) -> Asked:
-    """Draw `count` questions of each task and the passages of `others` more from the files in `folder`."""
+def draw(folder: Path, count: int, others: int, seed: int) -> PaperQuestions:
+    """Draw `count` questions of each task, their passages, and `others` more passages from the files in `folder`."""
     dice = random.Random(f"paper {seed}")
     triples = [row for row in lines(folder / "train_triples.jsonl.xz") if held_out(row["context"])]
     pages = lines(folder / "passages.jsonl.xz")
@@ -62,7 +62,7 @@ def draw(folder: Path, count: int, others: int, seed: int) -> Asked:
     other_rows = dice.sample(rest, min(others, len(rest)))
     library = [("", row["context"]) for row in (*questions, *clues)]
     library += [(row["title"], row["text"]) for row in (*said_in, *told_in, *other_rows)]
-    return Asked(
+    return PaperQuestions(
         {
             task: [
                 Question(f"{seed}-{task}-{number}", text, tuple(golds)) for number, (text, golds) in enumerate(pairs)
@@ -96,7 +96,7 @@ def _claims(pages: Sequence[Row], count: int, dice: random.Random) -> tuple[list
         if sentence is None:
             continue
         refuted = len(claims) % 2 == 1
-        claims.append((swapped(sentence, numbers, dice), [REFUTES]) if refuted else (sentence, [SUPPORTS]))
+        claims.append((replace_number(sentence, numbers, dice), [REFUTES]) if refuted else (sentence, [SUPPORTS]))
         told_in.append(row)
     return claims, told_in
 
@@ -107,10 +107,10 @@ def _sentences(text: str) -> Iterator[str]:
             yield sentence.strip()
 
 
-def swapped(sentence: str, numbers: Sequence[str], dice: random.Random) -> str:
+def replace_number(sentence: str, numbers: Sequence[str], dice: random.Random) -> str:
     """Return the sentence with its first number replaced by another one of as many characters.
 
-    >>> swapped("It has 120 rooms.", ["120", "77", "345"], random.Random(0))
+    >>> replace_number("It has 120 rooms.", ["120", "77", "345"], random.Random(0))
     'It has 345 rooms.'
     """
     number_match = _NUMBER.search(sentence)

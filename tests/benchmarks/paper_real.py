@@ -1,7 +1,7 @@
-"""The tasks of Lewis et al. 2020 with real small models: a frozen MiniLM and a decoder-only generator as it comes.
+"""The tasks of Lewis et al. 2020 with real small models: a frozen MiniLM and an untuned decoder-only generator.
 
-Nothing is trained here, while the paper fine-tunes generator and question encoder for each task: a generator is told
-the task by its prompt. It reads k passages, or closed book the same prompt with an empty one.
+The paper fine-tunes generator and question encoder for each task. Nothing is trained here: the prompt states the task.
+The generator reads k passages, or for closed book the same prompt with an empty passage.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from paper_answers import TEMPERATURE, answered, measured, publish, scored, variant
+from paper_answers import TEMPERATURE, answer_and_score, answer_from_hits, publish, score_readings, variant
 from paper_findings import (
     CLOSED,
     CLUE,
@@ -30,7 +30,7 @@ from paper_findings import (
     TOKEN,
     WORDS,
 )
-from paper_questions import REFUTES, SUPPORTS, Asked, draw
+from paper_questions import REFUTES, SUPPORTS, PaperQuestions, draw
 from paper_swap import changed
 
 from rag_model.encoders.trainable import TrainableEncoder
@@ -69,7 +69,7 @@ _LABELS = {"true": SUPPORTS, "false": REFUTES}  # one token each
 def real(
     options: argparse.Namespace, generator: CausalGenerator, folder: Path, seed: int
 ) -> dict[str, list[ScoredAnswer]]:
-    """Draw questions and a library, index it, and answer each of the tasks asked for by each arm."""
+    """Draw questions and a library, index it, and answer each selected task by each arm."""
     question_set = draw(options.data, options.questions, options.library, seed)
     answers: dict[str, list[ScoredAnswer]] = {}
     with Snapshot.open(
@@ -77,13 +77,13 @@ def real(
     ) as snapshot:
         sides = _Sides.of(snapshot)
         if FOUND in options.tasks:
-            answers |= sides.found(question_set.tasks[QA], options.k)
+            answers |= sides.measure_retrieval(question_set.tasks[QA], options.k)
         for task in (task for task in question_set.tasks if task in options.tasks):
-            rag = Rag(sides.question, _told(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
+            rag = Rag(sides.question, _set_prompt(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
             answers |= sides.answers(rag, task, question_set.tasks[task], options)
         if FACTS in options.tasks:
-            rag = Rag(sides.question, _told(generator, QA), RagSettings("sequence", options.k, TEMPERATURE))
-            answers |= _changed(rag, sides, question_set, folder, options)
+            rag = Rag(sides.question, _set_prompt(generator, QA), RagSettings("sequence", options.k, TEMPERATURE))
+            answers |= _compare_libraries(rag, sides, question_set, folder, options)
     return answers
 
 
@@ -101,12 +101,12 @@ class _Sides:
         dense = open_retriever(snapshot, "hnsw", encoder=question, products=True)
         return cls(question, dense, open_retriever(snapshot, "bm25"))
 
-    def found(self, questions: Sequence[Question], k: int) -> dict[str, list[ScoredAnswer]]:
-        """Return which questions have an answer among the first k passages; no model reads them."""
+    def measure_retrieval(self, questions: Sequence[Question], k: int) -> dict[str, list[ScoredAnswer]]:
+        """Measure which questions have an answer among the first k passages, without a reader."""
         texts = [question.text for question in questions]
         silent = [Reading(question.id, "", None, ()) for question in questions]
         both = {FROZEN: self.dense.search(texts, k), WORDS: self.words.search(texts, k)}
-        return {f"{FOUND}: {name}": scored(questions, silent, hits, "spans") for name, hits in both.items()}
+        return {f"{FOUND}: {name}": score_readings(questions, silent, hits, "spans") for name, hits in both.items()}
 
     def answers(
         self, rag: Rag, task: str, questions: Sequence[Question], options: argparse.Namespace
@@ -118,22 +118,22 @@ class _Sides:
         if task == FACT:
             return _claims(rag, questions, hits, by_words)
         settings = _KINDS[task], DecodingSettings(options.beams, _LONGEST[task])
-        answers[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
-        answers[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
-        answers[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
+        answers[f"{task}: {SEQUENCE}"] = answer_from_hits(rag, questions, hits, *settings)
+        answers[f"{task}: {TOKEN}"] = answer_from_hits(variant(rag, "token"), questions, hits, *settings)
+        answers[f"{task}: {CLOSED}"] = answer_from_hits(rag, questions, [()] * len(questions), *settings)
         if task == QA:
-            answers[f"{task}: {WORDS}"] = answered(_by_scores(rag), questions, by_words, *settings)
+            answers[f"{task}: {WORDS}"] = answer_from_hits(_by_scores(rag), questions, by_words, *settings)
             if options.spans:
                 spans = ExtractiveReader(None, SpanModel.load(options.spans))
-                answers[f"{task}: {SPANS}"] = measured(spans, questions, hits, "spans")
+                answers[f"{task}: {SPANS}"] = answer_and_score(spans, questions, hits, "spans")
         return answers
 
 
-def _changed(
-    rag: Rag, sides: _Sides, asked: Asked, folder: Path, options: argparse.Namespace
+def _compare_libraries(
+    rag: Rag, sides: _Sides, question_set: PaperQuestions, folder: Path, options: argparse.Namespace
 ) -> dict[str, list[ScoredAnswer]]:
-    """Ask the library as it is, and one whose facts differ; measure either answer by either library's facts."""
-    first_questions, second_questions, library = changed(asked.tasks[QA], asked.library)
+    """Answer from the library and from one whose facts differ, and score both by the facts of each library."""
+    first_questions, second_questions, library = changed(question_set.tasks[QA], question_set.library)
     reader, texts = (
         MarginalReader(None, rag, DecodingSettings(options.beams, _LONGEST[QA]), 4),
         [question.text for question in first_questions],
@@ -148,7 +148,7 @@ def _changed(
         CROSSED_BACK: (second_questions, 0),
     }
     return {
-        f"{FACTS}: {name}": scored(golds, *readings[library_number], "spans")
+        f"{FACTS}: {name}": score_readings(golds, *readings[library_number], "spans")
         for name, (golds, library_number) in pairs.items()
     }
 
@@ -161,8 +161,8 @@ def load(path: Path, dtype: str) -> CausalGenerator:
     return generator
 
 
-def _told(generator: CausalGenerator, task: str) -> CausalGenerator:
-    """Return the generator with a task's prompt, in its chat template if it has one; weights are shared."""
+def _set_prompt(generator: CausalGenerator, task: str) -> CausalGenerator:
+    """Return the generator with a task's prompt, in its chat template if it has one, and the same weights."""
     form = InstructionTemplate(PROMPTS[task], max_length=256, max_answer=48)
     if not generator.tokenizer.chat_template:
         return replace(generator, prompt_template=replace(form, after=f"\n\n{_CUES[task]}"))
@@ -173,9 +173,9 @@ def _told(generator: CausalGenerator, task: str) -> CausalGenerator:
 def _claims(
     rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]], by_words: Sequence[Sequence[Hit]]
 ) -> dict[str, list[ScoredAnswer]]:
-    """Label the claims from the passages of either retriever, and from none; BM25's scores weigh its passages."""
+    """Label the claims from the passages of each retriever, and from none; BM25's scores weigh its passages."""
     arms = {SEQUENCE: (rag, hits), WORDS: (_by_scores(rag), by_words), CLOSED: (rag, [[CLOSED_BOOK]] * len(claims))}
-    return {f"{FACT}: {name}": labelled(model, claims, arm_hits) for name, (model, arm_hits) in arms.items()}
+    return {f"{FACT}: {name}": label_claims(model, claims, arm_hits) for name, (model, arm_hits) in arms.items()}
 
 
 def _by_scores(rag: Rag) -> Rag:
@@ -183,11 +183,11 @@ def _by_scores(rag: Rag) -> Rag:
 
 
 @torch.inference_mode()
-def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[ScoredAnswer]:
+def label_claims(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[ScoredAnswer]:
     """Label claims by one of two words, true or false.
 
-    Half of the claims are true by construction. A model that was not trained prefers one of the words whatever it
-    reads: so the median of the log-odds of all claims is the bound between the labels.
+    Half of the claims are true by construction. A model that was not tuned prefers
+    one of the words whatever it reads, so the threshold between the labels is the median of the log-odds of all claims.
     """
     targets = [rag.generator.encode_targets([word]) for word in _LABELS]
     labels = [target.tokens[0][target.mask[0]] for target in targets]

@@ -1,8 +1,8 @@
 """Two libraries of real passages whose facts differ: the second gives each question another question's answer.
 
-As Longpre et al. 2021 (arXiv 2109.05052) substitute entities: wherever a passage holds a question's answer, one of the
-same kind (with a digit, a name, other words) takes its place, so a model cannot be right beside both libraries from
-memory. Section 4.5 of the RAG paper swaps two years of Wikipedia for the same purpose.
+As Longpre et al. 2021 (arXiv 2109.05052) substitute entities: wherever a passage has a question's answer, another
+answer of the same kind (with a digit, a name, other words) replaces it, so a model cannot be right on both libraries
+from memory. Section 4.5 of the RAG paper swaps two years of Wikipedia for the same purpose.
 """
 
 import re
@@ -18,10 +18,10 @@ Library = list[tuple[str, str]]  # title and text
 def changed(questions: Sequence[Question], library: Library) -> tuple[list[Question], list[Question], Library]:
     """Return the questions whose facts change, the same with the facts of the second library, and that library.
 
-    Each passage is changed once, for all questions together: what has come in is not replaced again. A question is left
-    out if its kind has no other answer, or if a passage held its answer and does not hold the other one instead.
+    Each passage is changed once, for all questions together, so that replacements are not replaced again. A question is
+    left out if its kind has no other answer, or if a passage had its answer and does not get the replacement.
     """
-    replacements = _others([question.answers[0] for question in questions])
+    replacements = _rotate_answers([question.answers[0] for question in questions])
     texts = [text for _, text in library]
     substitutions = {
         answer: replacement
@@ -30,7 +30,7 @@ def changed(questions: Sequence[Question], library: Library) -> tuple[list[Quest
     }
     longest = sorted(substitutions, key=len, reverse=True)
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in longest))
-    changed_texts = [pattern.sub(lambda found: substitutions[found[0]], text) for text in texts]
+    changed_texts = [pattern.sub(lambda match: substitutions[match[0]], text) for text in texts]
     first_questions, second_questions = list[Question](), list[Question]()
     for question, replacement in zip(questions, replacements, strict=True):
         second = replace(question, answers=(replacement,))
@@ -48,8 +48,8 @@ def changed(questions: Sequence[Question], library: Library) -> tuple[list[Quest
     )
 
 
-def _others(answers: Sequence[str]) -> list[str]:
-    """Return for each answer the next one of its kind, the first after the last."""
+def _rotate_answers(answers: Sequence[str]) -> list[str]:
+    """Return for each answer the next one of its kind; the last gets the first."""
     kinds = [_kind(answer) for answer in answers]
     next_answers = list(answers)
     for kind in set(kinds):

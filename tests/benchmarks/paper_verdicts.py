@@ -1,10 +1,11 @@
-"""When a relative finding of a paper counts as reproduced: a paired difference, its interval, and a word for it.
+"""Verdicts on whether a relative finding of a paper is reproduced, from the interval of a paired difference.
 
-Every finding is of one form: in the paper one side's figure is larger than the other's. Ours are of the same questions
-on both sides. The interval of our difference lies above 0: reproduced; below: not; it holds 0: undecidable at this
-size. Of fewer than 6 questions on which both sides differ nothing is concluded: a sign test of 5 that all agree has
-p = .0625, and a bootstrap of a handful says more than they do. The interval is over the questions of all seeds, and
-says nothing of worlds and trainings: so a seed whose own difference has the other sign makes a finding undecidable too.
+Every finding states that in the paper one side's figure is larger than the other's. Our figures are of the same
+questions on both sides. If the interval of our difference is above 0, the finding is reproduced; below 0, it is not; if
+it contains 0, the finding is undecidable at this size. So it is with fewer than 6 questions on which the sides differ:
+a sign test of 5 that all agree has p = .0625, and a bootstrap of so few is overconfident. The interval is over the
+questions of all seeds and does not cover the variance of worlds and trainings, so a seed whose difference has the other
+sign makes a finding undecidable too.
 """
 
 import math
@@ -23,8 +24,8 @@ from rag_model.evaluation.measures.answers import bleu, bleu_counts
 from rag_model.evaluation.measures.ngrams import distinct_ngram_ratio
 
 REPRODUCED, NOT, UNDECIDABLE = "reproduced", "not reproduced", "undecidable at this size"
-LEAST = 6  # questions that differ: 2 / 2^6 = .031
-NOTHING, GOLD = "nothing", "gold"  # sides that no model answers: a figure of 0, and what people wrote
+MIN_DIFFERING = 6  # questions that differ: 2 / 2^6 = .031
+NOTHING, GOLD = "nothing", "gold"  # sides without a model: a figure of 0, and the gold answers
 Arms = Mapping[
     str, Sequence[ScoredAnswer]
 ]  # answers by task and arm, `qa: closed book`; arms of a task share questions
@@ -32,7 +33,7 @@ Arms = Mapping[
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """That one side is larger than the other, in the paper."""
+    """A finding of the paper: one side's figure is larger than the other's."""
 
     where: str  # in the paper
     task: str
@@ -48,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A finding beside our figures."""
+    """A finding, with our figures."""
 
     finding: Finding
     ours: tuple[float, float]  # shares in [0, 1]
@@ -77,8 +78,8 @@ class Judged:
 
 
 def verdict(difference: Estimate, differing: int, seeds: Sequence[float] = ()) -> str:
-    """Return the word for a paired difference of which the paper's is above 0, and which each seed has of its own."""
-    if differing < LEAST or difference.low <= 0 <= difference.high:
+    """Return the verdict on a paired difference that is above 0 in the paper; `seeds` has one difference per seed."""
+    if differing < MIN_DIFFERING or difference.low <= 0 <= difference.high:
         return UNDECIDABLE
     if any(seed_difference * difference.value < 0 for seed_difference in seeds):
         return UNDECIDABLE
@@ -86,7 +87,7 @@ def verdict(difference: Estimate, differing: int, seeds: Sequence[float] = ()) -
 
 
 def judge(finding: Finding, arms: Arms) -> Judged | None:
-    """Compare both sides of a finding over the questions of both; None if an arm was not run."""
+    """Compare both sides of a finding over their common questions; return None if an arm was not run."""
     larger, smaller = (_side(finding, name, arms) for name in (finding.larger, finding.smaller))
     name, seeds = finding.measure, defaultdict[str, list[Pair]](list)
     for key, larger_answer in larger.items():
@@ -104,40 +105,40 @@ def judge(finding: Finding, arms: Arms) -> Judged | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What one side says to a question."""
+class _SideAnswer:
+    """The answer of one side to a question."""
 
     text: str
     golds: Sequence[str]
     measures: Mapping[str, float]
 
 
-Pair: TypeAlias = tuple[_Said, _Said]  # one question's, the larger side's first
-Compared: TypeAlias = tuple[tuple[float, float], Estimate]  # both figures, and their difference
+Pair: TypeAlias = tuple[_SideAnswer, _SideAnswer]  # one question's, the larger side's first
+Comparison: TypeAlias = tuple[tuple[float, float], Estimate]  # both figures, and their difference
 
 
-def _side(finding: Finding, name: str, arms: Arms) -> dict[str, _Said]:
+def _side(finding: Finding, name: str, arms: Arms) -> dict[str, _SideAnswer]:
     model = finding.larger if name == NOTHING else finding.smaller if name == GOLD else name
     answers = {}
     for scored_answer in arms.get(f"{finding.task}: {model}", ()):
         golds = scored_answer.question.answers
-        answer = _Said(scored_answer.reading.answer, golds, scored_answer.measures)
+        answer = _SideAnswer(scored_answer.reading.answer, golds, scored_answer.measures)
         if name == NOTHING:
-            answer = _Said("", golds, dict.fromkeys(scored_answer.measures, 0.0))
+            answer = _SideAnswer("", golds, dict.fromkeys(scored_answer.measures, 0.0))
         elif name == GOLD:
-            answer = _Said(golds[0], golds, {})
+            answer = _SideAnswer(golds[0], golds, {})
         answers[scored_answer.question.id] = answer
     return answers
 
 
-def _means(name: str, pairs: Sequence[Pair]) -> Compared:
+def _means(name: str, pairs: Sequence[Pair]) -> Comparison:
     """Compare the means of a measure of each answer."""
     ours = [a.measures[name] for a, _ in pairs], [b.measures[name] for _, b in pairs]
     return (fmean(ours[0]), fmean(ours[1])), estimate_difference(*ours)
 
 
-def _bleu_1(pairs: Sequence[Pair]) -> Compared:
-    """Compare corpus BLEU-1; the questions are drawn again, with both sides' counts."""
+def _bleu_1(pairs: Sequence[Pair]) -> Comparison:
+    """Compare corpus BLEU-1, by resampling the questions with both sides' counts."""
     rows = [[bleu_counts(answer.text, answer.golds, order=1) for answer in pair] for pair in pairs]
     counts = np.array(rows).reshape(len(rows), -1)  # (n, 2, 4) -> (n, 8)
     total = counts.sum(axis=0)
@@ -145,8 +146,8 @@ def _bleu_1(pairs: Sequence[Pair]) -> Compared:
     return (bleu(total[:4]), bleu(total[4:])), gap
 
 
-def _distinct_3(pairs: Sequence[Pair]) -> Compared:
-    """Compare the ratio of distinct trigrams; value ± z s of the jackknife over the questions, as of one side."""
+def _distinct_3(pairs: Sequence[Pair]) -> Comparison:
+    """Compare the ratio of distinct trigrams; the interval is value ± z s, s from a jackknife over the questions."""
     sides = [answer.text for answer, _ in pairs], [answer.text for _, answer in pairs]
 
     def ratios(without: int | None) -> tuple[float, float]:
@@ -162,7 +163,7 @@ def _distinct_3(pairs: Sequence[Pair]) -> Compared:
     return ours, Estimate(value, value - width, value + width, n)
 
 
-CORPUS: Mapping[str, Callable[[Sequence[Pair]], Compared]] = {
+CORPUS: Mapping[str, Callable[[Sequence[Pair]], Comparison]] = {
     "BLEU-1": _bleu_1,
     "distinct-3": _distinct_3,
 }  # of a set, not of one answer
@@ -174,13 +175,13 @@ def table(judged: Sequence[Judged]) -> str:
     return "\n".join(_line(row) for row in (head, ["---"] * len(head), *map(_cells, judged)))
 
 
-def _cells(one: Judged) -> list[str]:
-    gap, finding = one.difference, one.finding
+def _cells(judged: Judged) -> list[str]:
+    gap, finding = judged.difference, judged.finding
     theirs = "{:.1f} v {:.1f}".format(*finding.theirs) if finding.theirs else "-"
-    ours = "{:.1f} v {:.1f}".format(*(100 * value for value in one.ours))
+    ours = "{:.1f} v {:.1f}".format(*(100 * value for value in judged.ours))
     ends = f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
-    seeds = ", ".join(f"{100 * value:+.1f}" for value in one.seeds)
-    return [finding.where, finding.claim, finding.measure, theirs, ours, ends, seeds, str(gap.n), one.verdict]
+    seeds = ", ".join(f"{100 * value:+.1f}" for value in judged.seeds)
+    return [finding.where, finding.claim, finding.measure, theirs, ours, ends, seeds, str(gap.n), judged.verdict]
 
 
 def _line(cells: Sequence[str]) -> str:

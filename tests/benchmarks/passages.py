@@ -1,7 +1,7 @@
-"""Real passages and real questions, and their vectors by MiniLM: kept in a folder, so that embedding is paid once.
+"""Real passages and questions, and their vectors by MiniLM, which are cached in a folder.
 
-Passages are JSON lines with `title` and `text`, questions JSON lines with `question`; plain or `.xz`. Where no file is
-named they are the demo's: what every checkout has.
+Passages are JSON lines with `title` and `text`, questions JSON lines with `question`; plain or `.xz`. Without
+files they are the demo's, which every checkout has.
 """
 
 import json
@@ -27,7 +27,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Vectors of unit length, as MiniLM makes them."""
+    """MiniLM's vectors of passages and questions, which have unit length."""
 
     passages: Vectors  # (n, 384) float32, memory-mapped
     questions: Vectors  # (q, 384) float32
@@ -42,9 +42,9 @@ def embedded(
     words: int = 0,
     encoder: str | None = None,
 ) -> Embedded:
-    """Embed `count` passages and `asked` questions, drawn by a fixed seed, or find them in `cache`.
+    """Embed `count` passages and `asked` questions, drawn by a fixed seed, or read their vectors from `cache`.
 
-    With `words`, up to three pieces of so many words of every passage are embedded instead of it. `encoder` is the
+    With `words`, up to three pieces of `words` words of every passage are embedded in its place. `encoder` is the
     folder of another encoder than MiniLM.
     """
     cache.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def embedded(
     if not all(file.is_file() for file in files):
         rows, texts = drawn(passages, questions, count, asked)
         rows = [piece for row in rows for piece in cut(row, words)] if words else rows
-        for file, vectors in zip(files, _encoded(rows, texts, encoder), strict=True):
+        for file, vectors in zip(files, _encode(rows, texts, encoder), strict=True):
             np.save(file, vectors, allow_pickle=False)
     return Embedded(np.load(files[0], mmap_mode="r"), np.load(files[1]))
 
@@ -62,9 +62,9 @@ def embedded(
 def drawn(
     passages: Path | None, questions: Sequence[Path], count: int, asked: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the very passages and questions whose vectors `embedded` gives."""
-    rows = _drawn(lines(passages) if passages else demo_passages(), count)
-    return rows, _drawn([row["question"] for path in questions or [QUESTIONS] for row in lines(path)], asked)
+    """Return the passages and questions whose vectors `embedded` returns."""
+    rows = _sample_rows(lines(passages) if passages else demo_passages(), count)
+    return rows, _sample_rows([row["question"] for path in questions or [QUESTIONS] for row in lines(path)], asked)
 
 
 def demo_passages() -> list[dict[str, str]]:
@@ -85,19 +85,19 @@ def lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in read]
 
 
-def _drawn(rows: list[Any], count: int) -> list[Any]:
+def _sample_rows(rows: list[Any], count: int) -> list[Any]:
     row_numbers = np.random.default_rng(0).permutation(len(rows))[:count]
     return [rows[number] for number in np.sort(row_numbers)]
 
 
 def cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
-    """Return the first three pieces of `words` words of a passage, without one of a few words."""
+    """Return the first three pieces of `words` words of a passage, without a last piece of under 40 %."""
     text = row["text"].split()
     pieces = [text[first : first + words] for first in range(0, min(len(text), 3 * words), words)]
     return [row | {"text": " ".join(piece)} for piece in pieces if 5 * len(piece) >= 2 * words]
 
 
-def _encoded(rows: Sequence[dict[str, Any]], questions: Sequence[str], folder: str | None) -> tuple[Vectors, Vectors]:
+def _encode(rows: Sequence[dict[str, Any]], questions: Sequence[str], folder: str | None) -> tuple[Vectors, Vectors]:
     encoder = Encoder.load(folder or demo_encoder(), device="cpu")
     passages = encoder.encode_passages([row["title"] for row in rows], [row["text"] for row in rows])
     return passages, encoder.encode_questions(questions)

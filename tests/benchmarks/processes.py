@@ -1,7 +1,7 @@
-"""What a command costs the machine: wall-clock and CPU seconds, and memory, of all the processes it starts.
+"""Measure a command: wall-clock seconds, CPU seconds and memory of all the processes that it starts.
 
-A reader of `/proc` (Linux), because no call of the system tells it: a parent's usage leaves out children that
-were not waited for, and a peak is reported for one process, not for several together.
+It samples `/proc` (Linux), because no system call returns these figures: a parent's usage leaves out children that it
+did not wait for, and the kernel reports a peak for one process, not for several together.
 """
 
 import os
@@ -14,32 +14,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_INTERVAL = 0.1  # seconds between two looks: a process that ends loses half of it, on average
+_INTERVAL = 0.1  # seconds between two samples; half of it is missed of each process, on average
 
 
 @dataclass(slots=True)
 class Process:
-    """One process of a command, as last seen."""
+    """One process of a command, as of the last sample."""
 
     command: str
     cpu_seconds: float = 0.0
-    peak_mb: float = 0.0  # resident, pages shared with others included, as the kernel keeps it
+    peak_mb: float = 0.0  # resident memory including shared pages, by the kernel's record
 
 
 @dataclass(slots=True)
 class Cost:
-    """What a command and its descendants took."""
+    """The cost of a command and its descendants."""
 
     output: str  # standard output
     errors: str  # standard error
     seconds: float
     cpu_seconds: float
-    peak_mb: float  # of all together, shared pages counted once
+    peak_mb: float  # of all processes together, with shared pages counted once
     processes: dict[int, Process] = field(repr=False)
 
 
 def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Cost:
-    """Run a command in a session of its own and watch it; a failure ends the benchmark with what it said."""
+    """Run a command in a new session and measure it; a failure ends the benchmark with its error output."""
     processes: dict[int, Process] = {}
     peaks: list[float] = [0.0]
     started = time.perf_counter()
@@ -64,9 +64,9 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Co
     return Cost(output, errors, seconds, cpu_seconds, peaks[0], processes)
 
 
-def _watch(session: int, ended: threading.Event, seen: dict[int, Process], peaks: list[float]) -> None:
+def _watch(session: int, ended: threading.Event, processes: dict[int, Process], peaks: list[float]) -> None:
     while not ended.wait(_INTERVAL):
-        total = sum(_look(pid, seen) for pid in members(session))
+        total = sum(_sample_process(pid, processes) for pid in members(session))
         peaks[0] = max(peaks[0], total)
 
 
@@ -78,17 +78,17 @@ def members(session: int) -> Iterator[int]:
                 yield int(entry.name)
 
 
-def _look(pid: int, seen: dict[int, Process]) -> float:
-    """Note what a process has used; return the megabytes it holds, its share of what is shared."""
+def _sample_process(pid: int, processes: dict[int, Process]) -> float:
+    """Record a process's usage; return its proportional set size in megabytes."""
     folder = Path("/proc", str(pid))
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         command = (folder / "cmdline").read_text().replace("\0", " ").strip()
         peak = _megabytes((folder / "status").read_text(), "VmHWM:")
         proportional_mb = _megabytes((folder / "smaps_rollup").read_text(), "\nPss:")
-    except (OSError, ValueError):  # it has just ended
+    except (OSError, ValueError):  # the process has just ended
         return 0.0
-    process = seen.setdefault(pid, Process(command))
+    process = processes.setdefault(pid, Process(command))
     process.command = command or process.command
     process.cpu_seconds = (int(fields[11]) + int(fields[12])) / _TICKS
     process.peak_mb = max(process.peak_mb, peak)

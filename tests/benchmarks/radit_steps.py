@@ -1,4 +1,4 @@
-"""One step of each stage of RA-DIT, ours and a plain loop of the same equations in torch and transformers.
+"""A training step of each stage of RA-DIT: ours, and a plain loop of the same equations in torch and transformers.
 
 Weights are random and without dropout, so that both sides have equal losses: a Llama of 6 layers of 256 with 49,152
 words, a BERT of MiniLM's size. Both sides read the same texts, tokenise them at each step, and step AdamW.
@@ -51,8 +51,8 @@ def prepare(folder: Path) -> None:
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
     BertModel(BertConfig(vocab_size=WORDS, **shape, **off), add_pooling_layer=False).save_pretrained(folder / "encoder")
-    _tokenizer(folder / "generator", bert=False)
-    _tokenizer(folder / "encoder", bert=True)
+    _write_tokenizer(folder / "generator", bert=False)
+    _write_tokenizer(folder / "encoder", bert=True)
     texts = [" ".join(_word(97 * number + position) for position in range(100)) for number in range(PASSAGES)]
     rows = [{"id": f"p{number}", "title": _word(number), "text": text} for number, text in enumerate(texts)]
     (folder / "passages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -62,25 +62,25 @@ def prepare(folder: Path) -> None:
     where = str(folder / "passages.jsonl"), (str(folder / "vectors.npy"),), str(folder / "store")
     import_library(*where, str(folder / "encoder"), recipe)
     for stage in ("lm", "retriever"):
-        _task(folder, stage)  # lists and scores are recorded: they are no part of a step
+        _open_task(folder, stage)  # records the lists and scores, which are no part of a step
 
 
 def ours(folder: Path, stage: str, steps: int) -> list[Step]:
-    """Take steps of a stage's task."""
-    task = _task(folder, stage)
+    """Run steps of a stage's task as this library trains."""
+    task = _open_task(folder, stage)
     batch = task.batches(0)[0]
     return taken.ours(task.module.train(), lambda _: task.loss(batch)[0], steps, RATE)
 
 
 def theirs(folder: Path, stage: str, steps: int) -> list[Step]:
-    """Do the same in a plain loop, on the same texts."""
+    """Run steps of a plain loop on the same texts."""
     batch_rows = json.loads((folder / f"{stage}.json").read_text())
     return taken.plain(*(_plain_lm if stage == "lm" else _plain_retriever)(folder, batch_rows), steps, RATE)
 
 
 def write_batch(folder: Path, stage: str) -> None:
-    """Write what a stage's first batch reads, for the plain loop."""
-    task = _task(folder, stage)
+    """Write the inputs of a stage's first batch for the plain loop."""
+    task = _open_task(folder, stage)
     batch = task.batches(0)[0]
     if stage == "lm":
         form, passages = task._generator.prompt_template, task._passages(batch, task._recipe.k)
@@ -104,13 +104,13 @@ def write_batch(folder: Path, stage: str) -> None:
     (folder / f"{stage}.json").write_text(json.dumps(batch_rows))
 
 
-def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
+def _plain_lm(folder: Path, batch_rows: Any) -> tuple[nn.Module, Loss]:
     model = AutoModelForCausalLM.from_pretrained(folder / "generator").train()
     tokenizer = AutoTokenizer.from_pretrained(folder / "generator")
 
     def loss(_: int) -> Tensor:
         rows = list[tuple[list[int], int]]()
-        for prompts, answer in told:
+        for prompts, answer in batch_rows:
             answer_ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
             rows += [([*tokenizer(prompt)["input_ids"], *answer_ids], len(answer_ids)) for prompt in prompts]
         longest = max(len(row) for row, _ in rows)
@@ -124,22 +124,24 @@ def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
         )
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
         total_loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-        return total_loss / len(told)
+        return total_loss / len(batch_rows)
 
     return model, loss
 
 
-def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
+def _plain_retriever(folder: Path, batch_rows: Any) -> tuple[nn.Module, Loss]:
     model = BertModel.from_pretrained(folder / "encoder", add_pooling_layer=False).train()
     tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
     vectors = torch.from_numpy(np.load(folder / "vectors.npy"))
-    log_p = torch.tensor([scores for _, _, scores, _ in told], dtype=torch.float64)
-    tokens = torch.tensor([count for *_, count in told])
+    log_p = torch.tensor([scores for _, _, scores, _ in batch_rows], dtype=torch.float64)
+    tokens = torch.tensor([count for *_, count in batch_rows])
     target = (log_p / tokens[:, None] / TAU).log_softmax(1).float()
-    rows = torch.tensor([rows for _, rows, _, _ in told])
+    rows = torch.tensor([rows for _, rows, _, _ in batch_rows])
 
     def loss(_: int) -> Tensor:
-        read = tokenizer([text for text, *_ in told], padding=True, return_tensors="pt", return_token_type_ids=False)
+        read = tokenizer(
+            [text for text, *_ in batch_rows], padding=True, return_tensors="pt", return_token_type_ids=False
+        )
         hidden, mask = model(**read).last_hidden_state, read["attention_mask"][..., None]
         query_vectors = nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
         log_probabilities = (torch.einsum("bd,bkd->bk", query_vectors, vectors[rows]) / TEMPERATURE).log_softmax(1)
@@ -148,7 +150,7 @@ def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Loss]:
     return model, loss
 
 
-def _task(folder: Path, stage: str) -> Any:
+def _open_task(folder: Path, stage: str) -> Any:
     settings = RaDitTraining(
         ra_dit=RaDitRecipe(stages=stage, k=K, temperature=TEMPERATURE, seed=1),  # type: ignore[arg-type]
         lm=LmRecipe(batch_size=B_LM),
@@ -179,7 +181,7 @@ def _word(number: int) -> str:
     return f"w{4 + number % (WORDS - 4)}"
 
 
-def _tokenizer(folder: Path, *, bert: bool) -> None:
+def _write_tokenizer(folder: Path, *, bert: bool) -> None:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if bert else ["<s>", "<pad>", "</s>", "<unk>"]
     vocabulary = {word: number for number, word in enumerate(special)} | {f"w{n}": n for n in range(4, WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, special[1] if bert else "<unk>"))

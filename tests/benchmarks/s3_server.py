@@ -1,4 +1,4 @@
-"""A real S3 server, SeaweedFS, on loopback: for the tests, and for benchmarks of pulling."""
+"""A real S3 server, SeaweedFS, on loopback for tests and benchmarks."""
 
 import json
 import os
@@ -18,7 +18,7 @@ KEY, SECRET = "bookwheel", "bookwheel-secret"
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
-    """Return the environment in which the AWS libraries reach the server, and nothing else."""
+    """Return the environment variables with which the AWS libraries reach the server, and no other service."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": KEY,
@@ -31,7 +31,7 @@ def environment_of(endpoint: str) -> dict[str, str]:
 
 @contextmanager
 def seaweed(folder: Path) -> Iterator[str]:
-    """Run the server with its data in `folder`, which is removed afterwards; yields its URL."""
+    """Run the server with its data in `folder`, which is removed afterwards; yield its URL."""
     keys = [{"accessKey": KEY, "secretKey": SECRET}]
     identity = {
         "name": "tests",
@@ -65,7 +65,7 @@ def seaweed(folder: Path) -> Iterator[str]:
         wait_until_up(f"{endpoint}/healthz", server, folder / "log")
         yield endpoint
     finally:
-        server.kill()  # a polite stop takes it fifteen seconds, and its data are not worth them
+        server.kill()  # a graceful stop takes 15 seconds, and the data are temporary
         server.wait()
         for name in ports.values():
             for path in Path("/tmp").glob(f"seaweedfs-*-{name}.sock"):
@@ -74,16 +74,16 @@ def seaweed(folder: Path) -> Iterator[str]:
 
 
 def wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a server that was started answers, be it with an error; `log` is what it writes."""
+    """Wait until a started server answers, with an error or not; `log` is the file of its output."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and server.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=1).close()
-        except urllib.error.HTTPError as answered:
-            answered.close()
+        except urllib.error.HTTPError as error_reply:
+            error_reply.close()
             return
         except OSError:
-            time.sleep(0.05)  # between two questions; no test waits a fixed time
+            time.sleep(0.05)  # between two attempts; no test waits a fixed time
         else:
             return
     raise RuntimeError(f"the server of {url} did not start: {log.read_text()[-2000:]}")

@@ -1,8 +1,8 @@
-"""A real snapshot of given passages, a service of it in a process of its own, and clients in another.
+"""A snapshot of real passages, a server of it in a process, and clients in another process.
 
-Clients keep their connections and ask one question at a time, each as soon as it has its answer. They speak HTTP by
-hand over plain sockets, one thread for all of them, and prepare their requests: a client library, or an event loop in
-Python, takes as much CPU of the cores that they share as the service takes for HTTP.
+Clients keep their connections and send one question at a time, the next as soon as they have the reply. One thread
+sends prepared HTTP requests over plain sockets for all of them, because a client library, or an event loop in Python,
+takes as much CPU of the shared cores as the server takes for HTTP.
 """
 
 import argparse
@@ -39,23 +39,23 @@ from rag_model.store.versions.moves import tag
 
 Vectors = npt.NDArray[np.float32]
 K = 5
-_PIECE = 1 << 16  # bytes that are read at once
-_LOOK = 0.05  # seconds between two looks at whether the load ends
+_PIECE = 1 << 16  # bytes of one read
+_LOOK = 0.05  # seconds between two checks whether the load ends
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request as its client saw it; times by the machine's monotonic clock, in seconds."""
+    """One request, as seen by its client; times are seconds of the machine's monotonic clock."""
 
     began: float
     ended: float
     status: int  # 0: the connection broke
     snapshot: str
-    mixed: bool  # a passage of another snapshot was among them
+    mixed: bool  # the reply has passages of both snapshots
 
 
 def offer(parser: argparse.ArgumentParser, count: int) -> None:
-    """Add the options that say which passages are served, and which questions are asked."""
+    """Add the options for the passages that are served and the questions of the clients."""
     parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
     parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
     parser.add_argument("--count", type=int, default=count, help="passages")
@@ -64,7 +64,7 @@ def offer(parser: argparse.ArgumentParser, count: int) -> None:
 
 
 def given(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Vectors, list[str]]:
-    """Return the passages of the options, their vectors, and the questions; the cache is in `folder` by default."""
+    """Return the passages of the options, their vectors, and the questions; by default the cache is in `folder`."""
     selection = options.passages, options.questions, options.count, options.asked
     vectors = embedded(options.cache or folder / "cache", *selection).passages
     rows, questions = drawn(*selection)
@@ -103,7 +103,7 @@ def publish(store: Store, rows: Sequence[dict[str, Any]], vectors: Vectors, work
 def print_measurement(
     options: argparse.Namespace, measure: Callable[[Path, list[str], argparse.Namespace], dict[str, Any]]
 ) -> None:
-    """Publish the passages of the options in `store` of a temporary folder, measure there, and print the JSON."""
+    """Publish the selected passages in the store `store` of a temporary folder, call `measure`, and print its JSON."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows, vectors, questions = given(options, folder)
@@ -113,7 +113,7 @@ def print_measurement(
 
 @contextmanager
 def service(url: str, dest: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """Run `bookwheel serve` until the block ends; gives its address and process id once it is ready."""
+    """Run `bookwheel serve` until the block ends; yield its address and process id once it is ready."""
     program = [str(Path(sys.executable).with_name("bookwheel")), "serve", "--store", url, "--dest", str(dest)]
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     process = subprocess.Popen(
@@ -124,7 +124,7 @@ def service(url: str, dest: Path, *options: str) -> Iterator[tuple[str, int]]:
         address = json.loads(process.stdout.readline())["url"].removeprefix("http://")
         while get(address, "/readyz")[0] != 200:
             if process.poll() is not None:
-                raise SystemExit("the service ended: see what it said above")
+                raise SystemExit("the service ended: its output is above")
             time.sleep(0.2)
         yield address, process.pid
     finally:
@@ -133,7 +133,7 @@ def service(url: str, dest: Path, *options: str) -> Iterator[tuple[str, int]]:
 
 
 def get(address: str, path: str) -> tuple[int, Any]:
-    """Ask once, on a connection of its own."""
+    """Send one GET request on a new connection; return the status and the JSON."""
     connection = _Connection(address)
     with connection.socket:
         connection.socket.sendall(_request("GET", path, b""))
@@ -143,7 +143,7 @@ def get(address: str, path: str) -> tuple[int, Any]:
 
 
 def load(address: str, questions: Sequence[str], clients: int, until: Path | float) -> list[Asked]:
-    """Ask with so many clients, for so many seconds or until a file is there; return all requests, in order."""
+    """Send queries from `clients` clients, for some seconds or until a file exists; return all requests, in order."""
     bodies = (json.dumps({"questions": [question], "k": K}).encode() for question in questions)
     requests = [_request("POST", "/search", body) for body in bodies]
     began = looked = time.monotonic()
@@ -155,7 +155,7 @@ def load(address: str, questions: Sequence[str], clients: int, until: Path | flo
         goes_on = True
         while selector.get_map():
             for key, _ in selector.select(_LOOK):
-                if (request := key.data.look()) is None:
+                if (request := key.data.read_reply()) is None:
                     continue
                 finished_requests.append(request)
                 key.data.ask() if goes_on else key.data.close()
@@ -168,7 +168,7 @@ def load(address: str, questions: Sequence[str], clients: int, until: Path | flo
 
 
 class _Connection:
-    """A connection that is kept: a request is sent, and its reply read in as many pieces as it comes in."""
+    """A keep-alive connection, whose replies are read piece by piece."""
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
@@ -176,7 +176,7 @@ class _Connection:
         self._reply, self._ends = b"", 0
 
     def read(self) -> tuple[int, bytes] | None:
-        """Wait for some bytes and return status and body; None: more has to come."""
+        """Wait for bytes; return status and body, or None if the reply is not complete."""
         piece = self.socket.recv(_PIECE)
         if not piece:
             raise ConnectionError("the service has closed the connection")
@@ -192,7 +192,7 @@ class _Connection:
 
 
 class _Client:
-    """Asks one of the questions after the other; `selector` says when there is something to read."""
+    """A client that sends one request after the other; `selector` tells when there is something to read."""
 
     def __init__(self, address: str, requests: Sequence[bytes], step: int, selector: BaseSelector) -> None:
         self._address, self._requests, self._step, self._selector = address, requests, step, selector
@@ -200,24 +200,24 @@ class _Client:
         self._connect()
 
     def ask(self) -> None:
-        """Send the next question."""
+        """Send the next request."""
         self._began = time.monotonic()
-        with suppress(OSError):  # it is broken: so `look` finds it
+        with suppress(OSError):  # the connection is broken; `read_reply` handles it
             self._connection.socket.sendall(self._requests[self._place])
         self._place = (self._place + self._step) % len(self._requests)
 
-    def look(self) -> Asked | None:
-        """Read what has come; None: the reply is not whole."""
+    def read_reply(self) -> Asked | None:
+        """Read what has arrived; return None if the reply is not complete."""
         try:
             reply = self._connection.read()
         except OSError:
             self.close()
             self._connect()
             return Asked(self._began, time.monotonic(), 0, "", False)
-        return None if reply is None else _seen(self._began, time.monotonic(), *reply)
+        return None if reply is None else _parse_reply(self._began, time.monotonic(), *reply)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._selector.unregister(self._connection.socket)
         self._connection.socket.close()
 
@@ -226,8 +226,8 @@ class _Client:
         self._selector.register(self._connection.socket, EVENT_READ, self)
 
 
-def _seen(began: float, ended: float, status: int, reply: bytes) -> Asked:
-    """Look for the marks, the snapshots' colours, at the beginning of titles; cheaply, as clients share the cores."""
+def _parse_reply(began: float, ended: float, status: int, reply: bytes) -> Asked:
+    """Find the marks of the snapshots at the beginning of titles, without parsing JSON, as clients share the cores."""
     snapshot = reply[13:77].decode(errors="replace") if status == 200 else ""
     mixed = b'"title":"RED' in reply and b'"title":"BLU' in reply
     return Asked(began, ended, status, snapshot, mixed)
@@ -238,11 +238,11 @@ def _request(method: str, path: str, body: bytes) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def percentile_ms(asked: Sequence[Asked], share: float) -> float:
-    """Return the milliseconds within which that share of the requests was answered."""
+def percentile_ms(requests: Sequence[Asked], share: float) -> float:
+    """Return a percentile of the requests' latency in milliseconds; `share` is in percent."""
     return (
-        round(float(np.percentile([request.ended - request.began for request in asked], share)) * 1e3, 2)
-        if asked
+        round(float(np.percentile([request.ended - request.began for request in requests], share)) * 1e3, 2)
+        if requests
         else 0.0
     )
 
@@ -254,7 +254,7 @@ def cpu_seconds(process: int) -> float:
 
 
 def memory_mb(process: int, name: str = "RssAnon") -> float:
-    """Return what the kernel says of a process's memory: `RssAnon` now, `VmHWM` at its peak."""
+    """Return a memory figure of a process in megabytes: `RssAnon` is its current value, `VmHWM` its peak."""
     status = Path("/proc", str(process), "status").read_text()
     return round(int(status.partition(f"{name}:")[2].split()[0]) * 1024 / 1e6, 1)
 

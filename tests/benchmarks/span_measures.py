@@ -51,13 +51,13 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def count_shared(one: Iterable[Span], other: Iterable[Span]) -> int:
+def count_shared(first: Iterable[Span], second: Iterable[Span]) -> int:
     """Return the number of distinct characters that are in both sets of spans.
 
     >>> count_shared([(0, 5), (3, 8)], [(4, 10)])
     4
     """
-    spans_a, spans_b = merge_spans(one), merge_spans(other)
+    spans_a, spans_b = merge_spans(first), merge_spans(second)
     n_shared, i, j = 0, 0, 0
     while i < len(spans_a) and j < len(spans_b):
         n_shared += max(0, min(spans_a[i][1], spans_b[j][1]) - max(spans_a[i][0], spans_b[j][0]))

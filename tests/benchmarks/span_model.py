@@ -1,4 +1,4 @@
-"""Train a small extractive reader, the baseline that the paper compares with: MiniLM with a head for starts and ends.
+"""Train a small extractive reader as the paper's baseline: MiniLM with a head for start and end positions.
 
     python tests/benchmarks/span_model.py --data FOLDER --to DIR
 
@@ -8,9 +8,9 @@ and every occurrence of an answer counts (Clark & Gardner 2018, equation 1):
 
     loss = -log sum over occurrences of p(start) - log sum over occurrences of p(end)
 
-Training ends after `--cpu-seconds`, and the rate falls to 0 by then. Contexts that `held_out` names are never seen, so
-that benchmarks can ask about them. Writes a folder as transformers does, and prints one JSON line: EM and F1 on
-questions that were held out, each from its own context alone.
+Training ends after `--cpu-seconds`, and the rate falls to 0 by then. Contexts that `held_out` selects are not trained
+on, so that benchmarks can use their questions. It writes a folder as transformers does, and prints one JSON line: EM
+and F1 on held-out questions, each from its own context alone.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.evaluation.measures.answers import exact_match, token_f1
 from rag_model.reading.extractive import SpanModel
 
-_PARTS = 8  # one of so many contexts is held out
+_PARTS = 8  # one context in eight is held out
 _LONGEST = 128  # tokens of a question and its context while training
-_HEAD = 10.0  # the head's rate by that of the others: it is new
+_HEAD = 10.0  # the head's rate by that of the body, because the head is new
 _WARMUP = 0.1  # of the time
 
 
 def held_out(context: str) -> bool:
-    """Say whether questions about a context are for measuring, and not for training.
+    """Return whether questions about a context are for evaluation, and not for training.
 
     >>> held_out("Paris is the capital of France .")
     False
@@ -52,8 +52,8 @@ def held_out(context: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """Some questions, each beside two passages, and where the answers stand in the first."""
+class SpanBatch:
+    """A batch of questions, each with two passages, and the positions of the answers in the first."""
 
     inputs: Any  # of the model: (2 q, t), the q contexts first
     texts: Tensor  # (2 q, t) bool: tokens of passages
@@ -61,8 +61,8 @@ class Lesson:
     ends: Tensor  # (q, t) bool: it ends here
 
 
-def lesson(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> Lesson:
-    """Pair the questions with their contexts, and each with the next question's context."""
+def encode_batch(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> SpanBatch:
+    """Tokenize each question with its own context and with the next question's."""
     contexts = [row["context"] for row in rows]
     read = tokenizer(
         [row["question"] for row in rows] * 2,
@@ -83,7 +83,7 @@ def lesson(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> Lesson:
             if start.any() and end.any():
                 starts[row_number] |= start
                 ends[row_number] |= end
-    return Lesson(read, texts, starts, ends)
+    return SpanBatch(read, texts, starts, ends)
 
 
 def _occurrences(row: dict[str, Any]) -> Iterator[tuple[int, int]]:
@@ -94,13 +94,13 @@ def _occurrences(row: dict[str, Any]) -> Iterator[tuple[int, int]]:
             position = row["context"].find(answer, position + 1)
 
 
-def loss_of(module: Any, some: Lesson) -> Tensor:
-    """Return the mean loss of the questions whose answer the cut left whole."""
-    outputs, n = module(**some.inputs), len(some.starts)
-    has_answer = some.starts.any(1)
+def compute_loss(module: Any, batch: SpanBatch) -> Tensor:
+    """Return the mean loss of the questions whose answer is not truncated."""
+    outputs, n = module(**batch.inputs), len(batch.starts)
+    has_answer = batch.starts.any(1)
     total = torch.zeros(())
-    for logits, right in ((outputs.start_logits, some.starts), (outputs.end_logits, some.ends)):
-        masked = logits.float().masked_fill(~some.texts, -torch.inf)
+    for logits, right in ((outputs.start_logits, batch.starts), (outputs.end_logits, batch.ends)):
+        masked = logits.float().masked_fill(~batch.texts, -torch.inf)
         both = torch.cat((masked[:n], masked[n:]), 1)  # (q, 2 t): a question's two passages
         gold = masked[:n].masked_fill(~right, -torch.inf)
         total = total + (both.logsumexp(1) - gold.logsumexp(1))[has_answer].mean()
@@ -110,7 +110,8 @@ def loss_of(module: Any, some: Lesson) -> Tensor:
 def train(module: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """Train until the CPU seconds are spent; return steps and the mean loss of the first and the last tenth."""
     head = [parameter for name, parameter in module.named_parameters() if name.startswith("qa_outputs")]
-    module.bert.embeddings.word_embeddings.weight.requires_grad_(False)  # a few hundred steps teach words nothing
+    # A few hundred steps would hardly change the word embeddings.
+    module.bert.embeddings.word_embeddings.weight.requires_grad_(False)
     rest = [parameter for parameter in module.bert.parameters() if parameter.requires_grad]
     groups = [{"params": rest, "lr": options.rate}, {"params": head, "lr": options.rate * _HEAD}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
@@ -122,7 +123,7 @@ def train(module: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], options: 
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * min(progress / _WARMUP, (1 - progress) / (1 - _WARMUP))
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
-            loss = loss_of(module, lesson(tokenizer, batch))
+            loss = compute_loss(module, encode_batch(tokenizer, batch))
         loss.backward()
         torch.nn.utils.clip_grad_norm_([*rest, *head], 1.0)
         optimizer.step()
@@ -146,7 +147,7 @@ def _batches(rows: Sequence[dict[str, Any]], size: int, seed: int) -> Iterator[l
         yield from dice.sample(batches, len(batches))
 
 
-def checked(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def measure_answers(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return EM and F1 of the saved model, each from the question's own context alone, with 95 % intervals."""
     model, answers = SpanModel.load(folder), []
     for row in rows:
@@ -162,7 +163,7 @@ def checked(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train, save, check, and print one line."""
+    """Train, save and evaluate the reader, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of train_triples, as .jsonl.xz")
     parser.add_argument("--to", type=Path, required=True, help="a new folder for the model")
@@ -191,7 +192,7 @@ def main() -> None:
         "benchmark": "span_model",
         "questions": len(train_rows),
         **training_report,
-        "held_out": {"n": len(test_rows), **checked(options.to, test_rows)},
+        "held_out": {"n": len(test_rows), **measure_answers(options.to, test_rows)},
         "seconds": round(time.perf_counter() - began),
         "cpu_seconds": round(time.process_time() - cpu_start),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),

@@ -1,9 +1,9 @@
-"""What each stage of a command costs: CPU seconds of all its processes, and the anonymous memory of each.
+"""Measure each stage of a command: CPU seconds of all its processes, and the anonymous memory of each process.
 
-A command says on standard error which stage it is in; a watcher looks ten times a second at every process of its
-session, and counts what each spent since the look before to the stage of the moment. A stage that begins again counts
-apart, with its number behind its name. Anonymous memory (`RssAnon`) is what a process holds itself; pages of mapped
-files (`RssFile`), which the kernel can drop, are told apart from it.
+A command names its current stage on standard error; a watcher samples every process of its session ten times a
+second, and adds the CPU seconds since the last sample to the current stage. A stage that starts again is separate, with
+a number after its name. Anonymous memory (`RssAnon`) is a process's own; pages of mapped files (`RssFile`), which the
+kernel can drop, are counted separately.
 """
 
 import json
@@ -23,35 +23,35 @@ from typing import Any
 from processes import members
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_INTERVAL = 0.1  # seconds between two looks: a process that ends loses half of it, on average
-_SAID = re.compile(r"(.+) …|(.+) done, [\d.]+ s")  # how a stage begins and ends
+_INTERVAL = 0.1  # seconds between two samples; half of it is missed of each process, on average
+_STAGE_LINE = re.compile(r"(.+) …|(.+) done, [\d.]+ s")  # a line at the start or the end of a stage
 _KINDS = {"mb": "RssAnon:", "mapped_mb": "RssFile:"}
 _PEAKS = tuple(f"{whose}_{kind}" for kind in _KINDS for whose in ("launcher", "worker"))  # in the order of `Spent`
-OUTSIDE = "outside"  # of all stages: start, and what stands between and after them
+OUTSIDE = "outside"  # of all stages: before, between and after them
 
 
 @dataclass(slots=True)
 class Spent:
-    """What a stage, or a whole verb, took."""
+    """The cost of a stage, or of a whole verb."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    launcher_mb: float = 0.0  # anonymous memory of the command's own process at its peak
-    worker_mb: float = 0.0  # of the largest of the others; 0: there was none, and the launcher did the work
-    launcher_mapped_mb: float = 0.0  # the same of pages of mapped files
+    launcher_mb: float = 0.0  # peak of the anonymous memory of the command's own process
+    worker_mb: float = 0.0  # of its largest child; 0 if the launcher did the work itself
+    launcher_mapped_mb: float = 0.0  # the same, of pages of mapped files
     worker_mapped_mb: float = 0.0
 
 
 @dataclass(slots=True)
 class Told:
-    """What a command printed, and what its stages took, in their order."""
+    """The reply of a command, and the costs of its stages, in order."""
 
     reply: Any = None
     stages: dict[str, Spent] = field(default_factory=dict)
 
     @property
     def whole(self) -> Spent:
-        """All stages together."""
+        """The cost of all stages together."""
         costs = list(self.stages.values())
         sums = (sum(getattr(cost, name) for cost in costs) for name in ("seconds", "cpu_seconds"))
         return Spent(*sums, *(max(getattr(cost, name) for cost in costs) for name in _PEAKS))
@@ -61,41 +61,41 @@ OnStage = Callable[[str, Spent], None]
 
 
 class Watch:
-    """Looks at a command's session until it is stopped."""
+    """A thread that samples the processes of a command's session until it is stopped."""
 
     def __init__(self, session: int, on_stage: OnStage | None = None) -> None:
-        """Begin to look, outside of any stage; `on_stage` is told of each stage as it ends, in the thread of `read`."""
+        """Start outside of any stage; `on_stage` is called for each stage that ends, in the thread of `read`."""
         self.stages: dict[str, Spent] = {OUTSIDE: Spent()}
         self._session, self._stage, self._cpu = session, OUTSIDE, dict[int, float]()
         self._on_stage = on_stage
-        self._begun = Counter[str]()
+        self._start_counts = Counter[str]()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def read(self, lines: Iterator[str]) -> str:
-        """Follow the stages that a command names, until it says no more; return all that it said."""
+        """Follow the stages that a command names until its output ends; return the output."""
         printed_lines = []
         for line in lines:
             printed_lines.append(line)
-            if stage_match := _SAID.fullmatch(line.strip()):
+            if stage_match := _STAGE_LINE.fullmatch(line.strip()):
                 started_stage, ended = stage_match.groups()
                 if started_stage:
-                    self._begun[started_stage] += 1
-                    self._stage = self._named(started_stage)
+                    self._start_counts[started_stage] += 1
+                    self._stage = self._name_stage(started_stage)
                     continue
-                self._stage, ended = OUTSIDE, self._named(ended)
+                self._stage, ended = OUTSIDE, self._name_stage(ended)
                 if self._on_stage and ended in self.stages:
                     self._on_stage(ended, self.stages[ended])
         return "".join(printed_lines)
 
-    def _named(self, stage: str) -> str:
-        """Return the name of a stage for the time that it began last."""
-        times = self._begun[stage]
+    def _name_stage(self, stage: str) -> str:
+        """Return the name of the latest run of a stage."""
+        times = self._start_counts[stage]
         return f"{stage} {times}" if times > 1 else stage
 
     def stop(self) -> dict[str, Spent]:
-        """Return what each stage took."""
+        """Stop sampling, and return the cost of each stage."""
         self._ended.set()
         self._thread.join()
         return self.stages
@@ -106,14 +106,14 @@ class Watch:
             stage, current_time = self.stages.setdefault(self._stage, Spent()), time.perf_counter()
             stage.seconds, last = stage.seconds + current_time - last, current_time
             for pid in members(self._session):
-                self._look(pid, stage)
+                self._sample_process(pid, stage)
 
-    def _look(self, pid: int, stage: Spent) -> None:
+    def _sample_process(self, pid: int, stage: Spent) -> None:
         folder = Path("/proc", str(pid))
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             status = (folder / "status").read_text()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             return
         cpu_seconds = (int(fields[11]) + int(fields[12])) / _TICKS
         stage.cpu_seconds += cpu_seconds - self._cpu.get(pid, 0.0)
@@ -125,8 +125,8 @@ class Watch:
 
 
 def bookwheel(*words: str, environment: dict[str, str], on_stage: OnStage | None = None) -> Told:
-    """Run a verb to its end; a failure ends the benchmark with what it said."""
-    process = _started(words, environment)
+    """Run a verb to its end; a failure ends the benchmark with the verb's error output."""
+    process = _start(words, environment)
     watch, error_texts = Watch(process.pid, on_stage), list[str]()
     assert process.stderr is not None
     assert process.stdout is not None
@@ -143,8 +143,8 @@ def bookwheel(*words: str, environment: dict[str, str], on_stage: OnStage | None
 
 @contextmanager
 def service(*words: str, environment: dict[str, str]) -> Iterator[tuple[str, Told]]:
-    """Run `serve` until the block ends; yield its address, and what it took, which is there after the block."""
-    process, report = _started((*words, "--port", "0"), environment, subprocess.DEVNULL), Told()
+    """Run `serve` until the block ends; yield its address, and its costs, which are complete after the block."""
+    process, report = _start((*words, "--port", "0"), environment, subprocess.DEVNULL), Told()
     watch = Watch(process.pid)
     try:
         assert process.stdout is not None
@@ -155,7 +155,7 @@ def service(*words: str, environment: dict[str, str]) -> Iterator[tuple[str, Tol
         process.wait()
 
 
-def _started(words: Sequence[str], environment: dict[str, str], errors: int = subprocess.PIPE) -> subprocess.Popen[str]:
+def _start(words: Sequence[str], environment: dict[str, str], errors: int = subprocess.PIPE) -> subprocess.Popen[str]:
     program = str(Path(sys.executable).with_name("bookwheel"))
     return subprocess.Popen(
         [program, *words, "--json"],

@@ -1,9 +1,9 @@
-"""Synthetic vectors that behave like an encoder's: overlapping clusters of low inner dimension, bent into more.
+"""Synthetic vectors like an encoder's: overlapping clusters of low inner dimension, bent into more dimensions.
 
     z = centre + 1.5 e,    x = tanh(1.2 z W1) W2 + 0.05 e'
 
 with 24 inner dimensions, 1,000 centres and normal W1, W2, e, e'; then scaled to norm 1, or to log-normal norms. Unlike
-plain Gaussians, whose neighbours are all equally far, they have an inner dimension that a graph can walk in.
+plain Gaussians, whose neighbours are all equally far, they have a low inner dimension, as graph search needs.
 """
 
 from dataclasses import dataclass
@@ -28,22 +28,22 @@ class Synthetic:
     seed: int = 0
 
     def parts(self, folder: Path, n: int, count: int) -> list[Path]:
-        """Write `n` vectors as `count` files of (rows, dim) float32; return them in row order."""
+        """Write `n` vectors as `count` files of (rows, dim) float32; return the paths in row order."""
         paths = []
         for number, (first, last) in enumerate(pairwise(np.linspace(0, n, count + 1).astype(int).tolist())):
             paths.append(folder / f"part-{number:05d}.npy")
             array = np.lib.format.open_memmap(paths[-1], "w+", np.float32, (last - first, self.dim))
             for begin in range(0, last - first, _BLOCK):
                 rows = min(_BLOCK, last - first - begin)
-                array[begin : begin + rows] = self._drawn(rows, [self.seed, number, begin], self.norms)
+                array[begin : begin + rows] = self._sample(rows, [self.seed, number, begin], self.norms)
             array.flush()
         return paths
 
     def questions(self, count: int) -> Vectors:
         """Return (count, dim) float32 of norm 1: other draws from the same distribution."""
-        return self._drawn(count, [self.seed, _QUESTIONS], 0.0)
+        return self._sample(count, [self.seed, _QUESTIONS], 0.0)
 
-    def _drawn(self, rows: int, seed: list[int], norms: float) -> Vectors:
+    def _sample(self, rows: int, seed: list[int], norms: float) -> Vectors:
         shape, rng = np.random.default_rng(self.seed), np.random.default_rng(seed)
         centres = shape.normal(size=(_CENTRES, _INNER)).astype(np.float32)
         bend = shape.normal(size=(_INNER, _BENT)).astype(np.float32) / np.float32(_INNER**0.5)
@@ -75,7 +75,7 @@ def of_equal_norm(parts: list[Path], folder: Path) -> list[Path]:
 
 
 def written(folder: Path, vectors: Vectors, count: int) -> list[Path]:
-    """Write given vectors as `count` parts; return them in row order."""
+    """Write vectors as `count` part files; return the paths in row order."""
     paths = []
     for number, (first, last) in enumerate(pairwise(np.linspace(0, len(vectors), count + 1).astype(int).tolist())):
         paths.append(folder / f"part-{number:05d}.npy")

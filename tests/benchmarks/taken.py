@@ -1,4 +1,4 @@
-"""Steps of a training, ours and a plain loop's, and what each took. AdamW has the same equation on both sides."""
+"""Measure training steps of this library and of a plain loop. AdamW has the same equation on both sides."""
 
 import statistics
 import time
@@ -17,7 +17,7 @@ Loss = Callable[[int], Tensor]  # of a step, by its number from 0 on
 
 
 class Step(NamedTuple):
-    """What a step took: loss, gradient and update."""
+    """The cost of a step (loss, gradient and update), and its loss."""
 
     seconds: float
     cpu_seconds: float
@@ -25,15 +25,15 @@ class Step(NamedTuple):
 
 
 def ours(module: nn.Module, loss: Loss, steps: int, rate: float, device: str = "cpu") -> list[Step]:
-    """Take steps as `train` does: freed memory goes back at once, and the optimizer is its own."""
+    """Run steps as `train` does: with its optimizer, and with freed memory returned at once."""
     release_freed_memory()
-    return _taken(build_adamw(module, LoopSettings(learning_rate=rate), torch.device(device)), loss, steps)
+    return _measure_steps(build_adamw(module, LoopSettings(learning_rate=rate), torch.device(device)), loss, steps)
 
 
 def plain(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
-    """Take steps with torch's AdamW as it comes."""
+    """Run steps with torch's own AdamW."""
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return _taken(torch.optim.AdamW(learned, lr=rate, weight_decay=0.0), loss, steps)
+    return _measure_steps(torch.optim.AdamW(learned, lr=rate, weight_decay=0.0), loss, steps)
 
 
 def median(runs: Sequence[Spent], what: str) -> float:
@@ -41,7 +41,7 @@ def median(runs: Sequence[Spent], what: str) -> float:
     return statistics.median(getattr(step, what) for run in runs for step in run.value[1:])
 
 
-def _taken(optimizer: torch.optim.Optimizer, loss: Loss, steps: int) -> list[Step]:
+def _measure_steps(optimizer: torch.optim.Optimizer, loss: Loss, steps: int) -> list[Step]:
     step_costs = []
     for number in range(steps):
         started, cpu = time.perf_counter(), time.process_time()
@@ -49,6 +49,6 @@ def _taken(optimizer: torch.optim.Optimizer, loss: Loss, steps: int) -> list[Ste
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        loss_value = value.item()  # waits for a GPU, which has only been told so far
+        loss_value = value.item()  # waits for a GPU, whose work is only queued so far
         step_costs.append(Step(time.perf_counter() - started, time.process_time() - cpu, loss_value))
     return step_costs

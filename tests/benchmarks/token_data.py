@@ -1,4 +1,4 @@
-"""Token vectors of passages and questions, for the benchmarks of late interaction: encoded, cached, or of a store."""
+"""Token vectors of passages and questions for the benchmarks of late interaction: encoded, cached, or from a store."""
 
 import argparse
 from collections.abc import Sequence
@@ -42,10 +42,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Passages and questions, encoded twice."""
+    """Passages and questions with token vectors and with single vectors."""
 
     tokens: list[Path]  # files of the passages' token vectors
-    dense: Vectors  # (n, 384), one vector of each
+    dense: Vectors  # (n, 384), one vector of each passage
     asked_tokens: Vectors  # (q, l, d)
     asked: Vectors  # (q, 384)
     relevant: list[set[int]]  # rows, by question
@@ -58,9 +58,9 @@ class Data:
 
 
 def read(options: argparse.Namespace, cache: Path) -> Data:
-    """Encode passages and questions, or find their vectors in the cache or in a store."""
+    """Encode passages and questions, or read their vectors from the cache or from a store."""
     if options.store:
-        return _stored(options)
+        return _read_store(options)
     cache.mkdir(parents=True, exist_ok=True)
     rows = [row for path in options.passages for row in lines(path)]
     if not rows:
@@ -72,7 +72,7 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
         question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked],
     )
     row_by_id = dict[str, int]()
-    for number, row in enumerate(rows):  # a later file may use an id again: questions are about the first
+    for number, row in enumerate(rows):  # questions are about the first row of an id, which later files may repeat
         row_by_id.setdefault(str(row.get("id")), number)
     if all("paragraph" in question for question in question_rows):
         question_rows = [question for question in question_rows if str(question["paragraph"]) in row_by_id]
@@ -101,7 +101,7 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
     )
 
 
-def _stored(options: argparse.Namespace) -> Data:
+def _read_store(options: argparse.Namespace) -> Data:
     with Snapshot.open(options.store) as snapshot:
         parts, passages = snapshot.parts, snapshot.passages(range(snapshot.n))
         rows = {passage.id: row for row, passage in enumerate(passages)}
@@ -110,12 +110,12 @@ def _stored(options: argparse.Namespace) -> Data:
         ]
         question_rows = question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked]
         texts = [question["question"] for question in question_rows]
-        many = TokenEncoder.load(snapshot.folder(question_encoder_path(TOKENS)), device="cpu")
+        token_encoder = TokenEncoder.load(snapshot.folder(question_encoder_path(TOKENS)), device="cpu")
         dense_encoder = Encoder.load(snapshot.folder(question_encoder_path(EMBEDDINGS)), device="cpu")
         dense = np.concatenate([snapshot.embeddings(part.name) for part in parts]).astype(np.float32)
         relevant = [{rows[name] for name in question["passages"]} for question in question_rows]
-        both = many.encode_questions(texts), dense_encoder.encode_questions(texts)
-        return Data(snapshot.row_files(TOKENS), dense, *both, relevant, texts, many.space().name)
+        both = token_encoder.encode_questions(texts), dense_encoder.encode_questions(texts)
+        return Data(snapshot.row_files(TOKENS), dense, *both, relevant, texts, token_encoder.space().name)
 
 
 def _encode(
@@ -125,15 +125,15 @@ def _encode(
     if not colbert:
         plain = Path(demo_encoder())
         TokenModel.from_encoder(plain, 128, device="cpu").save(folder, plain, TokenSpec())
-    many, dense_encoder = TokenEncoder.load(folder, device="cpu"), Encoder.load(demo_encoder(), device="cpu")
+    token_encoder, dense_encoder = TokenEncoder.load(folder, device="cpu"), Encoder.load(demo_encoder(), device="cpu")
     titles, bodies = [row["title"] for row in rows], [row["text"] for row in rows]
-    with TokenWriter(files[0].with_suffix(".part"), many.dim, "float16") as writer:
+    with TokenWriter(files[0].with_suffix(".part"), token_encoder.dim, "float16") as writer:
         for first in range(0, len(rows), _WINDOW):
             window = slice(first, first + _WINDOW)
-            writer.write(many.encode_passages(titles[window], bodies[window]))
+            writer.write(token_encoder.encode_passages(titles[window], bodies[window]))
     files[0].with_suffix(".part").rename(files[0])
     np.save(files[1], dense_encoder.encode_passages(titles, bodies))
-    np.save(files[2], many.encode_questions(texts))
+    np.save(files[2], token_encoder.encode_questions(texts))
     np.save(files[3], dense_encoder.encode_questions(texts))
 
 
@@ -153,10 +153,10 @@ def interval(difference: Vectors) -> list[float]:
     return [round(float(edge), 4) for edge in np.percentile(difference[sample_rows].mean(axis=1), (2.5, 97.5))]
 
 
-def exhaustive(data: Data, every: TokenVectors) -> Rows:
+def exhaustive(data: Data, tokens: TokenVectors) -> Rows:
     """Return the best rows of every question by MaxSim over all passages, (q, 10)."""
     best = []
     for question in data.asked_tokens:
-        scores = maxsim(question[None], every.vectors, every.offsets)[0]
+        scores = maxsim(question[None], tokens.vectors, tokens.offsets)[0]
         best.append(np.lexsort((np.arange(len(scores)), -scores))[:K])
     return np.array(best)

@@ -1,7 +1,8 @@
-"""Trainings in turns on one core, each in a process of its own, and the rebuilds of their indexes on another core.
+"""Trainings that take turns on one core, each in a new process, and the rebuilds of their indexes on another core.
 
-A training whose turn it is not stands still, and so do its rebuilds. So two trainings meet the same other programs, in
-blocks of a few seconds, and may be compared by the clock. What other programs had of both cores is counted.
+A training that waits for its turn is stopped, and so are its rebuilds. So the trainings meet the same load of other
+programs, in blocks of a few seconds, and can be compared by wall-clock time. The share of both cores that other
+programs had is measured.
 """
 
 import os
@@ -23,7 +24,7 @@ from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.training.moving_index import RebuildOrder
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_IDLE = (4, 5)  # words of a core's line in /proc/stat: idle, and waiting for a disk
+_IDLE = (4, 5)  # columns of a core's line in /proc/stat: idle, and waiting for a disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,12 @@ class Block:
 
     seconds: float
     cpu_seconds: float  # of the trainer
-    busy: tuple[float, float]  # share of the trainer's core and of the other one that any program had
-    beside: int  # steps beside which a rebuild ran
+    busy: tuple[float, float]  # share of the trainer's core and of the other core that was busy
+    steps_beside_rebuild: int  # steps during which a rebuild ran
 
 
 def two_cores() -> tuple[int, int]:
-    """Return the core of the trainers, and that of rebuilds."""
+    """Return the core of the trainers, and the core of the rebuilds."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("this process may use one core only: rebuilds need another one")
@@ -46,73 +47,73 @@ def two_cores() -> tuple[int, int]:
 
 @dataclass
 class Turn:
-    """What a training's process has of its turns: pass `report` to the training, and let `moved` start its rebuilds."""
+    """The turns of a training's process: pass `report` to the training, and start its rebuilds by `Elsewhere`."""
 
     pipe: Connection
     steps: int  # of a block
     cores: tuple[int, int] = field(default_factory=two_cores)
     children: list[RebuildProcess] = field(default_factory=list)
-    beside: int = 0
+    steps_beside_rebuild: int = 0
     began: tuple[float, ...] = ()
 
     def report(self, kind: str, step: int, _: int, __: Mapping[str, float]) -> None:
-        """Wait for this process's turn before a block, and tell what the block took after it."""
+        """Wait for this process's turn before a block, and send the cost of the block after it."""
         if kind == "move" and (step - 1) % self.steps == 0:
             self._stand_still()
-            self.began, self.beside = self._now(), 0
+            self.began, self.steps_beside_rebuild = self._read_clocks(), 0
         if kind == "train":
-            self.beside += any(child._process.poll() is None for child in self.children)
+            self.steps_beside_rebuild += any(child._process.poll() is None for child in self.children)
             if step % self.steps == 0:
-                seconds, cpu, *busy = (end - then for end, then in zip(self._now(), self.began, strict=True))
+                seconds, cpu, *busy = (end - start for end, start in zip(self._read_clocks(), self.began, strict=True))
                 first, second = (busy_seconds / seconds for busy_seconds in busy)
-                self.pipe.send(Block(seconds, cpu, (first, second), self.beside))
+                self.pipe.send(Block(seconds, cpu, (first, second), self.steps_beside_rebuild))
 
-    def _now(self) -> tuple[float, ...]:
-        return time.perf_counter(), time.process_time(), *(_busy(core) for core in self.cores)
+    def _read_clocks(self) -> tuple[float, ...]:
+        return time.perf_counter(), time.process_time(), *(_read_busy_seconds(core) for core in self.cores)
 
     def _stand_still(self) -> None:
         self._signal(signal.SIGSTOP)
         try:
             self.pipe.send(None)
             self.pipe.recv()
-        finally:  # also when the other end is gone: rebuilds that stand still would stay for ever
+        finally:  # also when the other end is gone, because stopped rebuilds would never end
             self._signal(signal.SIGCONT)
 
-    def _signal(self, sent: signal.Signals) -> None:
+    def _signal(self, signal_number: signal.Signals) -> None:
         for child in self.children:
             with suppress(ProcessLookupError):
-                os.killpg(child._process.pid, sent)
+                os.killpg(child._process.pid, signal_number)
 
 
 @dataclass
 class Elsewhere:
-    """Rebuilds on the core that trainers leave to them."""
+    """A launcher of rebuilds on the core that the trainers do not use."""
 
     rebuilds: RebuildLauncher
     turn: Turn
 
     def start(self, order: RebuildOrder) -> RebuildProcess:
-        trainers, rebuild_core = self.turn.cores
-        os.sched_setaffinity(0, {rebuild_core})  # of this thread: a child has what its parent's thread has
+        trainer_core, rebuild_core = self.turn.cores
+        os.sched_setaffinity(0, {rebuild_core})  # of this thread, whose affinity a child inherits
         try:
             child = self.rebuilds.start(order)
         finally:
-            os.sched_setaffinity(0, {trainers})
+            os.sched_setaffinity(0, {trainer_core})
         self.turn.children.append(child)
         return child
 
 
 def in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tuple[list[Block], Any]]:
-    """Run trainings, partials of a module's functions, in blocks of so many steps; return blocks and value of each."""
+    """Run trainings, which must pickle, in blocks of `steps` steps; return the blocks and the value of each."""
     context, running = get_context("spawn"), []
     for training in trainings:
-        ours, theirs = context.Pipe()
-        child = context.Process(target=_serve, args=(theirs, training, steps))
+        pipe_end, child_pipe_end = context.Pipe()
+        child = context.Process(target=_serve, args=(child_pipe_end, training, steps))
         child.start()
-        theirs.close()
-        running.append((ours, list[Block](), list[Any]()))
+        child_pipe_end.close()
+        running.append((pipe_end, list[Block](), list[Any]()))
     for pipe, _, _ in running:
-        pipe.recv()  # it is at its first step
+        pipe.recv()  # the training is at its first step
     while unfinished := [state for state in running if not state[2]]:
         for pipe, blocks, values in unfinished:
             pipe.send(None)
@@ -124,7 +125,7 @@ def in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tup
 
 
 def compared(mine: Sequence[Block], other: Sequence[Block], steps: int) -> dict[str, Any]:
-    """Return how much longer `mine` took than `other` by the clock, with a 95 % interval over the pairs of blocks."""
+    """Return how much longer `mine` took than `other` in wall-clock time, with a 95 % interval over pairs of blocks."""
     mean = np.mean([block.seconds for block in other])
     slower = estimate_mean([float((a.seconds - b.seconds) / mean) for a, b in zip(mine, other, strict=True)])
     cpu = [sum(block.cpu_seconds for block in blocks) for blocks in (mine, other)]
@@ -136,7 +137,7 @@ def compared(mine: Sequence[Block], other: Sequence[Block], steps: int) -> dict[
         ],
         "cpu_ratio": round(cpu[0] / cpu[1], 3),
         "blocks": len(mine),
-        "steps_beside_a_rebuild": sum(block.beside for block in mine),
+        "steps_beside_a_rebuild": sum(block.steps_beside_rebuild for block in mine),
         "others_on_the_trainers_core": round(float(np.mean(other_shares)), 3),
         "others_on_the_rebuilds_core": round(float(np.mean([block.busy[1] for block in other])), 3),
     }
@@ -151,8 +152,8 @@ def _serve(pipe: Connection, training: Callable[[Turn], Any], steps: int) -> Non
     pipe.send([training(turn)])
 
 
-def _busy(core: int) -> float:
-    """Return the seconds that a core was not idle since the machine started."""
+def _read_busy_seconds(core: int) -> float:
+    """Return the seconds that a core was busy since the machine started."""
     lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     words = next(line.split() for line in lines if line.startswith(f"cpu{core} "))
     return (

@@ -1,4 +1,4 @@
-"""BM25 over passages of a benchmark, as a build makes it: parts, postings, merge."""
+"""BM25 indexes over the passages of a benchmark, built by the stages of a build."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -28,17 +28,17 @@ def write_parts(passages: Iterable[Passage], size: int, folder: Path) -> list[Pa
 
 
 def words_plan(n: int) -> IndexPlan:
-    """Return the plan of the default index of words."""
+    """Return the plan of the default BM25 index."""
     return KIND.plan(IndexRecipe("BM25"), n, 0)
 
 
 def open_words(path: Path, n: int) -> Bm25Index:
-    """Open an index of `n` passages."""
+    """Open a BM25 index of `n` passages."""
     return KIND.open(IndexFiles(path, list, n), words_plan(n).entry())
 
 
 def searching_words(passages: Sequence[Passage], folder: Path) -> SearchFunction:
-    """Return a search of passages by their words."""
+    """Return a BM25 search of passages."""
     folder.mkdir(parents=True, exist_ok=True)
     run_stages(
         words_plan(len(passages)), write_parts(passages, len(passages), folder), folder / "bm25.postings", folder
