@@ -1,8 +1,8 @@
-"""One stage of a build in a process of its own: what it costs, and nothing that was there before it.
+"""Run one stage of a build in a fresh process, and measure its time and memory.
 
-CPU seconds are the work's alone: an interpreter's start and its imports are left out, on every side of a comparison.
-Memory is anonymous memory (`RssAnon`): pages of a mapped file can be dropped and are not counted. The kernel keeps no
-peak of it, so it is read a hundred times a second from outside.
+CPU seconds exclude the start of the interpreter and its imports, on every side of a comparison.
+Memory is anonymous memory (`RssAnon`), since the kernel can drop the pages of a mapped file. It keeps no peak of
+anonymous memory, so another process reads the value a hundred times a second.
 """
 
 import os
@@ -17,22 +17,22 @@ from typing import Any
 
 from rag_model.index.files.engine import faiss
 
-_INTERVAL = 0.01  # seconds between two looks
+_INTERVAL = 0.01  # seconds between two readings of the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a stage took."""
+    """Time and memory of a stage."""
 
     seconds: float
     cpu_seconds: float
-    anonymous_mb: float  # at its peak, interpreter and libraries included
-    started_mb: float  # of it, before the work began
+    anonymous_mb: float  # peak, with the interpreter and the libraries
+    started_mb: float  # the same before the work began
     value: Any  # what the work returned
 
 
 def alone(work: Callable[..., Any], *arguments: Any, threads: int = 1) -> Spent:
-    """Call `work`, a function of a module, in a fresh process whose faiss and BLAS have so many threads."""
+    """Call `work`, a module's function, in a fresh process where faiss and BLAS use `threads` threads."""
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     context = get_context("spawn")
     ours, theirs = context.Pipe()
@@ -61,6 +61,6 @@ def _serve(pipe: Connection, threads: int, work: Callable[..., Any], arguments: 
 
 
 def _anonymous_mb(status: Path) -> float:
-    with suppress(OSError, IndexError):  # it has just ended: there is no such file, or no such line
+    with suppress(OSError, IndexError):  # the process has just ended, so the file or the line is gone
         return int(status.read_text().partition("RssAnon:")[2].split()[0]) * 1024 / 1e6
     return 0.0

@@ -49,8 +49,8 @@ from rag_model.training.data.examples import build_passage
 Terms = list[list[str]]
 K1, B = 0.9, 0.4
 _VOCABULARY = 300_000  # of synthetic passages
-_LENGTH = 60  # words of one
-_DRAWN = 10_000  # passages at once
+_LENGTH = 60  # words of a synthetic passage
+_DRAWN = 10_000  # passages that are drawn at once
 _TOKEN = r"(?u)\b\w+\b"
 
 
@@ -66,13 +66,13 @@ def iter_synthetic(count: int) -> Iterator[Passage]:
 
 
 def sample_questions(count: int) -> list[str]:
-    """Return questions of 2 to 8 words of the first passages."""
+    """Return questions, each of 2 to 8 words that one of the first passages contains."""
     rng, texts = np.random.default_rng(8), [passage.text.split() for passage in iter_synthetic(count)]
     return [" ".join(rng.choice(words, rng.integers(2, 9), replace=False)) for words in texts]
 
 
 def load_passages(options: argparse.Namespace) -> tuple[list[Passage], list[str]]:
-    """Return the passages and questions of files, or the demo's."""
+    """Read passages and questions from files, or return the demo's."""
     count = options.count or (10**9 if options.passages else len(demo_passages()))
     rows, questions = drawn(options.passages, options.questions, count, options.asked)
     return [build_passage(row["title"], row["text"]) for row in rows], questions
@@ -91,7 +91,7 @@ def read_texts(folder: Path) -> list[str]:
 
 
 def write_edited(folder: Path) -> None:
-    """Write a folder's parts again as `edited`, after 1 % of the passages were changed, inserted or deleted."""
+    """Write a copy of a folder's parts to `edited`, in which 1 % of the passages are changed, inserted or deleted."""
     edited_folder, count = folder / "edited", 0
     edited_folder.mkdir()
     for path in sorted(folder.glob("part-*.parquet")):
@@ -113,14 +113,14 @@ def _edit_passages(passages: Iterator[Passage]) -> Iterator[Passage]:
 
 
 def scatter(folder: Path, number: int) -> float:
-    """Count one part; return CPU seconds."""
+    """Scatter one part; return the CPU seconds."""
     began = time.process_time()
     KIND.scatter(_plan(folder), folder / "trained", _part(folder, number), number, _piece(folder, number))
     return time.process_time() - began
 
 
 def merge(folder: Path, parts: int) -> float:
-    """Merge all parts; return CPU seconds."""
+    """Merge all parts; return the CPU seconds."""
     began = time.process_time()
     pieces = [path_opener(_piece(folder, number)) for number in range(parts)]
     KIND.merge(_plan(folder), folder / "trained", [], pieces, [], folder / "bm25.postings")
@@ -128,15 +128,15 @@ def merge(folder: Path, parts: int) -> float:
 
 
 def build_ours(folder: Path, parts: int) -> dict[str, float]:
-    """Build from the part files in a folder; return CPU seconds of the stages."""
+    """Build an index of a folder's part files; return the CPU seconds of each stage."""
     KIND.train(_plan(folder), [], folder / "trained")
     return {"scatter": sum(scatter(folder, number) for number in range(parts)), "merge": merge(folder, parts)}
 
 
 def rebuild_ours(folder: Path, parts: int, deltas: bool, rounds: int) -> dict[str, float]:
-    """Build the edited parts of a folder, of the index before and without; return CPU seconds of both.
+    """Index the edited parts of a folder by deriving from the parent index, and from scratch; return both CPU seconds.
 
-    They take turns; figures are medians of rounds.
+    Both builds take turns; figures are medians of rounds.
     """
     edited_folder = folder / "edited"
     KIND.train(_plan(edited_folder), [], edited_folder / "trained")
@@ -144,20 +144,20 @@ def rebuild_ours(folder: Path, parts: int, deltas: bool, rounds: int) -> dict[st
     delta_s = _build_deltas(store, earlier) if deltas else 0.0
     costs: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
-        (edited_folder / "bm25.postings").unlink(missing_ok=True)  # no build writes over a file
+        (edited_folder / "bm25.postings").unlink(missing_ok=True)  # a build does not overwrite a file
         began = time.process_time()
         earlier.derive(store, _plan(edited_folder), edited_folder / "bm25.postings")
         rebuilt, made_of = time.process_time() - began, _read_index(edited_folder)
         (edited_folder / "bm25.postings").unlink()
         costs.append((rebuilt, sum(build_ours(edited_folder, parts).values())))
         if _read_index(edited_folder) != made_of:
-            raise SystemExit("what was made of the index before differs from a whole build")
-    rebuilt, full = (statistics.median(column) for column in zip(*costs[1:], strict=True))  # the first loads the code
+            raise SystemExit("the index derived from its parent differs from one that was built from scratch")
+    rebuilt, full = (statistics.median(column) for column in zip(*costs[1:], strict=True))  # the first round compiles
     return {"rebuild": rebuilt, "whole": full, "share": rebuilt / full} | ({"deltas": delta_s} if deltas else {})
 
 
 def _store_parent_index(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
-    """Return a store with the passages of both builds, and the index before in it."""
+    """Store the passages of both builds and the parent index; return the store and the `ParentIndex`."""
     store = Store.open(str(folder / "store"), create=True)
     parts_with_parents, first = [], 0
     for number in range(parts):
@@ -171,7 +171,7 @@ def _store_parent_index(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
 
 
 def _build_deltas(store: Store, earlier: ParentIndex) -> float:
-    """Make the deltas that a build makes for pullers; return CPU seconds."""
+    """Build the passage deltas that pullers fetch; return the CPU seconds."""
     began = time.process_time()
     for part in earlier.parts:
         build_delta(store, DeltaStep(part.file, part.parent_files[0][0], is_passages=True))
@@ -191,7 +191,7 @@ def _piece(folder: Path, number: int) -> Path:
 
 
 def build_bm25s(folder: Path, out: Path) -> float:
-    """Build and save bm25s's index of a folder's texts, by its own tokenizer; return CPU seconds."""
+    """Build and save bm25s's index of a folder's texts with its own tokenizer; return the CPU seconds."""
     texts = read_texts(folder)
     began = time.process_time()
     stem = Stemmer.Stemmer("english")
@@ -203,7 +203,7 @@ def build_bm25s(folder: Path, out: Path) -> float:
 
 
 def build_bm25s_of_terms(folder: Path, out: Path) -> float:
-    """Build bm25s's index of the terms of a folder's texts; return CPU seconds of what follows the analyzer."""
+    """Build bm25s's index of a folder's terms; return the CPU seconds without those of the analyzer."""
     vocabulary: dict[str, int] = {}
     analyzer, numbers = Analyzer(), list[list[int]]()
     for text in read_texts(folder):
@@ -216,7 +216,7 @@ def build_bm25s_of_terms(folder: Path, out: Path) -> float:
 
 
 def build_tantivy(folder: Path, out: Path) -> float:
-    """Build tantivy's index of a folder's terms in one segment; return CPU seconds of what follows the analyzer."""
+    """Build tantivy's index of a folder's terms in one segment; return the CPU seconds without the analyzer's."""
     analyzer, cpu_seconds = Analyzer(), 0.0
     out.mkdir()
     writer = tantivy.Index(_schema(), path=str(out)).writer(heap_size=1_000_000_000, num_threads=1)
@@ -238,7 +238,7 @@ def _schema() -> Any:
 
 
 def bm25s_sides(path: Path, question_terms: Terms, questions: Sequence[str], k: int) -> dict[str, Callable[[], Any]]:
-    """Return searches of bm25s's saved index: from terms, and from texts by its own tokenizer."""
+    """Return two searches of bm25s's saved index: for terms, and for texts with its own tokenizer."""
     index = bm25s.BM25.load(path, show_progress=False, backend="numba")
     stem = Stemmer.Stemmer("english")
 
@@ -255,7 +255,7 @@ def bm25s_sides(path: Path, question_terms: Terms, questions: Sequence[str], k: 
 
 
 def tantivy_side(path: Path, question_terms: Terms, k: int) -> Callable[[], Any]:
-    """Return the search of tantivy's index for terms."""
+    """Return a search of tantivy's index for terms."""
     index = tantivy.Index.open(str(path))
     searcher, schema = index.searcher(), index.schema
     queries = [
@@ -268,10 +268,10 @@ def tantivy_side(path: Path, question_terms: Terms, k: int) -> Callable[[], Any]
 
 
 def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds: int) -> dict[str, float]:
-    """Return each side's questions per CPU second: the median of rounds in which they take turns."""
+    """Return each side's questions per CPU second, as the median of rounds in which the sides take turns."""
     round_seconds: dict[str, list[float]] = {name: [] for name in sides}
     for search in sides.values():
-        search()  # compiled, and its pages read
+        search()  # compiles, and reads the pages of the file
     for _ in range(rounds):
         for name, search in sides.items():
             began = time.process_time()
@@ -294,12 +294,12 @@ def compare(index: Bm25Index, path: Path, questions: Sequence[str], question_ter
 
 
 def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> dict[str, Any]:
-    """Build with all sides; return what it took."""
+    """Build with all sides; return their CPU seconds and peak memory."""
     folder, once = work / "parts", work / "once"
-    alone(build_ours, folder, parts)  # compiles
+    alone(build_ours, folder, parts)  # compiles for later processes
     ours = alone(build_ours, folder, parts)
     write_edited(folder)
-    alone(rebuild_ours, folder, parts, False, 1)  # compiles
+    alone(rebuild_ours, folder, parts, False, 1)  # compiles for later processes
     rebuilds = {
         name: alone(rebuild_ours, folder, parts, deltas, options.rounds)
         for name, deltas in (("", False), ("_with_deltas", True))

@@ -42,12 +42,12 @@ BUDGETS = (250, 500, 1000, 2000)  # tokens
 CORPORA = ("wikitexts", "pubmed", "state_of_the_union", "chatlogs")
 PEER, BEFORE = "langchain 200 tokens", "sections 100"
 FIRST = ("recursive 120", BEFORE, PEER)
-Measure = Callable[[Sequence[Chunk]], dict[str, float]]  # of what was read for one question; the first counts
+Measure = Callable[[Sequence[Chunk]], dict[str, float]]  # from the chunks that are read to measures, the main one first
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Texts, questions, and what is measured of each question's reading."""
+    """Texts, questions, and a measure of the chunks that are read for each question."""
 
     name: str
     texts: Sequence[Text]
@@ -56,7 +56,7 @@ class Task:
 
 
 def contenders(encoder: str, tokenizer: Tokenizer) -> dict[str, Chunks]:
-    """Return the chunkers by name, at their defaults and, for the windows, at other sizes too."""
+    """Return the chunkers by name, at their default sizes and, for windows, at other sizes."""
     recipes = {
         **{f"{name} {words}": ChunkRecipe(name, words) for name, words in _SIZES},
         "tokens 256": ChunkRecipe("tokens", settings={"tokenizer": encoder}),
@@ -82,7 +82,7 @@ _SIZES = [
 
 
 def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
-    """Return Chroma's corpora, measured by the characters that answer."""
+    """Return the task of Chroma's corpora, which measures the characters of the answers."""
     texts, questions = chroma(folder, corpora)
 
     def measure(question: Asked) -> Measure:
@@ -96,7 +96,7 @@ def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
 
 
 def demo_task(articles: int) -> Task:
-    """Return the first articles of the demo dump that a question is about, measured by answers that were read."""
+    """Return the task of the first demo articles with questions, which measures whether an answer was read."""
     rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     article_titles = list(dict.fromkeys(row["article"] for row in rows))[:articles]
     question_rows = [row for row in rows if row["article"] in article_titles]
@@ -126,7 +126,7 @@ def demo_texts() -> list[Text]:
 
 
 def run(task: Task, chunkers: dict[str, Chunks], encoder: Encoder, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the figures of every chunker on a task."""
+    """Measure every chunker on a task."""
     question_vectors = encoder.encode_questions(task.questions)
     rows: dict[str, dict[str, Any]] = {}
     means: dict[str, list[float]] = {}

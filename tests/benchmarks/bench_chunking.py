@@ -41,41 +41,41 @@ from rag_model.corpus.wikitext import clean_wikitext
 
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 CASES = Path(__file__).parents[1] / "rag_model" / "corpus" / "template_cases.tsv"
-CONSTRUCTS = CASES.parents[2] / "fixtures" / "markup_constructs.tsv"  # with what MediaWiki 1.39 shows
+CONSTRUCTS = CASES.parents[2] / "fixtures" / "markup_constructs.tsv"  # constructs and their text in MediaWiki 1.39
 RESIDUE = re.compile(
     r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|^\||</?[a-z]+[ />]|&[a-z]+;|'''|__[A-Z]+__|thumb\||formula_\d|\(\)|"
     r"\(\s*[,;]|\s,\s",
     re.M,
 )
-SAMPLE = 3  # the parser libraries, ten times slower, read every third page
-Clean = Callable[[str, str], str]  # title and wikitext to text
+SAMPLE = 3  # the parser libraries are ten times slower, so they read every third page
+Clean = Callable[[str, str], str]  # from title and wikitext to text
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaner:
-    """A cleaner, and the pages it is measured on."""
+    """A function that cleans pages, and the pages of its measurement."""
 
     name: str
     clean: Clean
     pages: list[Page]
 
     def rate(self) -> float:
-        """Return megabytes of wikitext a CPU second."""
+        """Return the megabytes of wikitext that are cleaned in a CPU second."""
         start = time.process_time()
         for page in self.pages:
             self.clean(page.title, page.text)
         return sum(len(page.text.encode()) for page in self.pages) / 1e6 / (time.process_time() - start)
 
     def residue(self) -> int:
-        """Return how many marks of markup are left in the text of its pages."""
+        """Count the marks of markup that are left in the cleaned text."""
         return sum(len(RESIDUE.findall(self.clean(page.title, page.text))) for page in self.pages)
 
     def holes(self, cases: list[tuple[str, str]]) -> int:
-        """Return of how many cases a word or number is missing."""
+        """Count the cases of which a word or number is missing."""
         return sum(bool(words(expected) - words(self.clean("Title", markup))) for markup, expected in cases)
 
     def count_exact(self, constructs: list[tuple[str, str]]) -> int:
-        """Return of how many constructs the words are exactly those that MediaWiki shows."""
+        """Count the constructs whose words are exactly those that MediaWiki shows."""
         return sum(
             re.findall(r"[\w'’]+", self.clean("Construct", markup)) == re.findall(r"[\w'’]+", expected)
             for markup, expected in constructs
@@ -88,12 +88,12 @@ def words(text: str) -> set[str]:
 
 
 def ours(site: Siteinfo) -> Clean:
-    """Return the cleaner of this repository."""
+    """Return bookwheel's cleaner."""
     return lambda title, text: "\n".join(section.text for section in clean_wikitext(text, site, title))
 
 
 def wikiextractor() -> Clean:
-    """Return WikiExtractor's own path for a page; the extract holds no templates it could expand."""
+    """Return WikiExtractor's cleaner; the extract has no templates that it could expand."""
     logging.disable(logging.CRITICAL)
     extractor = import_module("wikiextractor.extract").Extractor
     return lambda title, text: "\n".join(
@@ -102,19 +102,19 @@ def wikiextractor() -> Clean:
 
 
 def mwparserfromhell() -> Clean:
-    """Return what mwparserfromhell makes of a page by itself."""
+    """Return mwparserfromhell's cleaner, at its defaults."""
     parse = import_module("mwparserfromhell").parse
     return lambda title, text: str(parse(text).strip_code())
 
 
 def wikitextparser() -> Clean:
-    """Return what wikitextparser makes of a page by itself."""
+    """Return wikitextparser's cleaner, at its defaults."""
     remove = import_module("wikitextparser").remove_markup
     return lambda title, text: str(remove(text))
 
 
 def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
-    """Return speed, residue and holes of each contender, and the ratio to WikiExtractor."""
+    """Measure speed, residue and holes of each cleaner, and the ratio to WikiExtractor."""
     read = (page for part in plan.parts for page in MEDIAWIKI.read(part))
     pages = [page for page in read if isinstance(classify_page(page, plan.siteinfo), Page)]
     cases = [
@@ -156,7 +156,7 @@ def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
 
 
 def measure_html(dump: str, rounds: int) -> dict[str, object]:
-    """Return megabytes of HTML a CPU second: of the cleaner, of lxml alone, and of planning."""
+    """Measure the megabytes of HTML a CPU second of the cleaner, of lxml alone, and of planning."""
     from lxml import html as lxml_html  # noqa: PLC0415 - only this measurement needs it
 
     from rag_model.corpus.rendered_html import clean_html  # noqa: PLC0415 - imports lxml
@@ -189,7 +189,7 @@ def measure_html(dump: str, rounds: int) -> dict[str, object]:
 
 
 def repeat_dump(dump: Path, times: int, out: Path) -> Path:
-    """Write the dump's pages `times` over, with ids of their own each time, as plain XML."""
+    """Write the dump's pages `times` times as plain XML, each copy with its own page ids."""
     with BZ2File(dump) as file:
         xml = file.read()
     head, *pages = xml.partition(b"</mediawiki>")[0].split(b"<page>")
@@ -213,7 +213,7 @@ def time_chunking(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
 
 
 def measure_workers(plan: Plan) -> dict[str, object]:
-    """Return the wall-clock seconds of one and of two worker processes, all warm, parts dealt in turn."""
+    """Measure the wall-clock seconds of one and of two warm worker processes."""
     work = partial(time_chunking, siteinfo=plan.siteinfo)
     seconds: dict[str, float] = {}
     cpu_seconds: dict[str, float] = {}
@@ -232,7 +232,7 @@ def measure_workers(plan: Plan) -> dict[str, object]:
         "parts": len(plan.parts),
         "passages": sum(rows for rows, _ in done),
         "seconds": seconds,
-        "cpu_seconds": cpu_seconds,  # more than one worker's, or less than the seconds: the machine was busy
+        "cpu_seconds": cpu_seconds,  # shows whether the machine was busy
         "ratio_two_to_one": round(seconds["1"] / seconds["2"], 2),
     }
 
@@ -243,14 +243,14 @@ def one_worker() -> ProcessPoolExecutor:
 
 
 def measure_peak(part: Part, siteinfo: Siteinfo) -> tuple[int, int]:
-    """Return the rows of a part and the peak memory of this process, in bytes, once it is cut."""
+    """Chunk a part in this process; return its rows and the peak memory of the process in bytes."""
     rows, _ = time_chunking(part, siteinfo)
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return rows, int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def measure_memory(once: Plan, repeated: Plan) -> dict[str, object]:
-    """Return the peak memory of a fresh worker on each plan's only part."""
+    """Measure the peak memory of a fresh worker on the only part of each plan."""
     measured = {}
     for name, plan in {"once": once, "repeated": repeated}.items():
         (part,) = plan.parts
@@ -265,7 +265,7 @@ def measure_memory(once: Plan, repeated: Plan) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the three measurements and print a line for each as it is done."""
+    """Run the three measurements, and print a line after each."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--repeat", type=int, default=8)

@@ -66,14 +66,14 @@ MEASURES = (
 
 
 def load_model(options: argparse.Namespace) -> ReadingModel:
-    """Load the generator in its folder, or name the endpoint's model."""
+    """Load a generator from its folder, or return a model of the endpoint."""
     if options.model.startswith(ENDPOINT_PREFIX):
         return load_reading_model(None, options.model, "concat")
     return ReadingModel(options.model, generator=load_generator(options.model, device="cpu", dtype=options.dtype))
 
 
 def open_readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> dict[str, Reader]:
-    """Return the readers, by the name of their condition; the first reads one prompt."""
+    """Return the readers by condition; the first reads all passages in one prompt."""
     cited = {"cite": True}
     concat = PromptSettings(**(read_prompt(options.prompt, **cited) if options.prompt else cited))
     settings = ReaderSettings("concat", DecodingSettings(max_new_tokens=options.max_tokens), concat)
@@ -91,7 +91,7 @@ def examine(
     answering: Mapping[str, AnswerCache],
     settings: EvaluationSettings,
 ) -> AnswerEvaluation:
-    """Answer the questions under each condition of the settings, and measure the answers."""
+    """Answer the questions under each condition, and measure the answers."""
     first, *other_caches = answering.items()
     question_set = QuestionSet(tuple(questions))
     examination = AnswerEvaluation(
@@ -111,7 +111,7 @@ def examine(
 
 
 def measure(options: argparse.Namespace, questions: Asked, folder: Path) -> dict[str, Any]:
-    """Build the library, choose a threshold on the dev questions, and measure everything on the others."""
+    """Build the library, choose a threshold on the dev questions, and measure the test questions."""
     store, model = str(folder / "store"), load_model(options)
     with Snapshot.open(store, publish(questions.library, folder, "cited", options.encoder)) as snapshot:
         question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")
@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace, questions: Asked, folder: Path) -> dict
 
 
 def add_holds(row: AblationResult) -> list[ScoredAnswer]:
-    """Return a condition's answers, each with whether it holds a gold answer by DPR's token match."""
+    """Add to each answer of a condition whether it holds a gold answer by DPR's token match."""
     return [
         replace(a, measures={**a.measures, HOLDS: float(answer_matcher(a.question)(a.reading.answer))})
         for a in row.scored
@@ -152,12 +152,12 @@ def add_holds(row: AblationResult) -> list[ScoredAnswer]:
 
 
 def identify_model(model: str) -> Any:
-    """Return what tells a model from others: of a folder the digest of every file."""
+    """Return the identity of a model: its name at the endpoint, or the digest of its folder."""
     return model if model.startswith(ENDPOINT_PREFIX) else digest_folder(Path(model))
 
 
 def format_table(rows: list[AblationResult]) -> str:
-    """Return the figures of each condition as a table, in percent."""
+    """Format the metrics of each condition as a table, in percent."""
     head = ["", *(row.name for row in rows)]
     columns = [{**row.metrics, HOLDS: estimate_mean([a.measures[HOLDS] for a in add_holds(row)])} for row in rows]
     body = [[name, *(_percent(figures.get(name)) for figures in columns)] for name in MEASURES]
@@ -175,7 +175,7 @@ def _percent(estimate: Estimate | None) -> str:
 
 
 def main() -> None:
-    """Run, print the table, and one line."""
+    """Run the benchmark; print the table and one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of train_triples and passages, as .jsonl.xz")
     parser.add_argument("--model", required=True, help="a folder of a decoder-only generator, or openai:NAME")

@@ -48,30 +48,30 @@ silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
 _, status, usage = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=silent), 0)
 print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
-"""  # of few bytes itself: the kernel counts those of the process that starts another one as the other's
+"""  # it is small, since the kernel counts the memory of a parent in the peak of its child
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """What one process took."""
+    """CPU time and memory of one process."""
 
     cpu_seconds: float
     peak_mb: float  # resident, mapped files included
 
 
 def measure_command(command: list[str]) -> ProcessCost:
-    """Run a command and return what it took; a failure ends the benchmark."""
+    """Run a command and measure its process; a failure ends the benchmark."""
     ran = subprocess.run(
         [sys.executable, "-S", "-c", WATCHER, *command], stdout=subprocess.PIPE, text=True, check=False
     )
     if ran.returncode:
-        raise SystemExit(f"{command[0]} ended with {ran.returncode}: see what it said above")
+        raise SystemExit(f"{command[0]} ended with exit status {ran.returncode}: see its output above")
     seconds, kilobytes = map(float, ran.stdout.split())
     return ProcessCost(seconds, kilobytes * 1024 / 1e6)
 
 
 def list_commands(store: Path, folder: Path) -> dict[str, list[str]]:
-    """Return the three ways to answer the question."""
+    """Return three commands that answer the question."""
     program = str(Path(sys.executable).with_name("bookwheel"))
     with Snapshot.open(str(store), "latest") as snapshot:
         encoder, index = snapshot.folder(QUESTION_ENCODER), snapshot.path("index/hnsw.faiss")
@@ -84,7 +84,7 @@ def list_commands(store: Path, folder: Path) -> dict[str, list[str]]:
 
 
 def measure(ways: dict[str, list[str]], rounds: int) -> dict[str, Any]:
-    """Run all in turns, each once before for the disk's cache; return the report."""
+    """Run each command once to fill the page cache, then all in turns; return the report."""
     for command in ways.values():
         measure_command(command)
     round_costs = [{name: measure_command(command) for name, command in ways.items()} for _ in range(rounds)]

@@ -47,9 +47,9 @@ from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
 _MONTH = 30 * 86400.0  # seconds
-_PAGES = 3_000  # ids of a part
-_ARTICLES, _EACH = 1_250, 3  # articles of a part, and passages of an article, but for the last one
-_EDITED = 100  # one article in so many is edited in a month
+_PAGES = 3_000  # page ids of a part
+_ARTICLES, _EACH = 1_250, 3  # articles of a part, and passages of an article
+_EDITED = 100  # one article in this number is edited in a month
 _WIDTH, _LINKS = 4 * 384, 140  # bytes of a vector and of its links in a graph
 _ROWS = _ARTICLES * _EACH
 _NPY = 128  # bytes before the vectors of a part, which are float16
@@ -58,7 +58,7 @@ _STAGES = {"chunk": ("passages", "article_log"), "embed": ("embeddings",), "scat
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a store holds."""
+    """The size of the store."""
 
     parts: int
     cells: int
@@ -67,10 +67,10 @@ class Size:
 
 
 class DescriptorLibrary:
-    """The store, written without requests."""
+    """A store of descriptors that is written without requests."""
 
     def __init__(self, size: Size) -> None:
-        """Write the months, the oldest first."""
+        """Write all months, the oldest first."""
         self.size, self.url = size, "far://wikipedia"
         self._age = 0.0
         self._blobs: dict[tuple[str, int, int], list[BlobRef]] = {}
@@ -82,7 +82,7 @@ class DescriptorLibrary:
             parent_content = self._write_month(month, parent_content)
 
     def version(self, part: int, month: int) -> int:
-        """Return the month in which a part changed last."""
+        """Return the month of a part's last change."""
         return max(0, month - (month - part) % self._change_interval)
 
     @property
@@ -90,7 +90,7 @@ class DescriptorLibrary:
         return max(1, round(1 / self.size.changed))
 
     def inputs(self, stage: str, part: int, month: int) -> dict[str, Any]:
-        """Return what decides the output of a stage."""
+        """Return the inputs of a stage, from which its record's key is computed."""
         return {"stage": stage, "part": part, "version": self.version(part, month), "code": 1}
 
     def _write_month(self, month: int, parent: Content | None) -> Content:
@@ -132,7 +132,7 @@ class DescriptorLibrary:
     def _write_record(
         self, stage: str, inputs: dict[str, Any], sizes: dict[str, int], facts: dict[str, Any], first: bytes = b""
     ) -> list[BlobRef]:
-        """Write a record and its outputs, of these sizes by name; the first one has the bytes `first`."""
+        """Write a record, and its outputs of the given sizes; the first output has the bytes `first`."""
         key, bodies = Memo.compute_key(inputs), iter([first])
         outputs = {name: self._write_blob(f"{key} {name}", size, next(bodies, b"")) for name, size in sizes.items()}
         value = {"format": 1, "stage": stage, "key": key, "facts": facts, "inputs": inputs, "by": None}
@@ -157,13 +157,13 @@ class DescriptorLibrary:
 
 
 def build_passage_file(*, changed: bool) -> bytes:
-    """Return a part's passage file, as it was before a month's changes or after them."""
+    """Return the bytes of a part's passage file before or after a month's changes."""
     chance, words = random.Random(0), [f"w{number}" for number in range(5_000)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "passages.parquet")
         with PassageWriter(path) as writer:
             for article in range(_ARTICLES):
-                page = str(_ARTICLES + 1 if changed and article == 0 else article + 1)  # one is deleted, one is new
+                page = str(_ARTICLES + 1 if changed and article == 0 else article + 1)  # deletes one article, adds one
                 for position in range(_EACH):
                     text = " ".join(chance.choices(words, k=100))
                     if changed and position == 0 and article % _EDITED == 1:
@@ -174,7 +174,7 @@ def build_passage_file(*, changed: bool) -> bytes:
 
 
 def list_verbs(library: DescriptorLibrary) -> dict[str, Callable[[], Any]]:
-    """Return what is measured, in its order."""
+    """Return the measured operations by name, in their order."""
     store = library.store
     return {
         "plan": partial(plan_build, library),
@@ -199,7 +199,7 @@ def compare_months(store: Store) -> dict[str, Any]:
 
 
 def plan_build(library: DescriptorLibrary) -> int:
-    """Find what every part of the next build inherits."""
+    """Find the chunk outputs that the next build reuses for each part; return their number."""
     parent = Parent.of(library.store, "latest")
     parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(library.size.parts))
     return sum(len(parent.find_chunked(part)) for part in parts)
@@ -222,7 +222,7 @@ def _never(_: object) -> StageResult:
 
 
 def measure_verbs(library: DescriptorLibrary, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each verb with what it took."""
+    """Yield the name, seconds and requests of each operation."""
     for name, verb in list_verbs(library).items():
         with latency(seconds) as requests:
             began, cpu_start = time.perf_counter(), time.process_time()
@@ -244,7 +244,7 @@ def measure_verbs(library: DescriptorLibrary, seconds: float) -> Iterator[tuple[
 
 
 def main() -> None:
-    """Make the store and measure."""
+    """Write the store, measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=int, default=60)
     parser.add_argument("--cells", type=int, default=4)

@@ -55,7 +55,7 @@ WARM_UP = 1  # steps that are not timed
 
 @dataclass(frozen=True, slots=True)
 class DprData:
-    """Examples whose contexts do not overlap, and what they are asked of."""
+    """Examples whose contexts do not overlap, and the corpus that contains them."""
 
     train: list[Example]
     dev: list[Example]
@@ -65,7 +65,7 @@ class DprData:
 
 
 def read_data(options: argparse.Namespace) -> DprData:
-    """Split the examples by context, so that no test passage was ever trained on; mine the training ones."""
+    """Split the examples by context, so that no test passage is trained on, and mine negatives for training."""
     by_context: dict[str, list[Example]] = {}
     for example in read_examples(options.examples):
         by_context.setdefault(example.positives[0].hash, []).append(example)
@@ -80,12 +80,12 @@ def read_data(options: argparse.Namespace) -> DprData:
     contexts_of = [example.positives[0] for example in (*test, *dev, *learned)]
     corpus = list({passage.hash: passage for passage in (*contexts_of, *sample)}.values())
     with tempfile.TemporaryDirectory() as folder:
-        search = searching_words(corpus, Path(folder))  # its map outlives the folder
+        search = searching_words(corpus, Path(folder))  # the mapping of the file outlives the folder
     return DprData(mine_negatives(learned, search), dev, test, corpus, search)
 
 
 def mine_negatives(examples: list[Example], search: SearchFunction) -> list[Example]:
-    """Return the examples with five hard negatives each."""
+    """Return the examples, each with five hard negatives."""
     settings, mined = MiningSettings(depth=20, negatives=5), list[Example]()
     ranked = search([example.question for example in examples], settings.depth)
     for example, passages in zip(examples, ranked, strict=True):
@@ -97,19 +97,19 @@ def mine_negatives(examples: list[Example], search: SearchFunction) -> list[Exam
 
 
 def take(examples: Iterator[Example], count: int, without: Collection[str] = ()) -> list[Example]:
-    """Take the next `count` examples; one whose context stands in `without` is left out."""
+    """Take the next `count` examples, except those whose context is in `without`."""
     return list(islice((example for example in examples if example.positives[0].hash not in without), count))
 
 
 def load_encoder(options: argparse.Namespace) -> TrainableEncoder:
-    """Load MiniLM, reading no more tokens than the options say."""
+    """Load MiniLM, with the maximum length of the options."""
     return TrainableEncoder.load(demo_encoder(), spec=EncoderSpec(max_length=options.max_length), device="cpu")
 
 
 def find_hits(
     question: Path | str, passage: Path | str, data: DprData, length: int
 ) -> dict[int, npt.NDArray[np.bool_]]:
-    """Return for each depth which test questions an encoder answers."""
+    """Return for each k whether each test question has an answer in the encoder's first k passages."""
     limits = {"max_length": length}
     ranking = RankingEvaluator(data.test, data.corpus)
     reading = Encoder.load(passage, overrides=limits, threads=torch.get_num_threads())
@@ -119,7 +119,7 @@ def find_hits(
 
 
 def find_bm25_hits(data: DprData) -> dict[int, npt.NDArray[np.bool_]]:
-    """Return for each depth which test questions BM25 answers."""
+    """Return for each k whether each test question has an answer in BM25's first k passages."""
     ranked = data.search_words([example.question for example in data.test], CUTOFFS[-1])
     firsts = [rank_of_first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
     return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
@@ -148,7 +148,7 @@ def build_recipe(options: argparse.Namespace) -> DprRecipe:
 
 
 def time_our_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
-    """Return the CPU seconds of each step of the loop, journal and all."""
+    """Return the CPU seconds of each step of our training loop, with its journal."""
     times = [time.process_time()]
     shared_encoder = load_encoder(options)
     task = DprTask(BiEncoder(shared_encoder, shared_encoder), examples, examples[:2], build_recipe(options))
@@ -159,11 +159,11 @@ def time_our_steps(options: argparse.Namespace, examples: list[Example]) -> list
 
 
 def time_peer_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
-    """Return the CPU seconds of sentence-transformers' loss, gradient and step on the same batches."""
+    """Return the CPU seconds of each step with sentence-transformers' loss, on the same batches."""
     task = DprTask(BiEncoder(*[load_encoder(options)] * 2), examples, examples[:2], build_recipe(options))
     model = SentenceTransformer(demo_encoder(), device="cpu")
     model.max_seq_length = options.max_length
-    model.train()  # with dropout, as a trainer has it
+    model.train()  # a trainer applies dropout
     loss_of = MultipleNegativesRankingLoss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     times = []
@@ -188,7 +188,7 @@ def list_batches(task: DprTask, count: int) -> list[DprBatch]:
 
 
 def compare_steps(options: argparse.Namespace, data: DprData) -> dict[str, Any]:
-    """Time both in processes of their own."""
+    """Time the steps of both sides, each in its own process."""
     examples = [example for example in data.train if example.negatives]
     ours = alone(time_our_steps, options, examples, threads=options.threads)
     theirs = alone(time_peer_steps, options, examples, threads=options.threads)
@@ -202,7 +202,7 @@ def compare_steps(options: argparse.Namespace, data: DprData) -> dict[str, Any]:
 
 
 def fine_tune(options: argparse.Namespace, data: DprData, folder: Path) -> dict[str, Any]:
-    """Train, and ask the test questions before and after."""
+    """Measure the test questions, train, and measure them again."""
     started = time.process_time()
     both = BiEncoder(load_encoder(options), load_encoder(options), frozen=options.freeze_passages)
     dev_corpus = random.Random(2).sample(data.corpus, min(options.dev_corpus, len(data.corpus)))
@@ -230,7 +230,7 @@ def fine_tune(options: argparse.Namespace, data: DprData, folder: Path) -> dict[
 
 
 def round_estimate(estimate: Estimate) -> list[float]:
-    """Return a figure and the ends of its interval."""
+    """Return the value of an estimate and the bounds of its interval, rounded."""
     return [round(number, 4) for number in (estimate.value, estimate.low, estimate.high)]
 
 

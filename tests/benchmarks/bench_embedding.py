@@ -39,7 +39,7 @@ Load = Callable[[str, int, str | None], Encode]
 
 @dataclass(slots=True)
 class EncoderProcess:
-    """One of the two, in a process of its own."""
+    """One of the two encoders, in its own process."""
 
     pipe: Connection
     process: BaseProcess
@@ -71,12 +71,12 @@ def ours(model: str, threads: int, dtype: str | None) -> Encode:
 
 def peer(model: str, threads: int, _: str | None) -> Encode:
     torch.set_num_threads(threads)
-    loaded = import_module("sentence_transformers").SentenceTransformer(model, device="cpu")  # in its process only
+    loaded = import_module("sentence_transformers").SentenceTransformer(model, device="cpu")  # imported in its process
     return lambda titles, texts: loaded.encode([f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
 
 
 def serve(pipe: Connection, load: Load, model: str, threads: int, dtype: str | None) -> None:
-    """Encode what comes through the pipe; answer with seconds, vectors and this process's peak bytes."""
+    """Encode the texts from the pipe; send back seconds, vectors and this process's peak bytes."""
     encode = load(model, threads, dtype)
     while (work := pipe.recv()) is not None:
         started = time.perf_counter()
@@ -86,7 +86,7 @@ def serve(pipe: Connection, load: Load, model: str, threads: int, dtype: str | N
 
 
 def read_texts(count: int) -> tuple[list[str], list[str]]:
-    """Return titles and texts of real passages, spread over the shared set or the demo dump."""
+    """Return titles and texts of real passages, taken evenly from the shared set or the demo dump."""
     rows = _read_shared_passages() if SHARED.is_file() else _chunk_dump()
     sample_rows = rows[:: max(1, len(rows) // count)][:count]
     return [title for title, _ in sample_rows], [text for _, text in sample_rows]

@@ -45,14 +45,14 @@ TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 
 
 def sample_passages(count: int, vocabulary: int, seed: int) -> list[TokenIds]:
-    """Return random token ids of real lengths."""
+    """Return random token ids, with the lengths of real passages."""
     random = np.random.default_rng(seed)
     lengths = np.interp(random.random(count), SHARES, LENGTHS).astype(int)
     return [random.integers(1000, vocabulary, length, dtype=np.int32) for length in lengths]
 
 
 def count_flops(lengths: list[int], config: BertConfig) -> float:
-    """Return the multiplications and additions in the matrix products of inputs of `lengths` tokens.
+    """Count the multiplications and additions in the matrix products of inputs of `lengths` tokens.
 
     A layer's four projections and two feed-forward products take 2 T (4 d^2 + 2 d f), attention's two
     products 4 T^2 d; embeddings, softmax, GELU and norms are not counted.
@@ -64,7 +64,7 @@ def count_flops(lengths: list[int], config: BertConfig) -> float:
 
 
 def measure_matmul_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Return the FLOP/s of the product of two square matrices: the best of five rounds of ten."""
+    """Measure the FLOP/s of a product of two square matrices, as the best of five rounds of ten."""
     first, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(5):
@@ -85,7 +85,7 @@ def wait(device: torch.device) -> None:
 def time_encoding(model: Model, tokens: list[TokenIds]) -> float:
     wait(model.device)
     started = time.perf_counter()
-    vectors = model.encode(tokens, batch_invariant=True)  # as `embed` does
+    vectors = model.encode(tokens, batch_invariant=True)  # like the stage `embed`
     seconds = time.perf_counter() - started
     if vectors.shape != (len(tokens), model.dim) or not np.isfinite(vectors).all():
         raise SystemExit("the vectors are not finite")
@@ -93,7 +93,7 @@ def time_encoding(model: Model, tokens: list[TokenIds]) -> float:
 
 
 def measure_text_rate(words: int, model: Model, lengths: list[int]) -> float:
-    """Return the texts a second of an encoder with a tokenizer; each word is one token."""
+    """Measure the texts a second of an encoder with its tokenizer; each word is one token."""
     vocabulary = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, words)}}
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
@@ -133,7 +133,7 @@ def main() -> None:
         torch.cuda.reset_peak_memory_stats(device)
     seconds = [time_encoding(model, window) for window in windows]
     rate = options.passages / statistics.median(seconds)
-    # An encoder tokenises the next window while the device works: of one window there is no next.
+    # An encoder tokenises the next window while the device works, so this needs several windows.
     from_text = measure_text_rate(config.vocab_size, model, [len(ids) for window in windows for ids in window])
     peer = wrap_transformers_model(body, spec, device, model.batch_tokens)
     time_encoding(peer, windows[0][: options.passages // 4])  # warm-up

@@ -68,7 +68,7 @@ ARMS = ("frozen", "question", "end2end", "end2end + reconstruction")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all trainings of a corpus share."""
+    """Corpus, questions and options that all trainings share."""
 
     folder: Path
     encoder: str
@@ -88,7 +88,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRebuild:
-    """A rebuild that was made in this process."""
+    """A rebuild that ran in this process."""
 
     rebuild: RebuildResult
 
@@ -101,7 +101,7 @@ class FinishedRebuild:
 
 @dataclass(frozen=True, slots=True)
 class InProcessRebuilder:
-    """Rebuilds in this process: no start of another is measured."""
+    """Rebuilds the index in this process, so that no process start is measured."""
 
     url: str
 
@@ -113,7 +113,7 @@ class InProcessRebuilder:
 
 
 def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Setup:
-    """Build the corpus and its index, the questions and the reader; half of the subjects are for training."""
+    """Build the corpus, its index, the questions and the reader; half of the subjects are for training."""
     folder.mkdir()
     world = facts(options.subjects, seed)
     write_corpus(world, folder / "corpus.jsonl")
@@ -145,7 +145,7 @@ def build_settings(setup: Setup, interval: int, mode: Any = "synchronous") -> En
 
 
 def build_task(setup: Setup, work: Path, settings: End2EndTraining, arm: str, rebuild: Any = None) -> End2EndTask:
-    """Return an arm's task. The first two have no gradient in the passage encoder, so nothing is rebuilt."""
+    """Return an arm's task. The first two arms do not train the passage encoder, so they rebuild nothing."""
     torch.manual_seed(0)
     store = setup.store
     snapshot = Snapshot.from_store(store)
@@ -163,7 +163,7 @@ def build_task(setup: Setup, work: Path, settings: End2EndTraining, arm: str, re
 
 
 def measure_answers(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, Any]:
-    """Ask the index that the model's own passage encoder makes, exactly; intervals over questions."""
+    """Search all vectors of the trained passage encoder exactly; return the measures with intervals."""
     snapshot, passage = task._snapshot, task._passage
     passages = snapshot.passages(range(snapshot.n))
     vectors = passage.encode([(passage.title, passage.text) for passage in passages], "passage")
@@ -196,7 +196,7 @@ def measure_answers(task: End2EndTask, test: Sequence[Example], k: int) -> dict[
 def train_arm(
     setup: Setup, arm: str, interval: int, rebuild: Any = None, mode: Any = "synchronous", report: Any = None
 ) -> dict[str, Any]:
-    """Train an arm and measure it; `untrained` only measures."""
+    """Train an arm and measure it; `untrained` is measured without training."""
     settings = build_settings(setup, interval, mode)
     with tempfile.TemporaryDirectory(dir=setup.folder) as work:
         task = build_task(setup, Path(work), settings, "frozen" if arm == "untrained" else arm, rebuild)
@@ -223,7 +223,7 @@ def train_arm(
 
 
 def ours(setup: Setup, steps: int) -> list[Step]:
-    """Do steps of this library."""
+    """Run training steps with bookwheel."""
     with tempfile.TemporaryDirectory() as work:
         task = build_task(setup, Path(work), build_settings(setup, 0), "end2end")
         task.module.train()
@@ -233,7 +233,7 @@ def ours(setup: Setup, steps: int) -> list[Step]:
 
 
 def theirs(setup: Setup, steps: int) -> list[Step]:
-    """Do the same steps with transformers' classes alone."""
+    """Run the same steps with transformers' classes alone."""
     order = list_batches(setup)
     options, snapshot = setup.options, Snapshot.from_store(setup.store)
     texts = [passage.text for passage in snapshot.passages(range(snapshot.n))]
@@ -291,7 +291,7 @@ def switch_off_dropout(model: torch.nn.Module) -> None:
 
 
 def compare_steps(setup: Setup) -> dict[str, Any]:
-    """Compare both sides in turns; the first step of each process is a warm-up."""
+    """Run both sides in turns and compare them; the first step of each process is a warm-up."""
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(setup.options.rounds):
         for side in (ours, theirs):
@@ -309,7 +309,7 @@ def compare_steps(setup: Setup) -> dict[str, Any]:
 
 
 def compare_asynchronous(setup: Setup, interval: int) -> dict[str, Any]:
-    """Train in asynchronous mode and without rebuilds, in turns on one core, with the rebuilds on the other."""
+    """Train with asynchronous rebuilds on a second core, and without rebuilds; both take turns on the first core."""
     steps = setup.options.block
     trainings = [partial(train_in_turn, setup, steps_between) for steps_between in (interval, 0)]
     (mine, asynchronous), (baseline, never) = in_turns(trainings, steps)
@@ -322,7 +322,7 @@ def train_in_turn(setup: Setup, interval: int, turn: Turn) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the parts and print a line each."""
+    """Run the parts, and print a line after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default=demo_encoder())
     parser.add_argument("--layers", type=int, default=2, help="take the first layers of the encoder; 0: all")
@@ -380,7 +380,7 @@ def main() -> None:
 
 
 def pool_seeds(rows: Sequence[dict[str, Any]], n_questions: int) -> list[dict[str, Any]]:
-    """Return each arm's means over the questions of all seeds with 95 % intervals, and the mean of each seed."""
+    """Return each arm's means over the questions of all seeds, with 95 % intervals and the mean of each seed."""
     summaries = []
     key_names = ("part", "arm", "every")
     for key in dict.fromkeys(tuple(row[name] for name in key_names) for row in rows):

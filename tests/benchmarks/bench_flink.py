@@ -36,13 +36,13 @@ factory = "HNSW16"
 [gate.floors.hnsw]
 mean = 0.0
 p5 = 0.0
-"""  # the neighbours of random vectors are hard to find
+"""  # random vectors have low recall
 
 
 def reindex(
     folder: Path, name: str, dump: Path, encoder: Path, flags: list[str], environment: dict[str, str]
 ) -> tuple[Cost, dict[str, Any]]:
-    """Build as a user does, into a store of its own."""
+    """Run `bookwheel reindex` into its own store."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE)
     arguments = {"dump": dump, "store": folder / name, "encoder": encoder, "recipe": recipe}
@@ -54,18 +54,18 @@ def reindex(
 
 
 def run_warm_up_job(cluster: Flink, folder: Path) -> None:
-    """Run a job of nothing."""
+    """Run a job without work, so that the cluster's workers are started."""
     store = Store.open(str(folder / "warm"), create=True)
     run_job("warm", do_nothing, [1, 2], Launch.new(store.url, cluster.flags))
 
 
 def do_nothing(task: int, store: Store) -> dict[str, Any]:
-    """Do nothing, on a worker."""
+    """Return a report without doing any work."""
     return {"key": Memo.compute_key(task)}
 
 
 def measure(folder: Path, copies: int, encoder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Build locally, then on Flink."""
+    """Build locally, then on Flink; return the report."""
     dump = repeat_dump(copies, folder / "dump")
     cost, local = reindex(folder, "local", dump, encoder, [], {})
     (folder / "cluster").mkdir()

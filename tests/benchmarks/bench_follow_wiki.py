@@ -106,7 +106,7 @@ def following(command: list[str]) -> Iterator[None]:
 
 
 def wait_for_answer(wiki: Wiki, address: str, title: str, word: str) -> float:
-    """Edit a page, and return the seconds until a search finds the new word."""
+    """Edit a page; return the seconds until a search finds the new word."""
     wiki.edit(title, f"The {word} is a weevil of this page. It is new.")
     start = time.monotonic()
     body = json.dumps({"questions": [word], "k": 1, "retriever": "bm25"})

@@ -97,11 +97,11 @@ def mount(store: Store) -> None:
         Far.write(f"bench/{file.path}", body, file.size, file.modified)
 
 
-Ask = Callable[[int], Sequence[Hit]]  # answers the question with that number
+Ask = Callable[[int], Sequence[Hit]]  # from the number of a question to its hits
 
 
 def open_search(snapshot: Snapshot, index: str, question_set: "QuestionSet") -> Ask:
-    """Open an index of a snapshot."""
+    """Open an index of a snapshot; return its search."""
     if index == "bm25":
         retriever = open_retriever(snapshot, index)
         return lambda number: retriever.search([question_set.questions[number]], K)[0]

@@ -44,21 +44,21 @@ from rag_model.index.recipe import IndexRecipe, VectorPlan, count_lists, resolve
 from rag_model.index.search import open_index
 
 SIDES = ("cpu", "gpu")
-_OPEN = {"hnsw": "HNSW", "ivf": "IVF,PQ"}  # recipes whose numbers the size of the corpus decides
-_INTERVAL = 0.01  # seconds between two looks at the GPU
+_OPEN = {"hnsw": "HNSW", "ivf": "IVF,PQ"}  # recipes whose parameters follow from the size of the corpus
+_INTERVAL = 0.01  # seconds between two readings of the GPU's memory
 _SHOWS = "CUDA_VISIBLE_DEVICES"
 
 
 class TaskRunner:
-    """Runs the tasks of a build where faiss sees the GPUs, or none."""
+    """Runs the tasks of a build in processes where faiss sees one GPU, or none."""
 
     def __init__(self, name: str) -> None:
-        """Begin with nothing measured; `name` is `gpu` or `cpu`."""
+        """Create a runner without measurements; `name` is `gpu` or `cpu`."""
         self.gpu_mb: dict[str, int | None] = {}
         self._seen = os.environ.get(_SHOWS, "0").partition(",")[0] if name == "gpu" else ""
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> Spent:
-        """Call `work` in a process of its own, and note what the GPU held meanwhile, by the name of `work`."""
+        """Call `work` in its own process, and record the peak memory of the GPU under the name of `work`."""
         if not self._seen:
             with restrict_gpus(""):
                 return alone(work, *arguments)
@@ -71,7 +71,7 @@ class TaskRunner:
 
 @contextmanager
 def restrict_gpus(gpus: str) -> Iterator[None]:
-    """Let processes that start in the block see these GPUs alone, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
+    """Set `CUDA_VISIBLE_DEVICES` for processes that start in the block; an empty string hides all GPUs."""
     previous_gpus = os.environ.get(_SHOWS)
     os.environ[_SHOWS] = gpus
     try:
@@ -85,9 +85,9 @@ def restrict_gpus(gpus: str) -> Iterator[None]:
 
 @contextmanager
 def watch_gpu() -> Iterator[list[int]]:
-    """Yield a list that after the block holds the megabytes which the GPU held at most beyond those before it.
+    """Yield a list, to which the block's peak of GPU memory beyond the memory before is written, in megabytes.
 
-    It stays empty where torch sees no GPU.
+    The list stays empty where torch sees no GPU.
     """
     peaks: list[int] = []
     cuda = _cuda()
@@ -111,23 +111,23 @@ def watch_gpu() -> Iterator[list[int]]:
 
 
 def _read_gpu_bytes(cuda: Any) -> int:
-    """Return the bytes that all processes hold on the GPU."""
+    """Return the bytes that all processes together hold on the GPU."""
     free, total = cuda.mem_get_info(0)
     return int(total - free)
 
 
 def _cuda() -> Any:
-    """Return `torch.cuda`: every task's process imports this module, and needs no torch."""
+    """Return `torch.cuda`, which is imported late because the processes of tasks need no torch."""
     return import_module("torch").cuda
 
 
 def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: VectorQuerySet, folder: Path) -> dict[str, Any]:
-    """Build an index on one side; return what it took, what it finds, and what Wikipedia would take."""
+    """Build an index on one side; return its costs, its recall, and the hours that Wikipedia would take."""
     runner = TaskRunner(side)
     build = by_cells(plan, parts, folder, runner.run)
     rows = open_index(build.path, defaults=plan.search).search(trial.vectors, trial.k)[1]
     seconds, cpu = (_sum_costs(build, kind) for kind in ("seconds", "cpu_seconds"))
-    costs = cpu if side == "cpu" else seconds  # one thread: the same on an idle machine
+    costs = cpu if side == "cpu" else seconds  # equal to the wall time on an idle machine, with one thread
     return {
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "cpu_seconds": {stage: round(value, 2) for stage, value in cpu.items()},
@@ -144,7 +144,7 @@ def _sum_costs(build: Build, kind: str) -> dict[str, float]:
 
 
 def scale_work(plan: VectorPlan) -> dict[str, float]:
-    """Return how many times as much work each stage has for Wikipedia, of the same dimensions."""
+    """Return by stage how many times more work Wikipedia is than this plan, at the same dimensions."""
     wikipedia_plan = resolve(IndexRecipe(_OPEN[plan.kind]), WIKIPEDIA, plan.d)
     rows, compared = WIKIPEDIA / plan.n, _centroids(wikipedia_plan) / _centroids(plan)
     return {
@@ -172,7 +172,7 @@ def device() -> str:
 
 
 def main() -> None:
-    """Build each index on each side."""
+    """Build each index on each side; print one line."""
     has_gpu = engine.has_gpu()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=int, default=125_000 if has_gpu else 4_000)

@@ -79,12 +79,12 @@ Report = dict[str, Any]
 class Generation:
     """The passages of a generation."""
 
-    rows: Rows  # (n,) numbers in the pool
+    rows: Rows  # (n,) rows of the pool
     vectors: Vectors  # (n, d) float32
 
 
 def iter_generations(pool: Vectors, n: int, churn: float, generations: int) -> Iterator[Generation]:
-    """Yield the passages of each generation, from 0 on; new passages come last."""
+    """Yield the passages of each generation, from generation 0; new passages come last."""
     rng, rows, next_row, count = np.random.default_rng(0), np.arange(n), n, round(churn * n)
     yield Generation(rows, pool[rows])
     for _ in range(generations):
@@ -98,7 +98,7 @@ def iter_generations(pool: Vectors, n: int, churn: float, generations: int) -> I
 
 @dataclass(slots=True)
 class Cell:
-    """The links of a cell, and the passages that they are between."""
+    """The links of a cell, and the passages that they connect."""
 
     members: Rows
     sources: Rows
@@ -115,7 +115,7 @@ class Cell:
         return cls(corpus.rows[members], corpus.rows[sources], graph.lists, crossings)
 
     def update(self, plan: VectorPlan, corpus: Generation, members: Rows, sources: Rows) -> "Cell":
-        """Return the cell of another generation."""
+        """Return the cell of the next generation."""
         old_members = match_rows(self.members, corpus.rows[members])
         old_sources = match_rows(self.sources, corpus.rows[sources])
         vectors, source_vectors = corpus.vectors[members], corpus.vectors[sources]
@@ -144,10 +144,10 @@ def group(plan: VectorPlan, cells: Cells, corpus: Generation) -> list[tuple[Rows
 
 
 class Bookwheel:
-    """The product's stages: cells, their graphs, and the merge."""
+    """Bookwheel's stages: cells, their graphs, and the merge."""
 
     def __init__(self, plan: VectorPlan, folder: Path, corpus: Generation) -> None:
-        """Learn the cells and build their graphs."""
+        """Train the cells and build their graphs."""
         self.plan, self.folder, self.trained = plan, folder, folder / "trained"
         KIND.train(plan, write_parts(folder, corpus.vectors, PARTS), self.trained)
         self.partition = _load_trained(plan, self.trained)[0]
@@ -161,7 +161,7 @@ class Bookwheel:
         self.cells = [cell.update(self.plan, corpus, *rows) for cell, rows in zip(self.cells, groups, strict=True)]
 
     def load(self, corpus: Generation) -> tuple[FaissIndex, FaissIndex, Report]:
-        """Return the updated index, one that is built again, and facts about both."""
+        """Return the updated index, a rebuilt one, and facts about both."""
         updated, unreachable = self._merge(corpus, self.cells)
         rebuilt, rebuilt_unreachable = self._merge(corpus, None)
         facts = {
@@ -171,10 +171,10 @@ class Bookwheel:
         return updated, rebuilt, facts
 
     def _merge(self, corpus: Generation, cells: list[Cell] | None) -> tuple[FaissIndex, int]:
-        """Merge the cells, or with None build all of them again first.
+        """Merge the cells; with None, rebuild all cells first.
 
         Returns:
-            the index, and how many of its nodes were unreachable.
+            the index, and the number of its unreachable nodes.
         """
         plan, trained, out = self.plan, self.trained, self.folder / "index.faiss"
         parts = write_parts(self.folder, corpus.vectors, PARTS)
@@ -203,7 +203,7 @@ def measure_degree(index: FaissIndex) -> float:
 
 
 class Hnswlib:
-    """The peer, whose bottom lists are searched by faiss."""
+    """The peer, whose bottom layer is searched by faiss."""
 
     def __init__(self, plan: VectorPlan, corpus: Generation) -> None:
         """Add the passages to an empty index."""
@@ -221,7 +221,7 @@ class Hnswlib:
         self.build_seconds = process_time() - start
 
     def update(self, corpus: Generation) -> None:
-        """Delete the passages that went, and add the new ones in their place."""
+        """Delete the removed passages, and add the new ones in their place."""
         for row in np.setdiff1d(self.rows, corpus.rows).tolist():
             self.index.mark_deleted(row)
         is_new = ~np.isin(corpus.rows, self.rows)
@@ -229,17 +229,17 @@ class Hnswlib:
         self.rows = corpus.rows
 
     def load(self, corpus: Generation) -> tuple[FaissIndex, FaissIndex, Report]:
-        """Return the updated graph and one that is built again, as faiss indexes."""
+        """Return the updated graph and a rebuilt one, as faiss indexes."""
         return self._load_graph(corpus), Hnswlib(self.plan, corpus)._load_graph(corpus), {}
 
     def _load_graph(self, corpus: Generation) -> FaissIndex:
         state = self.index.__getstate__()[0]
         elements = state["data_level0"].view(np.uint8).reshape(-1, state["size_data_per_element"])
-        # the number of links, and 2M links
+        # Each element has the number of its links, and room for 2M links.
         lists = elements[:, state["offset_level0"] : state["offset_data"]].copy().view(np.uint32)
         labels = elements[:, state["label_offset"] :].copy().view(np.uint64)[:, 0].astype(np.int64)
         order = np.argsort(corpus.rows)
-        rows = order[np.searchsorted(corpus.rows, labels, sorter=order)]  # of each element
+        rows = order[np.searchsorted(corpus.rows, labels, sorter=order)]  # the row of each element
         is_link = np.arange(lists.shape[1] - 1) < (lists[:, :1] & 0xFFFF)
         links = np.where(is_link, rows[np.where(is_link, lists[:, 1:], 0)], -1)
         keys = np.full(links.shape, NO_LINK)
@@ -249,7 +249,7 @@ class Hnswlib:
 
 
 def sweep(index: FaissIndex, trials: dict[int, VectorQuerySet]) -> dict[int, list[OperatingPoint]]:
-    """Return the curve of each depth, by faiss's own count of distances."""
+    """Return the recall curve at each depth over the distances that faiss counts."""
     curves = {}
     for k, trial in trials.items():
         points = []
@@ -279,7 +279,7 @@ def compare(updated: dict[int, list[OperatingPoint]], rebuilt: dict[int, list[Op
 
 
 def main() -> None:
-    """Embed or find the vectors, and print one line per measured generation."""
+    """Embed or load the vectors, and print one line per measured generation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=Path, help="JSON lines with title and text")
     parser.add_argument("--words", type=int, default=30, help="words of the passages that they are cut into")
@@ -378,7 +378,7 @@ def run_reindex(folder: Path, options: argparse.Namespace) -> None:
 def build_generation(
     dump: Path, store: str, encoder: str, recipe: Recipe, *, is_rebuild: bool = False
 ) -> tuple[Report, float]:
-    """Build a snapshot from that of the last generation; return facts about its cells, and the CPU seconds."""
+    """Build a snapshot from the previous one; return facts about its cells, and the CPU seconds."""
     start = process_time()
     ref = "rebuilt" if is_rebuild else "latest"
     outcome = reindex.fn(str(dump), store, encoder, recipe, ref, base="latest", rebuild_graphs=is_rebuild)

@@ -31,7 +31,7 @@ DEFAULT = IndexRecipe("HNSW16")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One corpus and how it is indexed."""
+    """A synthetic corpus, and the settings of its index."""
 
     n: int
     norms: float
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def recipe(self) -> IndexRecipe:
-        """Return the recipe of ours."""
+        """Return the recipe of bookwheel's index."""
         options = self.options
         storage = "" if options.storage == "Flat" else f"_{options.storage}"
         return IndexRecipe(
@@ -54,7 +54,7 @@ class Case:
 
 
 def measure(case: Case, folder: Path) -> Report:
-    """Build a case both ways and compare."""
+    """Build a case by cells and in one shot, and compare them."""
     options = case.options
     generator = Synthetic(options.dim, case.norms)
     parts = generator.parts(folder, case.n, options.parts)
@@ -81,7 +81,7 @@ def measure(case: Case, folder: Path) -> Report:
 
 
 def summarize_scaling(rows: list[Report]) -> list[Report]:
-    """Return CPU microseconds a vector and critical path by size."""
+    """Return the CPU microseconds a vector and the critical path of each size."""
     scaling_rows = []
     for row in rows:
         single, ours = (row["builds"][name] for name in ("one_shot", "ours"))
@@ -100,7 +100,7 @@ def summarize_scaling(rows: list[Report]) -> list[Report]:
 
 
 def plot(rows: list[Report], out: Path) -> None:
-    """Draw CPU seconds of one shot, of ours, and ours on its critical path."""
+    """Draw the CPU seconds of one shot, of all our stages, and of our critical path."""
     lines = {
         "one shot": [(row["n"], row["one_shot_s"]) for row in rows],
         "ours, all stages": [(row["n"], row["ours_s"]) for row in rows],
@@ -114,7 +114,7 @@ def _parse_numbers(text: str) -> list[float]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=100_000)
     parser.add_argument("--sizes", type=_parse_numbers, help="instead of --n: several, with cells in proportion")

@@ -23,7 +23,7 @@ PARTS = 4
 
 
 def measure(vectors: Embedded, plans: dict[str, VectorPlan], folder: Path, options: argparse.Namespace) -> Report:
-    """Build one shot and every plan; compare."""
+    """Build in one shot and by every plan, and compare them."""
     parts = written(folder, vectors.passages, PARTS)
     builds = both({name: (plan, parts) for name, plan in plans.items()}, folder, options.jobs)
     measured_qualities = qualities(builds, trial_of(parts, "ip", vectors.questions, options.k), options.jobs)
@@ -35,7 +35,7 @@ def measure(vectors: Embedded, plans: dict[str, VectorPlan], folder: Path, optio
 
 
 def main() -> None:
-    """Embed or find the vectors, measure, print one line."""
+    """Embed or load the vectors, measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=Path, help="JSON lines with title and text")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")

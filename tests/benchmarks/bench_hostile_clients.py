@@ -20,8 +20,8 @@ from typing import Any
 from alone import alone
 from served import Asked, get, load, memory_mb, offer, percentile_ms, print_measurement, service
 
-HOSTILE = "127.0.0.2"  # an address of this machine, as of another client
-_PAUSE = 0.5  # seconds before a connection that was closed is opened again
+HOSTILE = "127.0.0.2"  # a second address of this machine
+_PAUSE = 0.5  # seconds before a closed connection is opened again
 _HEAD = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
 _GREEDY = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40
 _SENT = (b"", _HEAD[:40], _HEAD + b'{"questions"', _GREEDY)
@@ -29,17 +29,17 @@ _SENT = (b"", _HEAD[:40], _HEAD + b'{"questions"', _GREEDY)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The others' requests, alone and beside the hostile client, and the service's memory after each."""
+    """The requests of well-behaved clients without and with the hostile client, and the service's memory after each."""
 
     baseline: list[Asked]
     hostile: list[Asked]
     baseline_mb: float
     hostile_mb: float
-    healthy: bool  # /healthz was answered beside the hostile client
+    healthy: bool  # whether /healthz answered while the hostile client was connected
 
 
 def attack(address: str, connections: int, started: Event, done: Event) -> None:
-    """Hold connections until `done`; sets `begun` once each was tried."""
+    """Hold connections until `done`; set `started` once each has been tried."""
     asyncio.run(_attack(address, connections, started, done))
 
 
@@ -70,7 +70,7 @@ async def _hold_open(address: str, request: bytes, attempts: asyncio.Semaphore) 
 
 
 async def _wait_until_closed(writer: asyncio.StreamWriter) -> None:
-    """Wait until the service ends a connection that nothing is read from."""
+    """Wait until the service closes a connection from which nothing is read."""
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     while not writer.transport.is_closing():
         await asyncio.sleep(1.0)
@@ -78,7 +78,7 @@ async def _wait_until_closed(writer: asyncio.StreamWriter) -> None:
 
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Serve and ask, alone and beside the hostile client, in turns; return the report."""
+    """Measure a service without and with the hostile client, in turns; return the report."""
     rounds = [_run_round(folder, questions, options) for _ in range(options.rounds)]
     p99 = [(percentile_ms(trial.baseline, 99), percentile_ms(trial.hostile, 99)) for trial in rounds]
     return {
@@ -100,7 +100,7 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
 def _run_round(folder: Path, questions: list[str], options: argparse.Namespace) -> Round:
     context = get_context("spawn")
     with service(str(folder / "store"), folder / "dest", "--poll", "60") as (address, process):
-        load(address, questions, options.clients, 2.0)  # warm
+        load(address, questions, options.clients, 2.0)  # warm-up
         alone_responses = alone(load, address, questions, options.clients, options.seconds).value
         memory = memory_mb(process, "VmHWM")
         started, done = context.Event(), context.Event()
@@ -108,7 +108,7 @@ def _run_round(folder: Path, questions: list[str], options: argparse.Namespace) 
         hostile.start()
         try:
             started.wait()
-            time.sleep(1.0)  # until the service has taken what it takes
+            time.sleep(1.0)  # until the service has accepted as many connections as it allows
             hostile_responses = alone(load, address, questions, options.clients, options.seconds).value
             healthy = get(address, "/healthz")[0] == 200
         finally:

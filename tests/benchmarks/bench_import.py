@@ -27,12 +27,12 @@ from rag_model.snapshots.imported import collect_parts, import_part, plan_import
 from rag_model.store.store import Store
 
 GROUP = 1_000  # rows of a row group, as the Hub's converter writes them
-WORDS = 100  # of a passage
-PART_BYTES = 4 * 768 * 12_500  # of a part; less than the default, so that the parts of both sizes are equal
+WORDS = 100  # words of a passage
+PART_BYTES = 4 * 768 * 12_500  # below the default, so that parts are equally large at both sizes
 
 
 def write_files(folder: Path, rows: int, dim: int, files: int) -> None:
-    """Write files of ids, texts of 100 words, titles and random vectors."""
+    """Write Parquet files of ids, texts of 100 words, titles and random vectors."""
     generator = np.random.default_rng(0)
     words = [f"w{number}" for number in range(20_000)]
     folder.mkdir()
@@ -55,7 +55,7 @@ def write_files(folder: Path, rows: int, dim: int, files: int) -> None:
 
 
 def copy(folder: Path, out: Path) -> int:
-    """Read the files with pyarrow, and write the vectors as they are; return their bytes."""
+    """Read the files with pyarrow and write the vectors unchanged; return their bytes."""
     size = 0
     with out.open("wb") as file:
         for path in sorted(folder.iterdir()):
@@ -66,7 +66,7 @@ def copy(folder: Path, out: Path) -> int:
 
 
 def import_alone(folder: Path, store: Path) -> int:
-    """Import all parts in this process; return the passages."""
+    """Import all parts in this process; return the number of passages."""
     target = Store.open(str(store), create=True)
     tasks = plan_import(target, f"{folder}/*.parquet", inspect_vectors([folder]), part_bytes=PART_BYTES)
     reports = [import_part(task, target) for task in tasks]
@@ -82,14 +82,14 @@ def import_with_workers(folder: Path, store: Path) -> float:
 
 
 def main() -> None:
-    """Print one line."""
+    """Measure both sides; print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--folder", type=Path, help="for all files; a slow disk bounds the rate of the job")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        tempfile.tempdir = os.environ["TMPDIR"] = name  # of the work folders, also of workers
+        tempfile.tempdir = os.environ["TMPDIR"] = name  # also for the work folders of workers
         work = Path(name)
         write_files(work / "all", options.rows, options.dim, 4)
         write_files(work / "quarter", options.rows // 4, options.dim, 4)

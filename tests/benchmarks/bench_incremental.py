@@ -63,22 +63,22 @@ from rag_model.store.versions.manifest import BUILD_ONLY_KINDS, EMBEDDINGS, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
 _COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash", "revised")
-QUERIES = 1000  # of the comparison: the gate's 256 know a recall to .01 or so
+QUERIES = 1000  # more than the gate's 256, which measure a recall to about .01
 Write = Callable[[Export, Path], str]
 
 
 @dataclass(frozen=True, slots=True)
 class ReindexRun:
-    """One run of `bookwheel reindex`."""
+    """The cost and the JSON reply of one run of `bookwheel reindex`."""
 
     cost: Cost
     reply: Mapping[str, Any]
 
 
 def reindex(dump: str, store: Path, encoder: str) -> ReindexRun:
-    """Build as a user does."""
+    """Run `bookwheel reindex` with an ungated recipe."""
     recipe = store.with_name("recipe.toml")
-    recipe.write_text(UNGATED)  # the neighbours of random vectors are hard to find
+    recipe.write_text(UNGATED)  # random vectors have low recall
     arguments = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
     options = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
     cost = run([_bookwheel(), "reindex", *options, "--json"], {"BOOKWHEEL_CACHE": str(store.with_name("cache"))})
@@ -86,7 +86,7 @@ def reindex(dump: str, store: Path, encoder: str) -> ReindexRun:
 
 
 def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool) -> dict[str, Any]:
-    """Build both months, and today's once more without last month's if it is to be compared with a `full` build."""
+    """Build both months; with `full`, also build the second month in a new store, and compare the snapshots."""
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as temporary:
         folder = Path(temporary)
         dumps = []
@@ -112,7 +112,7 @@ def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool
 
 
 def measure_growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -> dict[str, Any]:
-    """Measure what each stage costs for each share of changed articles, in percent."""
+    """Measure the cost of each stage for each share of changed articles, in percent."""
     added = [max(1, round(articles * share / 400)) for share in shares]
     export = synthetic_export(articles + max(added), real)
     rebuilds = []
@@ -149,7 +149,7 @@ def measure_growth(articles: int, real: Export, shares: Sequence[float], encoder
 
 
 def _measure_reindex(dump: str, store: Path, encoder: str) -> Told:
-    """Build as a user does, and measure each stage."""
+    """Run `bookwheel reindex`, and measure each stage."""
     recipe = store.with_name("recipe.toml")
     recipe.write_text(UNGATED)
     arguments = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
@@ -166,7 +166,7 @@ def _list_cpu_seconds(report: Told) -> dict[str, float]:
     costs = {**report.stages, "all": report.whole}
     cpu_seconds = Counter[str]()
     for name, cost in costs.items():
-        cpu_seconds[name.removesuffix(" 2")] += cost.cpu_seconds  # a stage that begins again, as `deltas`
+        cpu_seconds[name.removesuffix(" 2")] += cost.cpu_seconds  # a stage that starts a second time, like `deltas`
     return {name: round(seconds, 2) for name, seconds in cpu_seconds.items()}
 
 
@@ -175,7 +175,7 @@ def _largest_mb(report: Told) -> float:
 
 
 def _fit_lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list[float]]:
-    """Return the line of each stage, and the largest distance of a measurement from it."""
+    """Fit a line to each stage; return its two coefficients and the largest residual."""
     lines = {}
     for name in _list_cpu_seconds(rebuilds[-1]):
         stage_seconds = [_list_cpu_seconds(rebuild).get(name, 0.0) for rebuild in rebuilds]
@@ -186,7 +186,7 @@ def _fit_lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, 
 
 
 def _copy_store(source: Path, target: Path) -> None:
-    """Copy a store, and stamp its files as verified, as those of a store in use are."""
+    """Copy a store, and stamp its files as verified, like those of a store in use."""
     shutil.copytree(source, _empty_folder(target), dirs_exist_ok=True)
     stamps = open_stamps(target.with_name("cache") / "stamps")
     for file in (target / "blobs").glob("*/*"):
@@ -200,7 +200,7 @@ def _empty_folder(folder: Path) -> Path:
 
 
 def compare_full(rebuild: ReindexRun, full: ReindexRun, dumps: list[str], folder: Path) -> dict[str, Any]:
-    """Return a rebuild's cost and its result beside those of a full build, and the words that differ."""
+    """Compare the cost and the result of a rebuild with those of a full build."""
     return {
         "words": round(measure_embedded_share("words", dumps, folder), 4),
         "wall": round(rebuild.cost.seconds / full.cost.seconds, 3),
@@ -212,7 +212,7 @@ def compare_full(rebuild: ReindexRun, full: ReindexRun, dumps: list[str], folder
 
 
 def measure_embedded_share(chunker: str, dumps: list[str], folder: Path) -> float:
-    """Return the share of the second dump's passages whose title and text the first has not, under a chunker."""
+    """Return the share of the second dump's passages that the first one lacks, by hash, under a chunker."""
     known_hashes: set[str] = set()
     new_rows = rows = 0
     for dump in dumps:
@@ -252,7 +252,7 @@ def compare_builds(ours: Path, theirs: Path) -> dict[str, Any]:
 
 
 def measure_recalls(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the recall@20 of each index of vectors on questions that the corpus asks itself, one figure a question."""
+    """Return the recall@20 of each vector index for each of the queries that are sampled from the corpus."""
     trial = sample_vector_queries(snapshot, GateRecipe(queries=QUERIES))
     recalls = {}
     content = snapshot.manifest.content
@@ -263,7 +263,7 @@ def measure_recalls(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def list_word_indexes(snapshot: Snapshot) -> dict[str, BlobRef]:
-    """Return the files of the indexes of words, by name."""
+    """Return the files of the inverted indexes, by name."""
     content = snapshot.manifest.content
     return {
         name: content.files[content.index_file(name)]
@@ -273,14 +273,14 @@ def list_word_indexes(snapshot: Snapshot) -> dict[str, BlobRef]:
 
 
 def compare_recalls(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Return both means, and the mean difference with its paired interval."""
+    """Return the two mean recalls, and their mean difference with its paired interval."""
     apart = estimate_difference(ours.tolist(), theirs.tolist())
     means = [round(float(recalls.mean()), 4) for recalls in (ours, theirs)]
     return {"mean": means, "difference": [round(number, 4) for number in (apart.value, apart.low, apart.high)]}
 
 
 def measure_pull(store: Path) -> dict[str, Any]:
-    """Return the megabytes that a puller of the first snapshot fetches to have the second: [fetched, of all]."""
+    """Return by kind of file the megabytes that a pull fetches to update the first snapshot: [fetched, total]."""
     difference = json.loads(_run_cli("diff", "latest@1", "latest", "--store", str(store), "--json"))
     kinds = {
         kind: [round(size["fetched_bytes"] / 1e6, 3), round((size["fetched_bytes"] + size["reused_bytes"]) / 1e6, 3)]
@@ -293,7 +293,7 @@ def measure_pull(store: Path) -> dict[str, Any]:
 
 
 def measure_patches(store: Path) -> dict[str, float]:
-    """Return the megabytes of patches by zstd, with all of a file as its window, by kind of file."""
+    """Return by kind of file the megabytes of zstd's patches, whose window is the whole file."""
     if not (zstd := shutil.which("zstd")):
         return {}
     source, sizes, out = Store.open(str(store)), Counter[str](), store.with_name("patch")
@@ -309,7 +309,7 @@ def measure_patches(store: Path) -> dict[str, float]:
 
 
 def measure_shared_rows(store: Path) -> dict[str, float]:
-    """Return the shares of the second snapshot's parts, row groups and rows that the first has as well."""
+    """Return the shares of the second snapshot's parts, row groups and rows that the first one also has."""
     counts = {"parts": [0, 0], "row_groups": [0, 0], "rows": [0, 0]}
     with Snapshot.open(str(store), "latest@1") as old, Snapshot.open(str(store), "latest") as new_snapshot:
         files = {blob.id for blob in old.manifest.content.files.values()}
@@ -323,7 +323,7 @@ def measure_shared_rows(store: Path) -> dict[str, float]:
 
 
 def _count_pieces(snapshot: Snapshot, kind: str) -> Counter[tuple[str, ...]]:
-    """Count the hashes of a snapshot's passages, each by itself or a row group together."""
+    """Count the hashes of a snapshot's passages, each by itself or grouped by row group."""
     counts: Counter[tuple[str, ...]] = Counter()
     for part in snapshot.parts:
         hashes = snapshot.columns(part.name, ["hash"])["hash"].to_pylist()
@@ -349,21 +349,21 @@ def _save_tiny_encoder(folder: Path) -> str:
     path = Path(__file__).parents[1] / "fixtures" / "tiny.py"
     spec = importlib.util.spec_from_file_location("tiny", path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is gone")
+        raise SystemExit(f"{path} does not exist: run this in a complete checkout")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return str(module.save_bert(folder / "tiny"))
 
 
 def _compile_modules() -> None:
-    """Compile the packages to bytecode, as pip does, so that no measured command has to."""
+    """Compile the packages to bytecode like pip, so that no measured command compiles them."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in ("flows", "beam_jobs", "rag_model"):
         compileall.compile_dir(Path(__file__).parents[2] / name, quiet=1)
 
 
 def main() -> None:
-    """Measure each dump."""
+    """Measure each dump, and print a line for each."""
     _compile_modules()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dump", choices=["demo", "synthetic", "both"], default="synthetic")

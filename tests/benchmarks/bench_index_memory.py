@@ -27,19 +27,19 @@ from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import FaissFileIndex, open_index
 
 PARTS = 4
-HALF = 2  # bytes of a stored dimension: embeddings are float16
+HALF = 2  # bytes of a dimension of the stored embeddings, which are float16
 Row = dict[str, Any]
 
 
 def list_factories(dim: int) -> list[str]:
-    """Return what is compared."""
+    """Return the factory strings of the compared indexes."""
     pq, rabitq = f"OPQ96_{dim},IVF,PQ96np", "IVF,RaBitQ4"
     refined = [f"{codes},Refine({refinement})" for codes in (pq, rabitq) for refinement in ("SQfp16", "vectors")]
     return ["Flat", "HNSW32", "HNSW32_SQ8", pq, *refined[:2], rabitq, *refined[2:]]
 
 
 def project_memory(factory: str) -> Row:
-    """Return gigabytes for Wikipedia."""
+    """Estimate the gigabytes of an index of Wikipedia."""
     plan = resolve(IndexRecipe(factory), WIKIPEDIA, BERT)
     needed = estimate_resources(plan)
     vector_bytes = HALF * WIKIPEDIA * BERT if plan.refine else 0
@@ -53,7 +53,7 @@ def project_memory(factory: str) -> Row:
 
 
 def build_index(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: int) -> tuple[Path, Row]:
-    """Build an index in a process of its own; return its file and what it took."""
+    """Build an index in its own process; return its file and the costs."""
     folder.mkdir()
     out = folder / "index.faiss"
     cost = alone(run_stages, plan, parts, out, folder, threads=threads)
@@ -62,7 +62,7 @@ def build_index(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: 
 
 
 def measure_index(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: VectorQuerySet) -> Row:
-    """Ask an index at its default setting, and at its hardest."""
+    """Measure an index at its default search setting, and at its widest."""
     index = open_index(path, defaults=plan.search, vectors=parts if plan.refine else ())
     default, widest = measure_point(index, trial, plan.search), measure_point(index, trial, _widen_search(index, plan))
     return {
@@ -81,7 +81,7 @@ def _widen_search(index: FaissFileIndex, plan: VectorPlan) -> dict[str, int]:
 
 
 def format_table(rows: Sequence[Row], settings: Row) -> str:
-    """Return the table."""
+    """Format the rows as a Markdown table."""
     heads = [
         f"index, {WIKIPEDIA:,} x {BERT}",
         "GB (projected)",
@@ -98,7 +98,7 @@ def format_table(rows: Sequence[Row], settings: Row) -> str:
 
 
 def main() -> None:
-    """Project, build and ask each; print one line."""
+    """Estimate, build and measure each index; print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=4_000, help="vectors, or passages, that recall is measured over")
     parser.add_argument("--dim", type=int, default=384, help="of synthetic vectors, a multiple of 96")
@@ -126,7 +126,7 @@ def main() -> None:
         rows, files = [], dict[str, tuple[Path, Row]]()
         for factory in factory_strings:
             plan = resolve(IndexRecipe(factory, train_sample=options.train_sample), n, dim)
-            if plan.factory not in files:  # `Refine(vectors)` is no other file
+            if plan.factory not in files:  # `Refine(vectors)` uses the same file
                 files[plan.factory] = build_index(plan, parts, folder / str(len(files)), options.threads)
             path, took = files[plan.factory]
             wide = project_memory(factory.replace(f"_{dim},", f"_{BERT},"))

@@ -25,24 +25,24 @@ from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 
 Search = Callable[[Vectors], object]
-Rates = dict[str, list[float]]  # of each contender, round by round
+Rates = dict[str, list[float]]  # queries a second of each contender in each round
 
 
 def bare(path: Path, ef_search: int, k: int) -> Search:
-    """Return how bare faiss searches."""
+    """Return a search of an index that bare faiss holds in memory."""
     index = faiss.read_index(str(path))
     index.hnsw.efSearch = ef_search
     return lambda vectors: index.search(vectors, k)
 
 
 def ours(path: Path, ef_search: int, k: int) -> Search:
-    """Return how we search."""
+    """Return a search of an index that bookwheel maps."""
     index = open_index(path)
     return lambda vectors: index.search(vectors, k, efSearch=ef_search)
 
 
 def race(contenders: dict[str, Search], questions: list[Vectors], rounds: int) -> Rates:
-    """Ask everyone every batch of `questions`, in turns; return questions a second, after a round to warm up."""
+    """Search every batch with all contenders in turns; return queries a second, without the warm-up round."""
     rates: Rates = {name: [] for name in contenders}
     n_questions = sum(len(batch) for batch in questions)
     for number in range(rounds + 1):
@@ -56,12 +56,12 @@ def race(contenders: dict[str, Search], questions: list[Vectors], rounds: int) -
 
 
 def ratio(rates: Rates, name: str) -> float:
-    """Return the median over the rounds of a contender's rate over bare one-shot faiss's."""
+    """Return the median ratio of a contender's rate to that of bare faiss over the one-shot index."""
     return round(statistics.median(a / b for a, b in zip(rates[name], rates["one_shot"], strict=True)), 3)
 
 
 def main() -> None:
-    """Build, find the settings, race, print one line."""
+    """Build, tune the searches, measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=96)

@@ -34,7 +34,7 @@ QUERIES, K, NPROBE = 500, 100, 32
 
 
 def one_shot(trained: Path, parts: list[Path], out: Path) -> None:
-    """Add every part to one index, with faiss and nothing else."""
+    """Add every part to one index with bare faiss."""
     index = faiss.read_index(str(trained))
     for part in parts:
         index.add(np.load(part).astype(np.float32))
@@ -42,7 +42,7 @@ def one_shot(trained: Path, parts: list[Path], out: Path) -> None:
 
 
 def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Path) -> dict[str, Any]:
-    """Build a plan both ways; return what it took and whether the answers are equal."""
+    """Build a plan both ways; return the costs, and whether the results are equal."""
     trained, one_shot_path, merged = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]
     training = alone(kind.KIND.train, plan, parts, trained)
@@ -68,12 +68,12 @@ def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Pat
 
 
 def measure_stage_mb(stage: Spent) -> float:
-    """Return the anonymous memory, in MB, of a stage beyond what its process began with."""
+    """Return the megabytes of anonymous memory that a stage adds to those of its process at the start."""
     return round(stage.anonymous_mb - stage.started_mb, 1)
 
 
 def compare_answers(one_shot_path: Path, merged: Path, questions: Vectors) -> dict[str, bool]:
-    """Search both files with plain faiss; return whether distances, ids and bytes are equal."""
+    """Search both files with bare faiss; return whether distances, ids and bytes are equal."""
     answers = []
     for path in (one_shot_path, merged):
         index = faiss.read_index(str(path))

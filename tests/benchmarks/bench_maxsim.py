@@ -46,20 +46,20 @@ CODECS = ("MaxSim,Bits2", "MaxSim,PQ64x4", "MaxSim,PQ32", "MaxSim,Bits1", "MaxSi
 
 
 class Dense(SnapshotRetriever):
-    """An HNSW index over one vector a passage."""
+    """Retrieves from an HNSW index over one vector a passage."""
 
     def __init__(self, snapshot: Snapshot, path: Path, vectors: Vectors) -> None:
         super().__init__(snapshot, "hnsw")
         self._index, self._vectors = open_index(path, defaults={"efSearch": 256}), vectors
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search by the vectors of the questions, whose texts are their numbers."""
+        """Search by the vectors of the queries, whose texts are row numbers."""
         scores, rows = self._index.search(self._vectors[[int(text) for text in queries.texts]], k)
         return RankedRows(self.name, rows, scores)
 
 
 class KnownQueryScorer:
-    """A `TokenScorer` whose query vectors are known: the texts of queries are their numbers."""
+    """A `TokenScorer` of precomputed query vectors; the texts of the queries are row numbers."""
 
     name = "tokens"
 
@@ -67,11 +67,11 @@ class KnownQueryScorer:
         self._vectors, self._index = vectors, index
 
     def encode(self, queries: Queries) -> Vectors:
-        """Return the token vectors of queries by number."""
+        """Return the token vectors of the queries by their numbers."""
         return self._vectors[[int(text) for text in queries.texts]]
 
     def score(self, query: Vectors, rows: Rows) -> Vectors:
-        """Return the scores of the rows by the index."""
+        """Score the rows of the index for a query."""
         return self._index.score(query, rows)
 
 
@@ -91,7 +91,7 @@ class Links:
 def measure_codecs(
     data: Data, token_vectors: TokenVectors, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure codecs: bytes and error of a token, nDCG@10 of all passages by the codes."""
+    """Measure each codec: bytes and error of a token, and the nDCG@10 of MaxSim over all passages' codes."""
     results: dict[str, Any] = {}
     for name in options.codecs:
         kind, n = get_kind_for_factory(name), len(token_vectors)
@@ -119,7 +119,7 @@ def measure_codecs(
 
 
 def measure_pooling(data: Data, token_vectors: TokenVectors, factor: int, exact_ndcg: Vectors) -> dict[str, Any]:
-    """Measure what nDCG@10 of all passages, `whole` by question, loses when their tokens are pooled by `factor`."""
+    """Measure the loss of nDCG@10 against `exact_ndcg`, a value a query, when tokens are pooled by `factor`."""
     began = time.process_time()
     ends = token_vectors.offsets.tolist()
     few = [pool_tokens(token_vectors.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
@@ -136,7 +136,7 @@ def measure_pooling(data: Data, token_vectors: TokenVectors, factor: int, exact_
 
 
 def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> dict[str, Any]:
-    """Measure `maxsim` over the candidates of an HNSW index, beside MaxSim over all passages by the same codes."""
+    """Measure `maxsim` over the candidates of an HNSW index beside MaxSim over the codes of all passages."""
     work = folder / "hnsw"
     work.mkdir()
     np.save(work / "dense.npy", data.dense)
@@ -179,7 +179,7 @@ def _ms(began: float, count: int) -> float:
 
 
 def main() -> None:
-    """Encode or find the vectors, measure, print one line."""
+    """Encode or load the vectors, measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--codecs", nargs="+", default=list(CODECS[:3]))

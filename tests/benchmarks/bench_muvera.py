@@ -26,12 +26,12 @@ from rag_model.index.recipe import IndexRecipe, default_search
 from rag_model.index.search import open_index
 
 SHARE = 0.95
-_DEEP = 1_000  # candidates that are looked at
+_DEEP = 1_000  # the deepest candidate list
 _FIRST = 100
 
 
 def count_candidates(candidate_rows: Rows, best: Rows) -> dict[str, Any]:
-    """Return how many of (q, m) rows hold the best, (q,), for `SHARE` of the questions; None: not by all m."""
+    """Return how many of (q, m) candidates contain the best row, (q,), for `SHARE` of the queries; None if m do not."""
     hit = candidate_rows == best[:, None]
     ranks = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, np.inf)
     required_rank = float(np.sort(ranks)[int(np.ceil(SHARE * len(ranks))) - 1])
@@ -42,7 +42,7 @@ def count_candidates(candidate_rows: Rows, best: Rows) -> dict[str, Any]:
 
 
 def measure_index(factory: str, vectors: Path, question_vectors: Vectors, best: Rows, folder: Path) -> dict[str, Any]:
-    """Build an index over the fixed vectors, search it, and measure."""
+    """Build an index over the fixed vectors, and measure its candidates, size and speed."""
     work = folder / factory
     work.mkdir()
     n, d = np.load(vectors, mmap_mode="r").shape
@@ -94,7 +94,7 @@ def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, 
 
 
 def main() -> None:
-    """Encode or find the vectors, measure, print one line."""
+    """Encode or load the vectors, measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--repetitions", type=int, default=10, help="R; the paper's 20 with 5 bits: 10,240 components")

@@ -45,12 +45,12 @@ from rag_model.training.objectives.openrag import OnlineJudging, OpenRagRecipe, 
 from rag_model.training.objectives.sidr import SidrPair
 from rag_model.training.objectives.task_bases import rank_of_first_answer
 
-Columns = dict[str, list[float]]  # measure -> one value a question
+Columns = dict[str, list[float]]  # by measure, one value a question
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRagData:
-    """Passages, questions, and examples that a new SiDR begins with."""
+    """Passages, questions, and the examples that train the initial SiDR."""
 
     encoder: Path
     corpus: list[Passage]
@@ -60,20 +60,20 @@ class OpenRagData:
 
 
 class Proposals:
-    """An index of some passages, by bags or by weights: what `BagMemory` is over a snapshot."""
+    """Proposes passages from an index of bags or weights, like `BagMemory` over a snapshot."""
 
     def __init__(self, corpus: list[Passage], index: ImpactIndex, **parameters: int) -> None:
-        """Ask `index`, row i of which is passage i; `parameters` are of its search."""
+        """Search `index`, whose row i is passage i, with `parameters`."""
         self.corpus, self.index, self.snapshot, self.parameters = corpus, index, None, parameters
 
     def propose(self, query_terms: Vectors, k: int) -> list[list[Passage]]:
-        """Return the k best passages of each question."""
+        """Return the k best passages of each query."""
         rows = self.index.search(query_terms, min(k, len(self.corpus)), **self.parameters)[1]
         return [[self.corpus[row] for row in passage_rows if row >= 0] for passage_rows in rows.tolist()]
 
 
 def index_weights(pair: SidrPair, corpus: list[Passage], work: Path) -> tuple[ImpactIndex, float]:
-    """Encode all passages and index their weights; return the CPU seconds too."""
+    """Encode all passages and index their weights; return the index and the CPU seconds."""
     started = time.process_time()
     encoder = pair.eval().passage.encoder()
     rows = encoder.encode_passages([passage.title for passage in corpus], [passage.text for passage in corpus])
@@ -95,14 +95,14 @@ def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
 
 
 def rank(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[list[Passage]]:
-    """Return the passages of each dev question: the index proposes, the pair orders."""
-    task: Any = OpenRagTask.__new__(OpenRagTask)  # only its order is wanted
+    """Return the passages of each dev question, which the index proposes and the encoders rank."""
+    task: Any = OpenRagTask.__new__(OpenRagTask)  # only for its ranking
     task.module, task._recipe, task._online = pair, recipe, OnlineJudging(memory, None, JudgeSettings())  # type: ignore[arg-type]
     return list(task.ranked([example.question for example in dev]))
 
 
 def measure_arm(readers: dict[str, Any], dev: Sequence[Example], ranked: Sequence[list[Passage]]) -> Columns:
-    """Return where an answer is, and what each generator makes of the first passage, a value a question."""
+    """Return for each question Success@k, and how each generator answers from the first passage."""
     firsts = [rank_of_first_answer(*both) for both in zip(dev, ranked, strict=True)]
     values = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in (1, 5)}
     for name, judge in readers.items():
@@ -112,7 +112,7 @@ def measure_arm(readers: dict[str, Any], dev: Sequence[Example], ranked: Sequenc
 
 
 def summarize(columns: dict[str, Columns]) -> dict[str, Any]:
-    """Return the means of each arm, and differences to the start and to the arm that indexes again."""
+    """Return the means of each arm, and their differences to the start and to the arm `reindex`."""
 
     def minus(arm: str, base: str) -> dict[str, str]:
         return {name: str(estimate_difference(values, columns[base][name])) for name, values in columns[arm].items()}
@@ -130,7 +130,7 @@ def summarize(columns: dict[str, Columns]) -> dict[str, Any]:
 def train_arm(
     name: str, start: Path, pools: ExamplePools, dev: Any, kit: Any, options: argparse.Namespace
 ) -> tuple[list[list[Passage]], dict[str, Any]]:
-    """Train one arm from the same weights; return what it finds, and the seconds of its steps and refreshes."""
+    """Train one arm from the initial weights; return its passages, and the seconds of its steps and refreshes."""
     recipe, memory, judge, corpus, work = kit
     pair = SidrPair.load(start / "question", start / "passage", device="cpu")
     recipe = replace(recipe, online=name != "pools")
@@ -159,7 +159,7 @@ def train_arm(
             done += 1
         epoch += 1
     seconds = time.process_time() - started
-    if name == "reindex":  # what it is asked by after the training
+    if name == "reindex":  # the dev questions are searched in a fresh index
         mine.index, last = index_weights(pair, corpus, work)
         refresh, refreshes = refresh + last, refreshes + 1
     passages = rank(pair.eval(), mine, dev, recipe)
@@ -167,7 +167,7 @@ def train_arm(
 
 
 def read_passages_and_questions(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
-    """Return passages, and questions whose answers some passage holds."""
+    """Read passages, and questions whose answers occur in a passage."""
     passages = [build_passage(row["title"] or "", row["text"]) for row in lines(options.passages)]
     rows = lines(options.questions)
     order = np.random.default_rng(0).permutation(len(rows))
@@ -185,7 +185,7 @@ def read_passages_and_questions(options: argparse.Namespace) -> tuple[list[Passa
 
 
 def make_world(options: argparse.Namespace, work: Path, seed: int) -> OpenRagData:
-    """Return a made world: questions about one half of its subjects to learn from, about the other to test.
+    """Return a made world, with training questions about one half of its subjects and dev questions about the other.
 
     The start learns from statements and their other telling: it finds names, and no word of a relation.
     """
@@ -203,14 +203,14 @@ def make_world(options: argparse.Namespace, work: Path, seed: int) -> OpenRagDat
 
 
 def load_data(options: argparse.Namespace) -> OpenRagData:
-    """Return the passages and questions of the files."""
+    """Return the passages and questions of the files, split into train, dev and initial examples."""
     corpus, examples = read_passages_and_questions(options)
     dev = examples[options.train : options.train + options.dev]
     return OpenRagData(options.encoder, corpus, examples[: options.train], dev, examples[options.train + options.dev :])
 
 
 def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[str, Any], dict[str, Columns]]:
-    """Train all arms; return what they took, and what each finds."""
+    """Train all arms; return their costs, and each arm's measures."""
     work.mkdir()
     data = make_world(options, work, seed) if options.made else load_data(options)
     corpus, train, dev = data.corpus, data.train, data.dev
@@ -220,7 +220,7 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
         train_sidr(data.encoder, data.starts, begin)[0].save(start)
     pair = SidrPair.load(start / "question", start / "passage", device="cpu").eval()
     recipe = OpenRagRecipe(depth=options.depth, proposed=options.proposed, batch_size=options.openrag_batch)
-    by_bags(pair, corpus, work)  # compiles
+    by_bags(pair, corpus, work)  # compiles for the timed call
     started = time.process_time()
     memory = Proposals(corpus, by_bags(pair, corpus, work))
     bags = time.process_time() - started
@@ -245,14 +245,14 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
         "sizes": {"passages": len(corpus), "train": len(train), "dev": len(dev), "steps": options.steps},
         "pools": {"questions": len(pools), "all_right": pools.all_right, "all_wrong": pools.all_wrong},
         "agreement": str(pools.agreement),
-        "bags_cpu_s": round(bags, 2),  # once
+        "bags_cpu_s": round(bags, 2),  # of the only build
         "offline_cpu_s": round(offline, 1),
         "spent": costs,
     }, columns_by_arm
 
 
 def run(options: argparse.Namespace, work: Path) -> None:
-    """Print a line for each seed, and for several one for all their questions."""
+    """Print a line for each seed, and with several seeds a line for all their questions."""
     many = list[dict[str, Columns]]()
     for seed in options.seeds:
         facts, columns = measure(options, work / str(seed), seed)
@@ -274,7 +274,7 @@ def peak_mb() -> int:
 
 
 def main() -> None:
-    """Run it."""
+    """Parse the options, write the generator if none is given, and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("generator", "passages", "questions", "sidr", "transfer", "encoder"):
         parser.add_argument(f"--{name}", type=Path)

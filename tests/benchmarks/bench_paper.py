@@ -36,7 +36,7 @@ _SUBJECTS = 10
 
 
 def collect(options: argparse.Namespace) -> dict[str, list[ScoredAnswer]]:
-    """Run both parts for each seed; return the answers by task and arm, of all seeds together."""
+    """Run both parts for each seed; return the answers of all seeds by task and arm."""
     arms: dict[str, list[ScoredAnswer]] = {}
     generator = load(options.generator, options.dtype) if options.generator else None
     with tempfile.TemporaryDirectory(prefix="bench-paper-") as name:
@@ -51,7 +51,7 @@ def collect(options: argparse.Namespace) -> dict[str, list[ScoredAnswer]]:
 
 
 def main() -> None:
-    """Run, print the table, and one line."""
+    """Run the benchmark; print the table and one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of passages, qa_* and train_triples, as .jsonl.xz")
     parser.add_argument("--generator", type=Path, help="a decoder-only model: a folder, or one with a GGUF file")

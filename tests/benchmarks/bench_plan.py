@@ -55,7 +55,7 @@ def plan_wikipedia(factory: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare every case; print one line."""
+    """Compare every case with its plan; print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=CASES, help="vectors x dimensions, with commas")
     parser.add_argument("--index", default="HNSW32")

@@ -30,12 +30,12 @@ from rag_model.store.pulling.pull import pull
 
 PARTS = 8
 SHARES = {"passages": 0.06, "embeddings": 0.31, "index": 0.63}  # 21 million passages, 768 dimensions, float16, HNSW
-BYTES_A_PASSAGE = 380  # of this text in Parquet
+BYTES_A_PASSAGE = 380  # of the generated text in Parquet
 LOOKUPS, ROWS = 50, 20
 
 
 def write_snapshot(store: Store, folder: Path, megabytes: int) -> str:
-    """Publish a made-up snapshot of about that size; return its id."""
+    """Publish a made-up snapshot of about `megabytes`; return its id."""
     files, parts = {}, []
     bits = np.random.default_rng(1)
     for number in range(PARTS):
@@ -51,7 +51,7 @@ def write_snapshot(store: Store, folder: Path, megabytes: int) -> str:
 
 
 def write_passages(store: Store, path: Path, rows: int, seed: int) -> BlobRef:
-    """Store passages of 100 words drawn from 5,000."""
+    """Store passages of 100 words from a vocabulary of 5,000."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(5000)]
     with PassageWriter(path) as writer:
@@ -69,9 +69,9 @@ def put_bytes(store: Store, data: bytes) -> BlobRef:
 
 
 def fetch(how: str, url: str, snapshot: str, dest: Path) -> dict[str, float]:
-    """Fetch once, in this process; return its seconds and peak memory."""
+    """Fetch once in this process; return the seconds and peak memory."""
     s3 = s3fs.S3FileSystem()
-    s3.exists(f"{url}/blobs")  # connected, as any service is
+    s3.exists(f"{url}/blobs")  # opens the connection, since a service has one
     store = Store.open(url)
     start, cpu = time.perf_counter(), time.process_time()
     if how == "get":
@@ -84,16 +84,16 @@ def fetch(how: str, url: str, snapshot: str, dest: Path) -> dict[str, float]:
 
 
 def fetch_in_process(how: str, url: str, snapshot: str, dest: Path, environment: dict[str, str]) -> dict[str, float]:
-    """Fetch once in a fresh process, to a fresh folder."""
+    """Fetch once in a fresh process to an empty folder."""
     shutil.rmtree(dest, ignore_errors=True)
-    os.sync()  # what another one left unwritten is not this one's to wait for
+    os.sync()  # so that it does not wait for another fetch's writes
     command = [sys.executable, __file__, "--fetch", how, url, snapshot, str(dest)]
     child = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return dict(json.loads(child.stdout))
 
 
 def ratio(theirs: list[dict[str, float]], ours: list[dict[str, float]], what: str) -> float:
-    """Return the median of the rounds' ratios: 1 or more means that ours takes no more."""
+    """Return the median ratio of the rounds; at 1 or more, ours takes no more."""
     return round(statistics.median(their[what] / our[what] for their, our in zip(theirs, ours, strict=True)), 2)
 
 
@@ -118,8 +118,8 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
     snapshot, size = published.stdout.split()
     sides: dict[str, list[dict[str, float]]] = {"get": [], "pull": [], "mapped": []}
     lookups = {}
-    dest = folder / "dest"  # of both: the room that the one gives back is what the other takes
-    fetch_in_process("get", url, snapshot, dest, environment)  # the server's files are in memory from here on
+    dest = folder / "dest"  # both sides use the same disk space in turn
+    fetch_in_process("get", url, snapshot, dest, environment)  # loads the server's files into memory
     for _ in range(rounds):
         for how, results in sides.items():
             results.append(fetch_in_process(how, url, snapshot, dest, environment))

@@ -57,11 +57,11 @@ from rag_model.training.origins import InitialModels
 
 TEMPERATURE = 0.05  # MiniLM's vectors have unit length
 DEPTHS = (1, 5, 20)
-PREFERENCES = {"probability": 0.01, "mean_log_probability": 0.1}  # and their temperatures
+PREFERENCES = {"probability": 0.01, "mean_log_probability": 0.1}  # preferences and their temperatures
 
 
 def compare_steps(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compare the steps of a stage, in turns; the first step of each process is a warm-up."""
+    """Run both sides' steps of a stage in turns and compare them; the first step of each process is a warm-up."""
     radit_steps.write_batch(folder, stage)
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(options.rounds):
@@ -83,7 +83,7 @@ def compare_steps(folder: Path, stage: str, options: argparse.Namespace) -> dict
 
 
 def train(options: argparse.Namespace, data: DprData, store: Store, folder: Path) -> dict[str, Path]:
-    """Train both stages, and the second once more by the other preference; return the folders of the models."""
+    """Train both stages, and the second again with the other preference; return the folders of the models."""
     snapshot = Snapshot.from_store(store, "latest")
     names = {"question": str(snapshot.folder(QUESTION_ENCODER)), "generator": str(options.generator)}
     examples = {"train": data.train, "dev": data.dev}
@@ -126,14 +126,14 @@ def _loop(options: argparse.Namespace, steps: int, rate: float) -> LoopSettings:
 
 
 class Examiner:
-    """Asks and reads with pairs of models; a passage is read once by each generator."""
+    """Measures pairs of retrievers and generators; each generator reads a passage once."""
 
     def __init__(self, snapshot: Snapshot, test: Sequence[Example], options: argparse.Namespace) -> None:
         self._snapshot, self._test, self._options = snapshot, test, options
         self._read: dict[tuple[str, str, int], float] = {}
 
     def retrieve(self, question: TrainableEncoder) -> tuple[list[list[tuple[int, float]]], dict[str, list[float]]]:
-        """Return rows and scores of the best k passages of each question, and whether the first ones answer."""
+        """Return the rows and scores of the best k passages of each question, and the Success@k of each question."""
         questions = [example.question for example in self._test]
         hits = (
             PassageMemory(self._snapshot, question)
@@ -147,7 +147,7 @@ class Examiner:
         return [[(hit.row, hit.score) for hit in question_hits[: self._options.k]] for question_hits in hits], success
 
     def nll(self, name: str, generator: Generator, lists: list[list[tuple[int, float]]]) -> list[float]:
-        """Return -log Σ_c p_R(c|x) p_LM(y|c∘x) of the first questions."""
+        """Return -log Σ_c p_R(c|x) p_LM(y|c∘x) of each of the first questions."""
         values = list[float]()
         for example, scored in zip(self._test[: self._options.read], lists, strict=False):
             self._score(name, generator, example, [row for row, _ in scored])
@@ -166,25 +166,25 @@ class Examiner:
             self._read |= {(name, example.id, row): value for row, value in zip(unread_rows, log_p, strict=True)}
 
 
-Arms = dict[str, dict[str, list[float]]]  # arm -> measure -> one value a question
+Arms = dict[str, dict[str, list[float]]]  # by arm and measure, one value a question
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Questions, a store of what they are asked of, and the generator that reads it."""
+    """Examples, and the store of their corpus."""
 
     data: DprData
     store: Store
 
 
 def load_world(options: argparse.Namespace, folder: Path) -> World:
-    """Return questions with gold contexts over real passages."""
+    """Return questions with gold contexts, and a library of real passages."""
     data = read_data(options)
     return World(data, Store.open(str(build_library(data.corpus, folder))))
 
 
 def make_world(options: argparse.Namespace, folder: Path, seed: int) -> World:
-    """Return questions about one half of the subjects of a made world to learn from, and about the other to test."""
+    """Return a made world, with training questions about half of its subjects and test questions about the others."""
     world = facts(options.made, seed)
     cases, half = examples(world), options.made // 2 * 8
     corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
@@ -194,12 +194,12 @@ def make_world(options: argparse.Namespace, folder: Path, seed: int) -> World:
 
 
 def _no_words(questions: Sequence[str], k: int) -> list[list[Hit]]:
-    """Find nothing by words: RA-DIT mines no negatives."""
+    """Return no hits, since RA-DIT mines no negatives."""
     return [[] for _ in questions]
 
 
 def measure_worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict[str, Any], Arms]:
-    """Train, and measure each stage and both beside the models as they were; return facts, and each arm's values."""
+    """Train, and measure each stage, both stages and the initial models; return facts, and each arm's values."""
     torch.set_num_threads(options.threads)
     data, snapshot = world.data, Snapshot.from_store(world.store, "latest")
     started = time.process_time()
@@ -231,7 +231,7 @@ def measure_worth(options: argparse.Namespace, folder: Path, world: World) -> tu
 
 
 def summarize(arms: Arms) -> dict[str, Any]:
-    """Return each arm's means and its differences to the models before, and of both to either, with intervals."""
+    """Return each arm's means, and its differences to the initial models and to single stages, with intervals."""
 
     def minus(arm: str, base: str) -> dict[str, Any]:
         return {
@@ -252,7 +252,7 @@ def summarize(arms: Arms) -> dict[str, Any]:
 
 
 def pool_seeds(many: Sequence[Arms]) -> Arms:
-    """Return the values of the questions of all seeds, arm by arm."""
+    """Return the values of all seeds' questions for each arm."""
     return {
         arm: {name: [value for seed_arms in many for value in seed_arms[arm][name]] for name in measures}
         for arm, measures in many[0].items()
@@ -309,7 +309,7 @@ def main() -> None:
 
 
 def train_seeds(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train and measure by every seed; with several, a line is printed for each, and the result is of all questions."""
+    """Train and measure with every seed; print a line for each of several seeds, and return the pooled result."""
     names = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seeds")
     settings = {name: getattr(options, name) for name in names}
     many = list[Arms]()

@@ -40,25 +40,25 @@ from rag_model.generate.seq2seq import Seq2SeqGenerator
 
 START, PAD, END = 2, 1, 2
 Answers = list[list[int]]
-Decode = Callable[[str, int], Answers]  # kind and beams
+Decode = Callable[[str, int], Answers]  # from kind and beams to answers
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What both sides do."""
+    """The sizes that both sides decode."""
 
     questions: int
     k: int  # passages a question
     context: int  # tokens
     answer: int  # tokens, at most
     width: int
-    layers: int  # of encoder and of decoder
+    layers: int  # of the encoder, and of the decoder
     vocabulary: int
     threads: int
     device: str
 
     def build_inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (b k, s) tokens and (b, k) scores, on the device."""
+        """Draw (b k, s) tokens and (b, k) scores on the device."""
         stream = torch.Generator().manual_seed(1)
         tokens = torch.randint(4, self.vocabulary, (self.questions * self.k, self.context), generator=stream)
         scores = torch.randn(self.questions, self.k, generator=stream).mul(2)
@@ -66,7 +66,7 @@ class Work:
 
 
 def bart(work: Work) -> BartForConditionalGeneration:
-    """Return the generator; equal in every process."""
+    """Return the generator, with the same weights in every process."""
     set_seed(0)
     config = BartConfig(
         vocab_size=work.vocabulary,
@@ -134,11 +134,11 @@ def _to_end(tokens: list[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class DecodingRun:
-    """What one decoding took and gave."""
+    """Time, memory and answers of one decoding."""
 
     seconds: float
     cpu_seconds: float
-    peak_mb: float  # beyond the loaded model
+    peak_mb: float  # beyond that of the loaded model
     answers: Answers
 
     @property
@@ -148,7 +148,7 @@ class DecodingRun:
 
 @dataclass(frozen=True, slots=True)
 class DecoderProcess:
-    """One of the two, in a process of its own."""
+    """One of the two sides, in its own process."""
 
     pipe: Connection
     process: BaseProcess
@@ -172,12 +172,12 @@ class DecoderProcess:
 
 
 def serve(pipe: Connection, load: Callable[[Work], Decode], work: Work) -> None:
-    """Decode as often as told to."""
+    """Decode for each request from the pipe; send back the results."""
     torch.set_num_threads(work.threads)
     decode = load(work)
     loaded = _status_mb("VmRSS")
     while (way := pipe.recv()) is not None:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the memory
         began, cpu_start = time.perf_counter(), time.process_time()
         answers = decode(*way)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_start
@@ -189,8 +189,8 @@ def _status_mb(field: str) -> float:
 
 
 def compare(sides: Sequence[DecoderProcess], kind: str, beams: int, rounds: int, clock: str) -> dict[str, Any]:
-    """Decode in turns; return the report."""
-    turns = [[side.turn(kind, beams) for side in sides] for _ in range(rounds + 1)][1:]  # the first warms up
+    """Decode with both sides in turns; return the report."""
+    turns = [[side.turn(kind, beams) for side in sides] for _ in range(rounds + 1)][1:]  # the first is a warm-up
     mine, theirs = zip(*turns, strict=True)
     rates = [statistics.median(turn.tokens / getattr(turn, clock) for turn in side) for side in (mine, theirs)]
     answers = list(zip(mine[-1].answers, theirs[-1].answers, strict=True))

@@ -69,7 +69,7 @@ def build_library(corpus: Sequence[Passage], folder: Path, encoder: str = "") ->
 
 
 def examine(rag: Rag, snapshot: Snapshot, examples: Sequence[Example], k: int) -> dict[str, Figures]:
-    """Return the figures of each question, open book and closed."""
+    """Return the measures of each question, open book and closed book."""
     questions = [example.question for example in examples]
     retriever = DenseRetriever(snapshot, rag.question)
     return {
@@ -99,7 +99,7 @@ def _compute_nll(rag: Rag, example: Example, hits: Sequence[Hit]) -> float:
 
 
 def compare(options: argparse.Namespace, data: DprData, folder: Path) -> dict[str, Any]:
-    """Examine, train, and examine again."""
+    """Measure the test questions, train, and measure them again."""
     store = build_library(data.corpus, folder)
     with Snapshot.open(str(store)) as snapshot:
         question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question")

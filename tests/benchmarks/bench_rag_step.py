@@ -48,7 +48,7 @@ PEERS = {"sequence": RagSequenceForGeneration, "token": RagTokenForGeneration}
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What both sides of a comparison are given."""
+    """The settings of both sides of a comparison."""
 
     kind: str  # sequence or token
     smoothing: float
@@ -59,7 +59,7 @@ class StepSettings:
 
     @property
     def texts(self) -> list[str]:
-        """The questions, of the tokenizer's numbered words."""
+        """The questions, made of the tokenizer's numbered words."""
         return [f"w{number} w{number + 1} w{number + 2} w{number + 3}" for number in range(self.questions)]
 
     def build_batch(self, dim: int) -> tuple[Tensor, Contexts, Targets]:
@@ -111,7 +111,7 @@ def in_precision(device: str, precision: str) -> AbstractContextManager[object]:
 
 
 def ours(folder: Path, settings: StepSettings) -> list[Step]:
-    """Train with this library."""
+    """Train with bookwheel."""
     question = TrainableEncoder.load(folder / "question", "question", device=settings.device)
     generator = load_generator(folder / "generator", device=settings.device, dtype="float32")
     variant: Variant = "sequence" if settings.kind == "sequence" else "token"
@@ -129,7 +129,7 @@ def ours(folder: Path, settings: StepSettings) -> list[Step]:
 
 
 def theirs(folder: Path, settings: StepSettings) -> list[Step]:
-    """Train with transformers' class."""
+    """Train with transformers' RAG class."""
     question = DPRQuestionEncoder.from_pretrained(folder / "question")
     generator = AutoModelForSeq2SeqLM.from_pretrained(folder / "generator")
     config = RagConfig.from_question_encoder_generator_configs(
@@ -155,7 +155,7 @@ def theirs(folder: Path, settings: StepSettings) -> list[Step]:
 
 
 def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> dict[str, object]:
-    """Run both in turns; the first step of each process is a warm-up."""
+    """Run both sides in turns and compare them; the first step of each process is a warm-up."""
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         for side in (ours, theirs):

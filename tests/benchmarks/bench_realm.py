@@ -69,7 +69,7 @@ PART = "part-00000"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a comparison of steps."""
+    """The sizes of the training steps that are compared."""
 
     texts: int
     candidates: int
@@ -129,7 +129,7 @@ def publish(folder: Path, count: int, name: str) -> Path:
 
 
 def load_model(seed: int, reader: str = "", encoder: str = "", *, dropout: bool = True, frozen: bool = False) -> Realm:
-    """Load MiniLM three times, or another encoder or reader in its place; the seed draws the new head."""
+    """Load both encoders and the reader, by default MiniLM; the seed initialises the reader's new head."""
     torch.manual_seed(seed)
     encoders = BiEncoder.load(encoder or demo_encoder(), device="cpu")
     realm = Realm(encoders, TrainableMaskedLM.load(reader or demo_encoder()), frozen=frozen)
@@ -145,7 +145,7 @@ def list_batches(task: RealmTask, steps: int) -> Sequence[TextBatch]:
 
 
 def ours(store: Path, shape: Shape) -> list[Step]:
-    """Train with this library."""
+    """Train with bookwheel."""
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
     task = RealmTask(load_model(1, dropout=False), Snapshot.open(str(store)), recipe)
     task.module.train()
@@ -154,7 +154,7 @@ def ours(store: Path, shape: Shape) -> list[Step]:
 
 
 def collect_inputs(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[list[tuple[str, str]]]]]:
-    """Return the texts of the steps, and title and text of their candidates, by the weights before training."""
+    """Return the masked texts of the steps, and their candidates' titles and texts by the initial weights."""
     recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
     snapshot = Snapshot.open(str(store))
     task = RealmTask(load_model(1, dropout=False), snapshot, recipe)
@@ -175,7 +175,7 @@ def theirs(texts: list[list[MaskedText]], passages: list[list[list[tuple[str, st
     torch.manual_seed(1)
     question = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
     passage = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
-    masked_lm = load_model(1, dropout=False).reader.whole  # the same new head
+    masked_lm = load_model(1, dropout=False).reader.whole  # with the same new head
     reader = BertForMaskedLM(masked_lm.config)
     reader.load_state_dict(masked_lm.state_dict())
     del masked_lm
@@ -219,7 +219,7 @@ def theirs(texts: list[list[MaskedText]], passages: list[list[list[tuple[str, st
 
 
 def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, Any]:
-    """Run both in turns; the first step of each process is a warm-up."""
+    """Run both sides in turns and compare them; the first step of each process is a warm-up."""
     inputs = collect_inputs(store, shape)
     runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
@@ -234,20 +234,21 @@ def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, A
         "cpu_s_a_step": {name: round(value, 2) for name, value in cpu.items()},
         "peak_mb": {name: round(value) for name, value in peak.items()},
         "loss": [round(loss, 3) for loss in losses[0]],
-        "first_loss_difference": abs(losses[0][0] - losses[1][0]) / losses[1][0],  # later ones may retrieve others
+        "first_loss_difference": abs(losses[0][0] - losses[1][0])
+        / losses[1][0],  # candidates of later steps may differ
     }
 
 
 def train_arm(
     store: Path, folder: Path, arm: str, options: argparse.Namespace, seed: int, encoder: str = ""
 ) -> dict[str, Any]:
-    """Train one arm; return what salient masks of the texts held out say before and after."""
+    """Train one arm; return the measures of salient masks in held-out texts before and after."""
     sizes = {"batch_size": options.batch, "candidates": options.candidates, "dev_texts": options.dev}
     sizes |= {"question_tokens": options.question_tokens, "passage_tokens": options.passage_tokens, "seed": seed}
     recipe = replace(RECIPE, **sizes)
     snapshot = Snapshot.open(str(store))
     realm = load_model(seed, options.reader, encoder, frozen=arm == "frozen")
-    judge = RealmTask(realm, snapshot, replace(recipe, seed=1))  # salient masks, the same for all
+    judge = RealmTask(realm, snapshot, replace(recipe, seed=1))  # the same salient masks for all arms
     with torch.no_grad():
         realm.eval()
         measures_before = judge.evaluate()
@@ -336,7 +337,7 @@ def main() -> None:
 
 
 def intervals(arms: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    """Return mean, low and high of each arm's figures over the worlds, and of the first two arms' differences."""
+    """Return mean, low and high of each arm's measures over the worlds, and of the first two arms' difference."""
     arm_intervals = {arm: {name: interval(values) for name, values in figures.items()} for arm, figures in arms.items()}
     if len(arms) > 1:
         first, second, *_ = arms.values()

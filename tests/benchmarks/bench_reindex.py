@@ -35,12 +35,12 @@ RECIPES = {
     "full": "",
     "same": '[chunk]\nchunker = "words"\n\n[index.hnsw]\nfactory = "HNSW"\n',
 }
-EF_CONSTRUCTION = 100  # of the default recipe
+EF_CONSTRUCTION = 100  # as in the default recipe
 
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """One way's whole run."""
+    """The cost and the outputs of one run."""
 
     cost: Cost
     passages: int
@@ -83,7 +83,7 @@ def theirs(indexes: Mapping[str, str], folder: Path) -> BuildResult:
 
 
 def bare(out: Path, indexes: Mapping[str, str]) -> None:
-    """Be the bare script: text, passages, vectors and indexes under `out`; print what it did."""
+    """Run as the bare script: write text, passages, vectors and indexes to `out`; print a report."""
     started, seconds = time.perf_counter(), {}
     extract = [sys.executable, "-m", "wikiextractor.WikiExtractor", demo_dump(), "--json", "--no-templates", "-q"]
     subprocess.run([*extract, "-o", str(out / "text")], check=True)
@@ -91,7 +91,10 @@ def bare(out: Path, indexes: Mapping[str, str]) -> None:
     (out / "passages.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
     seconds["chunk"] = time.perf_counter() - started
 
-    faiss, np = import_module("faiss"), import_module("numpy")  # here, where a script of its own would load them
+    faiss, np = (
+        import_module("faiss"),
+        import_module("numpy"),
+    )  # imported here, so that the time counts
     model = import_module("sentence_transformers").SentenceTransformer(demo_encoder())
     vectors = model.encode([f"{p['title']} {p['text']}" for p in passages])
     np.save(out / "embeddings.npy", vectors)
@@ -109,7 +112,7 @@ def bare(out: Path, indexes: Mapping[str, str]) -> None:
 
 
 def split_windows(text: Path) -> list[dict[str, str]]:
-    """Return the passages of what wikiextractor wrote: disjoint windows of 100 words an article."""
+    """Split the articles that wikiextractor wrote into disjoint windows of 100 words."""
     passages = []
     for path in sorted(path for path in text.rglob("wiki_*") if path.is_file()):
         for article in map(json.loads, path.read_text().splitlines()):
@@ -120,18 +123,18 @@ def split_windows(text: Path) -> list[dict[str, str]]:
 
 
 def measure_sizes(out: Path) -> dict[str, float]:
-    """Return the megabytes of the bare script's files, under our names."""
+    """Return the megabytes of the bare script's files, named like those of a snapshot."""
     kinds = {"passages": "passages.jsonl", "embeddings": "embeddings.npy", "index": "*.faiss"}
     return {kind: round(sum(p.stat().st_size for p in out.glob(name)) / 1e6, 2) for kind, name in kinds.items()}
 
 
 def round_seconds(values: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds to a tenth."""
+    """Round values to a tenth."""
     return {name: round(value, 1) for name, value in values.items()}
 
 
 def compare(work: str, rounds: int) -> dict[str, Any]:
-    """Let the two take turns; return medians and ratios."""
+    """Run both in turns; return medians and ratios."""
     runs: dict[str, list[BuildResult]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="bench-reindex-") as name:
@@ -161,7 +164,7 @@ def compare(work: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare, or be the bare script."""
+    """Compare both, or run as the bare script."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", choices=["full", "same", "both"], default="full")

@@ -38,7 +38,7 @@ from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estima
 from rag_model.evaluation.matching import AnswerMatcher
 
 WARM_UP = 32  # pairs, before the first round
-SHOWN = 5  # passages, after reranking
+SHOWN = 5  # passages that are measured after reranking
 Scores = npt.NDArray[np.float32]
 Pairs = tuple[list[str], list[str], list[str]]  # questions, titles, texts
 Score = Callable[[Pairs], Scores]
@@ -47,7 +47,7 @@ Load = Callable[[str, int], Score]
 
 @dataclass(slots=True)
 class ScorerProcess:
-    """One model, in a process of its own."""
+    """One model, in its own process."""
 
     pipe: Connection
     seconds: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ def ours(folder: str, threads: int) -> Score:
 
 def peer(folder: str, threads: int) -> Score:
     torch.set_num_threads(threads)
-    loaded = import_module("sentence_transformers").CrossEncoder(folder, device="cpu")  # in its process only
+    loaded = import_module("sentence_transformers").CrossEncoder(folder, device="cpu")  # imported in its process
     logit = torch.nn.Identity()
 
     def score(pairs: Pairs) -> Scores:
@@ -90,7 +90,7 @@ def peer(folder: str, threads: int) -> Score:
 
 
 def serve(pipe: Connection, load: Load, folder: str, threads: int) -> None:
-    """Score what comes through the pipe; answer with wall and CPU seconds, scores and this process's peak."""
+    """Score the pairs from the pipe; send back wall and CPU seconds, scores and this process's peak memory."""
     score = load(folder, threads)
     while (pairs := pipe.recv()) is not None:
         started, cpu_start = time.perf_counter(), time.process_time()
@@ -100,7 +100,7 @@ def serve(pipe: Connection, load: Load, folder: str, threads: int) -> None:
 
 
 def peak_mb() -> int:
-    """Return this process's own peak; `getrusage` gives the parent's where that was larger."""
+    """Return this process's peak memory; `getrusage` returns the parent's peak if that was larger."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
 
 
@@ -132,7 +132,7 @@ def compare_speed(contenders: dict[str, ScorerProcess], pairs: Pairs, rounds: in
 
 
 def compare_hits(model: Path, paragraphs: Path, questions: Path, count: int, depth: int) -> dict[str, Any]:
-    """Compare the first 5 of an exact dense search with the first 5 of its `depth` after reranking."""
+    """Compare the first 5 hits of an exact dense search with the first 5 after its `depth` hits are reranked."""
     corpus = _lines(paragraphs)
     sample = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:count]]
     encoder = Encoder.load(demo_encoder(), device="cpu")
@@ -212,7 +212,7 @@ def main() -> None:
         models: dict[str, tuple[Load, Path]] = {"torch": (ours, folder), "peer": (peer, folder)}
         if quantised:
             models["onnx_as_given"] = (ours, model_folder)
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that are started
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the processes that it starts
         if options.rounds:
             rows, texts = drawn(
                 options.passages, [options.questions] if options.questions else [], options.pairs, 10**9

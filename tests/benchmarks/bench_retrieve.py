@@ -30,7 +30,7 @@ SECONDS = 4.0  # of the bare loop, and of a single client
 
 
 async def send_singles(url: str, queries: Sequence[str], at_once: int, total: int) -> list[float | None]:
-    """Send requests of one query, so many at once; return the seconds of each, None if it failed."""
+    """Send requests of one query, `at_once` at a time; return the seconds of each, or None for a failure."""
     slots = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=0)
 
@@ -62,7 +62,7 @@ def retrieve(url: str, queries: Sequence[str]) -> float:
 
 
 def retrieve_until_killed(url: str, queries: Sequence[str]) -> None:
-    """Send one large request after the other."""
+    """Send one large request after another."""
     while True:
         retrieve(url, queries)
 
@@ -93,10 +93,10 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
             for n in options.at_once
         }
         unloaded = load(address, questions, 1, SECONDS)
-        # In a process of its own, since reading a large reply delays all threads of its process.
+        # Reading a large reply delays all threads of a process, so the client has its own.
         large = get_context("spawn").Process(target=retrieve_until_killed, args=(url, many))
         large.start()
-        load(address, questions, 1, SECONDS / 2)  # until the first large request is there
+        load(address, questions, 1, SECONDS / 2)  # until the first large request has arrived
         loaded = load(address, questions, 1, SECONDS)
         large.kill()
         large.join()

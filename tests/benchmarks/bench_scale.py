@@ -55,17 +55,17 @@ from flows.demo import demo_encoder
 from rag_model.store.objects.files import Files, StoredFile
 
 _MONTHS: dict[str, Month] = {"reindex": "old", "rebuild": "new"}
-_LARGEST = 3  # sizes that an exponent is fitted to
+_LARGEST = 3  # sizes to which an exponent is fitted
 _PART_BYTES = 1 << 18
-_LEAST = 1.0  # CPU seconds, below which an exponent says nothing
-_ASK = 0.2  # seconds between two looks whether the service is ready
+_LEAST = 1.0  # CPU seconds; an exponent of less is noise
+_ASK = 0.2  # seconds between two readiness probes
 Costs = dict[str, Spent]  # by stage or verb
 
 
 def run_life_cycle(
     corpus: Corpus, encoder: str, folder: Path, store: str, part_bytes: int
 ) -> tuple[dict[str, Told], dict[str, Any]]:
-    """Take a corpus through its life; return what each verb took, and the sizes of the store."""
+    """Run all commands on a corpus; return the report of each command, and the sizes of the store."""
     reports = dict[str, Told]()
     (folder / "recipe.toml").write_text(f"part_bytes = {part_bytes}\n{UNGATED}")
     cache = {"BOOKWHEEL_CACHE": str(folder / "cache")}
@@ -117,7 +117,7 @@ def ask_service(words: Sequence[str], store: str, question: str, environment: di
 
 
 def measure_sizes(files: Files) -> dict[str, float]:
-    """Return the kilobytes of the largest file of each kind that could grow with the corpus and is read whole."""
+    """Return the kilobytes of the largest file of each kind that is read whole and could grow with the corpus."""
     kinds = {kind: files.iter_tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _lists(files)}
     return {kind: round(max((file.size for file in group), default=0) / 1e3, 1) for kind, group in kinds.items()}
 
@@ -130,14 +130,14 @@ def _lists(files: Files) -> Iterator[StoredFile]:
 
 
 def list_costs(reports: Mapping[str, Told]) -> Costs:
-    """Return what each verb took, and each stage of those that have stages."""
+    """Return the costs of each command, and of each stage of the commands that have stages."""
     costs = {verb: report.whole for verb, report in reports.items()}
     staged = {f"{verb}: {stage}": cost for verb, report in reports.items() for stage, cost in report.stages.items()}
     return costs | {name: cost for name, cost in staged.items() if not name.endswith(OUTSIDE)}
 
 
 def fit_growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
-    """Return the exponents and the bytes a passage of each stage and verb that costs enough; of one size none."""
+    """Fit the bytes a passage of each stage and command, and the exponents of costly ones; {} for a single size."""
     growth_by_name: dict[str, Any] = {}
     if len(costs) < 2:
         return growth_by_name
@@ -170,7 +170,7 @@ def round_costs(costs: Costs) -> dict[str, list[float]]:
 
 @contextmanager
 def served_s3(folder: Path) -> Iterator[str]:
-    """Run an S3 server, and yield the URL of an empty bucket; commands that are started meanwhile reach it."""
+    """Run an S3 server and yield the URL of an empty bucket; commands that start in the block can reach it."""
     (data := folder / "s3").mkdir()
     with seaweed(data) as endpoint:
         os.environ |= environment_of(endpoint)
@@ -179,7 +179,7 @@ def served_s3(folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure each size, the smallest first."""
+    """Measure each size, the smallest first; print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", default="2000", help="about how many, of each size")
     parser.add_argument("--texts", type=Path, help="JSON lines with title and text")

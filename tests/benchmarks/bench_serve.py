@@ -46,15 +46,15 @@ CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast questions were answered, and what one cost."""
+    """Questions a second, and the CPU time of a question."""
 
     questions_s: float
-    cpu_ms: float  # a question, of all threads; clients left out
+    cpu_ms: float  # of a question, over all threads, without the clients
     responses: tuple[Asked, ...] = ()
 
 
 def measure_loop(folder: str, questions: list[str], batch: int, seconds: float) -> Rate:
-    """Encode and search, `together` at once."""
+    """Encode and search in a loop, `batch` questions at once."""
     with Snapshot.from_folder(Path(folder)) as snapshot:
         retriever = DenseRetriever.from_snapshot(snapshot)
         retriever.search(questions[:batch], K)
@@ -67,13 +67,13 @@ def measure_loop(folder: str, questions: list[str], batch: int, seconds: float) 
 
 
 def measure_best_loop(folder: str, questions: list[str], batch: int, seconds: float) -> Rate:
-    """Return the better of one thread and all cores: few short questions are no work for two."""
+    """Measure the loop with one thread and with all cores, and return the better rate."""
     rates: list[Rate] = [alone(measure_loop, folder, questions, batch, seconds, threads=n).value for n in (1, CORES)]
     return max(rates, key=lambda rate: rate.questions_s)
 
 
 def measure_service(endpoint: tuple[str, int], questions: list[str], clients: int, seconds: float) -> Rate:
-    """Ask a service."""
+    """Measure a running service."""
     address, process = endpoint
     processes = list_processes(process)
     cpu_start = sum(map(cpu_seconds, processes))
@@ -83,11 +83,11 @@ def measure_service(endpoint: tuple[str, int], questions: list[str], clients: in
 
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Ask a service and loop, in turns; return the report."""
+    """Measure a service and the bare loop in turns; return the report."""
     ours: list[dict[int, Rate]] = []
     theirs: list[dict[int, Rate]] = []
     with service(str(folder / "store"), folder / "dest", "--poll", "60") as endpoint:
-        load(endpoint[0], questions, max(options.clients), 2.0)  # warm
+        load(endpoint[0], questions, max(options.clients), 2.0)  # warm-up
         for _ in range(options.rounds):
             ours.append({})
             theirs.append({})
@@ -115,7 +115,7 @@ def compare_workers(folder: Path, questions: list[str], options: argparse.Namesp
     ):
         services = {"many": many, "one": single}
         for endpoint in services.values():
-            load(endpoint[0], questions, max(options.clients), 2.0)  # warm
+            load(endpoint[0], questions, max(options.clients), 2.0)  # warm-up
         for name in services:
             runs[name] = {n: list[Rate]() for n in options.clients}
         for number in range(options.rounds * len(options.clients)):

@@ -63,8 +63,8 @@ def build_batch(examples: Sequence[Example]) -> tuple[list[str], list[Passage]]:
 
 
 def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[Step]:
-    """Train with this library."""
-    pair = SidrPair.load(folder, folder, device="cpu").eval()  # without dropout: equal losses
+    """Train with bookwheel."""
+    pair = SidrPair.load(folder, folder, device="cpu").eval()  # without dropout, so that losses are equal
     gold = [Example(str(n), q, (), (passages[n],), (passages[len(questions) + n],)) for n, q in enumerate(questions)]
     task = SidrTask(pair, gold, gold, SidrRecipe(batch_size=len(gold)))
     batch = task.build_batch(gold, random.Random(0))
@@ -109,7 +109,7 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
 
 
 def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> dict[str, Any]:
-    """Run both in turns; the first step of each process is a warm-up."""
+    """Run both sides in turns and compare them; the first step of each process is a warm-up."""
     runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
     for _ in range(options.rounds):
         for side in (ours, plain):
@@ -130,7 +130,7 @@ def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.N
 
 
 def train_sidr(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> tuple[SidrPair, float]:
-    """Train for some steps; return the pair and the seconds of it."""
+    """Train a SiDR for the steps of the options; return the pair of encoders and the seconds."""
     shape = SidrRecipe(question_length=32, passage_length=options.length, shared=True)
     pair = SidrPair.load(folder, folder, shape, device="cpu").train()
     recipe = replace(shape, batch_size=options.batch, hard_negatives=0)
@@ -152,7 +152,7 @@ def train_sidr(folder: Path, examples: Sequence[Example], options: argparse.Name
 
 
 def build_index(rows: SparseVectors, factory: str, dim: int, scale: int, work: Path) -> ImpactIndex:
-    """Write rows as one part, and build and open an index of them."""
+    """Write rows as one part; build and open their index."""
     part, out = work / f"{factory}.sparse", work / f"{factory}.postings"
     with SparseWriter(part, dim, scale) as writer:
         writer.write(rows)
@@ -162,10 +162,10 @@ def build_index(rows: SparseVectors, factory: str, dim: int, scale: int, work: P
 
 
 class Success:
-    """The share of questions with an answer among what was found."""
+    """Computes the share of questions with an answer among their hits."""
 
     def __init__(self, texts: Sequence[str], golds: Sequence[Sequence[str]]) -> None:
-        """Take the passages' texts and the questions' answers."""
+        """Store the passages' texts, and matchers of the questions' answers."""
         self._texts, self._golds = texts, [AnswerMatcher(gold) for gold in golds]
 
     def __call__(self, rows: Any, k: int = K) -> float:
@@ -180,7 +180,7 @@ class Success:
 def measure_terms(
     folder: Path, corpus: list[Passage], question_rows: list[dict[str, Any]], train: Any, options: Any
 ) -> Any:
-    """Return what the bags find by n terms, beside other indexes, and what each costs when the encoder changes."""
+    """Measure search of the bags with n terms beside other indexes, and the cost of each when the encoder changes."""
     pair, seconds = train_sidr(folder, train, options)
     encoder, questions = pair.question.encoder(), [row["question"] for row in question_rows]
     titles, texts = [passage.title for passage in corpus], [passage.text for passage in corpus]
@@ -201,7 +201,7 @@ def measure_terms(
         full = bag.search(vectors, K)[1]
         curve = []
         for count in TERMS:
-            bag.search(vectors, K, terms=count)  # decodes lists
+            bag.search(vectors, K, terms=count)  # decodes the lists before the timed search
             top_rows, search_s = _time(lambda count=count: bag.search(vectors, K, terms=count)[1])
             recall = np.mean([len({*a.tolist()} & {*b.tolist()}) / K for a, b in zip(top_rows, full, strict=True)])
             rate = round(len(questions) / search_s)
@@ -240,7 +240,7 @@ def measure_terms(
 
 
 def _reorder_candidates(rows: SparseVectors, questions: Any, proposed: Any) -> list[Any]:
-    """Return what was proposed, in the order of the passages' own weights."""
+    """Rank each question's proposed rows by the weights of their passages."""
     reordered = []
     for question, candidate_rows in zip(questions, proposed, strict=True):
         table = np.zeros(1 << 16)
@@ -270,7 +270,7 @@ def _time(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def load_examples(options: argparse.Namespace, corpus: Sequence[Passage]) -> list[Example]:
-    """Return the triples, or passages that are asked by title and first words."""
+    """Read the triples, or return questions about the titles of passages."""
     if options.train:
         return read_examples(options.train)[: options.examples]
     titled = [passage for passage in corpus if passage.title][: options.examples]

@@ -40,7 +40,7 @@ from rag_model.index.recipe import IndexRecipe, VectorPlan, count_lists, resolve
 from rag_model.index.search import open_index
 
 PARTS = 4
-MIN_LOSS = 1e-4  # stands for a recall of 1 in the logarithms of a fit
+MIN_LOSS = 1e-4  # replaces a loss of 0, whose logarithm is infinite
 Row = dict[str, Any]
 
 
@@ -78,7 +78,7 @@ def measure_cold(
 ) -> Row:
     """Time single queries, before each of which the vectors are dropped from the page cache."""
     index, times, candidates = open_index(path), list[tuple[float, float]](), options.refine * trial.k
-    index.search(trial.vectors, candidates, nprobe=nprobe)  # the codes are in memory
+    index.search(trial.vectors, candidates, nprobe=nprobe)  # loads the codes into memory
     for query in trial.vectors[: options.cold]:
         drop_from_page_cache(parts)
         vectors, start = open_vectors(parts), perf_counter()
@@ -94,7 +94,7 @@ def measure_cold(
 
 
 def drop_from_page_cache(files: Sequence[Path]) -> None:
-    """Drop files that nothing maps from the page cache."""
+    """Drop unmapped files from the page cache."""
     gc.collect()
     for path in files:
         with path.open("rb") as file:
@@ -103,7 +103,7 @@ def drop_from_page_cache(files: Sequence[Path]) -> None:
 
 
 def measure_peers(row: Row, vectors: Vectors, trial: VectorQuerySet) -> list[Row]:
-    """Measure plain faiss with as many bytes a vector as an index of bookwheel."""
+    """Measure plain faiss at about the bytes a vector of a bookwheel index."""
     dim = vectors.shape[1]
     plan = resolve(IndexRecipe(row["index"]), len(vectors), dim)
     code_bytes = faiss.extract_index_ivf(faiss.index_factory(dim, row["index"])).code_size  # and 8 bytes for the id

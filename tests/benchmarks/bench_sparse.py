@@ -42,8 +42,8 @@ from rag_model.store.pulling.delta_files import write_new_terms
 
 _VOCABULARY = 30_522
 _SCALE = 64
-_OWN = 8  # terms of a synthetic question that one passage has; the others are light, as an encoder's additions are
-_BATCH = 64  # questions that the peer multiplies at once
+_OWN = 8  # heavy terms of a synthetic question, all from one passage; the others are light
+_BATCH = 64  # questions of one product of the peer
 
 
 def draw_synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
@@ -74,7 +74,7 @@ def _take_terms(row: np.ndarray, count: int) -> np.ndarray:
 
 
 def encode_texts(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
-    """Return passages and questions of files, or the demo's, as a model weighs them."""
+    """Encode the passages and questions of files, or the demo's, with a model."""
     count = min(options.count, len(demo_passages())) if options.passages is None else options.count
     rows, questions = drawn(options.passages, options.questions, count, options.asked)
     encoder = SparseEncoder.load(options.model)
@@ -83,7 +83,7 @@ def encode_texts(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, i
 
 
 def write_parts(rows: SparseVectors, parts: int, dim: int, folder: Path) -> None:
-    """Write rows in parts of about equal size."""
+    """Write rows to parts of about equal size."""
     folder.mkdir()
     (folder / "count").write_text(json.dumps([len(rows), dim, parts]))
     bounds = np.linspace(0, len(rows), parts + 1).astype(int)
@@ -93,7 +93,7 @@ def write_parts(rows: SparseVectors, parts: int, dim: int, folder: Path) -> None
 
 
 def build(folder: Path, factory: str) -> float:
-    """Build from the part files in a folder; return CPU seconds."""
+    """Build an index of a folder's part files; return the CPU seconds."""
     began = time.process_time()
     n, dim, parts = json.loads((folder / "count").read_text())
     plan, trained = KIND.plan(IndexRecipe(factory), n, dim), folder / "trained"
@@ -107,7 +107,7 @@ def build(folder: Path, factory: str) -> float:
 
 
 def refresh(rows: SparseVectors, folder: Path, dim: int) -> dict[str, float | bool]:
-    """Derive the index after a month, in which one passage in 140 was replaced, from the one before."""
+    """Derive an index from its parent after one passage in 140 was replaced; compare it with a build."""
     rng, plan = np.random.default_rng(11), KIND.plan(IndexRecipe("Impact"), len(rows), dim)
     base_rows = np.where(rng.random(len(rows)) < 1 / 140, -1, np.arange(len(rows)))
     new_rows = np.flatnonzero(base_rows < 0)
@@ -140,14 +140,14 @@ def open_impact_index(folder: Path, factory: str) -> ImpactIndex:
 
 
 class Peer:
-    """All scores by one product of sparse matrices, and the k best of each question."""
+    """Computes all scores as a product of sparse matrices, and sorts the k best of each question."""
 
     def __init__(self, rows: SparseVectors, dim: int) -> None:
-        weights = rows.weights.astype(np.float64)  # whole numbers, and sums of them, are exact
+        weights = rows.weights.astype(np.float64)  # exact, since the sums are whole numbers
         self.terms = csr_matrix((weights, rows.terms, rows.offsets), shape=(len(rows), dim)).T.tocsr()
 
     def search(self, questions: Vectors, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (q, k) scores in units and rows, ties in any order."""
+        """Return (q, k) scores in units, and rows; ties are in any order."""
         batches = [self._batch(questions[first : first + _BATCH], k) for first in range(0, len(questions), _BATCH)]
         scores, rows = zip(*batches, strict=True)
         return np.concatenate(scores), np.concatenate(rows)
@@ -169,15 +169,15 @@ class Peer:
 
     @property
     def size(self) -> int:
-        """Bytes, were each weight one byte."""
+        """The bytes of the matrix if a weight took one byte."""
         return self.terms.nnz * 5 + self.terms.indptr.nbytes
 
 
 def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds: int) -> dict[str, float]:
-    """Return each side's questions per CPU second: the median of rounds in which they take turns."""
+    """Return each side's questions per CPU second, as the median of rounds in which the sides take turns."""
     round_seconds: dict[str, list[float]] = {name: [] for name in sides}
     for search in sides.values():
-        search()  # compiled, and its pages read
+        search()  # compiles, and reads the pages of the file
     for _ in range(rounds):
         for name, search in sides.items():
             began = time.process_time()

@@ -47,8 +47,8 @@ from rag_model.retrieve.fusion import fuse
 from rag_model.training.data.examples import build_passage
 
 DEPTH = 100  # passages of each list that are fused
-K = 60  # of the fusion
-WARM_UP = 8  # texts, before the clock starts
+K = 60  # the constant of reciprocal rank fusion
+WARM_UP = 8  # texts of the warm-up
 Encode = Callable[[list[str], list[str]], Any]
 Rows = Any  # (q, k) rows, the best first
 
@@ -74,7 +74,7 @@ def join_texts(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
 def time_encoding(
     load: Callable[[str], Encode], folder: str, titles: list[str], texts: list[str]
 ) -> tuple[list[float], Any]:
-    """Encode in this process, one half after the other; return the CPU seconds of each, and some of the vectors."""
+    """Encode both halves of the texts in this process; return the CPU seconds of each, and a sample of the vectors."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     encode = load(folder)
@@ -142,14 +142,14 @@ def search_exact(folder: str, corpus: Sequence[dict[str, Any]], questions: list[
 
 
 class Reranker:
-    """A cross-encoder, and the scores of the pairs that it has read."""
+    """A cross-encoder with a cache of the scores of pairs."""
 
     def __init__(self, folder: Path, corpus: Sequence[dict[str, Any]], questions: list[str]) -> None:
         self._model, self._corpus, self._questions = CrossEncoder.load(folder, device="cpu"), corpus, questions
         self._known: dict[tuple[int, int], float] = {}
 
     def __call__(self, ranked: Rows, n_questions: int, depth: int) -> Rows:
-        """Return the first `depth` of the first `asked` questions in the order of their scores."""
+        """Rank the first `depth` rows of each of the first `n_questions` questions by their scores."""
         pairs = [(q, int(row)) for q in range(n_questions) for row in ranked[q][:depth] if row >= 0]
         unread_pairs = [pair for pair in pairs if pair not in self._known]
         passages = [self._corpus[row] for _, row in unread_pairs]
@@ -163,7 +163,7 @@ class Reranker:
 
 
 class Judge:
-    """What each question is worth in a list: an answer among the first 20, and where the gold paragraph stands."""
+    """Computes the Success@20 of each question, and its nDCG@10 where gold paragraphs are named."""
 
     def __init__(self, corpus: Sequence[dict[str, Any]], question_rows: Sequence[dict[str, Any]]) -> None:
         self._texts = [passage["text"] for passage in corpus]

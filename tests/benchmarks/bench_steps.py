@@ -31,18 +31,18 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 
 KINDS = ("pools", "online", "ict", "dpr")
-Side = tuple[Callable[..., Any], tuple[Any, ...]]  # makes modules and the loss of a step, from its arguments
+Side = tuple[Callable[..., Any], tuple[Any, ...]]  # builds a step's modules and loss; its arguments
 
 
 def run(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int, take: Callable[..., Any]) -> list[Step]:
-    """Make one side, and take steps."""
+    """Build one side, and run its steps."""
     module, loss = side(*arguments)
     step_results: list[Step] = take(module, loss, steps, 1e-6)
     return step_results
 
 
 def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) -> dict[str, Any]:
-    """Run both sides in turns."""
+    """Run both sides in turns and compare them."""
     runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
     for _ in range(options.rounds):
         for take, (side, arguments) in zip((taken.ours, taken.plain), sides, strict=True):
@@ -83,7 +83,7 @@ def build_sides(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Si
 
 
 def main() -> None:
-    """Compare each kind."""
+    """Compare each kind of step; print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = {"passages": 80, "questions": 2, "proposed": 6, "batch": 6, "steps": 2, "rounds": 1}
     for name, default in sizes.items():

@@ -35,17 +35,17 @@ from rag_model.reading.settings import ReaderSettings
 from rag_model.reading.writers.writer import Prompt
 from rag_model.store import Snapshot, Store
 
-_WAITS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}  # as the service sets them
-_REST = 0.1  # seconds between two looks at whether the service rests
+_WAITS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}  # like the service
+_REST = 0.1  # seconds between two readings of the service's CPU time
 
 
 @dataclass(frozen=True, slots=True)
 class FirstWord:
-    """What came of one question, in milliseconds from asking."""
+    """Latencies of one question, in milliseconds."""
 
     passages: float
     word: float
-    bare: float  # the first word of the model alone
+    bare: float  # until the first word of the bare model
 
 
 def random_llama(folder: Path) -> Path:
@@ -72,7 +72,7 @@ def random_llama(folder: Path) -> Path:
 
 
 def time_stream(address: str, question: str) -> tuple[float, float]:
-    """Return the milliseconds to the passages and to the first word; then leave, so that the service stops."""
+    """Return the milliseconds to the passages and to the first word, then disconnect, so that the service stops."""
     connection = HTTPConnection(address)
     began, passages = time.perf_counter(), 0.0
     body = json.dumps({"questions": [question], "k": K, "stream": True})
@@ -90,7 +90,7 @@ def time_stream(address: str, question: str) -> tuple[float, float]:
 
 
 def time_bare_model(writer: Any, prompt: Prompt) -> float:
-    """Return the milliseconds to the first word of a model that is given a prompt."""
+    """Return the milliseconds to the first word that a model generates from a prompt."""
     word_times: list[float] = []
     began = time.perf_counter()
     with suppress(StoppedError):
@@ -99,7 +99,7 @@ def time_bare_model(writer: Any, prompt: Prompt) -> float:
 
 
 def until_idle(process: int) -> None:
-    """Wait until the service has given up the answer that was left: its model must not compute beside the bare one."""
+    """Wait until the service has stopped generating the abandoned answer, so that it does not slow the bare model."""
     previous_seconds = -1.0
     while (current_seconds := cpu_seconds(process)) > previous_seconds + 0.01:
         previous_seconds = current_seconds
@@ -107,7 +107,7 @@ def until_idle(process: int) -> None:
 
 
 def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, Any]:
-    """Ask both, question by question; return the report."""
+    """Ask the service and the bare model each question in turn; return the report."""
     settings, latencies = ReaderSettings("concat"), []
     options = ("--model", str(model), "--reader", "concat", "--poll", "60")
     with (
@@ -117,7 +117,7 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
         reader: Any = open_reader(snapshot, str(folder / "store"), str(model), None, settings)[1]
         prompts = [reader.build_prompt(q, reader.build_context(q, hits)) for q, hits in _retrieve(reader, questions)]
         time_bare_model(reader.writer, prompts[0])
-        time_stream(address, questions[0])  # warm
+        time_stream(address, questions[0])  # warm-up
         for question, prompt in zip(questions, prompts, strict=True):
             passages, word = time_stream(address, question)
             until_idle(process)
@@ -147,7 +147,7 @@ def _median(latencies: Sequence[FirstWord], name: str) -> float:
 
 
 def main() -> None:
-    if not _WAITS.items() <= os.environ.items():  # libraries read them when they are loaded
+    if not _WAITS.items() <= os.environ.items():  # libraries read these variables when they are loaded
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_WAITS})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     offer(parser, count=300)
