@@ -34,7 +34,7 @@ _MAX_GROUP_DEPTH = 20  # of groups of shapes within groups
 class Office(IsolatedFiles):
     """Files of Microsoft Office and LibreOffice: .docx, .odt, .pptx and .xlsx."""
 
-    version = f"2, {format_versions('mammoth', 'odfdo', 'python-pptx', 'openpyxl', 'lxml', 'markdown-it-py')}"
+    version = f"3, {format_versions('mammoth', 'odfdo', 'python-pptx', 'openpyxl', 'lxml', 'markdown-it-py')}"
     libraries: ClassVar = {".docx": "mammoth", ".odt": "odfdo", ".pptx": "pptx", ".xlsx": "openpyxl"}
     endings = frozenset(libraries)
     max_bytes = 64 << 20
@@ -82,13 +82,17 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
             data = source.read(name)
             if b"vanish" in data:
                 root = etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True))
-                for mark in [*root.iter("{*}vanish")]:
-                    run, is_hidden = mark.getparent().getparent(), not {*mark.attrib.values()} & {"0", "false", "off"}
-                    if is_hidden and etree.QName(run).localname == "r":
+                runs = {mark.getparent().getparent() for mark in root.iter("{*}vanish") if _is_on(mark)}
+                for run in runs:  # a run may have the mark twice
+                    if etree.QName(run).localname == "r":
                         run.getparent().remove(run)
                 data = etree.tostring(root)
             target.writestr(name, data)
     return file
+
+
+def _is_on(mark: Any) -> bool:
+    return not {*mark.attrib.values()} & {"0", "false", "off"}
 
 
 def _read_open_document(path: Path) -> ParsedFile:

@@ -23,6 +23,7 @@ from rag_model.process import serve_calls
 
 _LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
 _MAX_BOOKMARKS = 100_000
+_MAX_TABLE_ITEMS = 10_000_000  # objects and characters of a file that are searched for tables, at about 4 us each
 _DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
@@ -30,7 +31,7 @@ _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 class Pdf(IsolatedFiles):
     """PDF files with text; pages without text, such as scanned ones, are left out."""
 
-    version = f"2, {format_versions('pypdfium2')}"
+    version = f"3, {format_versions('pypdfium2')}"
     endings = frozenset({".pdf"})
     max_bytes = 256 << 20
     module = "rag_model.corpus.dump_formats.pdf"
@@ -65,12 +66,12 @@ def _find_chapters(document: Any) -> dict[int, str]:
 
 def _iter_pages(document: Any, chapters: Mapping[int, str], pdfium: Any) -> Iterator[tuple[str, str]]:
     """Yield a heading (chapter and page number) and the text of each page with text."""
-    chapter = ""
+    chapter, budget = "", iter(range(_MAX_TABLE_ITEMS))
     for number in range(len(document)):
         chapter, builder = chapters.get(number, chapter), SectionBuilder()
         try:
             page = document[number]
-            for block in split_page(pdfium.raw, page, page.get_textpage()):
+            for block in split_page(pdfium.raw, page, page.get_textpage(), budget):
                 if isinstance(block, str):
                     for paragraph in _join_lines(block):
                         builder.add_block(paragraph)

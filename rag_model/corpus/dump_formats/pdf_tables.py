@@ -57,6 +57,12 @@ class _Character(NamedTuple):
         height = self.bottom - self.top
         return self.left - last.right < max_gap * height and abs(self.bottom - last.bottom) < height / 2
 
+    def is_sideways(self, last: "_Character") -> bool:
+        """Return whether it is above or below the letter before it in a word, as in a rotated table."""
+        common_height = min(self.bottom, last.bottom) - max(self.top, last.top)
+        is_beside = 4 * common_height > min(self.bottom - self.top, last.bottom - last.top)
+        return self.text.isalnum() and last.text.isalnum() and not is_beside
+
 
 class _Grid:
     """Cells between lines; where the line between two is missing, they may be one cell."""
@@ -88,15 +94,17 @@ class _Grid:
             if is_new_line and last_place != (row, bands[row], column):  # after the other cells of a row without a line
                 bands[row], last, is_new_line = bands[row] + 1, None, False
             place = last_place = row, bands[row], column
-            if last != i - 1:
-                before = characters[i - 1]
+            before = characters[i - 1]
+            if last == i - 1:
+                n_cuts += characters[i].is_sideways(before)
+            else:
                 n_cuts += bool(before.text.strip()) and characters[i].follows(before, _LETTER_GAP)
                 texts[place].append("\n" if is_new_line else "" if last is None else " ")
             texts[place].append(characters[i].text)
             last_positions[place] = i
         rows, columns = sorted({place[:2] for place in texts}), sorted({place[2] for place in texts})
         n_cells = len({(firsts[row, column], band) for row, band in rows for column in columns})
-        table = [["".join(texts.get((*row, column), "")) for column in columns] for row in rows]
+        table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in rows]
         for (row, _), values in zip(rows, table, strict=True):
             if row not in ruled_rows and sum(map(bool, values)) == 1:
                 values.sort(key=bool, reverse=True)  # a heading of the rows below
@@ -128,13 +136,17 @@ class _Grid:
         return firsts
 
 
-def split_page(raw: Any, page: Any, text_page: Any) -> Iterator[str | Rows]:
-    """Yield the prose and the tables of a page in reading order."""
+def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> Iterator[str | Rows]:
+    """Yield the prose and the tables of a page in reading order.
+
+    Each object and character takes an item of `budget`, which the pages of a file share; once it is
+    empty, pages have no tables.
+    """
     transform = _ROTATIONS[page.get_rotation()]
     edges = _iter_edges(raw, page, raw.FPDFPage_GetObject, raw.FPDFPage_CountObjects(page), transform)
-    grids = _find_grids(list(islice(edges, _MAX_OBJECTS)))
+    grids = _find_grids([edge for _, edge in zip(budget, islice(edges, _MAX_OBJECTS), strict=False)])
     n_characters = raw.FPDFText_CountChars(text_page)
-    is_readable = grids and n_characters <= _MAX_CHARACTERS
+    is_readable = grids and n_characters <= _MAX_CHARACTERS and len([*islice(budget, n_characters)]) == n_characters
     characters = [_read_character(raw, text_page, i, transform) for i in range(n_characters if is_readable else 0)]
     prose = dict(enumerate(characters))
     tables: dict[int, Rows] = {}  # by the position of the first character
@@ -150,7 +162,12 @@ def split_page(raw: Any, page: Any, text_page: Any) -> Iterator[str | Rows]:
         return
     for start, end in pairwise(sorted({0, *tables, n_characters})):
         yield from [tables[start]] if start in tables else []
-        yield "".join(prose[i].text for i in range(start, end) if i in prose)
+        yield _join_characters(prose[i].text for i in range(start, end) if i in prose)
+
+
+def _join_characters(texts: Iterable[str]) -> str:
+    """Return a text; PDFium gives the two halves of a character beyond U+FFFF, such as an emoji."""
+    return "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_character(raw: Any, text_page: Any, i: int, transform: _Transform) -> _Character:

@@ -12,6 +12,7 @@ from zipfile import ZipFile
 import odfdo
 import openpyxl
 import pptx
+import pypdfium2
 import pytest
 
 from flows.outcome import BuildOutcome
@@ -21,6 +22,7 @@ from rag_model.corpus.dump_formats.dump_format import get_part_format
 from rag_model.corpus.dump_formats.markup_files import HTML, MARKDOWN
 from rag_model.corpus.dump_formats.office import OFFICE
 from rag_model.corpus.dump_formats.pdf import PDF
+from rag_model.corpus.dump_formats.pdf_tables import split_page
 from rag_model.corpus.dump_formats.source_code import _GRAMMAR_BY_ENDING, SOURCE_CODE
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
@@ -471,10 +473,13 @@ PRINTED = """<style>table {border-collapse: collapse} td, th {padding: 4px 8px}
 <p>Ports and cities.<table class=ruled style="width: 16em">
 <tr><th>Region<th>City<th>Remark<tr><td rowspan=2>Europe<td>Berlin<td>A remark of several lines.
 <tr><td><u>Paris</u><td><tr><td colspan=2>Somewhere else<td>None.</table>
-<p>A striped table:<table class=striped><tr><th>Port<th>Use<tr><td>5432<td>the catalog<tr><td>80<td>a <b>web</b> page
+<p>A striped table:<table class=striped><tr><th>Port<th>Use<tr><td>5432<td>the catalog<tr><td>80
+<td>a <b>web</b> page \U0001d518
 </table><p>Inner lines.<table class=inner><tr><th>k<td>1<tr><th>m<td>2</table>
 <div style="border: 3px solid; padding: 9px"><h1 style="background: #ccc">A slide</h1>Its <u>text</u>.</div>
 <style>div p {border: 1px solid}</style><div style="display: flex; gap: 3em"><p>One box. <p>Two boxes.</div>
+<table class=ruled style="transform: rotate(90deg); width: 7em; margin: 3em 0">
+<tr><td>Gamma<td>Delta<tr><td>Kappa<td>Lambda</table>
 <svg height=80><path d="M0 0V60H90V0z" fill=none stroke=#000 />
 <path d="M9 60V9H30V60zM30 60V30H50V60z" /><text y=75>Bars"""
 
@@ -486,10 +491,10 @@ def test_ruled_tables_of_a_printed_page_are_blocks_and_boxes_are_text() -> None:
     assert text.split("\n\n") == [
         "Ports and cities.",
         "Region | City | Remark\nEurope | Berlin | A remark of several lines.\n | Paris\nSomewhere else |  | None.",
-        "A striped table:\nPort | Use\n5432 | the catalog\n80 | a web page",
+        "A striped table:\nPort | Use\n5432 | the catalog\n80 | a web page \U0001d518",
         "Inner lines.",
         "k | 1\nm | 2",
-        "A slide\nIts text.\nOne box. Two boxes.\nBars",
+        "A slide\nIts text.\nOne box. Two boxes.\nBars\nGamma Delta\nKappa Lambda",
     ]
 
 
@@ -511,6 +516,15 @@ def test_rows_between_which_no_line_is_are_told_apart_by_the_order_of_their_text
     lines += " ".join(f"{x} 10 m {x} -23 l S" for x in (-5, 35, 80))
     ((_, text), _) = PDF.parse(build_pdf([texts, ["b"]], drawing=lines), "a.pdf").sections
     assert text == "name | use\npostgres | catalog\nredis | cache"
+
+
+def test_pages_after_very_many_objects_have_no_tables() -> None:
+    texts = ["a) Tj 80 0 Td (b", ") Tj -80 0 Td (c) Tj 80 0 Td (d"]
+    lines = "-5 8 80 -28 re 30 8 m 30 -20 l S -5 -4 m 75 -4 l S"
+    budget = iter(range(60))  # a page needs 34
+    with pypdfium2.PdfDocument(build_pdf([texts] * 3, drawing=lines)) as document:
+        pages = [[*split_page(pypdfium2.raw, page, page.get_textpage(), budget)] for page in document]
+    assert [page[0] for page in pages] == [[["a", "b"], ["c", "d"]], "a\r\nb\r\ncd", "a\r\nb\r\ncd"]
 
 
 def test_a_page_with_too_many_paths_is_text() -> None:
@@ -580,7 +594,7 @@ def test_a_word_file_has_sections_by_headings() -> None:
 
 def test_hidden_and_deleted_text_of_a_word_file_is_left_out() -> None:
     runs = (
-        "<w:r><w:rPr><w:vanish/></w:rPr><w:t>Hidden. </w:t></w:r>"
+        "<w:r><w:rPr><w:vanish/><w:vanish/></w:rPr><w:t>Hidden. </w:t></w:r>"
         "<w:del><w:r><w:delText>Deleted. </w:delText></w:r></w:del>"
         '<w:r><w:rPr><w:vanish w:val="0"/></w:rPr><w:t>Shown. </w:t></w:r>'
         "<w:ins><w:r><w:t>Inserted.</w:t></w:r></w:ins>"
