@@ -1,19 +1,18 @@
-"""Cited answers by a real small model as it comes: all passages in one prompt, beside closed book and RAG-Sequence.
+"""Measure cited answers of a small model without training, beside closed book and RAG-Sequence.
 
-Natural Questions with short answers (`train_triples`), over a library of their contexts and other passages
-(`cited_questions`: of every fourth question the context is left out, so that some cannot be answered). The same k
-passages, found by MiniLM, are read in one prompt with citations, and each apart by RAG-Sequence; closed book reads
-none. On test questions all is measured: EM, F1, answers that hold a gold answer, citation recall and precision,
-override, answers that a passage supports, seconds and tokens, each with its 95 % interval over the questions. Signal
-and threshold of abstaining are chosen on dev questions and measured on the test's; an answer counts as right there if
-it holds a gold answer, since a chat model answers in sentences. A table, then one JSON line.
+The questions are Natural Questions with short answers (`train_triples`), over a library of their contexts and other
+passages. The context of every fourth question is left out, so that some cannot be answered (`cited_questions`). MiniLM
+retrieves k passages. They are read in one prompt with citations, and separately by RAG-Sequence; closed book reads
+none. The test questions measure EM, F1, answers that hold a gold answer, citation recall and precision, override,
+answers that a passage supports, seconds and tokens, each with a 95 % interval over the questions. Signal and threshold
+of abstaining are chosen on dev questions and measured on test questions. There an answer is right if it holds a gold
+answer, since a chat model answers in sentences. Prints a table, then one JSON line.
 
-`--model DIR` is a decoder-only generator, a folder or one with a GGUF file; `--model openai:NAME` one behind the
-endpoint that the environment names, which tells no likelihood of given texts: then there is no RAG-Sequence, and no
-likelihood closed book. Answers are kept in the store in `--work`: a run that was stopped goes on there.
-
-The default is small, and shows that it runs. `python tests/benchmarks/bench_cited.py --data FOLDER --model DIR [--dev
-60 --test 120]`
+`--model DIR` is a decoder-only generator, a folder or one with a GGUF file. `--model openai:NAME` is a model behind the
+endpoint that the environment names. An endpoint returns no likelihoods of given texts, so RAG-Sequence and the closed
+book likelihood are left out. The store in `--work` keeps the answers, so that an interrupted run can continue.
+The default is small, and only shows that the benchmark runs.
+`python tests/benchmarks/bench_cited.py --data FOLDER --model DIR [--dev 60 --test 120]`
 """
 
 import argparse

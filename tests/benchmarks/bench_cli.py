@@ -1,9 +1,9 @@
-"""One question on the command line beside bare scripts: CPU seconds and memory of the whole process.
+"""Measure one search on the command line beside bare scripts: CPU seconds and memory of the whole process.
 
-One JSON line. `bookwheel search` of a small store of the demo's passages runs in turns with two scripts that do what it
-cannot do without: import torch, encode the question, open the index with faiss and search it. `script` loads the
-encoder as bookwheel does, `transformers` as its users do. `ratio` is of the script's CPU seconds, the median of the
-rounds; no script opens a store, checks a digest or reads a passage.
+`bookwheel search` of a small store of the demo's passages takes turns with two scripts that do only the necessary: they
+import torch, encode the question, open the index with faiss and search it. `script` loads the encoder like bookwheel,
+`transformers` like its users. `ratio` compares with the CPU seconds of `script`, by the median of the rounds; the
+scripts open no store, verify no digest and read no passage. Prints one JSON line.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Embedding on a CPU, beside sentence-transformers `encode` at its defaults: same model, texts and threads.
+"""Measure embedding on a CPU beside sentence-transformers' `encode` at its defaults: same model, texts and threads.
 
-The two run in processes of their own and take turns, so neither has the machine at a better moment; medians
-are compared. Prints one JSON line. `python tests/benchmarks/bench_embedding.py [--texts 700] [--threads 2]`.
+Both sides run in their own processes and take turns, so that a busy machine slows both; their medians are compared.
+Prints one JSON line. `python tests/benchmarks/bench_embedding.py [--texts 700] [--threads 2]`.
 """
 
 import argparse

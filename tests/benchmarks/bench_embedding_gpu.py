@@ -1,11 +1,10 @@
-"""Embedding on a GPU: passages a second, and the share of the matrix-multiply rate of the same run.
+"""Measure embedding on a GPU: passages a second, and the share of the matrix-multiply rate of the same run.
 
-Needs torch, transformers and numpy alone: BERT-base of random weights, passages of random tokens with the
-lengths of real 100-word passages, no network. The path is production's, ids in, vectors out; beside it
-transformers' class encodes the first window. On a CPU it runs a tiny model, to be tested. FLOPs are
-counted on real tokens: padding is no work. `from_text_per_s` encodes as many texts as the windows have with a
-tokenizer, which a GPU overlaps with its work: `overlap` is that rate over the rate from ids, 1 if
-tokenisation costs nothing. Prints one JSON line.
+Needs only torch, transformers and numpy: a BERT-base of random weights, and passages of random tokens with the lengths
+of real 100-word passages. It runs production's path from ids to vectors; transformers' class encodes the first window
+beside it. On a CPU it uses a tiny model, as a test. FLOPs are counted on real tokens, without padding.
+`from_text_per_s` is the rate of encoding as many texts with a tokenizer, whose work overlaps with that of the GPU;
+`overlap` is this rate over the rate from ids, and 1 if tokenising costs nothing. Prints one JSON line.
 From the repository's root: `python -m tests.benchmarks.bench_embedding_gpu [--windows 4]`.
 """
 

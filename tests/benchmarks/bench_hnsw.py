@@ -1,14 +1,14 @@
-"""HNSW by cells beside one-shot faiss at the same M and efConstruction: CPU, critical path, memory, recall.
+"""Measure HNSW by cells beside one-shot faiss at equal M and efConstruction: CPU, critical path, memory and recall.
 
-One JSON line. Both build the same factory over the same synthetic vectors in the same run, each stage in a process of
-its own with one thread. `cpu_ratio`: all stages of ours (k-means, assignment, scatter, shards, merge) over one shot;
-`critical_ratio`: k-means, largest scatter, largest shard and merge over one shot; `shortfall_…`: the most that one
-shot's recall@k is above ours at equal distance computations, negative where ours is better everywhere; `merge_…` memory
-is anonymous; `unreachable` nodes are counted by plain faiss and numpy.
+Both sides build the same factory over the same synthetic vectors, each stage in its own process with one thread.
+`cpu_ratio` is all our stages (k-means, assignment, scatter, shards, merge) over one shot; `critical_ratio` is k-means,
+the largest scatter, the largest shard and the merge over one shot. `shortfall_…` is the most by which one shot's
+recall@k exceeds ours at equal distance computations, and negative where ours is always better. `merge_…` memory is
+anonymous; `unreachable` nodes are counted by plain faiss and numpy. Prints one JSON line.
 
 `--sizes A,B,C` repeats it with cells in proportion, for CPU per vector and critical path as n grows;
-`--norms 0,0.1,0.3` repeats it for log-normal norms, `--augment` builds ours also over vectors with one more dimension,
-which makes all norms equal. Defaults take about a minute; the figures at a million are of
+`--norms 0,0.1,0.3` repeats it for log-normal norms; `--augment` also builds our index over vectors with one more
+dimension, which makes all norms equal. The defaults take about a minute; the figures at a million vectors need
 
     python tests/benchmarks/bench_hnsw.py --n 1000000 --cells 16 --jobs 2
 """

@@ -1,10 +1,10 @@
-"""What each kind of index costs in memory for Wikipedia, and what it finds: a table to choose by.
+"""Measure the memory of each kind of index for Wikipedia, and its recall: a table for choosing an index.
 
-One JSON line. Bytes are projected for 21,015,324 passages of 768 dimensions, by the library's own estimate; recall@k
-is measured at `--n`, over synthetic vectors or over real passages (`--passages`, MiniLM's 384 dimensions), at the
-search setting that an index has by default, and `at_most`: as much as it can find, with every list or 512 candidates.
-The exact vectors that `Refine(vectors)` reads are counted apart: they are the embeddings, on disk already.
-`--markdown FILE` writes the table. Defaults take about a minute; in earnest `--n 100000 --dim 768`, OPQ apart.
+Bytes are estimated for 21,015,324 passages of 768 dimensions by the library's own estimate. Recall@k is measured at
+`--n`, over synthetic vectors or real passages (`--passages`, MiniLM's 384 dimensions), at the index's default search
+setting and at its widest, `at_most`, with every list or 512 candidates. The exact vectors that `Refine(vectors)` reads
+are counted separately, since they are the embeddings on disk. `--markdown FILE` writes the table. Prints one JSON line.
+The defaults take about a minute; the full measurement is `--n 100000 --dim 768`, without OPQ.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""MUVERA: one vector made of a passage's token vectors, searched by indexes of single vectors, beside exact MaxSim.
+"""Measure MUVERA, which encodes a passage's token vectors as one vector for single-vector indexes, beside exact MaxSim.
 
-One JSON line. For each index over the fixed vectors: how many candidates hold the passage that MaxSim over all passages
-puts first, for 95 % of the questions (the paper's measure: recall@N of the exact nearest, arXiv 2405.19504, figure 3);
-that share for 100 candidates; bytes a passage; CPU seconds to build; milliseconds a question for 100 candidates.
-`Flat` compares all fixed vectors: what it loses the encoding loses, and what the others lose beyond it the index loses.
-`rank by one vector` is the same of MiniLM's own vectors, searched exactly. Data and options as of `bench_maxsim.py`.
+For each index over the fixed vectors the line has: how many candidates contain the passage that MaxSim ranks first, for
+95 % of the questions (the paper's recall@N of the exact nearest, arXiv 2405.19504, figure 3); that share for 100
+candidates; bytes a passage; CPU seconds to build; and milliseconds a question for 100 candidates. `Flat` compares all
+fixed vectors, so its loss is the encoding's, and any further loss is an index's. `rank by one vector` is the
+same for MiniLM's own vectors, searched exactly. Data and options are those of `bench_maxsim.py`. Prints one JSON line.
 """
 
 import argparse

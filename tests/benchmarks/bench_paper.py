@@ -1,16 +1,17 @@
-"""The paper in small: which relative findings of Lewis et al. 2020 hold for small models on two cores.
+"""Test on two cores which relative findings of Lewis et al. 2020 also hold for small models.
 
-Two parts. With `--data FOLDER --generator DIR` real models on real passages, nothing trained: questions, texts, clues
-and claims, each by RAG-Sequence, RAG-Token and closed book (`paper_questions` says how they are drawn, and that the
-claims are made). Without them, or with `--subjects N` beside them, a made world, where retriever and generator learn:
-learned, frozen and BM25 retrieval (table 6), more passages (figure 3), two indexes whose facts differ (section 4.5).
+There are two parts. `--data FOLDER --generator DIR` uses real models and passages without training: questions, texts,
+clues and claims, each by RAG-Sequence, RAG-Token and closed book (`paper_questions` describes the samples and the
+generated claims). Without these options, or with `--subjects N` beside them, a world is generated in which retriever
+and generator learn: trained, frozen and BM25 retrieval (table 6), more passages (figure 3), and two indexes whose facts
+differ (section 4.5).
 
-Prints a table, their figures beside ours, with the paired difference, its 95 % interval over the questions, and a
-verdict: reproduced (above 0), not reproduced (below), undecidable at this size (`paper_verdicts`). Figures of ours are
-no measure of the paper's models: only the direction is compared. Then one JSON line. `--spans DIR` adds an extractive
-reader.
+Prints a table of the paper's figures and ours, with the paired difference, its 95 % interval over the questions, and a
+verdict: reproduced (above 0), not reproduced (below), undecidable at this size (`paper_verdicts`). Only the direction
+is compared, since our figures are no measure of the paper's models. Then prints one JSON line. `--spans DIR` adds an
+extractive reader.
 
-Either part takes less than two minutes by default, and most of its verdicts are undecidable. For more:
+By default each part takes less than two minutes, and most verdicts are undecidable. For more:
 
     python tests/benchmarks/bench_paper.py --data FOLDER --generator DIR --questions 40 --subjects 60 --steps 100
         --made-questions 240 --seeds 2

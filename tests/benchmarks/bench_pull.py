@@ -1,10 +1,10 @@
-"""`pull` from a real S3 server on this machine beside s3fs's own recursive get of the same bytes.
+"""Measure `pull` from an S3 server on this machine beside s3fs's own recursive get of the same bytes.
 
-One JSON line: megabytes a second of both, their ratio, every round, peak memory of each process, sizes; what the
-memory-mapped copy of the passages costs, and what it saves on reading 20 random passages. The snapshot is made
-up: kinds of files in the proportions of English Wikipedia's, passages real Parquet, the rest incompressible.
-`pull` verifies and syncs what it fetches, `get` does neither. Each side runs in a fresh process, in turns.
-`python tests/benchmarks/bench_pull.py [--size 256] [--rounds 5]`, about a minute.
+Prints one JSON line: megabytes a second of both, their ratio, every round, the peak memory of each process, and sizes;
+the cost of the memory-mapped copy of the passages, and its gain in reading 20 random passages. The snapshot is
+generated: its kinds of files have the proportions of English Wikipedia's, its passages are real Parquet, and the rest
+is incompressible. `pull` verifies and syncs the files, `get` does neither. Each side runs in a fresh process, in turns.
+`python tests/benchmarks/bench_pull.py [--size 256] [--rounds 5]` takes about a minute.
 """
 
 import argparse

@@ -1,14 +1,13 @@
-"""The whole `bookwheel reindex` of the demo dump, as a user types it, beside a bare script of the usual tools.
+"""Measure the whole `bookwheel reindex` of the demo dump beside a bare script of common tools.
 
-The bare script (`--bare`, below, a process of its own too) is what one writes in an afternoon: wikiextractor 3.1,
-windows of 100 words, sentence-transformers `encode` at its defaults, and of each index that ours builds the same
-faiss factory string in one shot, with all cores. It has no parts, no workers, no records to resume from, no gate,
-no snapshot. Both start from nothing and take turns. `--work full` is the default recipe (HNSW and IVF-PQ), `--work
-same` leaves ours nothing that the bare script lacks but the gate: windows of 100 words and HNSW alone.
-
-Prints one JSON line a work; `ratio` is their seconds over ours, so 1 or more is no slower, and
-`ratio_a_passage` allows for the passages that each makes of the dump.
-`python tests/benchmarks/bench_reindex.py [--rounds 1] [--work full|same|both]`, about three minutes a round and work.
+The bare script (`--bare`, below, also in its own process) is the work of an afternoon: wikiextractor 3.1, windows of
+100 words, sentence-transformers `encode` at its defaults, and for each of our indexes the same faiss factory string in
+one shot, with all cores. It has no parts, no workers, no resumable records, no gate and no snapshot. Both start from
+nothing and take turns. `--work full` is the default recipe (HNSW and IVF-PQ). `--work same` gives both the same work
+except the gate: windows of 100 words and HNSW alone. Prints one JSON line a work; `ratio` is the script's seconds over
+ours, so that 1 or more is no slower, and `ratio_a_passage` corrects for the number of passages.
+`python tests/benchmarks/bench_reindex.py [--rounds 1] [--work full|same|both]` takes about three minutes a round and
+work.
 """
 
 import argparse

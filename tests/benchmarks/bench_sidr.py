@@ -1,18 +1,18 @@
-"""SiDR: a training step beside a plain loop of the same equations, and an index of bags by how many terms ask it.
+"""Measure SiDR: a training step beside a plain loop of the same equations, and an index of bags by query terms.
 
-One JSON line a measurement. `step`: question and passage encoder begin as MiniLM; the peer is the authors' way in torch
-and transformers, products of all tokens with all words at once. Same weights and batch, equal losses, each in a process
-of its own, in turns; `ratio` is the peer's CPU seconds by ours, `memory_ratio` our peak by its.
+Prints one JSON line a measurement. `step`: both encoders start from MiniLM; the peer is the authors' method in torch
+and transformers, which multiplies all tokens with all words at once. Weights, batch and losses are equal, and each side
+runs in its own process, in turns; `ratio` is the peer's CPU seconds over ours, `memory_ratio` our peak over the peer's.
 
-`terms`: no trained SiDR is shipped, so one is trained here for `--steps` steps, by default few: how much it finds is
-of the machinery, and not of the method. Questions ask the bags by their heaviest n terms, for n of 4 to all 768:
-recall of the first 20 against all terms, questions a second, and Success@20. Beside it stand BM25, an index of SiDR's
-own weights, and 20 proposals of the bags in the order of today's encoder. `refresh` has what a changed encoder costs
-either index: encoding and indexing all passages, or nothing.
+`terms`: no trained SiDR is shipped, so one is trained here for `--steps` steps, few by default; its Success is one of
+the machinery, and not of the method. Questions search the bags with their heaviest n terms, for n of 4 to all 768:
+recall of the first 20 against all terms, questions a second, and Success@20. The peers are BM25, an index of SiDR's own
+weights, and 20 proposals of the bags in the order of the current encoder. `refresh` is the cost of a changed encoder
+for each index: encoding and indexing all passages, or nothing.
 
 `--passages FILE --questions FILE` are JSON lines, plain or .xz (`title`, `text`; `question`, `answers`), by default the
-demo's; `--train FILE` has triples (`question`, `context`, `answers`), by default leads that are asked by their titles.
-`python tests/benchmarks/bench_sidr.py`, about two minutes.
+demo's; `--train FILE` has triples (`question`, `context`, `answers`), by default questions about the titles of
+passages. `python tests/benchmarks/bench_sidr.py` takes about two minutes.
 """
 
 import argparse

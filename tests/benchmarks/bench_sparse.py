@@ -1,17 +1,17 @@
-"""Weighted terms as an index of a snapshot, beside a product of sparse matrices: questions per second, build, bytes.
+"""Measure weighted terms as an index of a snapshot beside a product of sparse matrices: speed, build and bytes.
 
-One JSON line. The peer holds the same weights as one scipy CSR matrix, terms by passages, multiplies the questions'
-matrix with it and sorts what comes out: all scores are computed, as bm25s does. Both sides have one thread and take
-turns over the same questions in every round; figures are medians of rounds. Scores must be equal to the last digit, and
-8 parts must merge to the bytes of one. `ratio` is our questions per second by the peer's. `refresh` derives the index
-of a later month from it: the CPU seconds by those of a build, and the share of the bytes that a pull fetches by the
-share of the passages that changed.
+The peer holds the same weights as one scipy CSR matrix, terms by passages, multiplies it with the questions' matrix and
+sorts the product, so that it computes all scores, like bm25s. Both sides have one thread and take turns over the same
+questions in every round; figures are medians of rounds. Scores must be equal to the last digit, and 8 parts must merge
+to the bytes of one. `ratio` is our questions a second over the peer's. `refresh` derives the index of the next month
+from its parent: its CPU seconds over those of a build, and the share of the bytes that a pull fetches over the share of
+the passages that changed. Prints one JSON line.
 
-By default all is synthetic: 128 terms a passage of a vocabulary of 30,522, drawn by Zipf's law, weights by a gamma
-distribution; 32 terms a question, 8 heavy ones of a passage and light ones by Zipf's law. No trained model is used.
+By default all data is synthetic: 128 terms a passage of a vocabulary of 30,522, drawn by Zipf's law, with weights of a
+gamma distribution; and 32 terms a question, 8 heavy ones of one passage and light ones by Zipf's law.
 `--model FOLDER` encodes the demo's passages, or those of `--passages FILE --questions FILE` (JSON lines, plain or .xz,
-with `title` and `text`, and `question`), by any masked-language model: one that was not trained for it weighs almost
-every term, and its figures are of the machinery alone.
+with `title` and `text`, and `question`), with any masked-language model. One that was not trained for this gives weight
+to almost every term, and its figures describe the machinery alone.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""The first word of a streamed answer: `bookwheel serve --reader concat` beside the bare model with the same prompt.
+"""Measure the first word of a streamed answer: `bookwheel serve --reader concat` beside the bare model.
 
-One JSON line. Each question is asked of the service, then its prompt is given to the model alone, by the same writer in
-this process; `ratio` is the median time to the first word of the service by that of the bare model. The service's time
-has all else in it too: HTTP, encoding, the search, the events. By default the model is a Llama of 6 layers with random
-weights, and passages and questions are the demo's; in earnest
+Each question is sent to the service; then its prompt is given to the model alone, by the same writer in this process.
+`ratio` is the service's median time to the first word over that of the bare model. The service's time also includes
+HTTP, encoding, the search and the events. Prints one JSON line. By default the model is a Llama of 6 layers with random
+weights, and passages and questions are the demo's; the full measurement is
 
     python tests/benchmarks/bench_stream.py --model FOLDER --passages passages.jsonl.xz --questions a.jsonl.xz
 """
