@@ -39,14 +39,14 @@ def alone(work: Callable[..., Any], *arguments: Any, threads: int = 1) -> Spent:
     child = context.Process(target=_serve, args=(theirs, threads, work, arguments))
     child.start()
     theirs.close()
-    status, started, peak = Path("/proc", str(child.pid), "status"), 0.0, 0.0
+    status, started_mb, peak = Path("/proc", str(child.pid), "status"), 0.0, 0.0
     with suppress(EOFError):
-        started = ours.recv()
+        started_mb = ours.recv()
         while not ours.poll(_INTERVAL):
             peak = max(peak, _anonymous_mb(status))
         seconds, cpu_seconds, last, value = ours.recv()
         child.join()
-        return Spent(seconds, cpu_seconds, max(started, peak, last), started, value)
+        return Spent(seconds, cpu_seconds, max(started_mb, peak, last), started_mb, value)
     child.join()
     raise SystemExit(f"{work.__name__} ended with {child.exitcode}")
 
@@ -55,9 +55,9 @@ def _serve(pipe: Connection, threads: int, work: Callable[..., Any], arguments: 
     faiss.omp_set_num_threads(threads)
     status = Path("/proc/self/status")
     pipe.send(_anonymous_mb(status))
-    began, cpu_start = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), time.process_time()
     value = work(*arguments)
-    pipe.send((time.perf_counter() - began, time.process_time() - cpu_start, _anonymous_mb(status), value))
+    pipe.send((time.perf_counter() - start, time.process_time() - cpu_start, _anonymous_mb(status), value))
 
 
 def _anonymous_mb(status: Path) -> float:

@@ -115,17 +115,17 @@ def _edit_passages(passages: Iterator[Passage]) -> Iterator[Passage]:
 
 def scatter(folder: Path, number: int) -> float:
     """Scatter one part; return the CPU seconds."""
-    began = time.process_time()
+    start = time.process_time()
     KIND.scatter(_plan(folder), folder / "trained", _part(folder, number), number, _piece(folder, number))
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def merge(folder: Path, parts: int) -> float:
     """Merge all parts; return the CPU seconds."""
-    began = time.process_time()
+    start = time.process_time()
     pieces = [path_opener(_piece(folder, number)) for number in range(parts)]
     KIND.merge(_plan(folder), folder / "trained", [], pieces, [], folder / "bm25.postings")
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def build_ours(folder: Path, parts: int) -> dict[str, float]:
@@ -146,12 +146,12 @@ def rebuild_ours(folder: Path, parts: int, deltas: bool, rounds: int) -> dict[st
     costs: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
         (edited_folder / "bm25.postings").unlink(missing_ok=True)  # a build does not overwrite a file
-        began = time.process_time()
+        start = time.process_time()
         earlier.derive(store, _plan(edited_folder), edited_folder / "bm25.postings")
-        rebuilt, made_of = time.process_time() - began, _read_index(edited_folder)
+        rebuilt, derived_bytes = time.process_time() - start, _read_index(edited_folder)
         (edited_folder / "bm25.postings").unlink()
         costs.append((rebuilt, sum(build_ours(edited_folder, parts).values())))
-        if _read_index(edited_folder) != made_of:
+        if _read_index(edited_folder) != derived_bytes:
             raise SystemExit("the index derived from its parent differs from one that was built from scratch")
     rebuilt, full = (statistics.median(column) for column in zip(*costs[1:], strict=True))  # the first round compiles
     return {"rebuild": rebuilt, "whole": full, "share": rebuilt / full} | ({"deltas": delta_s} if deltas else {})
@@ -173,10 +173,10 @@ def _store_parent_index(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
 
 def _build_deltas(store: Store, earlier: ParentIndex) -> float:
     """Build the passage deltas that pullers fetch; return the CPU seconds."""
-    began = time.process_time()
+    start = time.process_time()
     for part in earlier.parts:
         build_delta(store, DeltaStep(part.file, part.parent_files[0][0], is_passages=True))
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def _plan(folder: Path) -> Any:
@@ -194,13 +194,13 @@ def _piece(folder: Path, number: int) -> Path:
 def build_bm25s(folder: Path, out: Path) -> float:
     """Build and save bm25s's index of a folder's texts with its own tokenizer; return the CPU seconds."""
     texts = read_texts(folder)
-    began = time.process_time()
+    start = time.process_time()
     stem = Stemmer.Stemmer("english")
     terms = bm25s.tokenize(texts, token_pattern=_TOKEN, stopwords=None, stemmer=stem, show_progress=False)
     index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index(terms, show_progress=False)
     index.save(out, show_progress=False)
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def build_bm25s_of_terms(folder: Path, out: Path) -> float:
@@ -209,11 +209,11 @@ def build_bm25s_of_terms(folder: Path, out: Path) -> float:
     analyzer, numbers = Analyzer(), list[list[int]]()
     for text in read_texts(folder):
         numbers.append([vocabulary.setdefault(term.decode(), len(vocabulary)) for term in analyzer.terms(text)])
-    began = time.process_time()
+    start = time.process_time()
     index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index((numbers, vocabulary), show_progress=False)
     index.save(out, show_progress=False)
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def build_tantivy(folder: Path, out: Path) -> float:
@@ -223,13 +223,13 @@ def build_tantivy(folder: Path, out: Path) -> float:
     writer = tantivy.Index(_schema(), path=str(out)).writer(heap_size=1_000_000_000, num_threads=1)
     for text in read_texts(folder):
         body = " ".join(term.decode() for term in analyzer.terms(text))
-        began = time.process_time()
+        start = time.process_time()
         writer.add_document(tantivy.Document(body=body))
-        cpu_seconds += time.process_time() - began
-    began = time.process_time()
+        cpu_seconds += time.process_time() - start
+    start = time.process_time()
     writer.commit()
     writer.wait_merging_threads()
-    return cpu_seconds + time.process_time() - began
+    return cpu_seconds + time.process_time() - start
 
 
 def _schema() -> Any:
@@ -275,9 +275,9 @@ def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds
         search()  # compiles, and reads the pages of the file
     for _ in range(rounds):
         for name, search in sides.items():
-            began = time.process_time()
+            start = time.process_time()
             search()
-            round_seconds[name].append(time.process_time() - began)
+            round_seconds[name].append(time.process_time() - start)
     return {name: round(n_questions / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
 
 
@@ -305,12 +305,12 @@ def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> di
         name: alone(rebuild_ours, folder, parts, deltas, options.rounds)
         for name, deltas in (("", False), ("_with_deltas", True))
     }
-    scattered, merged = alone(scatter, folder, parts // 2), alone(merge, folder, parts)
+    scatter_cost, merge_cost = alone(scatter, folder, parts // 2), alone(merge, folder, parts)
     report: dict[str, Any] = {
-        f"rebuild_after_1_percent{how}": {name: round(value, 3) for name, value in rebuild.value.items()}
-        for how, rebuild in rebuilds.items()
+        f"rebuild_after_1_percent{suffix}": {name: round(value, 3) for name, value in rebuild.value.items()}
+        for suffix, rebuild in rebuilds.items()
     }
-    report |= {"peak_mb": {"scatter": round(scattered.anonymous_mb), "merge": round(merged.anonymous_mb)}}
+    report |= {"peak_mb": {"scatter": round(scatter_cost.anonymous_mb), "merge": round(merge_cost.anonymous_mb)}}
     once.mkdir()
     (once / "count").write_text(str(n))
     write_parts(iter_synthetic(n) if options.synthetic else options.loaded_passages, n, once)
@@ -355,8 +355,8 @@ def main() -> None:
         if "bm25s" in options.peers:
             sides |= bm25s_sides(work / "bm25s_of_terms", question_terms, questions, options.k)
             report["bytes_per_passage"]["bm25s"] = round(_measure_folder(work / "bm25s_of_terms") / n, 1)
-            few = slice(0, 200)
-            worst = compare(index, work / "bm25s_of_terms", questions[few], question_terms[few], options.k)
+            head = slice(0, 200)
+            worst = compare(index, work / "bm25s_of_terms", questions[head], question_terms[head], options.k)
             report["largest_relative_difference"] = worst
         if "tantivy" in options.peers:
             sides["tantivy_terms"] = tantivy_side(work / "tantivy_of_terms", question_terms, options.k)

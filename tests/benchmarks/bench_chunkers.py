@@ -132,17 +132,17 @@ def run(task: Task, chunkers: dict[str, Chunks], encoder: Encoder, tokenizer: To
     rows: dict[str, dict[str, Any]] = {}
     means: dict[str, list[float]] = {}
     for name, chunks in chunkers.items():
-        started = time.process_time()
+        start = time.process_time()
         cut_chunks = [chunk for text in task.texts for chunk in chunks(text)]
-        seconds = time.process_time() - started
+        seconds = time.process_time() - start
         library = Library(cut_chunks, encoder, tokenizer)
         figures: dict[str, float] = {}
         values = []
         for budget in BUDGETS:
-            read = [library.read(question, budget) for question in question_vectors]
-            measured = [measure(chunks_read) for measure, chunks_read in zip(task.measures, read, strict=True)]
-            figures |= {f"{key}@{budget}": _mean([measures[key] for measures in measured]) for key in measured[0]}
-            values.append([next(iter(measures.values())) for measures in measured])
+            read_lists = [library.read(question, budget) for question in question_vectors]
+            scores = [measure(chunks_read) for measure, chunks_read in zip(task.measures, read_lists, strict=True)]
+            figures |= {f"{key}@{budget}": _mean([measures[key] for measures in scores]) for key in scores[0]}
+            values.append([next(iter(measures.values())) for measures in scores])
         means[name] = np.mean(values, axis=0).tolist()
         tokens = [len(ends) for ends in library.ends]
         rows[name] = {"chunks": len(cut_chunks), "tokens": _mean(tokens), "cut_cpu_s": round(seconds, 2), **figures}

@@ -114,8 +114,8 @@ def wikitextparser() -> Clean:
 
 def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
     """Measure speed, residue and holes of each cleaner, and the ratio to WikiExtractor."""
-    read = (page for part in plan.parts for page in MEDIAWIKI.read(part))
-    pages = [page for page in read if isinstance(classify_page(page, plan.siteinfo), Page)]
+    all_pages = (page for part in plan.parts for page in MEDIAWIKI.read(part))
+    pages = [page for page in all_pages if isinstance(classify_page(page, plan.siteinfo), Page)]
     cases = [
         (markup.replace("\\n", "\n"), expected.replace("\\n", "\n"))
         for line in CASES.read_text(encoding="utf-8").splitlines()
@@ -223,13 +223,13 @@ def measure_workers(plan: Plan) -> dict[str, object]:
                 pool.submit(work, plan.parts[-1]).result()
             start = time.perf_counter()
             running = [pool.submit(work, part) for part, pool in zip(plan.parts, cycle(pools), strict=False)]
-            done = [future.result() for future in running]
+            results = [future.result() for future in running]
             seconds[str(workers)] = round(time.perf_counter() - start, 2)
-            cpu_seconds[str(workers)] = round(sum(cpu for _, cpu in done), 2)
+            cpu_seconds[str(workers)] = round(sum(cpu for _, cpu in results), 2)
     return {
         "bench": "workers",
         "parts": len(plan.parts),
-        "passages": sum(rows for rows, _ in done),
+        "passages": sum(rows for rows, _ in results),
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,  # shows whether the machine was busy
         "ratio_two_to_one": round(seconds["1"] / seconds["2"], 2),
@@ -250,16 +250,16 @@ def measure_peak(part: Part, siteinfo: Siteinfo) -> tuple[int, int]:
 
 def measure_memory(once: Plan, repeated: Plan) -> dict[str, object]:
     """Measure the peak memory of a fresh worker on the only part of each plan."""
-    measured = {}
+    peaks = {}
     for name, plan in {"once": once, "repeated": repeated}.items():
         (part,) = plan.parts
         with one_worker() as pool:
-            measured[name] = pool.submit(measure_peak, part, plan.siteinfo).result()
+            peaks[name] = pool.submit(measure_peak, part, plan.siteinfo).result()
     return {
         "bench": "memory",
-        "passages": {name: rows for name, (rows, _) in measured.items()},
-        "peak_mb": {name: round(size / 1e6, 1) for name, (_, size) in measured.items()},
-        "ratio": round(measured["repeated"][1] / measured["once"][1], 3),
+        "passages": {name: rows for name, (rows, _) in peaks.items()},
+        "peak_mb": {name: round(size / 1e6, 1) for name, (_, size) in peaks.items()},
+        "ratio": round(peaks["repeated"][1] / peaks["once"][1], 3),
     }
 
 
@@ -281,10 +281,10 @@ def main() -> None:
         plan = partial(plan_dump, workdir=Path(folder), stage=str)
         print(json.dumps(measure_cleaning(plan(str(dump)), options.rounds)), flush=True)
         once = repeat_dump(dump, 1, Path(folder, "once.xml"))
-        repeated = repeat_dump(dump, options.repeat, Path(folder, "repeated.xml"))
-        print(json.dumps(measure_workers(plan(str(repeated)))), flush=True)
+        repeated_dump = repeat_dump(dump, options.repeat, Path(folder, "repeated.xml"))
+        print(json.dumps(measure_workers(plan(str(repeated_dump)))), flush=True)
         plan_one_part = partial(plan, part_bytes=1 << 40)
-        print(json.dumps(measure_memory(plan_one_part(str(once)), plan_one_part(str(repeated)))), flush=True)
+        print(json.dumps(measure_memory(plan_one_part(str(once)), plan_one_part(str(repeated_dump)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def load_model(options: argparse.Namespace) -> ReadingModel:
 
 def open_readers(options: argparse.Namespace, model: ReadingModel, question: Any) -> dict[str, Reader]:
     """Return the readers by condition; the first reads all passages in one prompt."""
-    cited = {"cite": True}
-    concat = PromptSettings(**(read_prompt(options.prompt, **cited) if options.prompt else cited))
+    citing = {"cite": True}
+    concat = PromptSettings(**(read_prompt(options.prompt, **citing) if options.prompt else citing))
     settings = ReaderSettings("concat", DecodingSettings(max_new_tokens=options.max_tokens), concat)
     readers_by_name = {"": model.open_reader(None, settings)}
     if model.generator is not None and not options.no_marginal:
@@ -125,16 +125,16 @@ def measure(options: argparse.Namespace, questions: Asked, folder: Path) -> dict
         }
         settings = EvaluationSettings(k=options.k, depth=options.k)
         dev = examine(options, questions.dev, retriever, answering, settings)
-        tested = replace(settings, ablations=AblationSettings(sweep=(), gold_depth=1))
-        evaluation = examine(options, questions.test, retriever, answering, tested)
+        test_settings = replace(settings, ablations=AblationSettings(sweep=(), gold_depth=1))
+        evaluation = examine(options, questions.test, retriever, answering, test_settings)
     choice = choose_threshold(add_holds(dev.results[0]), HOLDS, options.risk)
-    scored = add_holds(evaluation.results[0])
-    test_risk = None if choice.threshold is None else measure_threshold(scored, HOLDS, choice.threshold)
+    test_answers = add_holds(evaluation.results[0])
+    test_risk = None if choice.threshold is None else measure_threshold(test_answers, HOLDS, choice.threshold)
     return {
         "passages": len(questions.library),
         "dev": {"n": len(questions.dev), **choice.to_json(), "said": describe_abstention(choice)},
         "test": {} if test_risk is None else {**test_risk.to_json(), "said": describe_abstention(test_risk)},
-        "answer_all_risk": 1 - fmean(answer.measures[HOLDS] for answer in scored),
+        "answer_all_risk": 1 - fmean(answer.measures[HOLDS] for answer in test_answers),
         "Success@k": evaluation.retrieval,
         "worth": evaluation.retrieval_worth,
         "rows": [row.to_json() for row in evaluation.results],
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="a folder that keeps the library and the answers")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    began, cpu_start = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), time.process_time()
     questions = draw(options.data, options.dev, options.test, options.library, options.seed)
     with tempfile.TemporaryDirectory(prefix="bench-cited-") as name:
         folder = options.work or Path(name)
@@ -206,7 +206,7 @@ def main() -> None:
         "model": options.model if options.model.startswith(ENDPOINT_PREFIX) else Path(options.model).name,
         "k": options.k,
         **results,
-        "seconds": round(time.perf_counter() - began),
+        "seconds": round(time.perf_counter() - start),
         "cpu_seconds": round(time.process_time() - cpu_start),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }

@@ -61,12 +61,12 @@ class ProcessCost:
 
 def measure_command(command: list[str]) -> ProcessCost:
     """Run a command and measure its process; a failure ends the benchmark."""
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-S", "-c", WATCHER, *command], stdout=subprocess.PIPE, text=True, check=False
     )
-    if ran.returncode:
-        raise SystemExit(f"{command[0]} ended with exit status {ran.returncode}: see its output above")
-    seconds, kilobytes = map(float, ran.stdout.split())
+    if process.returncode:
+        raise SystemExit(f"{command[0]} ended with exit status {process.returncode}: see its output above")
+    seconds, kilobytes = map(float, process.stdout.split())
     return ProcessCost(seconds, kilobytes * 1024 / 1e6)
 
 

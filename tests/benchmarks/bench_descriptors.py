@@ -168,8 +168,8 @@ def build_passage_file(*, changed: bool) -> bytes:
                     text = " ".join(chance.choices(words, k=100))
                     if changed and position == 0 and article % _EDITED == 1:
                         text = f"Edited. {text}"
-                    hashed = Passage.hash_of(page, text)
-                    writer.write(Passage(f"{page}-{position}", page, 1, page, "", text, 100 * position, 100, hashed))
+                    digest = Passage.hash_of(page, text)
+                    writer.write(Passage(f"{page}-{position}", page, 1, page, "", text, 100 * position, 100, digest))
         return path.read_bytes()
 
 
@@ -194,8 +194,8 @@ def compare_months(store: Store) -> dict[str, Any]:
     """Compare the last two months."""
     parent = store.refs.list_numbers("latest")[-2]
     diff = diff_snapshots(Snapshot.from_store(store, f"latest@{parent}"), Snapshot.from_store(store, "latest"))
-    fetched = {kind: pull.fetched_bytes for kind, pull in diff.pull.items()}
-    return {"articles": dict(diff.articles), "passages": dict(diff.passages), "fetched_bytes": fetched}
+    fetched_bytes = {kind: pull.fetched_bytes for kind, pull in diff.pull.items()}
+    return {"articles": dict(diff.articles), "passages": dict(diff.passages), "fetched_bytes": fetched_bytes}
 
 
 def plan_build(library: DescriptorLibrary) -> int:
@@ -225,16 +225,16 @@ def measure_verbs(library: DescriptorLibrary, seconds: float) -> Iterator[tuple[
     """Yield the name, seconds and requests of each operation."""
     for name, verb in list_verbs(library).items():
         with latency(seconds) as requests:
-            began, cpu_start = time.perf_counter(), time.process_time()
+            start, cpu_start = time.perf_counter(), time.process_time()
             output = verb()
-            took, cpu = time.perf_counter() - began, time.process_time() - cpu_start
+            elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu_start
             request_counts: Counter[str] = Counter(requests)
-        line = f"{name}: {took:.1f} s, {cpu:.1f} CPU s, {request_counts.total():,} requests"
+        line = f"{name}: {elapsed:.1f} s, {cpu:.1f} CPU s, {request_counts.total():,} requests"
         print(line, file=sys.stderr, flush=True)
         yield (
             name,
             {
-                "seconds": round(took, 1),
+                "seconds": round(elapsed, 1),
                 "cpu_seconds": round(cpu, 1),
                 "requests": dict(request_counts),
                 "alone": round(request_counts.total() * seconds, 1),

@@ -72,29 +72,29 @@ def read_data(options: argparse.Namespace) -> DprData:
         by_context.setdefault(example.positives[0].hash, []).append(example)
     contexts = sorted(by_context)
     random.Random(1).shuffle(contexts)
-    ordered = iter([example for key in contexts for example in by_context[key]])
-    test, dev = take(ordered, options.test), take(ordered, options.dev)
-    learned = take(ordered, options.train, {example.positives[0].hash for example in (*test, *dev)})
+    example_iterator = iter([example for key in contexts for example in by_context[key]])
+    test, dev = take(example_iterator, options.test), take(example_iterator, options.dev)
+    train = take(example_iterator, options.train, {example.positives[0].hash for example in (*test, *dev)})
     with fsspec.open(str(options.passages), "rt", compression="infer") as lines:
         other_passages = [build_passage(row["title"], row["text"]) for _, row in iter_json_values(lines, "passages")]
     sample = random.Random(1).sample(other_passages, min(options.passages_count, len(other_passages)))
-    contexts_of = [example.positives[0] for example in (*test, *dev, *learned)]
+    contexts_of = [example.positives[0] for example in (*test, *dev, *train)]
     corpus = list({passage.hash: passage for passage in (*contexts_of, *sample)}.values())
     with tempfile.TemporaryDirectory() as folder:
         search = searching_words(corpus, Path(folder))  # the mapping of the file outlives the folder
-    return DprData(mine_negatives(learned, search), dev, test, corpus, search)
+    return DprData(mine_negatives(train, search), dev, test, corpus, search)
 
 
 def mine_negatives(examples: list[Example], search: SearchFunction) -> list[Example]:
     """Return the examples, each with five hard negatives."""
-    settings, mined = MiningSettings(depth=20, negatives=5), list[Example]()
-    ranked = search([example.question for example in examples], settings.depth)
-    for example, passages in zip(examples, ranked, strict=True):
+    settings, mined_examples = MiningSettings(depth=20, negatives=5), list[Example]()
+    passage_lists = search([example.question for example in examples], settings.depth)
+    for example, passages in zip(examples, passage_lists, strict=True):
         checker = CandidateChecker(*CandidateChecker.list_arguments(example))
         checks = [checker.check(passage.page_id, passage.title, passage.text, passage.hash) for passage in passages]
         _, negatives = select_candidates(example, np.array(checks, CHECKS), settings)
-        mined.append(replace(example, negatives=tuple(passages[negative] for negative in negatives)))
-    return mined
+        mined_examples.append(replace(example, negatives=tuple(passages[negative] for negative in negatives)))
+    return mined_examples
 
 
 def take(examples: Iterator[Example], count: int, without: Collection[str] = ()) -> list[Example]:
@@ -114,15 +114,15 @@ def find_hits(
     limits = {"max_length": length}
     ranking = RankingEvaluator(data.test, data.corpus)
     reading = Encoder.load(passage, overrides=limits, threads=torch.get_num_threads())
-    read = reading.encode_passages([p.title for p in ranking.pool], [p.text for p in ranking.pool])
+    passage_vectors = reading.encode_passages([p.title for p in ranking.pool], [p.text for p in ranking.pool])
     vectors = Encoder.load(question, "question", limits).encode_questions([example.question for example in data.test])
-    return {k: ranking.successes(vectors, read, k) for k in CUTOFFS}
+    return {k: ranking.successes(vectors, passage_vectors, k) for k in CUTOFFS}
 
 
 def find_bm25_hits(data: DprData) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each k whether each test question has an answer in BM25's first k passages."""
-    ranked = data.search_words([example.question for example in data.test], CUTOFFS[-1])
-    firsts = [rank_of_first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
+    hits = data.search_words([example.question for example in data.test], CUTOFFS[-1])
+    firsts = [rank_of_first_answer(example, passages) for example, passages in zip(data.test, hits, strict=True)]
     return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
 
 
@@ -204,19 +204,19 @@ def compare_steps(options: argparse.Namespace, data: DprData) -> dict[str, Any]:
 
 def fine_tune(options: argparse.Namespace, data: DprData, folder: Path) -> dict[str, Any]:
     """Measure the test questions, train, and measure them again."""
-    started = time.process_time()
-    both = BiEncoder(load_encoder(options), load_encoder(options), frozen=options.freeze_passages)
+    start = time.process_time()
+    encoders = BiEncoder(load_encoder(options), load_encoder(options), frozen=options.freeze_passages)
     dev_corpus = random.Random(2).sample(data.corpus, min(options.dev_corpus, len(data.corpus)))
-    task = DprTask(both, data.train, data.dev, build_recipe(options), dev_corpus)
+    task = DprTask(encoders, data.train, data.dev, build_recipe(options), dev_corpus)
     hits_before = find_hits(demo_encoder(), demo_encoder(), data, options.max_length)
-    done = train(task, build_settings(options, options.steps), folder, print_measures)
-    hits_after = find_hits(done.best_folder / "question", done.best_folder / "passage", data, options.max_length)
+    result = train(task, build_settings(options, options.steps), folder, print_measures)
+    hits_after = find_hits(result.best_folder / "question", result.best_folder / "passage", data, options.max_length)
     bm25 = find_bm25_hits(data)
     successes = {"before": hits_before, "after": hits_after, "bm25": bm25}
     return {
         **{
-            name: {f"Success@{k}": round_estimate(estimate_mean(which[k].astype(float))) for k in CUTOFFS}
-            for name, which in successes.items()
+            name: {f"Success@{k}": round_estimate(estimate_mean(hits[k].astype(float))) for k in CUTOFFS}
+            for name, hits in successes.items()
         },
         "rise": {
             f"Success@{k}": round_estimate(
@@ -224,9 +224,9 @@ def fine_tune(options: argparse.Namespace, data: DprData, folder: Path) -> dict[
             )
             for k in CUTOFFS
         },
-        "best_step": done.best_step,
-        "dev": {"before": dict(done.initial_measures), "after": dict(done.best_measures)},
-        "cpu_s": round(time.process_time() - started),
+        "best_step": result.best_step,
+        "dev": {"before": dict(result.initial_measures), "after": dict(result.best_measures)},
+        "cpu_s": round(time.process_time() - start),
     }
 
 

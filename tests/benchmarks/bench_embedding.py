@@ -71,17 +71,17 @@ def ours(model: str, threads: int, dtype: str | None) -> Encode:
 
 def peer(model: str, threads: int, _: str | None) -> Encode:
     torch.set_num_threads(threads)
-    loaded = import_module("sentence_transformers").SentenceTransformer(model, device="cpu")  # imported in its process
-    return lambda titles, texts: loaded.encode([f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
+    encoder = import_module("sentence_transformers").SentenceTransformer(model, device="cpu")  # imported in its process
+    return lambda titles, texts: encoder.encode([f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
 
 
 def serve(pipe: Connection, load: Load, model: str, threads: int, dtype: str | None) -> None:
     """Encode the texts from the pipe; send back seconds, vectors and this process's peak bytes."""
     encode = load(model, threads, dtype)
     while (work := pipe.recv()) is not None:
-        started = time.perf_counter()
+        start = time.perf_counter()
         vectors = encode(*work)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start
         pipe.send((seconds, vectors, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 

@@ -68,11 +68,11 @@ def measure_matmul_rate(device: torch.device, dtype: torch.dtype, size: int) -> 
     best = float("inf")
     for _ in range(5):
         wait(device)
-        started = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(10):
             torch.matmul(first, right)
         wait(device)
-        best = min(best, (time.perf_counter() - started) / 10)
+        best = min(best, (time.perf_counter() - start) / 10)
     return 2 * size**3 / best
 
 
@@ -83,9 +83,9 @@ def wait(device: torch.device) -> None:
 
 def time_encoding(model: Model, tokens: list[TokenIds]) -> float:
     wait(model.device)
-    started = time.perf_counter()
+    start = time.perf_counter()
     vectors = model.encode(tokens, batch_invariant=True)  # like the stage `embed`
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     if vectors.shape != (len(tokens), model.dim) or not np.isfinite(vectors).all():
         raise SystemExit("the vectors are not finite")
     return seconds
@@ -101,9 +101,9 @@ def measure_text_rate(words: int, model: Model, lengths: list[int]) -> float:
     encoder = Encoder("random", Path(), model.spec, tokenizer, model)
     encoder.encode_questions(texts[: len(texts) // 8])  # warm-up
     wait(model.device)
-    started = time.perf_counter()
+    start = time.perf_counter()
     encoder.encode_questions(texts)
-    return len(texts) / (time.perf_counter() - started)
+    return len(texts) / (time.perf_counter() - start)
 
 
 def main() -> None:
@@ -127,7 +127,7 @@ def main() -> None:
     time_encoding(model, sample_passages(options.passages, config.vocab_size, seed=0))  # warm-up
     windows = [sample_passages(options.passages, config.vocab_size, seed) for seed in range(1, options.windows + 1)]
     lengths = [len(ids) for ids in windows[0]]
-    multiplied = measure_matmul_rate(device, model.dtype, 8192 if on_gpu else 512)
+    matmul_flops = measure_matmul_rate(device, model.dtype, 8192 if on_gpu else 512)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     seconds = [time_encoding(model, window) for window in windows]
@@ -154,8 +154,8 @@ def main() -> None:
         "gpu": device.index if on_gpu else None,
         "times_dpr": round(rate / DPR_RATE, 1),
         "tflops": round(rate * work / 1e12, 3),
-        "matmul_tflops": round(multiplied / 1e12, 3),
-        "share_of_matmul": round(rate * work / multiplied, 3),
+        "matmul_tflops": round(matmul_flops / 1e12, 3),
+        "share_of_matmul": round(rate * work / matmul_flops, 3),
         "hours_for_wikipedia": round(WIKIPEDIA / rate / 3600, 2),
         "peak_gpu_mb": torch.cuda.max_memory_allocated(device) >> 20 if on_gpu else 0,
         "seconds": [round(value, 3) for value in seconds],

@@ -125,10 +125,10 @@ def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Setup:
         reindex.fn(str(folder / "corpus.jsonl"), str(folder / "store"), encoder, recipe)
     world_examples = examples(world)
     half = len(world_examples) // 16 * 8
-    train, rest = world_examples[:half], world_examples[half:]
+    train, held_out = world_examples[:half], world_examples[half:]
     if options.reader is None:
         write_reader(folder / "reader", options.reader_steps)
-    return Setup(folder, encoder, train, rest[: options.dev], rest[: options.test], options)
+    return Setup(folder, encoder, train, held_out[: options.dev], held_out[: options.test], options)
 
 
 def build_settings(setup: Setup, interval: int, mode: Any = "synchronous") -> End2EndTraining:
@@ -202,19 +202,19 @@ def train_arm(
         task = build_task(setup, Path(work), settings, "frozen" if arm == "untrained" else arm, rebuild)
         if arm == "untrained":
             return measure_answers(task, setup.test, settings.rag.k)
-        began, cpu = time.perf_counter(), time.process_time()
+        start, cpu = time.perf_counter(), time.process_time()
         train(task, settings.loop, Path(work), report)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         metric_rows = read_metrics(Path(work))
     rows = [row for row in metric_rows if row["kind"] == "train"]
-    waited, last = sum(row["waited_seconds"] for row in rows), [row["loss"] for row in rows[-10:]]
+    wait_seconds, last = sum(row["waited_seconds"] for row in rows), [row["loss"] for row in rows[-10:]]
     return {
         **measure_answers(task, setup.test, settings.rag.k),
         "loss": [round(rows[0]["loss"], 3), round(statistics.mean(last), 3)],
         "dev": [[row["step"], round(row["nll"], 3)] for row in metric_rows if row["kind"] == "dev"],
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu, 1),
-        "waited_seconds": round(waited, 1),
+        "waited_seconds": round(wait_seconds, 1),
         "refreshes": len({row["snapshot"] for row in rows}) - 1,
         "encoding_seconds": round(rows[-1]["encoding_seconds"], 1),
         "steps_per_s": round(len(rows) / seconds, 3),
@@ -248,9 +248,9 @@ def theirs(setup: Setup, steps: int) -> list[Step]:
     switch_off_dropout(model)
 
     def encode(bert: Any, texts: Sequence[str]) -> Tensor:
-        read = words(list(texts), padding=True, truncation=True, return_tensors="pt")
-        mask = read["attention_mask"][..., None].float()
-        mean = (bert(**read).last_hidden_state * mask).sum(1) / mask.sum(1)
+        tokens = words(list(texts), padding=True, truncation=True, return_tensors="pt")
+        mask = tokens["attention_mask"][..., None].float()
+        mean = (bert(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)
         return torch.nn.functional.normalize(mean, dim=-1)
 
     def loss(number: int) -> Tensor:
@@ -263,14 +263,14 @@ def theirs(setup: Setup, steps: int) -> list[Step]:
         pairs = [
             f"{texts[row]} / {e.question}" for e, ranked in zip(batch, rows.tolist(), strict=True) for row in ranked
         ]
-        read = pieces(pairs, padding=True, return_tensors="pt", return_token_type_ids=False)
+        sources = pieces(pairs, padding=True, return_tensors="pt", return_token_type_ids=False)
         targets = pieces([example.answers[0] for example in batch], padding=True, return_tensors="pt")
         labels, mask = targets["input_ids"], targets["attention_mask"].bool()
         shifted = torch.cat([torch.full_like(labels[:, :1], 2), labels[:, :-1]], 1).repeat_interleave(options.k, 0)
-        logits = reader(**read, decoder_input_ids=shifted).logits.log_softmax(-1)
+        logits = reader(**sources, decoder_input_ids=shifted).logits.log_softmax(-1)
         target_ids = labels.repeat_interleave(options.k, 0)[..., None]
-        each = logits.gather(-1, target_ids)[..., 0].unflatten(0, (-1, options.k))  # (b, k, t)
-        return -((each * mask[:, None]).sum(-1) + prior).logsumexp(-1).mean()
+        token_log_p = logits.gather(-1, target_ids)[..., 0].unflatten(0, (-1, options.k))  # (b, k, t)
+        return -((token_log_p * mask[:, None]).sum(-1) + prior).logsumexp(-1).mean()
 
     return taken.plain(model, loss, steps, 1e-5)
 

@@ -123,8 +123,8 @@ def list_scores(hits: Sequence[Hit]) -> list[tuple[Passage, float]]:
 
 def measure(index: str, local: Snapshot, question_set: QuestionSet, seconds: float) -> dict[str, Any]:
     """Time questions with an empty cache, with a filled cache, and on mapped files."""
-    mapped, count = open_search(local, index, question_set), len(question_set.questions)
-    expected = [list_scores(mapped(number)) for number in range(count)]
+    mapped_search, count = open_search(local, index, question_set), len(question_set.questions)
+    expected_scores = [list_scores(mapped_search(number)) for number in range(count)]
     costs: dict[str, list[float]] = {
         name: [] for name in ("open_s", "cold_s", "open_bytes", "bytes", "rounds", "requests")
     }
@@ -132,16 +132,16 @@ def measure(index: str, local: Snapshot, question_set: QuestionSet, seconds: flo
     for number in range(count):
         with tempfile.TemporaryDirectory() as cache, latency(seconds):
             os.environ["BOOKWHEEL_CACHE"] = cache
-            started = time.perf_counter()
+            start = time.perf_counter()
             with Snapshot.open("far://bench", by_ranges=True) as snapshot:
                 ask = open_search(snapshot, index, question_set)
-                costs["open_s"].append(time.perf_counter() - started)
+                costs["open_s"].append(time.perf_counter() - start)
                 assert snapshot.ranges is not None
                 ranges = snapshot.ranges.cache
                 counts_before = ranges.rounds, ranges.requests, ranges.fetched_bytes
-                started = time.perf_counter()
+                start = time.perf_counter()
                 hits = ask(number)
-                costs["cold_s"].append(time.perf_counter() - started)
+                costs["cold_s"].append(time.perf_counter() - start)
                 costs["open_bytes"].append(counts_before[2])
                 for name, value, earlier in zip(
                     ("rounds", "requests", "bytes"),
@@ -150,11 +150,11 @@ def measure(index: str, local: Snapshot, question_set: QuestionSet, seconds: flo
                     strict=True,
                 ):
                     costs[name].append(value - earlier)
-                equal &= list_scores(hits) == expected[number]
+                equal &= list_scores(hits) == expected_scores[number]
                 if number == count - 1:
                     warm = _measure_warm_seconds(ask, count)
     result = {name: [round(statistics.median(values), 4), round(max(values), 4)] for name, values in costs.items()}
-    mapped_seconds = _measure_warm_seconds(mapped, count)
+    mapped_seconds = _measure_warm_seconds(mapped_search, count)
     return {
         **result,
         "warm_ms": round(1e3 * warm, 2),
@@ -169,9 +169,9 @@ def _measure_warm_seconds(ask: Ask, count: int) -> float:
         ask(number)
     times = []
     for number in range(count):
-        started = time.perf_counter()
+        start = time.perf_counter()
         ask(number)
-        times.append(time.perf_counter() - started)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
@@ -203,12 +203,12 @@ def main() -> None:
         mount(store)
         results = {index: measure(index, local, question_set, arguments.ms / 1e3) for index in ("bm25", "ivfpq")}
         with latency(arguments.ms / 1e3):
-            started = time.perf_counter()
+            start = time.perf_counter()
             remote = Store.open("far://bench")
             report = pull(
                 remote, "latest", Path(folder) / "pulled", select=select_files(local.manifest.content), mapped=False
             )
-            pulled = {"pull_s": round(time.perf_counter() - started, 3), "pull_bytes": report.fetched_bytes}
+            pull_costs = {"pull_s": round(time.perf_counter() - start, 3), "pull_bytes": report.fetched_bytes}
         sizes = {
             path: ref.size for path, ref in local.manifest.content.files.items() if path.startswith(("index", "ranges"))
         }
@@ -220,8 +220,8 @@ def main() -> None:
                     "passages": local.n,
                     "ms": arguments.ms,
                     **results,
-                    **pulled,
-                    "ratio": round(pulled["pull_s"] / cold, 2),
+                    **pull_costs,
+                    "ratio": round(pull_costs["pull_s"] / cold, 2),
                     "peak_mb": peak,
                     "sizes": sizes,
                 }

@@ -94,11 +94,11 @@ def watch_gpu() -> Iterator[list[int]]:
     if not cuda.is_available():
         yield peaks
         return
-    ended, bytes_before = threading.Event(), _read_gpu_bytes(cuda)
+    stop, bytes_before = threading.Event(), _read_gpu_bytes(cuda)
     peaks.append(0)
 
     def watch() -> None:
-        while not ended.wait(_INTERVAL):
+        while not stop.wait(_INTERVAL):
             peaks[0] = max(peaks[0], (_read_gpu_bytes(cuda) - bytes_before) >> 20)
 
     thread = threading.Thread(target=watch)
@@ -106,7 +106,7 @@ def watch_gpu() -> Iterator[list[int]]:
     try:
         yield peaks
     finally:
-        ended.set()
+        stop.set()
         thread.join()
 
 
@@ -134,7 +134,7 @@ def measure(side: str, plan: VectorPlan, parts: Sequence[Path], trial: VectorQue
         "recall": round(float(trial.compute_recalls(rows).mean()), 4),
         "gpu_mb": runner.gpu_mb or None,
         "hours_for_wikipedia": {
-            stage: round(scale_work(plan)[stage] * took / 3600, 2) for stage, took in costs.items()
+            stage: round(scale_work(plan)[stage] * cost / 3600, 2) for stage, cost in costs.items()
         },
     }
 
@@ -146,10 +146,10 @@ def _sum_costs(build: Build, kind: str) -> dict[str, float]:
 def scale_work(plan: VectorPlan) -> dict[str, float]:
     """Return by stage how many times more work Wikipedia is than this plan, at the same dimensions."""
     wikipedia_plan = resolve(IndexRecipe(_OPEN[plan.kind]), WIKIPEDIA, plan.d)
-    rows, compared = WIKIPEDIA / plan.n, _centroids(wikipedia_plan) / _centroids(plan)
+    rows, centroid_ratio = WIKIPEDIA / plan.n, _centroids(wikipedia_plan) / _centroids(plan)
     return {
-        "train": _sample(wikipedia_plan) / _sample(plan) * compared,
-        "scatter": rows * compared,
+        "train": _sample(wikipedia_plan) / _sample(plan) * centroid_ratio,
+        "scatter": rows * centroid_ratio,
         "shard": rows,
         "merge": rows,
     }

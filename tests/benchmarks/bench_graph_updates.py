@@ -90,10 +90,10 @@ def iter_generations(pool: Vectors, n: int, churn: float, generations: int) -> I
     yield Generation(rows, pool[rows])
     for _ in range(generations):
         remaining = rows[np.sort(rng.permutation(n)[count:])]
-        unused = np.setdiff1d(np.arange(len(pool)), remaining)
-        added = unused[np.argsort((unused - next_row) % len(pool))][:count]
-        next_row = int(added[-1]) + 1
-        rows = np.concatenate([remaining, added])
+        unused_rows = np.setdiff1d(np.arange(len(pool)), remaining)
+        added_rows = unused_rows[np.argsort((unused_rows - next_row) % len(pool))][:count]
+        next_row = int(added_rows[-1]) + 1
+        rows = np.concatenate([remaining, added_rows])
         yield Generation(rows, pool[rows])
 
 

@@ -76,10 +76,10 @@ def import_alone(folder: Path, store: Path) -> int:
 
 def import_with_workers(folder: Path, store: Path) -> float:
     """Import all parts with two workers; return the seconds."""
-    target, began = Store.open(str(store), create=True), time.perf_counter()
+    target, start = Store.open(str(store), create=True), time.perf_counter()
     tasks = plan_import(target, f"{folder}/*.parquet", inspect_vectors([folder]), part_bytes=PART_BYTES)
     run_job("import", import_part, tasks, Launch.new(str(store), ["--direct_num_workers=2"]))
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def main() -> None:

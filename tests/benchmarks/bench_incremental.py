@@ -114,21 +114,21 @@ def compare(name: str, months: Months, write: Write, encoder: str, *, full: bool
 
 def measure_growth(articles: int, real: Export, shares: Sequence[float], encoder: str) -> dict[str, Any]:
     """Measure the cost of each stage for each share of changed articles, in percent."""
-    added = [max(1, round(articles * share / 400)) for share in shares]
-    export = synthetic_export(articles + max(added), real)
+    added_counts = [max(1, round(articles * share / 400)) for share in shares]
+    export = synthetic_export(articles + max(added_counts), real)
     rebuilds = []
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as temporary:
         folder = Path(temporary)
         dump = write_multistream(replace(export, pages=export.pages[:articles]), _empty_folder(folder / "dump"))
         first = _measure_reindex(dump, folder / "parent", encoder)
-        for share, n_new in zip(shares, added, strict=True):
+        for share, n_new in zip(shares, added_counts, strict=True):
             base = replace(export, pages=export.pages[: articles + n_new])
             months = a_month_apart(base, edited=share / 200, added=n_new / (articles + n_new), deleted=share / 400)
             dump = write_multistream(months.new, _empty_folder(folder / "dump"))
             _copy_store(folder / "parent", folder / "store")
             rebuilds.append(_measure_reindex(dump, folder / "store", encoder))
     counts = [rebuild.reply["counts"] for rebuild in rebuilds]
-    changed = [100 * (1 - count["reused"] / count["passages"]) for count in counts]
+    changed_percent = [100 * (1 - count["reused"] / count["passages"]) for count in counts]
     return {
         "benchmark": "incremental",
         "encoder": Path(encoder).name,
@@ -143,9 +143,9 @@ def measure_growth(articles: int, real: Export, shares: Sequence[float], encoder
                 "seconds": round(rebuild.whole.seconds, 1),
                 "stages": _list_cpu_seconds(rebuild),
             }
-            for share, part, rebuild in zip(shares, changed, rebuilds, strict=True)
+            for share, part, rebuild in zip(shares, changed_percent, rebuilds, strict=True)
         ],
-        **({"growth": _fit_lines(changed, rebuilds)} if len(shares) > 2 else {}),
+        **({"growth": _fit_lines(changed_percent, rebuilds)} if len(shares) > 2 else {}),
     }
 
 
@@ -181,8 +181,8 @@ def _fit_lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, 
     for name in _list_cpu_seconds(rebuilds[-1]):
         stage_seconds = [_list_cpu_seconds(rebuild).get(name, 0.0) for rebuild in rebuilds]
         slope, constant = np.polyfit(changed, stage_seconds, 1)
-        apart = np.abs(np.polyval([slope, constant], changed) - stage_seconds).max()
-        lines[name] = [round(float(number), 3) for number in (constant, slope, apart)]
+        residual = np.abs(np.polyval([slope, constant], changed) - stage_seconds).max()
+        lines[name] = [round(float(number), 3) for number in (constant, slope, residual)]
     return lines
 
 
@@ -242,11 +242,11 @@ def compare_builds(ours: Path, theirs: Path) -> dict[str, Any]:
         ]
         recalls = [measure_recalls(s) for s in (rebuild, full)]
         words = [list_word_indexes(s) for s in (rebuild, full)]
-    apart = np.abs(vectors[0] - vectors[1])
+    differences = np.abs(vectors[0] - vectors[1])
     return {
         "passages": tables[0].equals(tables[1]),
-        "vectors": float(f"{apart.max():.2g}"),
-        "beyond_1e-3": float(f"{(apart > 1e-3).mean():.2g}"),
+        "vectors": float(f"{differences.max():.2g}"),
+        "beyond_1e-3": float(f"{(differences > 1e-3).mean():.2g}"),
         "words": words[0] == words[1],
         "recall": {name: compare_recalls(values, recalls[1][name]) for name, values in recalls[0].items()},
     }
@@ -275,9 +275,9 @@ def list_word_indexes(snapshot: Snapshot) -> dict[str, BlobRef]:
 
 def compare_recalls(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> dict[str, Any]:
     """Return the two mean recalls, and their mean difference with its paired interval."""
-    apart = estimate_difference(ours.tolist(), theirs.tolist())
+    diff = estimate_difference(ours.tolist(), theirs.tolist())
     means = [round(float(recalls.mean()), 4) for recalls in (ours, theirs)]
-    return {"mean": means, "difference": [round(number, 4) for number in (apart.value, apart.low, apart.high)]}
+    return {"mean": means, "difference": [round(number, 4) for number in (diff.value, diff.low, diff.high)]}
 
 
 def measure_pull(store: Path) -> dict[str, Any]:

@@ -41,13 +41,13 @@ def list_factories(dim: int) -> list[str]:
 def project_memory(factory: str) -> Row:
     """Estimate the gigabytes of an index of Wikipedia."""
     plan = resolve(IndexRecipe(factory), WIKIPEDIA, BERT)
-    needed = estimate_resources(plan)
+    estimate = estimate_resources(plan)
     vector_bytes = HALF * WIKIPEDIA * BERT if plan.refine else 0
     return {
         "projected": plan.factory + (f",Refine({plan.refine})" if plan.refine else ""),
-        "index_gb": round(needed.disk_bytes / 1e9, 1),
-        "search_gb": round(needed.search_bytes / 1e9, 1),
-        "build_gb": round(needed.peak_bytes() / 1e9, 1),
+        "index_gb": round(estimate.disk_bytes / 1e9, 1),
+        "search_gb": round(estimate.search_bytes / 1e9, 1),
+        "build_gb": round(estimate.peak_bytes() / 1e9, 1),
         "vectors_on_disk_gb": round(vector_bytes / 1e9, 1),
     }
 
@@ -57,8 +57,8 @@ def build_index(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: 
     folder.mkdir()
     out = folder / "index.faiss"
     cost = alone(run_stages, plan, parts, out, folder, threads=threads)
-    took = {"build_cpu_s": round(cost.cpu_seconds, 1), "build_anonymous_mb": round(cost.anonymous_mb)}
-    return out, took | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
+    costs = {"build_cpu_s": round(cost.cpu_seconds, 1), "build_anonymous_mb": round(cost.anonymous_mb)}
+    return out, costs | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
 
 
 def measure_index(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: VectorQuerySet) -> Row:
@@ -128,9 +128,9 @@ def main() -> None:
             plan = resolve(IndexRecipe(factory, train_sample=options.train_sample), n, dim)
             if plan.factory not in files:  # `Refine(vectors)` uses the same file
                 files[plan.factory] = build_index(plan, parts, folder / str(len(files)), options.threads)
-            path, took = files[plan.factory]
+            path, costs = files[plan.factory]
             wide = project_memory(factory.replace(f"_{dim},", f"_{BERT},"))
-            rows.append(wide | measure_index(plan, path, parts, trial) | took)
+            rows.append(wide | measure_index(plan, path, parts, trial) | costs)
     settings = {"benchmark": "index_memory", "n": n, "dim": dim, "k": options.k, "real": options.passages is not None}
     if options.markdown:
         options.markdown.write_text(format_table(rows, settings))

@@ -82,8 +82,8 @@ def main() -> None:
         parts = generator.parts(Path(folder), options.n, 8)
         builds = both({"ours": (plan, parts)}, Path(folder), options.jobs)
         trial = trial_of(parts, "ip", generator.questions(options.questions), options.k)
-        tuned = {name: tune_search(open_index(build.path), trial, options.target) for name, build in builds.items()}
-        effort = {name: operating_point.search["efSearch"] for name, operating_point in tuned.items()}
+        points = {name: tune_search(open_index(build.path), trial, options.target) for name, build in builds.items()}
+        effort = {name: operating_point.search["efSearch"] for name, operating_point in points.items()}
         contenders = {
             "one_shot": bare(builds["one_shot"].path, effort["one_shot"], options.k),
             "merged": bare(builds["ours"].path, effort["ours"], options.k),
@@ -100,7 +100,7 @@ def main() -> None:
         "factory": plan.factory,
         "threads": options.threads,
         "target": options.target,
-        "recall": {name: round(operating_point.recall, 4) for name, operating_point in tuned.items()},
+        "recall": {name: round(operating_point.recall, 4) for name, operating_point in points.items()},
         "ef_search": effort,
         "ratio": {"batch": ratio(batch, "ours"), "one_by_one": ratio(single, "ours")},
         "merged_ratio": {"batch": ratio(batch, "merged"), "one_by_one": ratio(single, "merged")},

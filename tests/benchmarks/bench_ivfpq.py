@@ -43,26 +43,28 @@ def one_shot(trained: Path, parts: list[Path], out: Path) -> None:
 
 def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Path) -> dict[str, Any]:
     """Build a plan both ways; return the costs, and whether the results are equal."""
-    trained, one_shot_path, merged = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
+    trained_path, one_shot_path, merged_path = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]
-    training = alone(kind.KIND.train, plan, parts, trained)
-    one_shot_cost = alone(one_shot, trained, parts, one_shot_path)
-    coded = [alone(kind.KIND.scatter, plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
-    merge = alone(kind.KIND.merge, plan, trained, parts, [path_opener(piece) for piece in pieces], [], merged)
+    training = alone(kind.KIND.train, plan, parts, trained_path)
+    one_shot_cost = alone(one_shot, trained_path, parts, one_shot_path)
+    scatters = [
+        alone(kind.KIND.scatter, plan, trained_path, part, number, pieces[number]) for number, part in enumerate(parts)
+    ]
+    merge = alone(kind.KIND.merge, plan, trained_path, parts, [path_opener(piece) for piece in pieces], [], merged_path)
     return {
         "factory": plan.factory,
-        **compare_answers(one_shot_path, merged, questions),
+        **compare_answers(one_shot_path, merged_path, questions),
         "train_cpu_s": round(training.cpu_seconds, 2),
         "one_shot_cpu_s": round(one_shot_cost.cpu_seconds, 2),
-        "parts_cpu_s": round(sum(part.cpu_seconds for part in coded), 2),
+        "parts_cpu_s": round(sum(part.cpu_seconds for part in scatters), 2),
         "merge_cpu_s": round(merge.cpu_seconds, 2),
-        "cpu_ratio": round(sum(stage.cpu_seconds for stage in (*coded, merge)) / one_shot_cost.cpu_seconds, 2),
-        "longest_way_ratio": round((max(part.seconds for part in coded) + merge.seconds) / one_shot_cost.seconds, 2),
+        "cpu_ratio": round(sum(stage.cpu_seconds for stage in (*scatters, merge)) / one_shot_cost.cpu_seconds, 2),
+        "longest_way_ratio": round((max(part.seconds for part in scatters) + merge.seconds) / one_shot_cost.seconds, 2),
         "one_shot_mb": measure_stage_mb(one_shot_cost),
-        "part_mb": max(measure_stage_mb(part) for part in coded),
+        "part_mb": max(measure_stage_mb(part) for part in scatters),
         "merge_mb": measure_stage_mb(merge),
-        "index_mb": round(merged.stat().st_size / 1e6, 1),
-        "trained_mb": round(trained.stat().st_size / 1e6, 1),
+        "index_mb": round(merged_path.stat().st_size / 1e6, 1),
+        "trained_mb": round(trained_path.stat().st_size / 1e6, 1),
         "pieces_mb": round(sum(path.stat().st_size for path in pieces) / 1e6, 1),
     }
 

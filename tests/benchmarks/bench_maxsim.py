@@ -99,20 +99,20 @@ def measure_codecs(
         recipe = IndexRecipe(name, train_sample=options.sample)
         work = folder / name
         work.mkdir()
-        began = time.process_time()
+        start = time.process_time()
         facts = run_stages(kind.plan(recipe, n, token_vectors.vectors.shape[1]), data.tokens, work / "index", work)
-        seconds = time.process_time() - began
+        seconds = time.process_time() - start
         index = TokenIndexFile.open(work / "index")
-        coded = index.decode(np.arange(n))
+        decoded = index.decode(np.arange(n))
         results[name] = {
             "code_bytes": index.codec.width,
             "bytes_a_passage": round((work / "index").stat().st_size / n),
-            "error": round(float(np.square(coded.vectors - token_vectors.vectors).sum(axis=1).mean()), 4),
+            "error": round(float(np.square(decoded.vectors - token_vectors.vectors).sum(axis=1).mean()), 4),
             "centroids": facts["train"][0]["centroids"],
             "build_cpu_seconds": round(seconds, 1),
         }
         if not options.errors_only:
-            results[name]["ndcg"] = round(float(ndcg(exhaustive(data, coded), data.relevant).mean()), 4)
+            results[name]["ndcg"] = round(float(ndcg(exhaustive(data, decoded), data.relevant).mean()), 4)
     peers = {row["code_bytes"]: row["error"] for name, row in results.items() if "Bits" in name}
     for row in results.values():
         row["error_ratio"] = round(row["error"] / peers.get(row["code_bytes"], row["error"]), 3)
@@ -121,11 +121,11 @@ def measure_codecs(
 
 def measure_pooling(data: Data, token_vectors: TokenVectors, factor: int, exact_ndcg: Vectors) -> dict[str, Any]:
     """Measure the loss of nDCG@10 against `exact_ndcg`, a value a query, when tokens are pooled by `factor`."""
-    began = time.process_time()
+    start = time.process_time()
     ends = token_vectors.offsets.tolist()
-    few = [pool_tokens(token_vectors.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
-    seconds = time.process_time() - began
-    tokens = TokenVectors(np.concatenate(few), compute_offsets(np.array([len(vectors) for vectors in few])))
+    pooled = [pool_tokens(token_vectors.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
+    seconds = time.process_time() - start
+    tokens = TokenVectors(np.concatenate(pooled), compute_offsets(np.array([len(vectors) for vectors in pooled])))
     pooled_ndcg = ndcg(exhaustive(data, tokens), data.relevant)
     return {
         "vectors": round(len(tokens.vectors) / len(token_vectors.vectors), 3),
@@ -147,11 +147,11 @@ def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[in
     snapshot = Snapshot(Manifest(Content({}, (PartEntry("part", 1, n, n),), {})), Path, Path, "the benchmark")
     leg, graph = Dense(snapshot, work / "index", data.asked), Links(GraphFile.open(work / "index"))
     numbers = [str(number) for number in range(len(data.texts))]
-    began = time.perf_counter()
+    start = time.perf_counter()
     best = index.search(data.asked_tokens, K)[1]
     exact_ndcg = ndcg(best, data.relevant)
     results: dict[str, Any] = {
-        "all": {"ndcg": round(float(exact_ndcg.mean()), 4), "ms": _ms(began, len(numbers)), "scored": n},
+        "all": {"ndcg": round(float(exact_ndcg.mean()), 4), "ms": _ms(start, len(numbers)), "scored": n},
         "dense alone": {"ndcg": round(float(ndcg(leg.find(Queries(numbers), K).rows, data.relevant).mean()), 4)},
     }
     for depth in [depth for depth in depths if depth <= n]:
@@ -159,9 +159,9 @@ def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[in
             first = min(depth if rounds == 0 else depth // 2, 100 if rounds else depth)
             scorers = Leg(leg, first), KnownQueryScorer(data.asked_tokens, index)
             retriever = MaxSimRetriever(*scorers, graph, depth, rounds)
-            began = time.perf_counter()
+            start = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])
-            ms = _ms(began, len(numbers))
+            ms = _ms(start, len(numbers))
             candidate_ndcg = ndcg(rows, data.relevant)
             results[f"depth {depth}, rounds {rounds}"] = {
                 "ndcg": round(float(candidate_ndcg.mean()), 4),
@@ -194,8 +194,8 @@ def main() -> None:
         data = read(options, options.cache or Path(folder) / "cache")
         token_vectors = data.every()
         best = ndcg(exhaustive(data, token_vectors), data.relevant)
-        coded = measure_codecs(data, token_vectors, Path(folder), options)
-        best_codec = min(coded, key=lambda name: (coded[name]["code_bytes"] != 32, coded[name]["error"]))
+        codecs = measure_codecs(data, token_vectors, Path(folder), options)
+        best_codec = min(codecs, key=lambda name: (codecs[name]["code_bytes"] != 32, codecs[name]["error"]))
         report = {
             "benchmark": "maxsim",
             "token_vectors": data.encoder,
@@ -204,11 +204,11 @@ def main() -> None:
             "tokens_a_passage": round(len(token_vectors.vectors) / len(token_vectors), 1),
             "bytes_a_passage_float16": round(2 * token_vectors.vectors.size / len(token_vectors)),
             "ndcg_uncompressed": round(float(best.mean()), 4),
-            "codecs": coded,
+            "codecs": codecs,
             "pooled": {factor: measure_pooling(data, token_vectors, factor, best) for factor in options.pool},
             "searched": best_codec,
             "candidates": measure_candidates(data, Path(folder), best_codec, options.depths),
-            "ratio": round(1 / coded[best_codec]["error_ratio"], 2),
+            "ratio": round(1 / codecs[best_codec]["error_ratio"], 2),
             "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
         }
     print(json.dumps(report))

@@ -46,20 +46,20 @@ def measure_index(factory: str, vectors: Path, question_vectors: Vectors, best: 
     work = folder / factory
     work.mkdir()
     n, d = np.load(vectors, mmap_mode="r").shape
-    kind, began = get_kind_for_factory(factory), time.process_time()
+    kind, start = get_kind_for_factory(factory), time.process_time()
     plan = kind.plan(IndexRecipe(factory), n, d)
     run_stages(plan, [vectors], work / "index", work)
-    seconds = time.process_time() - began
+    seconds = time.process_time() - start
     index, deep = open_index(work / "index", defaults=_widest(plan.factory)), min(_DEEP, n)
     rows = index.search(question_vectors, deep)[1]
-    began = time.perf_counter()
+    start = time.perf_counter()
     for question in question_vectors:
         index.search(question[None], min(_FIRST, n))
     return {
         **count_candidates(rows, best),
         "bytes_a_passage": round((work / "index").stat().st_size / n),
         "build_cpu_seconds": round(seconds, 1),
-        "ms": round(1e3 * (time.perf_counter() - began) / len(question_vectors), 2),
+        "ms": round(1e3 * (time.perf_counter() - start) / len(question_vectors), 2),
     }
 
 
@@ -72,10 +72,10 @@ def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, 
     token_vectors = data.every()
     best = exhaustive(data, token_vectors)[:, 0]
     muvera = Muvera(token_vectors.vectors.shape[1], options.repetitions, options.bits, options.projected)
-    began = time.process_time()
-    fixed = muvera.encode_passages(token_vectors)
-    seconds = time.process_time() - began
-    np.save(folder / "fixed.npy", fixed)
+    start = time.process_time()
+    fixed_vectors = muvera.encode_passages(token_vectors)
+    seconds = time.process_time() - start
+    np.save(folder / "fixed.npy", fixed_vectors)
     queries = muvera.encode_questions(data.asked_tokens)
     deep = np.argsort(-(data.asked @ data.dense.T), axis=1)[:, :_DEEP]
     indexes = {name: measure_index(name, folder / "fixed.npy", queries, best, folder) for name in options.indexes}

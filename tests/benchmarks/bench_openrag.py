@@ -74,11 +74,11 @@ class Proposals:
 
 def index_weights(pair: SidrPair, corpus: list[Passage], work: Path) -> tuple[ImpactIndex, float]:
     """Encode all passages and index their weights; return the index and the CPU seconds."""
-    started = time.process_time()
+    start = time.process_time()
     encoder = pair.eval().passage.encoder()
     rows = encoder.encode_passages([passage.title for passage in corpus], [passage.text for passage in corpus])
     index = build_index(rows, "Impact", encoder.dim, pair.passage.spec.scale, work)
-    return index, time.process_time() - started
+    return index, time.process_time() - start
 
 
 def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
@@ -103,11 +103,11 @@ def rank(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: Open
 
 def measure_arm(readers: dict[str, Any], dev: Sequence[Example], ranked: Sequence[list[Passage]]) -> Columns:
     """Return for each question Success@k, and how each generator answers from the first passage."""
-    firsts = [rank_of_first_answer(*both) for both in zip(dev, ranked, strict=True)]
+    firsts = [rank_of_first_answer(*pair) for pair in zip(dev, ranked, strict=True)]
     values = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in (1, 5)}
     for name, judge in readers.items():
-        read = [judge_passages(judge, e.question, [top[0]])[0] for e, top in zip(dev, ranked, strict=True)]
-        values |= {f"{name} right": [float(j.right) for j in read], f"{name} nll": [-j.log_p for j in read]}
+        judgements = [judge_passages(judge, e.question, [top[0]])[0] for e, top in zip(dev, ranked, strict=True)]
+        values |= {f"{name} right": [float(j.right) for j in judgements], f"{name} nll": [-j.log_p for j in judgements]}
     return values
 
 
@@ -144,21 +144,21 @@ def train_arm(
     optimizer = torch.optim.AdamW(
         [parameter for parameter in pair.parameters() if parameter.requires_grad], lr=options.rate
     )
-    started, done, epoch = time.process_time(), 0, 0
-    while done < options.steps:
-        for batch in task.batches(epoch)[: options.steps - done]:
-            if name == "reindex" and done and done % options.every == 0:
+    start_time, step, epoch = time.process_time(), 0, 0
+    while step < options.steps:
+        for batch in task.batches(epoch)[: options.steps - step]:
+            if name == "reindex" and step and step % options.every == 0:
                 mine.index, seconds = index_weights(pair, corpus, work)
                 refresh, refreshes = refresh + seconds, refreshes + 1
             pair.train()
-            torch.manual_seed(done)
+            torch.manual_seed(step)
             task.loss(batch)[0].backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(pair.parameters(), 2.0)
             optimizer.step()
             optimizer.zero_grad()
-            done += 1
+            step += 1
         epoch += 1
-    seconds = time.process_time() - started
+    seconds = time.process_time() - start_time
     if name == "reindex":  # the dev questions are searched in a fresh index
         mine.index, last = index_weights(pair, corpus, work)
         refresh, refreshes = refresh + last, refreshes + 1
@@ -221,9 +221,9 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
     pair = SidrPair.load(start / "question", start / "passage", device="cpu").eval()
     recipe = OpenRagRecipe(depth=options.depth, proposed=options.proposed, batch_size=options.openrag_batch)
     by_bags(pair, corpus, work)  # compiles for the timed call
-    started = time.process_time()
+    start_time = time.process_time()
     memory = Proposals(corpus, by_bags(pair, corpus, work))
-    bags = time.process_time() - started
+    bags = time.process_time() - start_time
     bare = [replace(example, positives=()) for example in (*train, *dev)]
     settings = JudgeSettings(max_new_tokens=options.tokens)
     folders = {"generator": options.generator, **({"transfer": options.transfer} if options.transfer else {})}
@@ -232,11 +232,11 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
         for name, folder in folders.items()
     }
     judge = readers["generator"]
-    started = time.process_time()
+    start_time = time.process_time()
     proposed = memory.propose(pair.question.encoder().encode_questions([e.question for e in train]), recipe.depth)
     judged = ((e, top, judge_passages(judge, e.question, top)) for e, top in zip(bare, proposed, strict=False))
     pools = build_pools(judged, recipe.pooled)
-    offline = time.process_time() - started
+    offline = time.process_time() - start_time
     columns_by_arm, costs = {"before": measure_arm(readers, dev, rank(pair, memory, dev, recipe))}, dict[str, Any]()
     for name in options.arms:
         best, costs[name] = train_arm(name, start, pools, dev, (recipe, memory, judge, corpus, work), options)
@@ -253,20 +253,20 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
 
 def run(options: argparse.Namespace, work: Path) -> None:
     """Print a line for each seed, and with several seeds a line for all their questions."""
-    many = list[dict[str, Columns]]()
+    by_seed = list[dict[str, Columns]]()
     for seed in options.seeds:
         facts, columns = measure(options, work / str(seed), seed)
-        many.append(columns)
+        by_seed.append(columns)
         print(
             json.dumps({"benchmark": "openrag", "seed": seed, **facts, **summarize(columns), "peak_mb": peak_mb()}),
             flush=True,
         )
-    if len(many) > 1:
-        pooled = {
-            arm: {name: [value for seed_columns in many for value in seed_columns[arm][name]] for name in measures}
-            for arm, measures in many[0].items()
+    if len(by_seed) > 1:
+        all_columns = {
+            arm: {name: [value for seed_columns in by_seed for value in seed_columns[arm][name]] for name in measures}
+            for arm, measures in by_seed[0].items()
         }
-        print(json.dumps({"benchmark": "openrag", "seeds": options.seeds, **summarize(pooled)}), flush=True)
+        print(json.dumps({"benchmark": "openrag", "seeds": options.seeds, **summarize(all_columns)}), flush=True)
 
 
 def peak_mb() -> int:

@@ -46,8 +46,8 @@ def collect(options: argparse.Namespace) -> dict[str, list[ScoredAnswer]]:
             folder.mkdir()
             parts = [made(options, folder, seed)] if options.subjects else []
             parts += [real(options, generator, folder, seed)] if generator is not None else []
-            for arm, scored in (pair for part in parts for pair in part.items()):
-                arms.setdefault(arm, []).extend(scored)
+            for arm, answers in (pair for part in parts for pair in part.items()):
+                arms.setdefault(arm, []).extend(answers)
     return arms
 
 
@@ -84,11 +84,11 @@ def main() -> None:
     if options.subjects is None:
         options.subjects = 0 if options.generator else _SUBJECTS
     torch.set_num_threads(1)
-    began, cpu_start = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), time.process_time()
     arms = collect(options)
-    judged = [judgement for finding in FINDINGS if (judgement := judge(finding, arms)) is not None]
-    print(table(judged), flush=True)
-    verdicts = [judgement.verdict for judgement in judged]
+    judgements = [judgement for finding in FINDINGS if (judgement := judge(finding, arms)) is not None]
+    print(table(judgements), flush=True)
+    verdicts = [judgement.verdict for judgement in judgements]
     report = {
         "benchmark": "paper",
         "generator": options.generator.name if options.generator else None,
@@ -97,8 +97,8 @@ def main() -> None:
         "k": options.k,
         "seeds": options.seeds,
         "verdicts": {name: verdicts.count(name) for name in (REPRODUCED, NOT, UNDECIDABLE)},
-        "findings": [judgement.to_json() for judgement in judged],
-        "seconds": round(time.perf_counter() - began),
+        "findings": [judgement.to_json() for judgement in judgements],
+        "seconds": round(time.perf_counter() - start),
         "cpu_seconds": round(time.process_time() - cpu_start),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }

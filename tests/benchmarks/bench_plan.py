@@ -28,15 +28,15 @@ def compare_case(n: int, dim: int, factory: str, folder: Path) -> dict[str, Any]
     plan = resolve(IndexRecipe(factory), n, dim)
     build = by_cells(plan, Synthetic(dim).parts(folder, n, PARTS), folder / "build")
     planned = estimate_stage_seconds(plan, dim)
-    measured = {name: sum(cost.cpu_seconds for cost in stage) for name, stage in build.stages.items()}
+    actual = {name: sum(cost.cpu_seconds for cost in stage) for name, stage in build.stages.items()}
     return {
         "n": n,
         "dim": dim,
         "cells": plan.cells,
-        "measured_s": round(sum(measured.values()), 2),
+        "measured_s": round(sum(actual.values()), 2),
         "planned_s": round(sum(planned.values()), 2),
-        "ratio": round(sum(planned.values()) / sum(measured.values()), 3),
-        "stages": {name: [round(measured[name], 2), round(planned[name], 2)] for name in measured},
+        "ratio": round(sum(planned.values()) / sum(actual.values()), 3),
+        "stages": {name: [round(actual[name], 2), round(planned[name], 2)] for name in actual},
     }
 
 

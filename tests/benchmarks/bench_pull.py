@@ -114,18 +114,18 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
     environment = {**os.environ, **environment_of(endpoint)}
     url = "s3://bench/store"
     publish = [sys.executable, __file__, "--publish", str(megabytes), url]
-    published = subprocess.run(publish, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    snapshot, size = published.stdout.split()
+    process = subprocess.run(publish, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    snapshot, size = process.stdout.split()
     sides: dict[str, list[dict[str, float]]] = {"get": [], "pull": [], "mapped": []}
     lookups = {}
     dest = folder / "dest"  # both sides use the same disk space in turn
     fetch_in_process("get", url, snapshot, dest, environment)  # loads the server's files into memory
     for _ in range(rounds):
-        for how, results in sides.items():
-            results.append(fetch_in_process(how, url, snapshot, dest, environment))
-            if how != "get":
-                lookups[how] = lookup_ms(dest)
-    rates = {how: int(size) / 1e6 / statistics.median(run["seconds"] for run in many) for how, many in sides.items()}
+        for side, results in sides.items():
+            results.append(fetch_in_process(side, url, snapshot, dest, environment))
+            if side != "get":
+                lookups[side] = lookup_ms(dest)
+    rates = {side: int(size) / 1e6 / statistics.median(run["seconds"] for run in runs) for side, runs in sides.items()}
     return {
         "benchmark": "pull",
         "megabytes": round(int(size) / 1e6),
@@ -135,7 +135,7 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
         "ratio": ratio(sides["get"], sides["pull"], "seconds"),
         "ratio_with_mapped_passages": ratio(sides["get"], sides["mapped"], "seconds"),
         "cpu_ratio": ratio(sides["get"], sides["pull"], "cpu_s"),
-        "peak_mb": {how: max(run["peak_mb"] for run in many) for how, many in sides.items()},
+        "peak_mb": {side: max(run["peak_mb"] for run in runs) for side, runs in sides.items()},
         "lookup_20_ms": {"mapped": lookups["mapped"], "parquet": lookups["pull"]},
         "rounds": sides,
     }
@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("--publish", nargs=2, help=argparse.SUPPRESS)  # in a child: megabytes, store
     options = parser.parse_args()
     if options.fetch:
-        how, url, snapshot, dest = options.fetch
-        print(json.dumps(fetch(how, url, snapshot, Path(dest))))
+        side, url, snapshot, dest = options.fetch
+        print(json.dumps(fetch(side, url, snapshot, Path(dest))))
         return
     with tempfile.TemporaryDirectory() as name:
         if options.publish:

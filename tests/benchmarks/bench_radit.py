@@ -68,7 +68,7 @@ def compare_steps(folder: Path, stage: str, options: argparse.Namespace) -> dict
         for side in (radit_steps.ours, radit_steps.theirs):
             runs[side.__name__].append(alone(side, folder, stage, options.timed + 1, threads=options.threads))
     cpu, wall = (
-        {name: taken.median(costs, what) for name, costs in runs.items()} for what in ("cpu_seconds", "seconds")
+        {name: taken.median(costs, clock) for name, costs in runs.items()} for clock in ("cpu_seconds", "seconds")
     )
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = [[step_result.loss for step_result in run[0].value] for run in runs.values()]
@@ -202,9 +202,9 @@ def measure_worth(options: argparse.Namespace, folder: Path, world: World) -> tu
     """Train, and measure each stage, both stages and the initial models; return facts, and each arm's values."""
     torch.set_num_threads(options.threads)
     data, snapshot = world.data, Snapshot.from_store(world.store, "latest")
-    started = time.process_time()
+    start = time.process_time()
     models = train(options, data, world.store, folder)
-    trained = time.process_time() - started
+    training_seconds = time.process_time() - start
     examiner = Examiner(snapshot, data.test, options)
     encoders = {"initial": TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")}
     encoders |= {name: load_rag(models[name], device="cpu").question for name in PREFERENCES}
@@ -225,7 +225,7 @@ def measure_worth(options: argparse.Namespace, folder: Path, world: World) -> tu
             name: round(float(np.mean(_entropies(folder / name / "retriever"))), 3) for name in PREFERENCES
         },
         "uniform_entropy": round(float(np.log(options.k)), 3),
-        "training_cpu_s": round(trained),
+        "training_cpu_s": round(training_seconds),
         "sizes": {name: len(getattr(data, name)) for name in ("train", "dev", "test", "corpus")},
     }, arm_values
 
@@ -312,16 +312,16 @@ def train_seeds(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train and measure with every seed; print a line for each of several seeds, and return the pooled result."""
     names = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seeds")
     settings = {name: getattr(options, name) for name in names}
-    many = list[Arms]()
+    by_seed = list[Arms]()
     for seed in options.seeds:
         options.seed, seed_folder = seed, folder / f"seed-{seed}"
         seed_folder.mkdir()
         world = make_world(options, seed_folder, seed) if options.made else load_world(options, seed_folder)
         facts, seed_arms = measure_worth(options, seed_folder, world)
-        many.append(seed_arms)
+        by_seed.append(seed_arms)
         if len(options.seeds) > 1:
             print(json.dumps({"benchmark": "radit", "seed": options.seed, **facts, **summarize(seed_arms)}), flush=True)
-    return {"generator": Path(options.generator).name, "settings": settings, **facts, **summarize(pool_seeds(many))}
+    return {"generator": Path(options.generator).name, "settings": settings, **facts, **summarize(pool_seeds(by_seed))}
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def ours(work: Work) -> Decode:
 
     def run(kind: str, beams: int) -> Answers:
         settings = DecodingSettings(beams=beams, max_new_tokens=work.answer)
-        decoded = ways[kind](generator, contexts, scores.log_softmax(-1), settings, [0] * work.questions)
-        return [list(answer.tokens) for answer in decoded]
+        answers = ways[kind](generator, contexts, scores.log_softmax(-1), settings, [0] * work.questions)
+        return [list(answer.tokens) for answer in answers]
 
     return run
 
@@ -175,13 +175,13 @@ def serve(pipe: Connection, load: Callable[[Work], Decode], work: Work) -> None:
     """Decode for each request from the pipe; send back the results."""
     torch.set_num_threads(work.threads)
     decode = load(work)
-    loaded = _status_mb("VmRSS")
+    loaded_mb = _status_mb("VmRSS")
     while (way := pipe.recv()) is not None:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the memory
-        began, cpu_start = time.perf_counter(), time.process_time()
+        start, cpu_start = time.perf_counter(), time.process_time()
         answers = decode(*way)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_start
-        pipe.send(DecodingRun(seconds, cpu, _status_mb("VmHWM") - loaded, answers))
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        pipe.send(DecodingRun(seconds, cpu, _status_mb("VmHWM") - loaded_mb, answers))
 
 
 def _status_mb(field: str) -> float:

@@ -126,16 +126,16 @@ def compare(options: argparse.Namespace, data: DprData, folder: Path) -> dict[st
             keep=1,
             cpu=not options.gpu,
         )
-        started, cpu_start = time.perf_counter(), time.process_time()
-        done = train(task, loop, folder / "training", print_measures)
-        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_start
-        figures_after = examine(load_rag(done.best_folder), snapshot, data.test, options.k)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        training = train(task, loop, folder / "training", print_measures)
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        figures_after = examine(load_rag(training.best_folder), snapshot, data.test, options.k)
     return {
         "before": _table(figures_before),
         "after": _table(figures_after),
         "change": _changes(figures_before, figures_after),
-        "best_step": done.best_step,
-        "dev": {"before": dict(done.initial_measures), "after": dict(done.best_measures)},
+        "best_step": training.best_step,
+        "dev": {"before": dict(training.initial_measures), "after": dict(training.best_measures)},
         "training_s": round(seconds),
         "training_cpu_s": round(cpu),
     }

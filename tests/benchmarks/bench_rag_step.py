@@ -83,9 +83,9 @@ def write_models(folder: Path, layers: int, dim: int) -> None:
     heads = max(dim // HEAD_DIM, 1)
     sizes = {"d_model": dim, "encoder_ffn_dim": 4 * dim, "decoder_ffn_dim": 4 * dim, "vocab_size": WORDS}
     shape = {
-        f"{part}_{what}": count
+        f"{part}_{size}": count
         for part in ("encoder", "decoder")
-        for what, count in (("layers", layers), ("attention_heads", heads))
+        for size, count in (("layers", layers), ("attention_heads", heads))
     }
     BartForConditionalGeneration(BartConfig(**sizes, **shape, dropout=0.0)).save_pretrained(folder / "generator")
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -186,16 +186,16 @@ def theirs(texts: list[list[MaskedText]], passages: list[list[list[tuple[str, st
             module.p = 0.0
 
     def encode(encoder: BertModel, sentences: list[str]) -> Tensor:
-        read = tokenizer(sentences, padding=True, truncation=True, max_length=256, return_tensors="pt")
-        hidden, mask = encoder(**read).last_hidden_state, read["attention_mask"][..., None]
+        tokens = tokenizer(sentences, padding=True, truncation=True, max_length=256, return_tensors="pt")
+        hidden, mask = encoder(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
 
     def loss(number: int) -> Tensor:
         step_texts, candidates = texts[number], passages[number]
         b, c = len(step_texts), shape.candidates
         question_vectors = encode(question, [text.question for text in step_texts])
-        read = encode(passage, [f"{title} {text}".strip() for candidate in candidates for title, text in candidate])
-        scores = torch.einsum("bd,bcd->bc", question_vectors, read.view(b, c, -1)) / UNIT_TEMPERATURE
+        vectors = encode(passage, [f"{title} {text}".strip() for candidate in candidates for title, text in candidate])
+        scores = torch.einsum("bd,bcd->bc", question_vectors, vectors.view(b, c, -1)) / UNIT_TEMPERATURE
         ids, types, positions, targets = [], [], [], []
         for text, candidate in zip(step_texts, candidates, strict=True):
             for title, body in candidate:
@@ -212,8 +212,8 @@ def theirs(texts: list[list[MaskedText]], passages: list[list[list[tuple[str, st
         rows = torch.cat([torch.full_like(text_positions, row) for row, text_positions in enumerate(positions)])
         logits = reader.cls(hidden[rows, torch.cat(positions)])
         log_p = logits.log_softmax(1).gather(1, torch.cat(targets)[:, None])[:, 0]
-        summed = torch.zeros(b * c).index_add(0, rows, log_p).view(b, c)
-        return -(scores.log_softmax(1) + summed).logsumexp(1).mean()
+        text_log_p = torch.zeros(b * c).index_add(0, rows, log_p).view(b, c)
+        return -(scores.log_softmax(1) + text_log_p).logsumexp(1).mean()
 
     return taken.plain(modules, loss, shape.steps, 3e-5)
 
@@ -263,7 +263,7 @@ def train_arm(
         seed=seed,
         cpu=True,
     )
-    started = time.process_time()
+    start = time.process_time()
     train(RealmTask(realm, snapshot, replace(recipe, **ARMS[arm])), loop, folder)
     with torch.no_grad():
         realm.eval()
@@ -277,7 +277,7 @@ def train_arm(
         ],
         "before": {name: round(measures_before[name], 3) for name in measure_names},
         "after": {name: round(measures_after[name], 3) for name in measure_names},
-        "training_cpu_s": round(time.process_time() - started),
+        "training_cpu_s": round(time.process_time() - start),
     }
 
 

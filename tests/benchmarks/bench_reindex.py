@@ -83,12 +83,12 @@ def theirs(indexes: Mapping[str, str], folder: Path) -> BuildResult:
 
 def bare(out: Path, indexes: Mapping[str, str]) -> None:
     """Run as the bare script: write text, passages, vectors and indexes to `out`; print a report."""
-    started, seconds = time.perf_counter(), {}
+    start, seconds = time.perf_counter(), {}
     extract = [sys.executable, "-m", "wikiextractor.WikiExtractor", demo_dump(), "--json", "--no-templates", "-q"]
     subprocess.run([*extract, "-o", str(out / "text")], check=True)
     passages = list(split_windows(out / "text"))
     (out / "passages.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
-    seconds["chunk"] = time.perf_counter() - started
+    seconds["chunk"] = time.perf_counter() - start
 
     faiss, np = (
         import_module("faiss"),
@@ -97,7 +97,7 @@ def bare(out: Path, indexes: Mapping[str, str]) -> None:
     model = import_module("sentence_transformers").SentenceTransformer(demo_encoder())
     vectors = model.encode([f"{p['title']} {p['text']}" for p in passages])
     np.save(out / "embeddings.npy", vectors)
-    seconds["embed"] = time.perf_counter() - started - sum(seconds.values())
+    seconds["embed"] = time.perf_counter() - start - sum(seconds.values())
 
     for name, factory in indexes.items():
         index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
@@ -106,7 +106,7 @@ def bare(out: Path, indexes: Mapping[str, str]) -> None:
         index.train(vectors)
         index.add(vectors)
         faiss.write_index(index, str(out / f"{name}.faiss"))
-        seconds[name] = time.perf_counter() - started - sum(seconds.values())
+        seconds[name] = time.perf_counter() - start - sum(seconds.values())
     print(json.dumps({"passages": len(passages), "seconds": round_seconds(seconds), "sizes_mb": measure_sizes(out)}))
 
 

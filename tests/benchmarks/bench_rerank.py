@@ -70,18 +70,18 @@ class ScorerProcess:
 
 def ours(folder: str, threads: int) -> Score:
     torch.set_num_threads(threads)
-    loaded = CrossEncoder.load(Path(folder), device="cpu")
-    return lambda pairs: loaded.scores(*pairs)
+    encoder = CrossEncoder.load(Path(folder), device="cpu")
+    return lambda pairs: encoder.scores(*pairs)
 
 
 def peer(folder: str, threads: int) -> Score:
     torch.set_num_threads(threads)
-    loaded = import_module("sentence_transformers").CrossEncoder(folder, device="cpu")  # imported in its process
+    encoder = import_module("sentence_transformers").CrossEncoder(folder, device="cpu")  # imported in its process
     logit = torch.nn.Identity()
 
     def score(pairs: Pairs) -> Scores:
-        both = [(question, f"{title} {text}".strip()) for question, title, text in zip(*pairs, strict=True)]
-        scores: Scores = loaded.predict(both, activation_fn=logit)
+        text_pairs = [(question, f"{title} {text}".strip()) for question, title, text in zip(*pairs, strict=True)]
+        scores: Scores = encoder.predict(text_pairs, activation_fn=logit)
         return scores
 
     return score
@@ -91,10 +91,10 @@ def serve(pipe: Connection, load: Load, folder: str, threads: int) -> None:
     """Score the pairs from the pipe; send back wall and CPU seconds, scores and this process's peak memory."""
     score = load(folder, threads)
     while (pairs := pipe.recv()) is not None:
-        started, cpu_start = time.perf_counter(), time.process_time()
+        start, cpu_start = time.perf_counter(), time.process_time()
         scores = score(pairs)
-        took = time.perf_counter() - started, time.process_time() - cpu_start
-        pipe.send((*took, scores, peak_mb()))
+        elapsed = time.perf_counter() - start, time.process_time() - cpu_start
+        pipe.send((*elapsed, scores, peak_mb()))
 
 
 def peak_mb() -> int:
@@ -134,26 +134,26 @@ def compare_hits(model: Path, paragraphs: Path, questions: Path, count: int, dep
     corpus = _lines(paragraphs)
     sample = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:count]]
     encoder = Encoder.load(demo_encoder(), device="cpu")
-    read = encoder.encode_passages([p["title"] for p in corpus], [p["text"] for p in corpus])
-    scores = encoder.encode_questions([question["question"] for question in sample]) @ read.T  # (q, n)
+    vectors = encoder.encode_passages([p["title"] for p in corpus], [p["text"] for p in corpus])
+    scores = encoder.encode_questions([question["question"] for question in sample]) @ vectors.T  # (q, n)
     ranked_rows = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
     flat = [corpus[row] for row in ranked_rows.ravel().tolist()]
-    started = time.perf_counter()
+    start = time.perf_counter()
     pair_scores = CrossEncoder.load(model, device="cpu").scores(
         [question["question"] for question in sample for _ in range(depth)],
         [paragraph["title"] for paragraph in flat],
         [paragraph["text"] for paragraph in flat],
     )
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     order = np.argsort(-pair_scores.reshape(ranked_rows.shape), axis=1, kind="stable")
-    reranked = np.take_along_axis(ranked_rows, order, 1)
+    reranked_rows = np.take_along_axis(ranked_rows, order, 1)
     report: dict[str, Any] = {"benchmark": "rerank_quality", "questions": len(sample), "passages": len(corpus)}
     report |= {"depth": depth, "ms_a_question": round(1000 * seconds / len(sample), 1)}
     for name, holds in (("Success@5", _answers), ("gold@5", _gold), ("gold@1", _gold)):
         k = 1 if name == "gold@1" else SHOWN
         input_hits, reranked_hits = (
-            [_first(holds, question, rows, corpus, k) for question, rows in zip(sample, ranked, strict=True)]
-            for ranked in (ranked_rows, reranked)
+            [_first(holds, question, rows, corpus, k) for question, rows in zip(sample, rows_of_questions, strict=True)]
+            for rows_of_questions in (ranked_rows, reranked_rows)
         )
         report[name] = {
             "input": _round_interval(estimate_mean(input_hits)),
@@ -204,11 +204,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as workdir:
         model_folder, work = options.model, Path(workdir)
-        quantised = model_folder is not None and not (model_folder / "model.safetensors").is_file()
-        folder = as_safetensors(model_folder, work / "floats") if quantised else model_folder
+        is_quantised = model_folder is not None and not (model_folder / "model.safetensors").is_file()
+        folder = as_safetensors(model_folder, work / "floats") if is_quantised else model_folder
         folder = folder or with_new_head(Path(demo_encoder()), work / "drawn")
         models: dict[str, tuple[Load, Path]] = {"torch": (ours, folder), "peer": (peer, folder)}
-        if quantised:
+        if is_quantised:
             models["onnx_as_given"] = (ours, model_folder)
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the processes that it starts
         if options.rounds:

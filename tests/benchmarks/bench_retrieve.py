@@ -40,25 +40,25 @@ async def send_singles(url: str, queries: Sequence[str], at_once: int, total: in
             query = queries[number % len(queries)]
             body = msgspec.msgpack.encode({"query": query, "topk": 3, "return_scores": True})
             async with slots:
-                started = time.perf_counter()
+                start = time.perf_counter()
                 try:
                     reply = await client.post(url, content=body)
                     reply.raise_for_status()
                     assert len(msgspec.msgpack.decode(reply.content)["result"]) == 3
                 except (httpx.HTTPError, AssertionError):
                     return None
-                return time.perf_counter() - started
+                return time.perf_counter() - start
 
         return await asyncio.gather(*(send(number) for number in range(total)))
 
 
 def retrieve(url: str, queries: Sequence[str]) -> float:
     """Send all queries in one request, as Search-R1 does; return the seconds."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     reply = httpx.post(url, json={"queries": queries, "topk": 3, "return_scores": True}, timeout=None)
     reply.raise_for_status()
     assert [len(documents) for documents in reply.json()["result"]] == [3] * len(queries)
-    return time.perf_counter() - started
+    return time.perf_counter() - start
 
 
 def retrieve_until_killed(url: str, queries: Sequence[str]) -> None:
@@ -68,50 +68,50 @@ def retrieve_until_killed(url: str, queries: Sequence[str]) -> None:
 
 
 def describe_singles(seconds: Sequence[float | None]) -> dict[str, Any]:
-    answered = sorted(value for value in seconds if value is not None)
+    latencies = sorted(value for value in seconds if value is not None)
     return {
         "requests": len(seconds),
-        "failed": len(seconds) - len(answered),
-        "p50_ms": round(statistics.median(answered) * 1e3, 1),
-        "p99_ms": round(answered[int(0.99 * len(answered))] * 1e3, 1),
+        "failed": len(seconds) - len(latencies),
+        "p50_ms": round(statistics.median(latencies) * 1e3, 1),
+        "p99_ms": round(latencies[int(0.99 * len(latencies))] * 1e3, 1),
     }
 
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    many = (questions * -(-options.queries // len(questions)))[: options.queries]
+    all_queries = (questions * -(-options.queries // len(questions)))[: options.queries]
     with service(str(folder / "store"), folder / "dest", "--poll", "60") as (address, process):
         url = f"http://{address}/retrieve"
-        retrieve(url, many[:BATCH])
+        retrieve(url, all_queries[:BATCH])
         rates, bare_rates, cpu_ms = [], [], []
         for _ in range(options.rounds):
             cpu_start = cpu_seconds(process)
-            rates.append(len(many) / retrieve(url, many))
-            cpu_ms.append((cpu_seconds(process) - cpu_start) / len(many) * 1e3)
+            rates.append(len(all_queries) / retrieve(url, all_queries))
+            cpu_ms.append((cpu_seconds(process) - cpu_start) / len(all_queries) * 1e3)
             bare_rates.append(measure_best_loop(str(folder / "dest"), questions, BATCH, SECONDS))
         at_once = {
             str(n): describe_singles(alone(_run_singles, url, questions, n, options.requests).value)
             for n in options.at_once
         }
-        unloaded = load(address, questions, 1, SECONDS)
+        unloaded_replies = load(address, questions, 1, SECONDS)
         # Reading a large reply delays all threads of a process, so the client has its own.
-        large = get_context("spawn").Process(target=retrieve_until_killed, args=(url, many))
+        large = get_context("spawn").Process(target=retrieve_until_killed, args=(url, all_queries))
         large.start()
         load(address, questions, 1, SECONDS / 2)  # until the first large request has arrived
-        loaded = load(address, questions, 1, SECONDS)
+        loaded_replies = load(address, questions, 1, SECONDS)
         large.kill()
         large.join()
         peak = memory_mb(process, "VmHWM")
     return {
         "benchmark": "retrieve",
         "passages": options.count,
-        "queries": len(many),
+        "queries": len(all_queries),
         "ratio": round(statistics.median(rates) / statistics.median(rate.questions_s for rate in bare_rates), 3),
         "cpu_ratio": round(statistics.median(rate.cpu_ms for rate in bare_rates) / statistics.median(cpu_ms), 3),
         "queries_s": round(statistics.median(rates), 1),
         "at_once": at_once,
         "single": {
-            "p50_ms": [percentile_ms(unloaded, 50), percentile_ms(loaded, 50)],
-            "p99_ms": [percentile_ms(unloaded, 99), percentile_ms(loaded, 99)],
+            "p50_ms": [percentile_ms(unloaded_replies, 50), percentile_ms(loaded_replies, 50)],
+            "p99_ms": [percentile_ms(unloaded_replies, 99), percentile_ms(loaded_replies, 99)],
         },
         "peak_mb": peak,
     }

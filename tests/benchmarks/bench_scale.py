@@ -131,8 +131,8 @@ def _lists(files: Files) -> Iterator[StoredFile]:
 def list_costs(reports: Mapping[str, Told]) -> Costs:
     """Return the costs of each command, and of each stage of the commands that have stages."""
     costs = {verb: report.whole for verb, report in reports.items()}
-    staged = {f"{verb}: {stage}": cost for verb, report in reports.items() for stage, cost in report.stages.items()}
-    return costs | {name: cost for name, cost in staged.items() if not name.endswith(OUTSIDE)}
+    stages = {f"{verb}: {stage}": cost for verb, report in reports.items() for stage, cost in report.stages.items()}
+    return costs | {name: cost for name, cost in stages.items() if not name.endswith(OUTSIDE)}
 
 
 def fit_growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any]:
@@ -141,8 +141,8 @@ def fit_growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any
     if len(costs) < 2:
         return growth_by_name
     for name, last in costs[-1].items():
-        alike = (bool(cost[name].worker_mb) == bool(last.worker_mb) if name in cost else False for cost in costs)
-        runs = [(n, cost[name]) for n, cost, is_alike in zip(passages, costs, alike, strict=True) if is_alike]
+        same_mode = (bool(cost[name].worker_mb) == bool(last.worker_mb) if name in cost else False for cost in costs)
+        runs = [(n, cost[name]) for n, cost, is_alike in zip(passages, costs, same_mode, strict=True) if is_alike]
         slopes = {kind: _slope(runs, kind) for kind in ("launcher_mb", "worker_mb")}
         growth_by_name[name] = {"bytes_a_passage": slopes}
         if last.cpu_seconds >= _LEAST:
@@ -151,10 +151,10 @@ def fit_growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any
 
 
 def _exponent(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
-    took = [max(getattr(cost, kind), 1e-3) for _, cost in runs]
+    values = [max(getattr(cost, kind), 1e-3) for _, cost in runs]
     if len(runs) < 2:
         return None
-    return round(float(np.polyfit(np.log([n for n, _ in runs]), np.log(took), 1)[0]), 3)
+    return round(float(np.polyfit(np.log([n for n, _ in runs]), np.log(values), 1)[0]), 3)
 
 
 def _slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:

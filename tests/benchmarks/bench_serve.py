@@ -58,12 +58,14 @@ def measure_loop(folder: str, questions: list[str], batch: int, seconds: float) 
     with Snapshot.from_folder(Path(folder)) as snapshot:
         retriever = DenseRetriever.from_snapshot(snapshot)
         retriever.search(questions[:batch], K)
-        began, cpu_start, done = time.perf_counter(), time.process_time(), 0
-        while time.perf_counter() < began + seconds:
-            start = done % len(questions)
+        start_time, cpu_start, n_questions = time.perf_counter(), time.process_time(), 0
+        while time.perf_counter() < start_time + seconds:
+            start = n_questions % len(questions)
             retriever.search((questions + questions)[start : start + batch], K)
-            done += batch
-        return Rate(done / (time.perf_counter() - began), (time.process_time() - cpu_start) / done * 1e3)
+            n_questions += batch
+        return Rate(
+            n_questions / (time.perf_counter() - start_time), (time.process_time() - cpu_start) / n_questions * 1e3
+        )
 
 
 def measure_best_loop(folder: str, questions: list[str], batch: int, seconds: float) -> Rate:
@@ -146,8 +148,8 @@ def compare_workers(folder: Path, questions: list[str], options: argparse.Namesp
         "failed": sum(
             response.status != 200
             for rates in runs.values()
-            for many in rates.values()
-            for rate in many
+            for rates_of_clients in rates.values()
+            for rate in rates_of_clients
             for response in rate.responses
         ),
     }

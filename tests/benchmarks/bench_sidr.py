@@ -101,9 +101,9 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         return entropy(scores, gold_columns) + entropy(scores[:, :count].T, gold_columns)
 
     def loss(_: int) -> Tensor:
-        (query, query_bag), (read, read_bag) = weigh(0), weigh(1)
-        pairs = ((prune(query, query_bag), read), (query, prune(read, read_bag)), (query_bag, read), (query, read_bag))
-        return torch.stack([info_nce(*both) for both in pairs]).mean()
+        (query, query_bag), (doc, doc_bag) = weigh(0), weigh(1)
+        pairs = ((prune(query, query_bag), doc), (query, prune(doc, doc_bag)), (query_bag, doc), (query, doc_bag))
+        return torch.stack([info_nce(*pair) for pair in pairs]).mean()
 
     return taken.plain(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
 
@@ -136,19 +136,19 @@ def train_sidr(folder: Path, examples: Sequence[Example], options: argparse.Name
     recipe = replace(shape, batch_size=options.batch, hard_negatives=0)
     task = SidrTask(pair, examples, examples[:1], recipe)
     optimizer = torch.optim.AdamW(pair.parameters(), lr=options.rate)
-    started, done, epoch = time.perf_counter(), 0, 0
-    while done < options.steps:
-        for batch in task.batches(epoch)[: options.steps - done]:
-            torch.manual_seed(done)
+    start, step, epoch = time.perf_counter(), 0, 0
+    while step < options.steps:
+        for batch in task.batches(epoch)[: options.steps - step]:
+            torch.manual_seed(step)
             task.loss(batch)[0].backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(pair.parameters(), 2.0)
             for group in optimizer.param_groups:
-                group["lr"] = options.rate * min(1, (done + 1) / 10) * (1 - done / options.steps)
+                group["lr"] = options.rate * min(1, (step + 1) / 10) * (1 - step / options.steps)
             optimizer.step()
             optimizer.zero_grad()
-            done += 1
+            step += 1
         epoch += 1
-    return pair.eval(), time.perf_counter() - started
+    return pair.eval(), time.perf_counter() - start
 
 
 def build_index(rows: SparseVectors, factory: str, dim: int, scale: int, work: Path) -> ImpactIndex:
@@ -241,15 +241,15 @@ def measure_terms(
 
 def _reorder_candidates(rows: SparseVectors, questions: Any, proposed: Any) -> list[Any]:
     """Rank each question's proposed rows by the weights of their passages."""
-    reordered = []
+    row_lists = []
     for question, candidate_rows in zip(questions, proposed, strict=True):
         table = np.zeros(1 << 16)
         table[question[:, 0].astype(int)] += question[:, 1]
         candidates = rows.take(candidate_rows[candidate_rows >= 0])
         sums = np.concatenate([[0], np.cumsum(table[candidates.terms] * candidates.weights)])
         scores = sums[candidates.offsets[1:]] - sums[candidates.offsets[:-1]]
-        reordered.append(candidate_rows[candidate_rows >= 0][np.argsort(-scores, kind="stable")])
-    return reordered
+        row_lists.append(candidate_rows[candidate_rows >= 0][np.argsort(-scores, kind="stable")])
+    return row_lists
 
 
 def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
@@ -265,16 +265,16 @@ def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
 
 
 def _time(work: Callable[[], Any]) -> tuple[Any, float]:
-    started = time.perf_counter()
-    return work(), time.perf_counter() - started
+    start = time.perf_counter()
+    return work(), time.perf_counter() - start
 
 
 def load_examples(options: argparse.Namespace, corpus: Sequence[Passage]) -> list[Example]:
     """Read the triples, or return questions about the titles of passages."""
     if options.train:
         return read_examples(options.train)[: options.examples]
-    titled = [passage for passage in corpus if passage.title][: options.examples]
-    return [Example(str(n), f"what is {passage.title}?", (), (passage,)) for n, passage in enumerate(titled)]
+    titled_passages = [passage for passage in corpus if passage.title][: options.examples]
+    return [Example(str(n), f"what is {passage.title}?", (), (passage,)) for n, passage in enumerate(titled_passages)]
 
 
 def main() -> None:
@@ -290,9 +290,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     folder = options.encoder or Path(demo_encoder())
-    read = lines(options.passages) if options.passages else demo_passages()
-    order = np.random.default_rng(0).permutation(len(read))[: options.count]
-    corpus = [build_passage(read[row]["title"] or "", read[row]["text"]) for row in np.sort(order)]
+    passage_rows = lines(options.passages) if options.passages else demo_passages()
+    order = np.random.default_rng(0).permutation(len(passage_rows))[: options.count]
+    corpus = [build_passage(passage_rows[row]["title"] or "", passage_rows[row]["text"]) for row in np.sort(order)]
     questions = lines(options.questions) if options.questions else lines(Path(QUESTIONS))
     sample = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
     examples = load_examples(options, corpus)

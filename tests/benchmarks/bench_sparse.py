@@ -94,16 +94,16 @@ def write_parts(rows: SparseVectors, parts: int, dim: int, folder: Path) -> None
 
 def build(folder: Path, factory: str) -> float:
     """Build an index of a folder's part files; return the CPU seconds."""
-    began = time.process_time()
+    start = time.process_time()
     n, dim, parts = json.loads((folder / "count").read_text())
-    plan, trained = KIND.plan(IndexRecipe(factory), n, dim), folder / "trained"
-    KIND.train(plan, [], trained)
+    plan, trained_path = KIND.plan(IndexRecipe(factory), n, dim), folder / "trained"
+    KIND.train(plan, [], trained_path)
     rows = [folder / f"part-{number:05d}.sparse" for number in range(parts)]
     pieces = [folder / f"piece-{number:05d}" for number in range(parts)]
     for number in range(parts):
-        KIND.scatter(plan, trained, rows[number], number, pieces[number])
-    KIND.merge(plan, trained, rows, [path_opener(piece) for piece in pieces], [], folder / f"{factory}.postings")
-    return time.process_time() - began
+        KIND.scatter(plan, trained_path, rows[number], number, pieces[number])
+    KIND.merge(plan, trained_path, rows, [path_opener(piece) for piece in pieces], [], folder / f"{factory}.postings")
+    return time.process_time() - start
 
 
 def refresh(rows: SparseVectors, folder: Path, dim: int) -> dict[str, float | bool]:
@@ -180,9 +180,9 @@ def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds
         search()  # compiles, and reads the pages of the file
     for _ in range(rounds):
         for name, search in sides.items():
-            began = time.process_time()
+            start = time.process_time()
             search()
-            round_seconds[name].append(time.process_time() - began)
+            round_seconds[name].append(time.process_time() - start)
     return {name: round(n_questions / statistics.median(seconds), 1) for name, seconds in round_seconds.items()}
 
 

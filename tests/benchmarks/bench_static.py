@@ -56,13 +56,13 @@ def ours(folder: str) -> Encode:
 
 
 def sentence_transformers(folder: str) -> Encode:
-    loaded = import_module("sentence_transformers").SentenceTransformer(folder, device="cpu")
-    return lambda titles, texts: loaded.encode(join_texts(titles, texts), batch_size=1024)
+    encoder = import_module("sentence_transformers").SentenceTransformer(folder, device="cpu")
+    return lambda titles, texts: encoder.encode(join_texts(titles, texts), batch_size=1024)
 
 
 def model2vec(folder: str) -> Encode:
-    loaded = import_module("model2vec").StaticModel.from_pretrained(folder)
-    return lambda titles, texts: loaded.encode(join_texts(titles, texts), use_multiprocessing=False)
+    encoder = import_module("model2vec").StaticModel.from_pretrained(folder)
+    return lambda titles, texts: encoder.encode(join_texts(titles, texts), use_multiprocessing=False)
 
 
 def join_texts(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
@@ -79,9 +79,9 @@ def time_encoding(
     encode(titles[-WARM_UP:], texts[-WARM_UP:])
     half, seconds, vectors = len(texts) // 2, [], []
     for half_slice in (slice(half), slice(half, None)):
-        began = time.process_time()
+        start = time.process_time()
         vectors.append(np.asarray(encode(titles[half_slice], texts[half_slice])))
-        seconds.append(time.process_time() - began)
+        seconds.append(time.process_time() - start)
     return seconds, np.concatenate(vectors)[:: max(1, len(texts) // 500)]
 
 
@@ -135,8 +135,8 @@ def search_bm25(corpus: Sequence[dict[str, Any]], questions: list[str], k: int) 
 
 def search_exact(folder: str, corpus: Sequence[dict[str, Any]], questions: list[str], k: int) -> Rows:
     encoder = Encoder.load(folder, device="cpu")
-    read = encoder.encode_passages([p["title"] or "" for p in corpus], [p["text"] for p in corpus])
-    return np.argsort(-(encoder.encode_questions(questions) @ read.T), axis=1, kind="stable")[:, :k]
+    vectors = encoder.encode_passages([p["title"] or "" for p in corpus], [p["text"] for p in corpus])
+    return np.argsort(-(encoder.encode_questions(questions) @ vectors.T), axis=1, kind="stable")[:, :k]
 
 
 class Reranker:
@@ -199,16 +199,16 @@ def measure_quality(
             for way in ("alone", "rrf_bm25"):
                 lists[name][f"rerank({way})"] = reranker(lists[name][way], options.reranked, options.depth)
     judge = Judge(corpus, question_rows)
-    measured = {name: {way: judge.measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
+    measures = {name: {way: judge.measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
     estimates = {
         name: {
             way: {m: to_percent(estimate_mean(scores)) for m, scores in values.items()} for way, values in ways.items()
         }
-        for name, ways in measured.items()
+        for name, ways in measures.items()
     }
     differences = {
-        way: {m: to_percent(estimate_difference(scores, measured["minilm"][way][m])) for m, scores in values.items()}
-        for way, values in measured["static"].items()
+        way: {m: to_percent(estimate_difference(scores, measures["minilm"][way][m])) for m, scores in values.items()}
+        for way, values in measures["static"].items()
     }
     return {
         "library": len(corpus),

@@ -74,15 +74,15 @@ def random_llama(folder: Path) -> Path:
 def time_stream(address: str, question: str) -> tuple[float, float]:
     """Return the milliseconds to the passages and to the first word, then disconnect, so that the service stops."""
     connection = HTTPConnection(address)
-    began, passages = time.perf_counter(), 0.0
+    start, passages = time.perf_counter(), 0.0
     body = json.dumps({"questions": [question], "k": K, "stream": True})
     connection.request("POST", "/answer", body, {"Content-Type": "application/json", "Host": "localhost"})
     reply = connection.getresponse()
     while line := reply.readline():
         if line.startswith(b"event: passages"):
-            passages = (time.perf_counter() - began) * 1e3
+            passages = (time.perf_counter() - start) * 1e3
         if line.startswith((b"event: text", b"event: answer")):
-            word = (time.perf_counter() - began) * 1e3
+            word = (time.perf_counter() - start) * 1e3
             reply.close()
             connection.close()
             return passages, word
@@ -92,10 +92,10 @@ def time_stream(address: str, question: str) -> tuple[float, float]:
 def time_bare_model(writer: Any, prompt: Prompt) -> float:
     """Return the milliseconds to the first word that a model generates from a prompt."""
     word_times: list[float] = []
-    began = time.perf_counter()
+    start = time.perf_counter()
     with suppress(StoppedError):
         writer.write([prompt], lambda: bool(word_times), lambda _, text: word_times.append(time.perf_counter()))
-    return (word_times[0] - began) * 1e3 if word_times else (time.perf_counter() - began) * 1e3
+    return (word_times[0] - start) * 1e3 if word_times else (time.perf_counter() - start) * 1e3
 
 
 def until_idle(process: int) -> None:
