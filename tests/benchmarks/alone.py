@@ -48,7 +48,7 @@ def alone(work: Callable[..., Any], *arguments: Any, threads: int = 1) -> Spent:
         child.join()
         return Spent(seconds, cpu_seconds, max(started_mb, peak, last), started_mb, value)
     child.join()
-    raise SystemExit(f"{work.__name__} ended with {child.exitcode}")
+    raise SystemExit(f"{work.__name__} ended with exit status {child.exitcode}")
 
 
 def _serve(pipe: Connection, threads: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

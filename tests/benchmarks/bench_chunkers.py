@@ -171,8 +171,10 @@ def main() -> None:
     arguments.add_argument("--chroma", type=Path)
     arguments.add_argument("--corpora", nargs="+", default=CORPORA)
     arguments.add_argument("--articles", type=int, default=24)
-    arguments.add_argument("--only", nargs="+", default=None, help="chunkers; the default, the one before and the peer")
-    arguments.add_argument("--all", action="store_true", help="all chunkers and sizes")
+    arguments.add_argument(
+        "--only", nargs="+", default=None, help="chunkers beside the default, the former one and the peer"
+    )
+    arguments.add_argument("--all", action="store_true", help="measure all chunkers and sizes")
     options = arguments.parse_args()
     folder = demo_encoder()
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")

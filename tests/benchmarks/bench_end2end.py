@@ -325,13 +325,13 @@ def main() -> None:
     """Run the parts, and print a line after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default=demo_encoder())
-    parser.add_argument("--layers", type=int, default=2, help="take the first layers of the encoder; 0: all")
+    parser.add_argument("--layers", type=int, default=2, help="number of the encoder's layers to keep; 0: all")
     parser.add_argument("--parts", nargs="+", choices=["step", "arms", "stale", "beside"], default=["step", "arms"])
-    parser.add_argument("--subjects", type=int, default=8, help="16 passages each")
+    parser.add_argument("--subjects", type=int, default=8, help="subjects of 16 passages each")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--every", type=int, default=4, help="steps between two rebuilds")
     parser.add_argument(
-        "--ages", type=int, nargs="+", default=[1, 4, 30, 0], help="steps between two rebuilds, of `stale`"
+        "--ages", type=int, nargs="+", default=[1, 4, 30, 0], help="steps between two rebuilds in `stale`"
     )
     parser.add_argument("--aged", choices=ARMS[2:], default="end2end", help="the arm of `stale` and `beside`")
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
@@ -341,11 +341,11 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=0)
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--reader-steps", type=int, default=300)
-    parser.add_argument("--reader", type=Path, help="a folder that `write_reader` made, with 1,500 steps for example")
-    parser.add_argument("--test", type=int, default=400, help="questions at most")
-    parser.add_argument("--dev", type=int, default=8, help="questions whose nll is measured beside the training")
-    parser.add_argument("--looks", type=int, default=0, help="how often it is measured; 0: before and after")
-    parser.add_argument("--block", type=int, default=8, help="steps of a turn, of `beside`")
+    parser.add_argument("--reader", type=Path, help="a folder of `write_reader`, for example with 1,500 steps")
+    parser.add_argument("--test", type=int, default=400, help="maximum number of test questions")
+    parser.add_argument("--dev", type=int, default=8, help="questions whose nll is measured during training")
+    parser.add_argument("--looks", type=int, default=0, help="measurements of the nll; 0: before and after")
+    parser.add_argument("--block", type=int, default=8, help="steps of a turn in `beside`")
     parser.add_argument("--timed", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()

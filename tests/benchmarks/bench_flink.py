@@ -95,8 +95,8 @@ def measure(folder: Path, copies: int, encoder: Path, environment: dict[str, str
 def main() -> None:
     """Measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--copies", type=int, default=1, help="how often the demo dump's pages are repeated")
-    parser.add_argument("--every-job", action="store_true", help="leave no stage to the launcher on Flink")
+    parser.add_argument("--copies", type=int, default=1, help="repetitions of the demo dump's pages")
+    parser.add_argument("--every-job", action="store_true", help="run every stage as a job on Flink")
     parser.add_argument("--encoder", type=Path, help="folder of another encoder")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

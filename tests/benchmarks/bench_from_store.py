@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--asked", type=int, default=15)
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
-    parser.add_argument("--store", type=Path, help="folder of the store, which is kept and used again")
+    parser.add_argument("--store", type=Path, help="folder of a store that is kept and reused")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store_path = arguments.store or Path(folder) / "store"

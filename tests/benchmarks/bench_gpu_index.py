@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--vectors", type=int, default=125_000 if has_gpu else 4_000)
     parser.add_argument("--dim", type=int, default=768 if has_gpu else 32)
     parser.add_argument("--factory", nargs="+", default=["HNSW32", "IVF4096,PQ192np" if has_gpu else "IVF64,PQ8np"])
-    parser.add_argument("--cells", type=int, help="of an HNSW; default: the plan's")
+    parser.add_argument("--cells", type=int, help="cells of an HNSW; default: the plan's")
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--questions", type=int, default=500 if has_gpu else 100)
     parser.add_argument("--k", type=int, default=20)

@@ -117,9 +117,11 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=100_000)
-    parser.add_argument("--sizes", type=_parse_numbers, help="instead of --n: several, with cells in proportion")
+    parser.add_argument("--sizes", type=_parse_numbers, help="several sizes instead of --n, with cells in proportion")
     parser.add_argument("--dim", type=int, default=96)
-    parser.add_argument("--cells", type=int, help="of --n or the largest size; by default one for 62,500, at least 4")
+    parser.add_argument(
+        "--cells", type=int, help="cells of the largest size; default: one for 62,500 vectors, at least 4"
+    )
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--links", type=int, default=16, help="M")
     parser.add_argument("--ef-construction", type=int, default=100)
@@ -128,12 +130,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--metric", choices=("ip", "l2"), default="ip")
     parser.add_argument("--storage", choices=("Flat", "SQfp16", "SQ8"), default="Flat")
     parser.add_argument("--norms", type=_parse_numbers, default=[0.0], help="sigma of log-normal norms; 0: all are 1")
-    parser.add_argument("--augment", action="store_true", help="also with one more dimension, so that norms are equal")
+    parser.add_argument("--augment", action="store_true", help="also build with one more dimension and equal norms")
     parser.add_argument("--questions", type=int, default=2_000)
     parser.add_argument("--k", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=1, help="builds side by side, and threads that measure recall")
+    parser.add_argument("--jobs", type=int, default=1, help="concurrent builds, and threads that measure recall")
     parser.add_argument("--plot", type=Path, help="write the scaling as SVG")
-    parser.add_argument("--workdir", type=Path, help="where the files go; by default a temporary folder")
+    parser.add_argument("--workdir", type=Path, help="folder of the files; default: a temporary folder")
     return parser.parse_args()
 
 

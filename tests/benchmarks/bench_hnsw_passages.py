@@ -39,14 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=Path, help="JSON lines with title and text")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
-    parser.add_argument("--count", type=int, default=60_000, help="passages, fewer where there are fewer")
-    parser.add_argument("--asked", type=int, default=3_000, help="questions, likewise")
+    parser.add_argument("--count", type=int, default=60_000, help="maximum number of passages")
+    parser.add_argument("--asked", type=int, default=3_000, help="maximum number of questions")
     parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
     parser.add_argument("--cells", type=int, nargs="+", default=[8])
     parser.add_argument("--links", type=int, default=16, help="M")
     parser.add_argument("--ef-construction", type=int, default=100)
     parser.add_argument("--k", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=1, help="builds side by side, and threads that measure recall")
+    parser.add_argument("--jobs", type=int, default=1, help="concurrent builds, and threads that measure recall")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cache = options.cache or Path(folder) / "cache"

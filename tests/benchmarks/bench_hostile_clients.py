@@ -123,7 +123,7 @@ def main() -> None:
     offer(parser, count=3_000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--hostile", type=int, default=1_000, help="connections of the hostile client")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
     print_measurement(parser.parse_args(), measure)
 

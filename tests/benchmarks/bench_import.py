@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=768)
-    parser.add_argument("--folder", type=Path, help="for all files; a slow disk bounds the rate of the job")
+    parser.add_argument("--folder", type=Path, help="folder of all files; a slow disk limits the rate of the job")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         tempfile.tempdir = os.environ["TMPDIR"] = name  # also for the work folders of workers
@@ -116,7 +116,7 @@ def main() -> None:
             "memory_growth": round(ours.anonymous_mb / quarter.anonymous_mb, 3),
         }
         if ours.value != options.rows:
-            sys.exit(f"{ours.value} of {options.rows} passages were imported")
+            sys.exit(f"only {ours.value} of {options.rows} passages were imported")
         print(json.dumps(line), flush=True)
 
 

@@ -368,10 +368,10 @@ def main() -> None:
     _compile_modules()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dump", choices=["demo", "synthetic", "both"], default="synthetic")
-    parser.add_argument("--articles", type=int, default=500, help="of the synthetic dump")
+    parser.add_argument("--articles", type=int, default=500, help="articles of the synthetic dump")
     parser.add_argument("--encoder", help="a folder or hub name; minilm: the demo's")
-    parser.add_argument("--pull", action="store_true", help="what a puller fetches alone, without a full build")
-    parser.add_argument("--shares", help="percent of the articles that change, with commas: costs alone")
+    parser.add_argument("--pull", action="store_true", help="measure only the pull, without a full build")
+    parser.add_argument("--shares", help="percentages of changed articles, with commas; measures costs alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder:
         encoder_name = demo_encoder() if options.encoder == "minilm" else options.encoder

@@ -97,7 +97,9 @@ def main() -> None:
     """Encode or load the vectors, measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--repetitions", type=int, default=10, help="R; the paper's 20 with 5 bits: 10,240 components")
+    parser.add_argument(
+        "--repetitions", type=int, default=10, help="R; 20 with 5 bits are the paper's 10,240 components"
+    )
     parser.add_argument("--bits", type=int, default=4, help="k_sim")
     parser.add_argument("--projected", type=int, default=16, help="d_proj")
     parser.add_argument("--indexes", nargs="+", default=["Flat", "HNSW32", "IVF,PQ"])

@@ -278,9 +278,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("generator", "passages", "questions", "sidr", "transfer", "encoder"):
         parser.add_argument(f"--{name}", type=Path)
-    parser.add_argument("--made", type=int, default=40, help="subjects of a made world, 16 passages each; 0: the files")
-    parser.add_argument("--layers", type=int, default=2, help="of the encoder of a made world")
-    parser.add_argument("--reader-steps", type=int, default=1200, help="of the generator of a made world")
+    parser.add_argument("--made", type=int, default=40, help="subjects of 16 passages in a made world; 0: files")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the encoder of a made world")
+    parser.add_argument("--reader-steps", type=int, default=1200, help="training steps of a made world's generator")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     sizes = {"count": 150, "train": 24, "dev": 40, "examples": 320, "sidr-steps": 32, "batch": 16, "length": 32}
     sizes |= {"depth": 16, "proposed": 16, "steps": 12, "every": 4, "openrag-batch": 8, "tokens": 12}

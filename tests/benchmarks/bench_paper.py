@@ -60,24 +60,24 @@ def main() -> None:
         "--spans", type=Path, help="a folder of a model with a question-answering head, or DPR's reader"
     )
     parser.add_argument("--encoder", default=demo_encoder())
-    parser.add_argument("--questions", type=int, default=4, help="of each task with real models")
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS, help="with real models; all by default")
-    parser.add_argument("--library", type=int, default=200, help="passages beside those of the questions")
-    parser.add_argument("--dtype", default="bfloat16", help="of the generator")
+    parser.add_argument("--questions", type=int, default=4, help="questions of each task with real models")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS, help="tasks with real models; default: all")
+    parser.add_argument("--library", type=int, default=200, help="additional passages of the library")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of the generator")
     parser.add_argument("--beams", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("-k", type=int, default=3, help="passages of an answer")
-    parser.add_argument("--most", type=int, default=10, help="passages of figure 3")
+    parser.add_argument("--most", type=int, default=10, help="maximum number of passages for figure 3")
     parser.add_argument(
         "--subjects",
         type=int,
-        help="of the made world, 16 passages each; 0: no made world; by default 10, and 0 with a generator",
+        help="subjects of the made world, with 16 passages each; 0: none; default: 10, and 0 with a generator",
     )
-    parser.add_argument("--made-questions", type=int, default=40, help="asked of the made world, at most")
-    parser.add_argument("--steps", type=int, default=20, help="of a retriever's training")
+    parser.add_argument("--made-questions", type=int, default=40, help="maximum number of questions of the made world")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a retriever's training")
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--reader-steps", type=int, default=500)
-    parser.add_argument("--reader", type=Path, help="a folder that `made_world.write_reader` made")
+    parser.add_argument("--reader", type=Path, help="a folder of `made_world.write_reader`")
     options = parser.parse_args()
     if (options.data is None) != (options.generator is None):
         parser.error("--data and --generator belong together: give both, or neither for the made world alone")

@@ -157,10 +157,10 @@ def _changes(base: dict[str, Figures], tuned: dict[str, Figures]) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generator", required=True, help="a folder")
+    parser.add_argument("--generator", required=True, help="folder of a generator")
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--passages", type=Path, required=True)
-    parser.add_argument("--passages-count", type=int, default=2000, help="passages beside the contexts")
+    parser.add_argument("--passages-count", type=int, default=2000, help="additional passages of the library")
     parser.add_argument("--train", type=int, default=1000)
     parser.add_argument("--dev", type=int, default=32)
     parser.add_argument("--test", type=int, default=100)

@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=6, help="of the generator's encoder, and of its decoder")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the generator's encoder, and of its decoder")
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

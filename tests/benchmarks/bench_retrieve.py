@@ -124,8 +124,8 @@ def _run_singles(url: str, queries: Sequence[str], at_once: int, total: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     offer(parser, count=3_000)
-    parser.add_argument("--queries", type=int, default=2_560, help="in the large request")
-    parser.add_argument("--requests", type=int, default=1_000, help="of one query")
+    parser.add_argument("--queries", type=int, default=2_560, help="queries of the large request")
+    parser.add_argument("--requests", type=int, default=1_000, help="requests of one query")
     parser.add_argument("--at-once", type=int, nargs="+", default=[50, 128, 512])
     parser.add_argument("--rounds", type=int, default=1)
     print_measurement(parser.parse_args(), measure)

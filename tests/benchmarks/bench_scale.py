@@ -110,7 +110,7 @@ def ask_service(words: Sequence[str], store: str, question: str, environment: di
         while get(address, "/readyz")[0] != 200:
             time.sleep(_ASK)
         if {response.status for response in load(address, [question], 1, 0.0)} != {200}:
-            raise SystemExit("the service gave no answer")
+            raise SystemExit("the service returned an error for a question")
         time.sleep(_ASK)
     return report
 
@@ -180,7 +180,7 @@ def served_s3(folder: Path) -> Iterator[str]:
 def main() -> None:
     """Measure each size, the smallest first; print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--passages", default="2000", help="about how many, of each size")
+    parser.add_argument("--passages", default="2000", help="approximate numbers of passages, with commas")
     parser.add_argument("--texts", type=Path, help="JSON lines with title and text")
     parser.add_argument("--encoder", help="a folder or hub name")
     parser.add_argument("--work", type=Path, help="a folder on a disk with room for the stores")

@@ -174,9 +174,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     offer(parser, count=3_000)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=1, help="more than one: compare with a single process")
+    parser.add_argument("--workers", type=int, default=1, help="processes; several are compared with a single one")
     options = parser.parse_args()
     print_measurement(options, measure if options.workers == 1 else compare_workers)
 

@@ -86,7 +86,7 @@ def time_stream(address: str, question: str) -> tuple[float, float]:
             reply.close()
             connection.close()
             return passages, word
-    raise SystemExit(f"the stream ended without a word: {reply.status}")
+    raise SystemExit(f"the stream ended without a word (status {reply.status})")
 
 
 def time_bare_model(writer: Any, prompt: Prompt) -> float:
