@@ -116,7 +116,7 @@ def _edit_passages(passages: Iterator[Passage]) -> Iterator[Passage]:
 def scatter(folder: Path, number: int) -> float:
     """Scatter one part; return the CPU seconds."""
     start = time.process_time()
-    KIND.scatter(_plan(folder), folder / "trained", _part(folder, number), number, _piece(folder, number))
+    KIND.scatter(_resolve_plan(folder), folder / "trained", _part(folder, number), number, _piece(folder, number))
     return time.process_time() - start
 
 
@@ -124,13 +124,13 @@ def merge(folder: Path, parts: int) -> float:
     """Merge all parts; return the CPU seconds."""
     start = time.process_time()
     pieces = [path_opener(_piece(folder, number)) for number in range(parts)]
-    KIND.merge(_plan(folder), folder / "trained", [], pieces, [], folder / "bm25.postings")
+    KIND.merge(_resolve_plan(folder), folder / "trained", [], pieces, [], folder / "bm25.postings")
     return time.process_time() - start
 
 
 def build_ours(folder: Path, parts: int) -> dict[str, float]:
     """Build an index of a folder's part files; return the CPU seconds of each stage."""
-    KIND.train(_plan(folder), [], folder / "trained")
+    KIND.train(_resolve_plan(folder), [], folder / "trained")
     return {"scatter": sum(scatter(folder, number) for number in range(parts)), "merge": merge(folder, parts)}
 
 
@@ -140,14 +140,14 @@ def rebuild_ours(folder: Path, parts: int, deltas: bool, rounds: int) -> dict[st
     Both builds take turns; figures are medians of rounds.
     """
     edited_folder = folder / "edited"
-    KIND.train(_plan(edited_folder), [], edited_folder / "trained")
+    KIND.train(_resolve_plan(edited_folder), [], edited_folder / "trained")
     store, earlier = _store_parent_index(folder, parts)
     delta_s = _build_deltas(store, earlier) if deltas else 0.0
     costs: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
         (edited_folder / "bm25.postings").unlink(missing_ok=True)  # a build does not overwrite a file
         start = time.process_time()
-        earlier.derive(store, _plan(edited_folder), edited_folder / "bm25.postings")
+        earlier.derive(store, _resolve_plan(edited_folder), edited_folder / "bm25.postings")
         rebuilt, derived_bytes = time.process_time() - start, _read_index(edited_folder)
         (edited_folder / "bm25.postings").unlink()
         costs.append((rebuilt, sum(build_ours(edited_folder, parts).values())))
@@ -168,7 +168,7 @@ def _store_parent_index(folder: Path, parts: int) -> tuple[Store, ParentIndex]:
         parts_with_parents.append(PartWithParents(edited_blob, rows[1], ((parent_blob, first, rows[0]),)))
         first += rows[0]
     index = store.blobs.put_file(folder / "bm25.postings")
-    return store, ParentIndex(index, _plan(folder).entry(), tuple(parts_with_parents))
+    return store, ParentIndex(index, _resolve_plan(folder).entry(), tuple(parts_with_parents))
 
 
 def _build_deltas(store: Store, earlier: ParentIndex) -> float:
@@ -179,7 +179,7 @@ def _build_deltas(store: Store, earlier: ParentIndex) -> float:
     return time.process_time() - start
 
 
-def _plan(folder: Path) -> Any:
+def _resolve_plan(folder: Path) -> Any:
     return words_plan(int((folder / "count").read_text()))
 
 
@@ -220,7 +220,7 @@ def build_tantivy(folder: Path, out: Path) -> float:
     """Build tantivy's index of a folder's terms in one segment; return the CPU seconds without the analyzer's."""
     analyzer, cpu_seconds = Analyzer(), 0.0
     out.mkdir()
-    writer = tantivy.Index(_schema(), path=str(out)).writer(heap_size=1_000_000_000, num_threads=1)
+    writer = tantivy.Index(_build_schema(), path=str(out)).writer(heap_size=1_000_000_000, num_threads=1)
     for text in read_texts(folder):
         body = " ".join(term.decode() for term in analyzer.terms(text))
         start = time.process_time()
@@ -232,13 +232,13 @@ def build_tantivy(folder: Path, out: Path) -> float:
     return cpu_seconds + time.process_time() - start
 
 
-def _schema() -> Any:
+def _build_schema() -> Any:
     schema = tantivy.SchemaBuilder()
     schema.add_text_field("body", stored=False, tokenizer_name="whitespace", index_option="freq")
     return schema.build()
 
 
-def bm25s_sides(path: Path, question_terms: Terms, questions: Sequence[str], k: int) -> dict[str, Callable[[], Any]]:
+def open_bm25s(path: Path, question_terms: Terms, questions: Sequence[str], k: int) -> dict[str, Callable[[], Any]]:
     """Return two searches of bm25s's saved index: for terms, and for texts with its own tokenizer."""
     index = bm25s.BM25.load(path, show_progress=False, backend="numba")
     stem = Stemmer.Stemmer("english")
@@ -255,7 +255,7 @@ def bm25s_sides(path: Path, question_terms: Terms, questions: Sequence[str], k: 
     }
 
 
-def tantivy_side(path: Path, question_terms: Terms, k: int) -> Callable[[], Any]:
+def open_tantivy(path: Path, question_terms: Terms, k: int) -> Callable[[], Any]:
     """Return a search of tantivy's index for terms."""
     index = tantivy.Index.open(str(path))
     searcher, schema = index.searcher(), index.schema
@@ -335,7 +335,7 @@ def _read_index(folder: Path) -> bytes:
 
 
 def main() -> None:
-    options = _options()
+    options = _parse_options()
     if options.synthetic:
         n, passages, questions = options.synthetic, iter_synthetic(options.synthetic), sample_questions(options.asked)
     else:
@@ -353,13 +353,13 @@ def main() -> None:
         index, question_terms = open_words(work / "parts" / "bm25.postings", n), analyze_texts(questions)
         sides: dict[str, Callable[[], Any]] = {"ours": lambda: index.search(questions, options.k)}
         if "bm25s" in options.peers:
-            sides |= bm25s_sides(work / "bm25s_of_terms", question_terms, questions, options.k)
+            sides |= open_bm25s(work / "bm25s_of_terms", question_terms, questions, options.k)
             report["bytes_per_passage"]["bm25s"] = round(_measure_folder(work / "bm25s_of_terms") / n, 1)
             head = slice(0, 200)
             worst = compare(index, work / "bm25s_of_terms", questions[head], question_terms[head], options.k)
             report["largest_relative_difference"] = worst
         if "tantivy" in options.peers:
-            sides["tantivy_terms"] = tantivy_side(work / "tantivy_of_terms", question_terms, options.k)
+            sides["tantivy_terms"] = open_tantivy(work / "tantivy_of_terms", question_terms, options.k)
             report["bytes_per_passage"]["tantivy"] = round(_measure_folder(work / "tantivy_of_terms") / n, 1)
         if options.reading_all:
             sides["ours_reading_all"] = lambda: index.search(questions, options.k, skip=False)
@@ -378,7 +378,7 @@ def _measure_folder(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def _options() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", type=Path)
     parser.add_argument("--questions", type=Path, nargs="*", default=[])

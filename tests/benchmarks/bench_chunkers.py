@@ -56,7 +56,7 @@ class Task:
     measures: Sequence[Measure]
 
 
-def contenders(encoder: str, tokenizer: Tokenizer) -> dict[str, Chunks]:
+def create_chunkers(encoder: str, tokenizer: Tokenizer) -> dict[str, Chunks]:
     """Return the chunkers by name, at their default sizes and, for windows, at other sizes."""
     recipes = {
         **{f"{name} {words}": ChunkRecipe(name, words) for name, words in _SIZES},
@@ -82,7 +82,7 @@ _SIZES = [
 ]
 
 
-def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
+def load_chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
     """Return the task of Chroma's corpora, which measures the characters of the answers."""
     texts, questions = chroma(folder, corpora)
 
@@ -96,12 +96,12 @@ def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
     return Task("chroma", texts, [q.text for q in questions], [measure(q) for q in questions])
 
 
-def demo_task(articles: int) -> Task:
+def load_demo_task(articles: int) -> Task:
     """Return the task of the first demo articles with questions, which measures whether an answer was read."""
     rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     article_titles = list(dict.fromkeys(row["article"] for row in rows))[:articles]
     question_rows = [row for row in rows if row["article"] in article_titles]
-    texts = [text for text in demo_texts() if articles >= len(article_titles) + 1 or text.title in article_titles]
+    texts = [text for text in read_demo_texts() if articles >= len(article_titles) + 1 or text.title in article_titles]
 
     def measure(row: dict[str, Any]) -> Measure:
         answers = AnswerMatcher(row["answers"])
@@ -110,7 +110,7 @@ def demo_task(articles: int) -> Task:
     return Task("demo", texts, [row["question"] for row in question_rows], [measure(row) for row in question_rows])
 
 
-def demo_texts() -> list[Text]:
+def read_demo_texts() -> list[Text]:
     """Return the articles of the demo dump."""
     texts: list[Text] = []
     with tempfile.TemporaryDirectory() as workdir:
@@ -180,11 +180,11 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    chunkers = contenders(folder, tokenizer)
+    chunkers = create_chunkers(folder, tokenizer)
     names = [*chunkers] if options.all else list(dict.fromkeys([*FIRST, *(options.only or ())]))
     encoder = Encoder.load(folder, device="cpu")
-    tasks = [demo_task(options.articles)] if options.articles else []
-    tasks += [chroma_task(options.chroma, options.corpora)] if options.chroma else []
+    tasks = [load_demo_task(options.articles)] if options.articles else []
+    tasks += [load_chroma_task(options.chroma, options.corpora)] if options.chroma else []
     for task in tasks:
         print(json.dumps(run(task, {name: chunkers[name] for name in names}, encoder, tokenizer)), flush=True)
 

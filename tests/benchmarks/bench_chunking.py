@@ -71,7 +71,7 @@ class Cleaner:
 
     def holes(self, cases: list[tuple[str, str]]) -> int:
         """Count the cases of which a word or number is missing."""
-        return sum(bool(words(expected) - words(self.clean("Title", markup))) for markup, expected in cases)
+        return sum(bool(split_words(expected) - split_words(self.clean("Title", markup))) for markup, expected in cases)
 
     def count_exact(self, constructs: list[tuple[str, str]]) -> int:
         """Count the constructs whose words are exactly those that MediaWiki shows."""
@@ -81,7 +81,7 @@ class Cleaner:
         )
 
 
-def words(text: str) -> set[str]:
+def split_words(text: str) -> set[str]:
     """Return the words and numbers of a text; a number is one word, its commas and point included."""
     return set(re.findall(r"[\d][\d.,]*\d|\w+", text))
 
@@ -218,7 +218,7 @@ def measure_workers(plan: Plan) -> dict[str, object]:
     cpu_seconds: dict[str, float] = {}
     for workers in (1, 2):
         with ExitStack() as stack:
-            pools = [stack.enter_context(one_worker()) for _ in range(workers)]
+            pools = [stack.enter_context(start_worker()) for _ in range(workers)]
             for pool in pools:
                 pool.submit(work, plan.parts[-1]).result()
             start = time.perf_counter()
@@ -236,7 +236,7 @@ def measure_workers(plan: Plan) -> dict[str, object]:
     }
 
 
-def one_worker() -> ProcessPoolExecutor:
+def start_worker() -> ProcessPoolExecutor:
     """Return a pool of one fresh process."""
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
@@ -253,7 +253,7 @@ def measure_memory(once: Plan, repeated: Plan) -> dict[str, object]:
     peaks = {}
     for name, plan in {"once": once, "repeated": repeated}.items():
         (part,) = plan.parts
-        with one_worker() as pool:
+        with start_worker() as pool:
             peaks[name] = pool.submit(measure_peak, part, plan.siteinfo).result()
     return {
         "bench": "memory",

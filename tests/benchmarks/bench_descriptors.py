@@ -214,10 +214,10 @@ def look_up_records(library: DescriptorLibrary) -> int:
 
 
 def _look_up_stats(inputs: dict[str, Any], store: Store) -> dict[str, Any]:
-    return dict(store.memo.get_or_create(inputs["stage"], inputs, _never)[0].stats)
+    return dict(store.memo.get_or_create(inputs["stage"], inputs, _refuse)[0].stats)
 
 
-def _never(_: object) -> StageResult:
+def _refuse(_: object) -> StageResult:
     raise AssertionError("the stage has a record, so it must not run")
 
 

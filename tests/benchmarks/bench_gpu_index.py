@@ -90,7 +90,7 @@ def watch_gpu() -> Iterator[list[int]]:
     The list stays empty where torch sees no GPU.
     """
     peaks: list[int] = []
-    cuda = _cuda()
+    cuda = _import_cuda()
     if not cuda.is_available():
         yield peaks
         return
@@ -116,7 +116,7 @@ def _read_gpu_bytes(cuda: Any) -> int:
     return int(total - free)
 
 
-def _cuda() -> Any:
+def _import_cuda() -> Any:
     """Return `torch.cuda`, which is imported late because the processes of tasks need no torch."""
     return import_module("torch").cuda
 
@@ -146,28 +146,28 @@ def _sum_costs(build: Build, kind: str) -> dict[str, float]:
 def scale_work(plan: VectorPlan) -> dict[str, float]:
     """Return by stage how many times more work Wikipedia is than this plan, at the same dimensions."""
     wikipedia_plan = resolve(IndexRecipe(_OPEN[plan.kind]), WIKIPEDIA, plan.d)
-    rows, centroid_ratio = WIKIPEDIA / plan.n, _centroids(wikipedia_plan) / _centroids(plan)
+    rows, centroid_ratio = WIKIPEDIA / plan.n, _count_centroids(wikipedia_plan) / _count_centroids(plan)
     return {
-        "train": _sample(wikipedia_plan) / _sample(plan) * centroid_ratio,
+        "train": _sample_size(wikipedia_plan) / _sample_size(plan) * centroid_ratio,
         "scatter": rows * centroid_ratio,
         "shard": rows,
         "merge": rows,
     }
 
 
-def _centroids(plan: VectorPlan) -> int:
+def _count_centroids(plan: VectorPlan) -> int:
     return plan.cells if plan.kind == "hnsw" else count_lists(plan)
 
 
-def _sample(plan: VectorPlan) -> int:
+def _sample_size(plan: VectorPlan) -> int:
     return cell_sample_size(plan) if plan.kind == "hnsw" else plan.train_sample
 
 
-def device() -> str:
+def name_device() -> str:
     """Return the name of the GPU that faiss sees, or `cpu`."""
     if not engine.has_gpu():
         return "cpu"
-    cuda = _cuda()
+    cuda = _import_cuda()
     return str(cuda.get_device_name(0)) if cuda.is_available() else "a GPU that torch does not see"
 
 
@@ -198,7 +198,7 @@ def main() -> None:
             indexes.append(sides)
     report = {
         "benchmark": "gpu_index",
-        "device": device(),
+        "device": name_device(),
         "graphs_on_the_gpu": engine.can_build_graph(generator.questions(min(options.vectors, 4_000)), "ip"),
         **{name: getattr(options, name) for name in ("vectors", "dim", "parts", "questions", "k")},
         "indexes": indexes,

@@ -134,7 +134,7 @@ def match_rows(old_rows: Rows, new_rows: Rows) -> Rows:
     return np.where(old_rows[positions] == new_rows, positions, -1)
 
 
-def group(plan: VectorPlan, cells: Cells, corpus: Generation) -> list[tuple[Rows, Rows]]:
+def group_by_cell(plan: VectorPlan, cells: Cells, corpus: Generation) -> list[tuple[Rows, Rows]]:
     """Return the members and the sources of each cell, as rows of the corpus."""
     nearest_cells, joins, links = cells.assign(plan.metric, corpus.vectors)
     groups = []
@@ -153,12 +153,12 @@ class Bookwheel:
         KIND.train(plan, write_parts(folder, corpus.vectors, PARTS), self.trained)
         self.partition = _load_trained(plan, self.trained)[0]
         start = process_time()
-        self.cells = [Cell.build(plan, corpus, *rows) for rows in group(plan, self.partition, corpus)]
+        self.cells = [Cell.build(plan, corpus, *rows) for rows in group_by_cell(plan, self.partition, corpus)]
         self.build_seconds = process_time() - start
 
     def update(self, corpus: Generation) -> None:
         """Update the graphs of all cells."""
-        groups = group(self.plan, self.partition, corpus)
+        groups = group_by_cell(self.plan, self.partition, corpus)
         self.cells = [cell.update(self.plan, corpus, *rows) for cell, rows in zip(self.cells, groups, strict=True)]
 
     def load(self, corpus: Generation) -> tuple[FaissIndex, FaissIndex, Report]:
@@ -249,7 +249,7 @@ class Hnswlib:
         return load_graph(self.plan, keys, np.arange(len(rows)), len(rows), corpus.vectors)
 
 
-def sweep(index: FaissIndex, trials: dict[int, VectorQuerySet]) -> dict[int, list[OperatingPoint]]:
+def measure_curves(index: FaissIndex, trials: dict[int, VectorQuerySet]) -> dict[int, list[OperatingPoint]]:
     """Return the recall curve at each depth over the distances that faiss counts."""
     curves = {}
     for k, trial in trials.items():
@@ -340,7 +340,7 @@ def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, optio
             updated, rebuilt, facts = side.load(corpus)
             mean_seconds = seconds[name] / generation
             report[name] = (
-                compare(sweep(updated, trials), sweep(rebuilt, trials))
+                compare(measure_curves(updated, trials), measure_curves(rebuilt, trials))
                 | facts
                 | {
                     "update_cpu_s": round(mean_seconds, 3),
@@ -396,7 +396,7 @@ def open_graph(store: str, ref: str, folder: Path, questions: Vectors) -> dict[i
         file = Store.open(store).files.local_path(content.files[content.index_file("hnsw")].path)
     exact = ExactIndex(write_parts(folder, vectors, PARTS), "ip")
     trials = {k: VectorQuerySet.from_exact_search(exact, questions, k) for k in EF_SEARCH}
-    return sweep(faiss.read_index(str(file)), trials)
+    return measure_curves(faiss.read_index(str(file)), trials)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def reindex(dump: str, store: Path, encoder: str) -> ReindexRun:
     recipe.write_text(UNGATED)  # random vectors have low recall
     arguments = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
     options = [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
-    cost = run([_bookwheel(), "reindex", *options, "--json"], {"BOOKWHEEL_CACHE": str(store.with_name("cache"))})
+    cost = run([_bookwheel_path(), "reindex", *options, "--json"], {"BOOKWHEEL_CACHE": str(store.with_name("cache"))})
     return ReindexRun(cost, json.loads(cost.output))
 
 
@@ -217,13 +217,13 @@ def measure_embedded_share(chunker: str, dumps: list[str], folder: Path) -> floa
     known_hashes: set[str] = set()
     new_rows = rows = 0
     for dump in dumps:
-        hashes = _hashes(dump, ChunkRecipe(chunker=chunker), folder)
+        hashes = _chunk_hashes(dump, ChunkRecipe(chunker=chunker), folder)
         new_rows, rows = sum(of not in known_hashes for of in hashes), len(hashes)
         known_hashes = set(hashes)
     return new_rows / rows
 
 
-def _hashes(dump: str, recipe: ChunkRecipe, folder: Path) -> list[str]:
+def _chunk_hashes(dump: str, recipe: ChunkRecipe, folder: Path) -> list[str]:
     plan = plan_dump(dump, workdir=folder, stage=str)
     hashes: list[str] = []
     for part in plan.parts:
@@ -334,10 +334,10 @@ def _count_pieces(snapshot: Snapshot, kind: str) -> Counter[tuple[str, ...]]:
 
 
 def _run_cli(*words: str) -> str:
-    return subprocess.run([_bookwheel(), *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([_bookwheel_path(), *words], check=True, capture_output=True, text=True).stdout
 
 
-def _bookwheel() -> str:
+def _bookwheel_path() -> str:
     return str(Path(sys.executable).with_name("bookwheel"))
 
 

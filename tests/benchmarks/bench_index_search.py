@@ -28,14 +28,14 @@ Search = Callable[[Vectors], object]
 Rates = dict[str, list[float]]  # queries a second of each contender in each round
 
 
-def bare(path: Path, ef_search: int, k: int) -> Search:
+def open_bare(path: Path, ef_search: int, k: int) -> Search:
     """Return a search of an index that bare faiss holds in memory."""
     index = faiss.read_index(str(path))
     index.hnsw.efSearch = ef_search
     return lambda vectors: index.search(vectors, k)
 
 
-def ours(path: Path, ef_search: int, k: int) -> Search:
+def open_ours(path: Path, ef_search: int, k: int) -> Search:
     """Return a search of an index that bookwheel maps."""
     index = open_index(path)
     return lambda vectors: index.search(vectors, k, efSearch=ef_search)
@@ -55,7 +55,7 @@ def race(contenders: dict[str, Search], questions: list[Vectors], rounds: int) -
     return {name: round_rates[1:] for name, round_rates in rates.items()}
 
 
-def ratio(rates: Rates, name: str) -> float:
+def compute_ratio(rates: Rates, name: str) -> float:
     """Return the median ratio of a contender's rate to that of bare faiss over the one-shot index."""
     return round(statistics.median(a / b for a, b in zip(rates[name], rates["one_shot"], strict=True)), 3)
 
@@ -85,9 +85,9 @@ def main() -> None:
         points = {name: tune_search(open_index(build.path), trial, options.target) for name, build in builds.items()}
         effort = {name: operating_point.search["efSearch"] for name, operating_point in points.items()}
         contenders = {
-            "one_shot": bare(builds["one_shot"].path, effort["one_shot"], options.k),
-            "merged": bare(builds["ours"].path, effort["ours"], options.k),
-            "ours": ours(builds["ours"].path, effort["ours"], options.k),
+            "one_shot": open_bare(builds["one_shot"].path, effort["one_shot"], options.k),
+            "merged": open_bare(builds["ours"].path, effort["ours"], options.k),
+            "ours": open_ours(builds["ours"].path, effort["ours"], options.k),
         }
         faiss.omp_set_num_threads(options.threads)
         batch = race(contenders, [trial.vectors], options.rounds)
@@ -102,8 +102,8 @@ def main() -> None:
         "target": options.target,
         "recall": {name: round(operating_point.recall, 4) for name, operating_point in points.items()},
         "ef_search": effort,
-        "ratio": {"batch": ratio(batch, "ours"), "one_by_one": ratio(single, "ours")},
-        "merged_ratio": {"batch": ratio(batch, "merged"), "one_by_one": ratio(single, "merged")},
+        "ratio": {"batch": compute_ratio(batch, "ours"), "one_by_one": compute_ratio(single, "ours")},
+        "merged_ratio": {"batch": compute_ratio(batch, "merged"), "one_by_one": compute_ratio(single, "merged")},
         "batch_per_s": {name: round(statistics.median(round_rates)) for name, round_rates in batch.items()},
         "one_by_one_per_s": {name: round(statistics.median(round_rates)) for name, round_rates in single.items()},
         "rounds": {name: [round(rate) for rate in round_rates] for name, round_rates in batch.items()},

@@ -33,7 +33,7 @@ FACTORIES = (
 QUERIES, K, NPROBE = 500, 100, 32
 
 
-def one_shot(trained: Path, parts: list[Path], out: Path) -> None:
+def build_one_shot(trained: Path, parts: list[Path], out: Path) -> None:
     """Add every part to one index with bare faiss."""
     index = faiss.read_index(str(trained))
     for part in parts:
@@ -46,7 +46,7 @@ def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Pat
     trained_path, one_shot_path, merged_path = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]
     training = alone(kind.KIND.train, plan, parts, trained_path)
-    one_shot_cost = alone(one_shot, trained_path, parts, one_shot_path)
+    one_shot_cost = alone(build_one_shot, trained_path, parts, one_shot_path)
     scatters = [
         alone(kind.KIND.scatter, plan, trained_path, part, number, pieces[number]) for number, part in enumerate(parts)
     ]

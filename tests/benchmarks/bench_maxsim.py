@@ -151,7 +151,7 @@ def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[in
     best = index.search(data.asked_tokens, K)[1]
     exact_ndcg = ndcg(best, data.relevant)
     results: dict[str, Any] = {
-        "all": {"ndcg": round(float(exact_ndcg.mean()), 4), "ms": _ms(start, len(numbers)), "scored": n},
+        "all": {"ndcg": round(float(exact_ndcg.mean()), 4), "ms": _elapsed_ms(start, len(numbers)), "scored": n},
         "dense alone": {"ndcg": round(float(ndcg(leg.find(Queries(numbers), K).rows, data.relevant).mean()), 4)},
     }
     for depth in [depth for depth in depths if depth <= n]:
@@ -161,7 +161,7 @@ def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[in
             retriever = MaxSimRetriever(*scorers, graph, depth, rounds)
             start = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])
-            ms = _ms(start, len(numbers))
+            ms = _elapsed_ms(start, len(numbers))
             candidate_ndcg = ndcg(rows, data.relevant)
             results[f"depth {depth}, rounds {rounds}"] = {
                 "ndcg": round(float(candidate_ndcg.mean()), 4),
@@ -175,7 +175,7 @@ def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[in
     return results
 
 
-def _ms(began: float, count: int) -> float:
+def _elapsed_ms(began: float, count: int) -> float:
     return round(1e3 * (time.perf_counter() - began) / count, 2)
 
 

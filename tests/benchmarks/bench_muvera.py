@@ -50,7 +50,7 @@ def measure_index(factory: str, vectors: Path, question_vectors: Vectors, best: 
     plan = kind.plan(IndexRecipe(factory), n, d)
     run_stages(plan, [vectors], work / "index", work)
     seconds = time.process_time() - start
-    index, deep = open_index(work / "index", defaults=_widest(plan.factory)), min(_DEEP, n)
+    index, deep = open_index(work / "index", defaults=_widest_search(plan.factory)), min(_DEEP, n)
     rows = index.search(question_vectors, deep)[1]
     start = time.perf_counter()
     for question in question_vectors:
@@ -63,7 +63,7 @@ def measure_index(factory: str, vectors: Path, question_vectors: Vectors, best: 
     }
 
 
-def _widest(factory: str) -> dict[str, int]:
+def _widest_search(factory: str) -> dict[str, int]:
     return {"efSearch": 2 * _FIRST} if factory.startswith("HNSW") else default_search(factory)
 
 

@@ -92,12 +92,12 @@ def fetch_in_process(how: str, url: str, snapshot: str, dest: Path, environment:
     return dict(json.loads(child.stdout))
 
 
-def ratio(theirs: list[dict[str, float]], ours: list[dict[str, float]], what: str) -> float:
+def compute_ratio(theirs: list[dict[str, float]], ours: list[dict[str, float]], what: str) -> float:
     """Return the median ratio of the rounds; at 1 or more, ours takes no more."""
     return round(statistics.median(their[what] / our[what] for their, our in zip(theirs, ours, strict=True)), 2)
 
 
-def lookup_ms(folder: Path) -> float:
+def measure_lookup_ms(folder: Path) -> float:
     """Return the median milliseconds to read 20 random passages of a pulled snapshot."""
     with Snapshot.from_folder(folder) as snapshot:
         rng, seconds = random.Random(0), []
@@ -124,7 +124,7 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
         for side, results in sides.items():
             results.append(fetch_in_process(side, url, snapshot, dest, environment))
             if side != "get":
-                lookups[side] = lookup_ms(dest)
+                lookups[side] = measure_lookup_ms(dest)
     rates = {side: int(size) / 1e6 / statistics.median(run["seconds"] for run in runs) for side, runs in sides.items()}
     return {
         "benchmark": "pull",
@@ -132,9 +132,9 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
         "files": 2 * PARTS + 1,
         "pull_mb_s": round(rates["pull"], 1),
         "get_mb_s": round(rates["get"], 1),
-        "ratio": ratio(sides["get"], sides["pull"], "seconds"),
-        "ratio_with_mapped_passages": ratio(sides["get"], sides["mapped"], "seconds"),
-        "cpu_ratio": ratio(sides["get"], sides["pull"], "cpu_s"),
+        "ratio": compute_ratio(sides["get"], sides["pull"], "seconds"),
+        "ratio_with_mapped_passages": compute_ratio(sides["get"], sides["mapped"], "seconds"),
+        "cpu_ratio": compute_ratio(sides["get"], sides["pull"], "cpu_s"),
         "peak_mb": {side: max(run["peak_mb"] for run in runs) for side, runs in sides.items()},
         "lookup_20_ms": {"mapped": lookups["mapped"], "parquet": lookups["pull"]},
         "rounds": sides,

@@ -91,8 +91,8 @@ def train(options: argparse.Namespace, data: DprData, store: Store, folder: Path
     for preference, temperature in PREFERENCES.items():
         stages = "both" if not folders else "retriever"
         settings = RaDitTraining(
-            _loop(options, options.steps, options.learning_rate),
-            _loop(options, options.lm_steps, options.lm_rate),
+            _build_loop_settings(options, options.steps, options.learning_rate),
+            _build_loop_settings(options, options.lm_steps, options.lm_rate),
             RaDitRecipe(stages=stages, k=options.k, temperature=TEMPERATURE, refuse_collapse=False),  # type: ignore[arg-type]
             LmRecipe(k=min(3, options.k), batch_size=options.lm_batch),
             RetrieverRecipe(
@@ -111,7 +111,7 @@ def train(options: argparse.Namespace, data: DprData, store: Store, folder: Path
     return folders
 
 
-def _loop(options: argparse.Namespace, steps: int, rate: float) -> LoopSettings:
+def _build_loop_settings(options: argparse.Namespace, steps: int, rate: float) -> LoopSettings:
     return LoopSettings(
         max_steps=steps,
         learning_rate=rate,
@@ -189,11 +189,11 @@ def make_world(options: argparse.Namespace, folder: Path, seed: int) -> World:
     cases, half = examples(world), options.made // 2 * 8
     corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
     encoder = write_short_encoder(Path(demo_encoder()), options.layers, world, folder / "encoder")
-    data = DprData(cases[:half], cases[half : half + options.dev], cases[half:][: options.test], corpus, _no_words)
+    data = DprData(cases[:half], cases[half : half + options.dev], cases[half:][: options.test], corpus, _find_nothing)
     return World(data, Store.open(str(build_library(corpus, folder, str(encoder)))))
 
 
-def _no_words(questions: Sequence[str], k: int) -> list[list[Hit]]:
+def _find_nothing(questions: Sequence[str], k: int) -> list[list[Hit]]:
     """Return no hits, since RA-DIT mines no negatives."""
     return [[] for _ in questions]
 
@@ -222,7 +222,7 @@ def measure_worth(options: argparse.Namespace, folder: Path, world: World) -> tu
     }
     return {
         "target_entropy": {
-            name: round(float(np.mean(_entropies(folder / name / "retriever"))), 3) for name in PREFERENCES
+            name: round(float(np.mean(_read_entropies(folder / name / "retriever"))), 3) for name in PREFERENCES
         },
         "uniform_entropy": round(float(np.log(options.k)), 3),
         "training_cpu_s": round(training_seconds),
@@ -259,7 +259,7 @@ def pool_seeds(many: Sequence[Arms]) -> Arms:
     }
 
 
-def _entropies(folder: Path) -> list[float]:
+def _read_entropies(folder: Path) -> list[float]:
     return [row["target_entropy"] for row in read_metrics(folder) if row["kind"] == "train"]
 
 

@@ -65,7 +65,7 @@ class Work:
         return tokens.to(self.device), scores.to(self.device)
 
 
-def bart(work: Work) -> BartForConditionalGeneration:
+def build_bart(work: Work) -> BartForConditionalGeneration:
     """Return the generator, with the same weights in every process."""
     set_seed(0)
     config = BartConfig(
@@ -86,8 +86,8 @@ def bart(work: Work) -> BartForConditionalGeneration:
     return model.to(work.device)
 
 
-def ours(work: Work) -> Decode:
-    generator = Seq2SeqGenerator(bart(work), None, PaperTemplate(), START, None, END, PAD, 1024)
+def load_ours(work: Work) -> Decode:
+    generator = Seq2SeqGenerator(build_bart(work), None, PaperTemplate(), START, None, END, PAD, 1024)
     tokens, scores = work.build_inputs()
     contexts = Contexts(tokens, torch.ones_like(tokens, dtype=torch.bool), work.k)
     ways = {"token": decode_token, "sequence": decode_sequence}
@@ -100,10 +100,10 @@ def ours(work: Work) -> Decode:
     return run
 
 
-def peer(work: Work) -> Decode:
+def load_peer(work: Work) -> Decode:
     shape: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     encoder = DPRQuestionEncoder(DPRConfig(vocab_size=8, hidden_size=8, **shape))
-    parts = {"question_encoder": encoder, "generator": bart(work), "n_docs": work.k}
+    parts = {"question_encoder": encoder, "generator": build_bart(work), "n_docs": work.k}
     ways: dict[str, Any] = {"token": RagTokenForGeneration(**parts), "sequence": RagSequenceForGeneration(**parts)}
     for way in ways.values():
         way.to(work.device)
@@ -123,12 +123,12 @@ def peer(work: Work) -> Decode:
             bos_token_id=None,
             **({"length_penalty": 0.0, "early_stopping": "never"} if beams > 1 else {}),
         )
-        return [_to_end(answer[1:]) for answer in sequences.tolist()]
+        return [_truncate_at_end(answer[1:]) for answer in sequences.tolist()]
 
     return run
 
 
-def _to_end(tokens: list[int]) -> list[int]:
+def _truncate_at_end(tokens: list[int]) -> list[int]:
     return tokens[: tokens.index(END) + 1] if END in tokens else tokens
 
 
@@ -175,16 +175,16 @@ def serve(pipe: Connection, load: Callable[[Work], Decode], work: Work) -> None:
     """Decode for each request from the pipe; send back the results."""
     torch.set_num_threads(work.threads)
     decode = load(work)
-    loaded_mb = _status_mb("VmRSS")
+    loaded_mb = _read_status_mb("VmRSS")
     while (way := pipe.recv()) is not None:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the memory
         start, cpu_start = time.perf_counter(), time.process_time()
         answers = decode(*way)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-        pipe.send(DecodingRun(seconds, cpu, _status_mb("VmHWM") - loaded_mb, answers))
+        pipe.send(DecodingRun(seconds, cpu, _read_status_mb("VmHWM") - loaded_mb, answers))
 
 
-def _status_mb(field: str) -> float:
+def _read_status_mb(field: str) -> float:
     return int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0]) * 1024 / 1e6
 
 
@@ -228,7 +228,7 @@ def main() -> None:
     beams, rounds = options.pop("beams"), options.pop("rounds")
     work = Work(**options)
     clock = "seconds" if work.device == "cuda" else "cpu_seconds"
-    sides = [DecoderProcess.start(load, work) for load in (ours, peer)]
+    sides = [DecoderProcess.start(load, work) for load in (load_ours, load_peer)]
     for kind in ("token", "sequence"):
         for width in beams:
             print(json.dumps({**compare(sides, kind, width, rounds, clock), **asdict(work)}), flush=True)

@@ -131,9 +131,9 @@ def compare(options: argparse.Namespace, data: DprData, folder: Path) -> dict[st
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
         figures_after = examine(load_rag(training.best_folder), snapshot, data.test, options.k)
     return {
-        "before": _table(figures_before),
-        "after": _table(figures_after),
-        "change": _changes(figures_before, figures_after),
+        "before": _estimate_means(figures_before),
+        "after": _estimate_means(figures_after),
+        "change": _estimate_changes(figures_before, figures_after),
         "best_step": training.best_step,
         "dev": {"before": dict(training.initial_measures), "after": dict(training.best_measures)},
         "training_s": round(seconds),
@@ -141,14 +141,14 @@ def compare(options: argparse.Namespace, data: DprData, folder: Path) -> dict[st
     }
 
 
-def _table(figures_by_book: dict[str, Figures]) -> dict[str, Any]:
+def _estimate_means(figures_by_book: dict[str, Figures]) -> dict[str, Any]:
     return {
         book: {name: round_estimate(estimate_mean(values)) for name, values in figures.items()}
         for book, figures in figures_by_book.items()
     }
 
 
-def _changes(base: dict[str, Figures], tuned: dict[str, Figures]) -> dict[str, Any]:
+def _estimate_changes(base: dict[str, Figures], tuned: dict[str, Figures]) -> dict[str, Any]:
     return {
         book: {name: round_estimate(estimate_difference(values, base[book][name])) for name, values in figures.items()}
         for book, figures in tuned.items()

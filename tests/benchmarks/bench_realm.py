@@ -335,21 +335,23 @@ def main() -> None:
             figures_by_arm[arm] = figures
             print(json.dumps({"benchmark": "realm", "part": "learning", **sizes, **line}), flush=True)
         if options.seeds >= 3:
-            print(json.dumps({"benchmark": "realm", "part": "intervals", **intervals(figures_by_arm)}), flush=True)
+            print(json.dumps({"benchmark": "realm", "part": "intervals", **t_intervals(figures_by_arm)}), flush=True)
 
 
-def intervals(arms: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+def t_intervals(arms: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     """Return mean, low and high of each arm's measures over the worlds, and of the first two arms' difference."""
-    arm_intervals = {arm: {name: interval(values) for name, values in figures.items()} for arm, figures in arms.items()}
+    arm_intervals = {
+        arm: {name: t_interval(values) for name, values in figures.items()} for arm, figures in arms.items()
+    }
     if len(arms) > 1:
         first, second, *_ = arms.values()
         arm_intervals["difference"] = {
-            name: interval([a - b for a, b in zip(first[name], second[name], strict=True)]) for name in first
+            name: t_interval([a - b for a, b in zip(first[name], second[name], strict=True)]) for name in first
         }
     return arm_intervals
 
 
-def interval(values: Sequence[float]) -> list[float]:
+def t_interval(values: Sequence[float]) -> list[float]:
     """Return the mean and its 95 % interval by Student's t."""
     mean, half = statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
     half *= float(student.ppf(0.975, len(values) - 1))

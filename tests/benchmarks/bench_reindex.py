@@ -48,7 +48,7 @@ class BuildResult:
     indexes: Mapping[str, str]  # factory strings, by name
 
 
-def ours(work: str, folder: Path) -> BuildResult:
+def run_ours(work: str, folder: Path) -> BuildResult:
     """Run `bookwheel reindex` into a fresh store."""
     store, recipe = folder / "store", folder / "recipe.toml"
     recipe.write_text(RECIPES[work])
@@ -72,7 +72,7 @@ def ours(work: str, folder: Path) -> BuildResult:
     return BuildResult(cost, reply["counts"]["passages"], reply["seconds"], sizes, factories)
 
 
-def theirs(indexes: Mapping[str, str], folder: Path) -> BuildResult:
+def run_theirs(indexes: Mapping[str, str], folder: Path) -> BuildResult:
     """Run the bare script into an empty folder."""
     out = folder / "bare"
     out.mkdir()
@@ -81,7 +81,7 @@ def theirs(indexes: Mapping[str, str], folder: Path) -> BuildResult:
     return BuildResult(cost, reply["passages"], reply["seconds"], reply["sizes_mb"], indexes)
 
 
-def bare(out: Path, indexes: Mapping[str, str]) -> None:
+def run_bare(out: Path, indexes: Mapping[str, str]) -> None:
     """Run as the bare script: write text, passages, vectors and indexes to `out`; print a report."""
     start, seconds = time.perf_counter(), {}
     extract = [sys.executable, "-m", "wikiextractor.WikiExtractor", demo_dump(), "--json", "--no-templates", "-q"]
@@ -137,8 +137,8 @@ def compare(work: str, rounds: int) -> dict[str, Any]:
     runs: dict[str, list[BuildResult]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="bench-reindex-") as name:
-            runs["ours"].append(ours(work, Path(name)))
-            runs["theirs"].append(theirs(runs["ours"][-1].indexes, Path(name)))
+            runs["ours"].append(run_ours(work, Path(name)))
+            runs["theirs"].append(run_theirs(runs["ours"][-1].indexes, Path(name)))
             shutil.rmtree(name, ignore_errors=True)
             Path(name).mkdir()
     wall = {who: statistics.median(result.cost.seconds for result in all_of) for who, all_of in runs.items()}
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--indexes", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.bare:
-        bare(options.bare, options.indexes)
+        run_bare(options.bare, options.indexes)
         return
     for work in ("full", "same") if options.work == "both" else (options.work,):
         print(json.dumps(compare(work, options.rounds)), flush=True)

@@ -68,13 +68,13 @@ class ScorerProcess:
         return scores
 
 
-def ours(folder: str, threads: int) -> Score:
+def load_ours(folder: str, threads: int) -> Score:
     torch.set_num_threads(threads)
     encoder = CrossEncoder.load(Path(folder), device="cpu")
     return lambda pairs: encoder.scores(*pairs)
 
 
-def peer(folder: str, threads: int) -> Score:
+def load_peer(folder: str, threads: int) -> Score:
     torch.set_num_threads(threads)
     encoder = import_module("sentence_transformers").CrossEncoder(folder, device="cpu")  # imported in its process
     logit = torch.nn.Identity()
@@ -94,10 +94,10 @@ def serve(pipe: Connection, load: Load, folder: str, threads: int) -> None:
         start, cpu_start = time.perf_counter(), time.process_time()
         scores = score(pairs)
         elapsed = time.perf_counter() - start, time.process_time() - cpu_start
-        pipe.send((*elapsed, scores, peak_mb()))
+        pipe.send((*elapsed, scores, read_peak_mb()))
 
 
-def peak_mb() -> int:
+def read_peak_mb() -> int:
     """Return this process's peak memory; `getrusage` returns the parent's peak if that was larger."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
 
@@ -131,8 +131,8 @@ def compare_speed(contenders: dict[str, ScorerProcess], pairs: Pairs, rounds: in
 
 def compare_hits(model: Path, paragraphs: Path, questions: Path, count: int, depth: int) -> dict[str, Any]:
     """Compare the first 5 hits of an exact dense search with the first 5 after its `depth` hits are reranked."""
-    corpus = _lines(paragraphs)
-    sample = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:count]]
+    corpus = _read(paragraphs)
+    sample = [_read(questions)[row] for row in np.random.default_rng(0).permutation(len(_read(questions)))[:count]]
     encoder = Encoder.load(demo_encoder(), device="cpu")
     vectors = encoder.encode_passages([p["title"] for p in corpus], [p["text"] for p in corpus])
     scores = encoder.encode_questions([question["question"] for question in sample]) @ vectors.T  # (q, n)
@@ -149,10 +149,10 @@ def compare_hits(model: Path, paragraphs: Path, questions: Path, count: int, dep
     reranked_rows = np.take_along_axis(ranked_rows, order, 1)
     report: dict[str, Any] = {"benchmark": "rerank_quality", "questions": len(sample), "passages": len(corpus)}
     report |= {"depth": depth, "ms_a_question": round(1000 * seconds / len(sample), 1)}
-    for name, holds in (("Success@5", _answers), ("gold@5", _gold), ("gold@1", _gold)):
+    for name, holds in (("Success@5", _has_answer), ("gold@5", _is_gold), ("gold@1", _is_gold)):
         k = 1 if name == "gold@1" else SHOWN
         input_hits, reranked_hits = (
-            [_first(holds, question, rows, corpus, k) for question, rows in zip(sample, rows_of_questions, strict=True)]
+            [_holds(holds, question, rows, corpus, k) for question, rows in zip(sample, rows_of_questions, strict=True)]
             for rows_of_questions in (ranked_rows, reranked_rows)
         )
         report[name] = {
@@ -163,15 +163,15 @@ def compare_hits(model: Path, paragraphs: Path, questions: Path, count: int, dep
     return report
 
 
-def _answers(question: dict[str, Any], passage: dict[str, Any]) -> bool:
+def _has_answer(question: dict[str, Any], passage: dict[str, Any]) -> bool:
     return AnswerMatcher(tuple(question["answers"])).match(passage["text"])
 
 
-def _gold(question: dict[str, Any], passage: dict[str, Any]) -> bool:
+def _is_gold(question: dict[str, Any], passage: dict[str, Any]) -> bool:
     return bool(question["paragraph"] == passage["id"])
 
 
-def _first(
+def _holds(
     holds: Callable[[dict[str, Any], dict[str, Any]], bool],
     question: dict[str, Any],
     rows: npt.NDArray[np.int64],
@@ -185,7 +185,7 @@ def _round_interval(estimate: Estimate) -> list[float]:
     return [round(estimate.value, 4), round(estimate.low, 4), round(estimate.high, 4)]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[dict[str, Any]]:
     with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
         return [json.loads(line) for line in lines]
 
@@ -207,9 +207,9 @@ def main() -> None:
         is_quantised = model_folder is not None and not (model_folder / "model.safetensors").is_file()
         folder = as_safetensors(model_folder, work / "floats") if is_quantised else model_folder
         folder = folder or with_new_head(Path(demo_encoder()), work / "drawn")
-        models: dict[str, tuple[Load, Path]] = {"torch": (ours, folder), "peer": (peer, folder)}
+        models: dict[str, tuple[Load, Path]] = {"torch": (load_ours, folder), "peer": (load_peer, folder)}
         if is_quantised:
-            models["onnx_as_given"] = (ours, model_folder)
+            models["onnx_as_given"] = (load_ours, model_folder)
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the processes that it starts
         if options.rounds:
             rows, texts = drawn(
@@ -217,7 +217,7 @@ def main() -> None:
             )
             questions = [texts[number % len(texts)] for number in range(len(rows))]
             pairs = questions, [row["title"] for row in rows], [row["text"] for row in rows]
-            models["onnx"] = (ours, as_graph(folder, work / "graph"))
+            models["onnx"] = (load_ours, as_graph(folder, work / "graph"))
             contenders = {name: ScorerProcess.start(*model, options.threads) for name, model in models.items()}
             head = {"benchmark": "rerank", "model": model_folder.name if model_folder else "minilm-l6, drawn head"}
             print(json.dumps({**head, "threads": options.threads, **compare_speed(contenders, pairs, options.rounds)}))

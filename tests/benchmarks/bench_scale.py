@@ -74,27 +74,27 @@ def run_life_cycle(
         reports[verb] = _run(verb, ("reindex", "--dump", dump, *build), cache)
         shutil.rmtree(folder / month)
     sizes = measure_sizes(Files(store))
-    for verb, words in _verbs(corpus, folder / "pulled").items():
+    for verb, words in _list_commands(corpus, folder / "pulled").items():
         reports[verb] = _run(verb, (*words, "--store", store), cache)
     shutil.rmtree(folder / "pulled")
     for verb in ("serve", "serve --in-memory"):
         reports[verb] = ask_service(verb.split(), store, corpus.question(), cache)
-        _say(verb, reports[verb].whole)
+        _print(verb, reports[verb].whole)
     counts = reports["reindex"].reply["counts"]
     return reports, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
 
 
 def _run(verb: str, words: Sequence[str], environment: dict[str, str]) -> Told:
-    report = bookwheel(*words, environment=environment, on_stage=lambda stage, cost: _say(f"{verb}: {stage}", cost))
-    _say(verb, report.whole)
+    report = bookwheel(*words, environment=environment, on_stage=lambda stage, cost: _print(f"{verb}: {stage}", cost))
+    _print(verb, report.whole)
     return report
 
 
-def _say(name: str, cost: Spent) -> None:
+def _print(name: str, cost: Spent) -> None:
     print(json.dumps(round_costs({name: cost})), file=sys.stderr, flush=True)
 
 
-def _verbs(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
+def _list_commands(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
     return {
         "pull": ("pull", "latest", str(pulled)),
         "verify": ("verify", "latest"),
@@ -117,11 +117,11 @@ def ask_service(words: Sequence[str], store: str, question: str, environment: di
 
 def measure_sizes(files: Files) -> dict[str, float]:
     """Return the kilobytes of the largest file of each kind that is read whole and could grow with the corpus."""
-    kinds = {kind: files.iter_tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _lists(files)}
+    kinds = {kind: files.iter_tree(kind) for kind in ("snapshots", "memo", "reports")} | {"lists": _iter_lists(files)}
     return {kind: round(max((file.size for file in group), default=0) / 1e3, 1) for kind, group in kinds.items()}
 
 
-def _lists(files: Files) -> Iterator[StoredFile]:
+def _iter_lists(files: Files) -> Iterator[StoredFile]:
     """Yield the blobs that are lists of other blobs."""
     blobs = [*files.iter_tree("blobs")]
     first = files.map_concurrently(lambda file: files.read_range(file.path, 0, min(1, file.size)), blobs)
@@ -143,21 +143,21 @@ def fit_growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any
     for name, last in costs[-1].items():
         same_mode = (bool(cost[name].worker_mb) == bool(last.worker_mb) if name in cost else False for cost in costs)
         runs = [(n, cost[name]) for n, cost, is_alike in zip(passages, costs, same_mode, strict=True) if is_alike]
-        slopes = {kind: _slope(runs, kind) for kind in ("launcher_mb", "worker_mb")}
+        slopes = {kind: _compute_slope(runs, kind) for kind in ("launcher_mb", "worker_mb")}
         growth_by_name[name] = {"bytes_a_passage": slopes}
         if last.cpu_seconds >= _LEAST:
-            growth_by_name[name] |= {kind: _exponent(runs[-_LARGEST:], kind) for kind in ("cpu_seconds", "seconds")}
+            growth_by_name[name] |= {kind: _fit_exponent(runs[-_LARGEST:], kind) for kind in ("cpu_seconds", "seconds")}
     return growth_by_name
 
 
-def _exponent(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
+def _fit_exponent(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
     values = [max(getattr(cost, kind), 1e-3) for _, cost in runs]
     if len(runs) < 2:
         return None
     return round(float(np.polyfit(np.log([n for n, _ in runs]), np.log(values), 1)[0]), 3)
 
 
-def _slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
+def _compute_slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
     (few, small), (many, large) = runs[0], runs[-1]
     return round((getattr(large, kind) - getattr(small, kind)) * 1e6 / (many - few), 1) if many > few else None
 
@@ -168,7 +168,7 @@ def round_costs(costs: Costs) -> dict[str, list[float]]:
 
 
 @contextmanager
-def served_s3(folder: Path) -> Iterator[str]:
+def serve_s3(folder: Path) -> Iterator[str]:
     """Run an S3 server and yield the URL of an empty bucket; commands that start in the block can reach it."""
     (data := folder / "s3").mkdir()
     with seaweed(data) as endpoint:
@@ -191,7 +191,7 @@ def main() -> None:
     runs, facts = list[Costs](), list[dict[str, Any]]()
     with (
         tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.work) as tmp,
-        served_s3(Path(tmp)) if options.s3 else nullcontext(tmp) as stores,
+        serve_s3(Path(tmp)) if options.s3 else nullcontext(tmp) as stores,
     ):
         encoder = options.encoder or str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(tmp, "encoder")))
         for size in sorted(map(int, options.passages.split(","))):

@@ -83,7 +83,7 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         for text, length in zip(texts, (128, 256), strict=True)
     ]
 
-    def weigh(position: int) -> tuple[Tensor, Tensor]:
+    def weigh_terms(position: int) -> tuple[Tensor, Tensor]:
         ids, real = inputs[position]
         hidden = norms[position](bodies[position](input_ids=ids, attention_mask=real.long())[0])
         products = nn.functional.elu(hidden @ bodies[position].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
@@ -101,7 +101,7 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         return entropy(scores, gold_columns) + entropy(scores[:, :count].T, gold_columns)
 
     def loss(_: int) -> Tensor:
-        (query, query_bag), (doc, doc_bag) = weigh(0), weigh(1)
+        (query, query_bag), (doc, doc_bag) = weigh_terms(0), weigh_terms(1)
         pairs = ((prune(query, query_bag), doc), (query, prune(doc, doc_bag)), (query_bag, doc), (query, doc_bag))
         return torch.stack([info_nce(*pair) for pair in pairs]).mean()
 
@@ -218,7 +218,7 @@ def measure_terms(
             "weights": {f"Success@{k}": success(weights.search(vectors, K)[1], k) for k in (1, 5, 20)},
             "bags": {f"Success@{k}": success(full, k) for k in (1, 5, 20)},
             "bags_then_weights": {f"Success@{k}": success(late, k) for k in (1, 5, 20)},
-            "bm25": {f"Success@{k}": success(_bm25(corpus, questions, work), k) for k in (1, 5, 20)},
+            "bm25": {f"Success@{k}": success(_search_bm25(corpus, questions, work), k) for k in (1, 5, 20)},
         }
         sizes = {
             name: round(index.file.layout.size / len(corpus)) for name, index in (("bags", bag), ("weights", weights))
@@ -252,7 +252,7 @@ def _reorder_candidates(rows: SparseVectors, questions: Any, proposed: Any) -> l
     return row_lists
 
 
-def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
+def _search_bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
     from rag_model.corpus.passages import PassageWriter  # noqa: PLC0415
 
     rows, out = work / "rows.parquet", work / "bm25.postings"

@@ -187,7 +187,7 @@ def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds
 
 
 def main() -> None:
-    options = _options()
+    options = _parse_options()
     rows, questions, dim = encode_texts(options) if options.model else draw_synthetic(options)
     n, k = len(rows), min(options.k, len(rows))
     with tempfile.TemporaryDirectory() as work:
@@ -237,7 +237,7 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def _options() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a masked-language model, in place of synthetic weights")
     parser.add_argument("--passages", type=Path)

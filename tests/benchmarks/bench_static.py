@@ -51,16 +51,16 @@ Encode = Callable[[list[str], list[str]], Any]
 Rows = Any  # (q, k) rows, the best first
 
 
-def ours(folder: str) -> Encode:
+def load_ours(folder: str) -> Encode:
     return Encoder.load(folder, device="cpu", threads=1).encode_passages
 
 
-def sentence_transformers(folder: str) -> Encode:
+def load_sentence_transformers(folder: str) -> Encode:
     encoder = import_module("sentence_transformers").SentenceTransformer(folder, device="cpu")
     return lambda titles, texts: encoder.encode(join_texts(titles, texts), batch_size=1024)
 
 
-def model2vec(folder: str) -> Encode:
+def load_model2vec(folder: str) -> Encode:
     encoder = import_module("model2vec").StaticModel.from_pretrained(folder)
     return lambda titles, texts: encoder.encode(join_texts(titles, texts), use_multiprocessing=False)
 
@@ -88,10 +88,10 @@ def time_encoding(
 def measure_speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow: int, rounds: int) -> dict[str, Any]:
     titles, texts = [row["title"] or "" for row in rows], [row["text"] for row in rows]
     n = len(rows)
-    contenders = {"ours": (ours, static, n), "sentence_transformers": (sentence_transformers, static, n)}
+    contenders = {"ours": (load_ours, static, n), "sentence_transformers": (load_sentence_transformers, static, n)}
     if find_spec("model2vec"):
-        contenders["model2vec"] = (model2vec, static, n)
-    contenders["minilm"] = (ours, minilm, slow)
+        contenders["model2vec"] = (load_model2vec, static, n)
+    contenders["minilm"] = (load_ours, minilm, slow)
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     vectors, peaks, later = dict[str, Any](), dict[str, int](), dict[str, float]()
     for _ in range(rounds):

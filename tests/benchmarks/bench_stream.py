@@ -48,7 +48,7 @@ class FirstWord:
     bare: float  # until the first word of the bare model
 
 
-def random_llama(folder: Path) -> Path:
+def write_random_llama(folder: Path) -> Path:
     """Write a Llama of 6 layers over the demo encoder's tokens."""
     set_seed(1)
     config = LlamaConfig(
@@ -98,7 +98,7 @@ def time_bare_model(writer: Any, prompt: Prompt) -> float:
     return (word_times[0] - start) * 1e3 if word_times else (time.perf_counter() - start) * 1e3
 
 
-def until_idle(process: int) -> None:
+def wait_until_idle(process: int) -> None:
     """Wait until the service has stopped generating the abandoned answer, so that it does not slow the bare model."""
     previous_seconds = -1.0
     while (current_seconds := cpu_seconds(process)) > previous_seconds + 0.01:
@@ -120,7 +120,7 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
         time_stream(address, questions[0])  # warm-up
         for question, prompt in zip(questions, prompts, strict=True):
             passages, word = time_stream(address, question)
-            until_idle(process)
+            wait_until_idle(process)
             latencies.append(FirstWord(passages, word, time_bare_model(reader.writer, prompt)))
         peak = memory_mb(process, "VmHWM")
         tokens = statistics.median(reader.writer.count_tokens([prompt.user for prompt in prompts]))
@@ -128,10 +128,10 @@ def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, An
         "benchmark": "stream",
         "questions": len(questions),
         "prompt_tokens": tokens,
-        "ratio": round(_median(latencies, "word") / _median(latencies, "bare"), 3),
-        "first_word_ms": _median(latencies, "word"),
-        "bare_first_word_ms": _median(latencies, "bare"),
-        "passages_ms": _median(latencies, "passages"),
+        "ratio": round(_compute_median(latencies, "word") / _compute_median(latencies, "bare"), 3),
+        "first_word_ms": _compute_median(latencies, "word"),
+        "bare_first_word_ms": _compute_median(latencies, "bare"),
+        "passages_ms": _compute_median(latencies, "passages"),
         "ratios": [round(latency.word / latency.bare, 2) for latency in latencies],
         "threads": torch.get_num_threads(),
         "peak_mb": peak,
@@ -142,7 +142,7 @@ def _retrieve(reader: Any, questions: Sequence[str]) -> list[tuple[str, Any]]:
     return list(zip(questions, reader.retriever.search(questions, K), strict=True))
 
 
-def _median(latencies: Sequence[FirstWord], name: str) -> float:
+def _compute_median(latencies: Sequence[FirstWord], name: str) -> float:
     return round(statistics.median(float(getattr(latency, name)) for latency in latencies), 1)
 
 
@@ -159,7 +159,7 @@ def main() -> None:
         publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
         if options.model is None:
             Path(name, "llama").mkdir()
-        model = options.model or random_llama(Path(name, "llama"))
+        model = options.model or write_random_llama(Path(name, "llama"))
         print(json.dumps(measure(Path(name), model, questions)))
 
 
