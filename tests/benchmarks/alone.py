@@ -1,8 +1,8 @@
 """Run one stage of a build in a fresh process, and measure its time and memory.
 
 CPU seconds exclude the start of the interpreter and its imports, on every side of a comparison.
-Memory is anonymous memory (`RssAnon`), since the kernel can drop the pages of a mapped file. It keeps no peak of
-anonymous memory, so another process reads the value a hundred times a second.
+Memory is anonymous memory (`RssAnon`), since the kernel can drop the pages of a mapped file. It
+keeps no peak of anonymous memory, so another process reads the value a hundred times a second.
 """
 
 import os

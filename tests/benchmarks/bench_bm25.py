@@ -1,19 +1,21 @@
 """Measure BM25 as an index of a snapshot beside bm25s and tantivy: speed, build, bytes, merge and rebuild.
 
-All sides search the same terms (bookwheel's analyzer) with k1 .9, b .4 and one thread, and take turns over the same
-questions; figures are medians of rounds. bm25s searches with numba (`method="lucene"`). Bookwheel searches texts. A
-side named `terms` is given analysed questions; `texts` analyses them itself, with bm25s's tokenizer and the same
-stemmer. Scores are compared. `ratio` is bookwheel's questions a second over those of bm25s, both from texts;
-`ratio_of_terms` lets bm25s start with terms.
+All sides search the same terms (bookwheel's analyzer) with k1 .9, b .4 and one thread, and take
+turns over the same questions; figures are medians of rounds. bm25s searches with numba
+(`method="lucene"`). Bookwheel searches texts. A side named `terms` is given analysed questions;
+`texts` analyses them itself, with bm25s's tokenizer and the same stemmer. Scores are compared.
+`ratio` is bookwheel's questions a second over those of bm25s, both from texts; `ratio_of_terms`
+lets bm25s start with terms.
 
-A build is measured from text to a saved index, each in its own process: bookwheel reads part files, and bm25s reads
-strings in memory, with its own tokenizer, the same stemmer and no stop words. A rebuild follows after 1 % of the
-passages, in all parts, were changed (half of them), inserted or deleted. It derives the index from its parent, without
-the passage deltas that a build writes for pullers, and with them; `deltas` are the CPU seconds of these.
+A build is measured from text to a saved index, each in its own process: bookwheel reads part files,
+and bm25s reads strings in memory, with its own tokenizer, the same stemmer and no stop words. A
+rebuild follows after 1 % of the passages, in all parts, were changed (half of them), inserted or
+deleted. It derives the index from its parent, without the passage deltas that a build writes for
+pullers, and with them; `deltas` are the CPU seconds of these.
 
-By default the passages are the demo's. `--passages FILE --questions FILE` reads JSON lines (plain or .xz) with `title`
-and `text`, and `question`; `--synthetic N` draws N passages of Zipfian words, and questions of 2 to 8 of these words.
-Prints one JSON line.
+By default the passages are the demo's. `--passages FILE --questions FILE` reads JSON lines (plain
+or .xz) with `title` and `text`, and `question`; `--synthetic N` draws N passages of Zipfian words,
+and questions of 2 to 8 of these words. Prints one JSON line.
 """
 
 import argparse

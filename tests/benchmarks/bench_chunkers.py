@@ -1,16 +1,18 @@
 """Measure what chunkers retrieve at an equal number of tokens read, beside RecursiveCharacterTextSplitter of LangChain.
 
-Each chunker splits each text, MiniLM ranks the chunks, and the best are read until a budget of tokens is full. The last
-chunk is truncated, so that all chunkers read equally much, whatever their chunk size. One JSON line a set of questions:
+Each chunker splits each text, MiniLM ranks the chunks, and the best are read until a budget of
+tokens is full. The last chunk is truncated, so that all chunkers read equally much, whatever their
+chunk size. One JSON line a set of questions:
 
-* `chroma`, with `--chroma FOLDER` (the corpora and `questions_df.csv` of Chroma's chunking_evaluation): recall,
-  precision and IoU of the characters of the answers;
-* `demo`, articles of the demo dump and their questions: the share of questions with an answer within the budget.
+* `chroma`, with `--chroma FOLDER` (the corpora and `questions_df.csv` of Chroma's
+  chunking_evaluation): recall, precision and IoU of the characters of the answers;
+* `demo`, articles of the demo dump and their questions: the share of questions with an answer
+  within the budget.
 
-The mean of each chunker over the budgets is compared with the peer's and with that of the former default, with
-intervals of the paired differences.
-`python tests/benchmarks/bench_chunkers.py [--chroma FOLDER] [--articles 24] [--only NAME …]` takes about a minute; with
-Chroma's set and `--articles 96` (all) a quarter of an hour.
+The mean of each chunker over the budgets is compared with the peer's and with that of the former
+default, with intervals of the paired differences.
+`python tests/benchmarks/bench_chunkers.py [--chroma FOLDER] [--articles 24] [--only NAME …]` takes
+about a minute; with Chroma's set and `--articles 96` (all) a quarter of an hour.
 """
 
 import argparse

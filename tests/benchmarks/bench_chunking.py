@@ -1,14 +1,15 @@
 """Measure chunking beside WikiExtractor 3.1 on the real extract: speed, residue and holes; then workers and memory.
 
-Prints three JSON lines. `cleaning` compares the cleaner with WikiExtractor and with two parser libraries, on one core,
-over the same pages, in turns, with the best of the rounds. Residue is markup that is left in the text; a hole is a
-template case of which an expected word is missing. For some hundred constructs, the words are compared with those that
-MediaWiki shows. `workers` chunks the dump, repeated eight times, with one process and with two in a plain pool, without
-their start. `memory` is the peak of a worker on one part that contains the dump once, and eight times.
+Prints three JSON lines. `cleaning` compares the cleaner with WikiExtractor and with two parser
+libraries, on one core, over the same pages, in turns, with the best of the rounds. Residue is
+markup that is left in the text; a hole is a template case of which an expected word is missing. For
+some hundred constructs, the words are compared with those that MediaWiki shows. `workers` chunks
+the dump, repeated eight times, with one process and with two in a plain pool, without their start.
+`memory` is the peak of a worker on one part that contains the dump once, and eight times.
 `python tests/benchmarks/bench_chunking.py [--rounds 3] [--repeat 8]` takes about a minute.
 
-`--html DUMP`, a dump of Wikimedia Enterprise, prints the line `html` instead: the speed of cleaning HTML, without and
-with structures, beside lxml's parser alone, and the speed of planning.
+`--html DUMP`, a dump of Wikimedia Enterprise, prints the line `html` instead: the speed of cleaning
+HTML, without and with structures, beside lxml's parser alone, and the speed of planning.
 """
 
 import argparse

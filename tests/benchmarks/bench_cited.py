@@ -1,17 +1,19 @@
 """Measure cited answers of a small model without training, beside closed book and RAG-Sequence.
 
-The questions are Natural Questions with short answers (`train_triples`), over a library of their contexts and other
-passages. The context of every fourth question is left out, so that some cannot be answered (`cited_questions`). MiniLM
-retrieves k passages. They are read in one prompt with citations, and separately by RAG-Sequence; closed book reads
-none. The test questions measure EM, F1, answers that hold a gold answer, citation recall and precision, override,
-answers that a passage supports, seconds and tokens, each with a 95 % interval over the questions. Signal and threshold
-of abstaining are chosen on dev questions and measured on test questions. There an answer is right if it holds a gold
-answer, since a chat model answers in sentences. Prints a table, then one JSON line.
+The questions are Natural Questions with short answers (`train_triples`), over a library of their
+contexts and other passages. The context of every fourth question is left out, so that some cannot
+be answered (`cited_questions`). MiniLM retrieves k passages. They are read in one prompt with
+citations, and separately by RAG-Sequence; closed book reads none. The test questions measure EM,
+F1, answers that hold a gold answer, citation recall and precision, override, answers that a passage
+supports, seconds and tokens, each with a 95 % interval over the questions. Signal and threshold of
+abstaining are chosen on dev questions and measured on test questions. There an answer is right if
+it holds a gold answer, since a chat model answers in sentences. Prints a table, then one JSON line.
 
-`--model DIR` is a decoder-only generator, a folder or one with a GGUF file. `--model openai:NAME` is a model behind the
-endpoint that the environment names. An endpoint returns no likelihoods of given texts, so RAG-Sequence and the closed
-book likelihood are left out. The store in `--work` keeps the answers, so that an interrupted run can continue.
-The default is small, and only shows that the benchmark runs.
+`--model DIR` is a decoder-only generator, a folder or one with a GGUF file. `--model openai:NAME`
+is a model behind the endpoint that the environment names. An endpoint returns no likelihoods of
+given texts, so RAG-Sequence and the closed book likelihood are left out. The store in `--work`
+keeps the answers, so that an interrupted run can continue. The default is small, and only shows
+that the benchmark runs.
 `python tests/benchmarks/bench_cited.py --data FOLDER --model DIR [--dev 60 --test 120]`
 """
 

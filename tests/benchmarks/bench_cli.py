@@ -1,9 +1,10 @@
 """Measure one search on the command line beside bare scripts: CPU seconds and memory of the whole process.
 
-`bookwheel search` of a small store of the demo's passages takes turns with two scripts that do only the necessary: they
-import torch, encode the question, open the index with faiss and search it. `script` loads the encoder like bookwheel,
-`transformers` like its users. `ratio` compares with the CPU seconds of `script`, by the median of the rounds; the
-scripts open no store, verify no digest and read no passage. Prints one JSON line.
+`bookwheel search` of a small store of the demo's passages takes turns with two scripts that do only
+the necessary: they import torch, encode the question, open the index with faiss and search it.
+`script` loads the encoder like bookwheel, `transformers` like its users. `ratio` compares with the
+CPU seconds of `script`, by the median of the rounds; the scripts open no store, verify no digest
+and read no passage. Prints one JSON line.
 """
 
 import argparse

@@ -1,16 +1,18 @@
 """Measure operations on the descriptors of a store like Wikipedia's after ten years, where each request takes 20 ms.
 
-The store is generated in memory (`far_store.py`): `--months` snapshots of `--parts` parts, of which the share
-`--changed` changes each month; the records of chunk, embed and scatter of every part, of `--cells` shards, and of the
-deltas between months; one ref a month beside `latest`. Blobs have a size but no bytes, except for passages: all parts
-have the same 3,500 passages, before a change or after it (1 % of the articles edited, one added, one deleted).
-Operations on descriptors are then measured: planning which outputs each part reuses (`plan`), the look-ups of a rebuild
-without changes, the check of a snapshot's files before it is published, all refs, `log`, `diff` of the last two months,
-`expire` to twelve months, and `gc` of the expired ones.
+The store is generated in memory (`far_store.py`): `--months` snapshots of `--parts` parts, of which
+the share `--changed` changes each month; the records of chunk, embed and scatter of every part, of
+`--cells` shards, and of the deltas between months; one ref a month beside `latest`. Blobs have a
+size but no bytes, except for passages: all parts have the same 3,500 passages, before a change or
+after it (1 % of the articles edited, one added, one deleted). Operations on descriptors are then
+measured: planning which outputs each part reuses (`plan`), the look-ups of a rebuild without
+changes, the check of a snapshot's files before it is published, all refs, `log`, `diff` of the last
+two months, `expire` to twelve months, and `gc` of the expired ones.
 
-Each operation has its seconds and its requests by kind. The peer sends the same requests one by one (`alone`: their
-seconds). Prints a line after each operation on standard error, and one JSON line.
-`python tests/benchmarks/bench_descriptors.py [--parts 6000 --cells 336 --months 120]` has the size of all of Wikipedia.
+Each operation has its seconds and its requests by kind. The peer sends the same requests one by one
+(`alone`: their seconds). Prints a line after each operation on standard error, and one JSON line.
+`python tests/benchmarks/bench_descriptors.py [--parts 6000 --cells 336 --months 120]` has the size
+of all of Wikipedia.
 """
 
 import argparse

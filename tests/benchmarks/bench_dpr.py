@@ -1,16 +1,17 @@
 """Measure fine-tuning of MiniLM with DPR's objective: Success@20 before and after, on questions of unseen contexts.
 
-Prints one JSON line: Success@1, 5 and 20 of the encoder before and after and of BM25, over the same questions and
-passages; the mean difference with its paired interval; dev measures; the CPU seconds of a step (one encoder for both
-sides) beside sentence-transformers' MultipleNegativesRankingLoss on the same batches, their ratio, and the peak memory
-of both.
+Prints one JSON line: Success@1, 5 and 20 of the encoder before and after and of BM25, over the same
+questions and passages; the mean difference with its paired interval; dev measures; the CPU seconds
+of a step (one encoder for both sides) beside sentence-transformers' MultipleNegativesRankingLoss on
+the same batches, their ratio, and the peak memory of both.
 
-Examples are triples of question, answers and context (JSON lines). All questions of a context are in the same split,
-training, dev or test. The corpus has the contexts of all splits and passages of another file. The default is small: it
-shows that Success@20 rises, but not by how much. A run of an hour on two cores: `python tests/benchmarks/bench_dpr.py
---examples FILE --passages FILE --train 16000 --test 1000 --passages-count 83541 --dev 300 --dev-corpus 5000
---steps 1500 --batch 32 --hard-negatives 1 --evaluate-every 250 --learning-rate 2e-5`; on a GPU add
-`--gpu --batch 128 --max-length 256`.
+Examples are triples of question, answers and context (JSON lines). All questions of a context are
+in the same split, training, dev or test. The corpus has the contexts of all splits and passages of
+another file. The default is small: it shows that Success@20 rises, but not by how much. A run of an
+hour on two cores: `python tests/benchmarks/bench_dpr.py --examples FILE --passages FILE --train
+16000 --test 1000 --passages-count 83541 --dev 300 --dev-corpus 5000 --steps 1500 --batch 32
+--hard-negatives 1 --evaluate-every 250 --learning-rate 2e-5`; on a GPU add `--gpu --batch 128
+--max-length 256`.
 """
 
 import argparse

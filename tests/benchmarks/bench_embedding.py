@@ -1,7 +1,8 @@
 """Measure embedding on a CPU beside sentence-transformers' `encode` at its defaults: same model, texts and threads.
 
-Both sides run in their own processes and take turns, so that a busy machine slows both; their medians are compared.
-Prints one JSON line. `python tests/benchmarks/bench_embedding.py [--texts 700] [--threads 2]`.
+Both sides run in their own processes and take turns, so that a busy machine slows both; their
+medians are compared. Prints one JSON line. `python tests/benchmarks/bench_embedding.py [--texts
+700] [--threads 2]`.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 """Measure embedding on a GPU: passages a second, and the share of the matrix-multiply rate of the same run.
 
-Needs only torch, transformers and numpy: a BERT-base of random weights, and passages of random tokens with the lengths
-of real 100-word passages. It runs production's path from ids to vectors; transformers' class encodes the first window
-beside it. On a CPU it uses a tiny model, as a test. FLOPs are counted on real tokens, without padding.
-`from_text_per_s` is the rate of encoding as many texts with a tokenizer, whose work overlaps with that of the GPU;
-`overlap` is this rate over the rate from ids, and 1 if tokenising costs nothing. Prints one JSON line.
-From the repository's root: `python -m tests.benchmarks.bench_embedding_gpu [--windows 4]`.
+Needs only torch, transformers and numpy: a BERT-base of random weights, and passages of random
+tokens with the lengths of real 100-word passages. It runs production's path from ids to vectors;
+transformers' class encodes the first window beside it. On a CPU it uses a tiny model, as a test.
+FLOPs are counted on real tokens, without padding. `from_text_per_s` is the rate of encoding as many
+texts with a tokenizer, whose work overlaps with that of the GPU; `overlap` is this rate over the
+rate from ids, and 1 if tokenising costs nothing. Prints one JSON line. From the repository's root:
+`python -m tests.benchmarks.bench_embedding_gpu [--windows 4]`.
 """
 
 import argparse

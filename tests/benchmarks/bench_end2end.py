@@ -1,19 +1,23 @@
 """Measure end-to-end RAG: the cost of a step, the gain of each trained part, and the loss by a stale index.
 
-1. `step`: a training step (question encoder, passage encoder, generator, marginal, backward and AdamW, with the search
-   and all tokenizing) beside a plain loop of the same equations in torch and transformers, over the same weights, batch
-   and passages. Each side runs in its own process, in turns: ratio of CPU seconds and of peak anonymous memory, and the
-   largest relative difference of the losses.
-2. `arms`: a generated corpus of names that the encoder has never seen (`made_world`). The arms are a frozen retriever,
-   a trained question encoder, end-to-end, and end-to-end with reconstruction, at equal steps: Success@1 and 5 and EM on
-   questions about subjects outside training, each with its interval; several seeds also print a pooled line.
+1. `step`: a training step (question encoder, passage encoder, generator, marginal, backward and
+   AdamW, with the search and all tokenizing) beside a plain loop of the same equations in torch and
+   transformers, over the same weights, batch and passages. Each side runs in its own process, in
+   turns: ratio of CPU seconds and of peak anonymous memory, and the largest relative difference of
+   the losses.
+2. `arms`: a generated corpus of names that the encoder has never seen (`made_world`). The arms are
+   a frozen retriever, a trained question encoder, end-to-end, and end-to-end with reconstruction,
+   at equal steps: Success@1 and 5 and EM on questions about subjects outside training, each with
+   its interval; several seeds also print a pooled line.
 3. `stale`: an arm whose index is rebuilt every n, 4n and 30n steps, and never (`--ages`).
-4. `beside`: an arm without rebuilds, and one with asynchronous rebuilds in child processes. They take turns on a core,
-   and the rebuilds use another (`turns`): the slowdown by the clock, the gain, and the CPU time of other programs.
+4. `beside`: an arm without rebuilds, and one with asynchronous rebuilds in child processes. They
+   take turns on a core, and the rebuilds use another (`turns`): the slowdown by the clock, the
+   gain, and the CPU time of other programs.
 
-`--layers` takes the encoder's first layers, and of its vocabulary only the corpus's, so that a step costs a fifth.
-Success and EM come from exact search of the trained passage encoder's vectors; `dev` is the nll over the steps with the
-index of that step. `--encoder DIR` is a bi-encoder such as all-MiniLM-L6-v2. 125 subjects have 2,000 passages.
+`--layers` takes the encoder's first layers, and of its vocabulary only the corpus's, so that a step
+costs a fifth. Success and EM come from exact search of the trained passage encoder's vectors; `dev`
+is the nll over the steps with the index of that step. `--encoder DIR` is a bi-encoder such as
+all-MiniLM-L6-v2. 125 subjects have 2,000 passages.
 """
 
 import argparse

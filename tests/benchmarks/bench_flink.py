@@ -1,14 +1,16 @@
 """Measure `bookwheel reindex` on a Flink cluster beside local workers: the overhead of the engine, stage by stage.
 
-Both sides have the same dump and encoder, as many workers of one thread, and their own store; they produce the same
-snapshot. The cluster runs on this machine: a JobManager, a TaskManager with two slots, and a pool of Python workers. A
-job before the measurement starts the workers, since a session cluster would have been up for days. Beam's job server,
-which each launcher starts once, counts in the first job. On both sides the launcher runs the stages that are shorter
-than a start of workers; `jobs` are the stages on Flink, `a_job` is the mean of their overhead, and `ratio` compares the
-times of the commands. With `--every-job` every stage is a job on Flink. `memory_mb` is the peak of all processes of the
-local run, of the launcher on Flink, and of the two JVMs without the workers. Prints one JSON line.
-`python tests/benchmarks/bench_flink.py [--copies 1] [--every-job] [--encoder DIR]` takes two minutes with the default
-encoder, a small one with random weights; `--copies` enlarges the dump.
+Both sides have the same dump and encoder, as many workers of one thread, and their own store; they
+produce the same snapshot. The cluster runs on this machine: a JobManager, a TaskManager with two
+slots, and a pool of Python workers. A job before the measurement starts the workers, since a
+session cluster would have been up for days. Beam's job server, which each launcher starts once,
+counts in the first job. On both sides the launcher runs the stages that are shorter than a start of
+workers; `jobs` are the stages on Flink, `a_job` is the mean of their overhead, and `ratio` compares
+the times of the commands. With `--every-job` every stage is a job on Flink. `memory_mb` is the peak
+of all processes of the local run, of the launcher on Flink, and of the two JVMs without the
+workers. Prints one JSON line.
+`python tests/benchmarks/bench_flink.py [--copies 1] [--every-job] [--encoder DIR]` takes two
+minutes with the default encoder, a small one with random weights; `--copies` enlarges the dump.
 """
 
 import argparse

@@ -1,13 +1,14 @@
 """Measure following a real MediaWiki: the time from an edit to a served answer, and the cost of a day of edits.
 
-A wiki of generated pages (PHP's own server, SQLite; `BOOKWHEEL_MEDIAWIKI` names its folder) is built, served, and
-followed by `bookwheel reindex --every`. `freshness` is the time from a saved edit until `/search` returns the new
-words. `requests` are the requests to the wiki's API for each changed page. `day` has edits in a number of builds, each
-in its own process like a scheduled one; `ratio` is the CPU seconds of such a build over those of a full build of the
-same wiki in a new store. Prints one JSON line.
-`python tests/benchmarks/bench_follow_wiki.py [--pages 200] [--edits 5] [--day 20] [--builds 2] [--encoder DIR]`; the
-encoder is by default a random one-layer BERT. docs/benchmarks.md used `--pages 10000 --edits 10 --day 1000
---builds 10`.
+A wiki of generated pages (PHP's own server, SQLite; `BOOKWHEEL_MEDIAWIKI` names its folder) is
+built, served, and followed by `bookwheel reindex --every`. `freshness` is the time from a saved
+edit until `/search` returns the new words. `requests` are the requests to the wiki's API for each
+changed page. `day` has edits in a number of builds, each in its own process like a scheduled one;
+`ratio` is the CPU seconds of such a build over those of a full build of the same wiki in a new
+store. Prints one JSON line.
+`python tests/benchmarks/bench_follow_wiki.py [--pages 200] [--edits 5] [--day 20] [--builds 2]
+[--encoder DIR]`; the encoder is by default a random one-layer BERT. docs/benchmarks.md used
+`--pages 10000 --edits 10 --day 1000 --builds 10`.
 """
 
 import argparse

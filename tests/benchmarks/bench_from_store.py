@@ -1,14 +1,17 @@
 """Compare search of a remote store by verified ranges with a whole pull of the same snapshot.
 
-The store answers each request after `--ms` milliseconds (`far_store.py`), with any bandwidth. Passages are made of real
-sentences, in parts of 50,000; vectors are random points near centres, so that lists are as uneven as real ones. The
-questions are real. For each cold question the snapshot is opened again, with an empty cache.
+The store answers each request after `--ms` milliseconds (`far_store.py`), with any bandwidth.
+Passages are made of real sentences, in parts of 50,000; vectors are random points near centres, so
+that lists are as uneven as real ones. The questions are real. For each cold question the snapshot
+is opened again, with an empty cache.
 
-One JSON line: for `bm25` and `ivfpq` the median and largest seconds to open and to answer a cold question, sequential
-rounds of requests, and bytes; the seconds of a warm question, of one on mapped files, and their ratio; whether all
-hits and scores are those of the mapped files; seconds and bytes of the pull; peak memory; sizes.
-`python tests/benchmarks/bench_from_store.py [--passages 40000] [--ms 20] [--texts FILE] [--questions FILE]`, where
-files are JSON lines with `title` and `text`, or `question`; two minutes by default.
+One JSON line: for `bm25` and `ivfpq` the median and largest seconds to open and to answer a cold
+question, sequential rounds of requests, and bytes; the seconds of a warm question, of one on mapped
+files, and their ratio; whether all hits and scores are those of the mapped files; seconds and bytes
+of the pull; peak memory; sizes.
+`python tests/benchmarks/bench_from_store.py [--passages 40000] [--ms 20] [--texts FILE]
+[--questions FILE]`, where files are JSON lines with `title` and `text`, or `question`; two minutes
+by default.
 """
 
 import argparse

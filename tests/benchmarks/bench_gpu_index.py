@@ -1,24 +1,26 @@
 """Measure index builds on a GPU beside one core: seconds, recall, memory of the GPU, and hours for Wikipedia.
 
-Each index (an HNSW by cells, inverted lists of codes) is built twice with production's stages, each task in its own
-process with one thread: with one visible GPU, the first if there are several, and with an empty `CUDA_VISIBLE_DEVICES`.
-The GPU computes k-means and the nearest centroids of the lists, and with cuVS the graph of each cell (CAGRA); codes,
-links across cells and the merge run on the CPU on both sides. The seconds of a GPU stage include the start of CUDA in
-each task. `recall` is recall@k against exact search, at the plan's own setting. `gpu_mb` is the peak of the GPU's
-memory in a stage beyond that before it. Torch reads it from outside, so it includes every process (null where torch
-sees no GPU). faiss itself reserves 1.5 GB.
+Each index (an HNSW by cells, inverted lists of codes) is built twice with production's stages, each
+task in its own process with one thread: with one visible GPU, the first if there are several, and
+with an empty `CUDA_VISIBLE_DEVICES`. The GPU computes k-means and the nearest centroids of the
+lists, and with cuVS the graph of each cell (CAGRA); codes, links across cells and the merge run on
+the CPU on both sides. The seconds of a GPU stage include the start of CUDA in each task. `recall`
+is recall@k against exact search, at the plan's own setting. `gpu_mb` is the peak of the GPU's
+memory in a stage beyond that before it. Torch reads it from outside, so it includes every process
+(null where torch sees no GPU). faiss itself reserves 1.5 GB.
 
-`hours_for_wikipedia` is extrapolated from the CPU seconds of one core, or the seconds of a GPU and a core, for vectors
-of the same dimensions. It assumes cells as large as here, and that a vector is compared with all centroids of
-Wikipedia's plan; a GPU does so, but a CPU searches a graph over the centroids from 8,192 lists on. Codes are counted as
-if they grew with the lists. So all stages but `shard` and `merge` are upper bounds, and high ones on a CPU.
+`hours_for_wikipedia` is extrapolated from the CPU seconds of one core, or the seconds of a GPU and
+a core, for vectors of the same dimensions. It assumes cells as large as here, and that a vector is
+compared with all centroids of Wikipedia's plan; a GPU does so, but a CPU searches a graph over the
+centroids from 8,192 lists on. Codes are counted as if they grew with the lists. So all stages but
+`shard` and `merge` are upper bounds, and high ones on a CPU.
 
-Without a GPU it runs the CPU side alone on little data: `device` is then `cpu`, and a GPU's figures are null. No other
-program may use the GPU. `--sides gpu` leaves out the CPU, for example with `--vectors 1000000`. Prints one JSON line,
-after the output of cuVS.
-`python tests/benchmarks/bench_gpu_index.py [--vectors 125000] [--dim 768] [--factory HNSW32 IVF4096,PQ192np]`;
-`gpu_day.py` prints it as rows of a table. With `--vectors 50000 --factory HNSW32 IVF4096,PQ96np` an H200 took a minute,
-and a core of its machine four.
+Without a GPU it runs the CPU side alone on little data: `device` is then `cpu`, and a GPU's figures
+are null. No other program may use the GPU. `--sides gpu` leaves out the CPU, for example with
+`--vectors 1000000`. Prints one JSON line, after the output of cuVS.
+`python tests/benchmarks/bench_gpu_index.py [--vectors 125000] [--dim 768] [--factory HNSW32
+IVF4096,PQ192np]`; `gpu_day.py` prints it as rows of a table. With `--vectors 50000 --factory HNSW32
+IVF4096,PQ96np` an H200 took a minute, and a core of its machine four.
 """
 
 import argparse

@@ -1,20 +1,21 @@
 """Measure a graph that is updated in place for many generations beside a rebuilt graph, over real passages.
 
-Every generation drops `--churn` of the passages at random, and adds as many others; the pool of passages is reused
-cyclically. Prints one JSON line per measured generation. `shortfall_k` is the largest difference, in points, by which a
-rebuilt index's recall@k exceeds the updated one's at equal distance computations. The peer is hnswlib's `mark_deleted`
-and `add_items(replace_deleted=True)`, beside its own rebuild; faiss searches its graphs and counts distances. The
-vectors are MiniLM's, or those of `--encoder`, and are kept in `--cache`. The full measurement needs
-`pip install hnswlib`:
+Every generation drops `--churn` of the passages at random, and adds as many others; the pool of
+passages is reused cyclically. Prints one JSON line per measured generation. `shortfall_k` is the
+largest difference, in points, by which a rebuilt index's recall@k exceeds the updated one's at
+equal distance computations. The peer is hnswlib's `mark_deleted` and
+`add_items(replace_deleted=True)`, beside its own rebuild; faiss searches its graphs and counts
+distances. The vectors are MiniLM's, or those of `--encoder`, and are kept in `--cache`. The full
+measurement needs `pip install hnswlib`:
 
     python tests/benchmarks/bench_graph_updates.py --passages passages.jsonl.xz --words 30 --questions a.jsonl.xz
         --n 100000 --generations 100 --cells 4 --asked 4000 --cache FOLDER
 
-`--through reindex` builds the generations with `reindex` itself. Each is a dump of JSON lines, from which the next
-snapshot is built, and the measured ones are built again with `--rebuild-graphs`. The encoder is then a static one
-(`made_static.py`), and there is no peer. `cpu_s` are the CPU seconds of a generation in this process, and of the last
-rebuild of all graphs; `cells` are the metrics of the graph in the snapshot. It takes about three minutes of an idle
-core:
+`--through reindex` builds the generations with `reindex` itself. Each is a dump of JSON lines, from
+which the next snapshot is built, and the measured ones are built again with `--rebuild-graphs`. The
+encoder is then a static one (`made_static.py`), and there is no peer. `cpu_s` are the CPU seconds
+of a generation in this process, and of the last rebuild of all graphs; `cells` are the metrics of
+the graph in the snapshot. It takes about three minutes of an idle core:
 
     python tests/benchmarks/bench_graph_updates.py --through reindex --passages passages.jsonl.xz --words 30
         --questions a.jsonl.xz --n 10000 --generations 24 --measure 1 12 24 --cells 4 --asked 2000

@@ -1,14 +1,16 @@
 """Measure HNSW by cells beside one-shot faiss at equal M and efConstruction: CPU, critical path, memory and recall.
 
-Both sides build the same factory over the same synthetic vectors, each stage in its own process with one thread.
-`cpu_ratio` is all our stages (k-means, assignment, scatter, shards, merge) over one shot; `critical_ratio` is k-means,
-the largest scatter, the largest shard and the merge over one shot. `shortfall_…` is the most by which one shot's
-recall@k exceeds ours at equal distance computations, and negative where ours is always better. `merge_…` memory is
-anonymous; `unreachable` nodes are counted by plain faiss and numpy. Prints one JSON line.
+Both sides build the same factory over the same synthetic vectors, each stage in its own process
+with one thread. `cpu_ratio` is all our stages (k-means, assignment, scatter, shards, merge) over
+one shot; `critical_ratio` is k-means, the largest scatter, the largest shard and the merge over one
+shot. `shortfall_…` is the most by which one shot's recall@k exceeds ours at equal distance
+computations, and negative where ours is always better. `merge_…` memory is anonymous; `unreachable`
+nodes are counted by plain faiss and numpy. Prints one JSON line.
 
-`--sizes A,B,C` repeats it with cells in proportion, for CPU per vector and critical path as n grows;
-`--norms 0,0.1,0.3` repeats it for log-normal norms; `--augment` also builds our index over vectors with one more
-dimension, which makes all norms equal. The defaults take about a minute; the figures at a million vectors need
+`--sizes A,B,C` repeats it with cells in proportion, for CPU per vector and critical path as n
+grows; `--norms 0,0.1,0.3` repeats it for log-normal norms; `--augment` also builds our index over
+vectors with one more dimension, which makes all norms equal. The defaults take about a minute; the
+figures at a million vectors need
 
     python tests/benchmarks/bench_hnsw.py --n 1000000 --cells 16 --jobs 2
 """

@@ -1,8 +1,9 @@
 """Measure HNSW by cells beside one-shot faiss over real passages and questions: recall at equal work.
 
-`shortfall_…` is the most by which one shot's recall@k exceeds ours at equal distance computations: the mean over the
-questions, their 5th percentile, and the mean of the worst twentieth. MiniLM's vectors are kept in `--cache`. Prints one
-JSON line. By default the passages and questions are the demo's; the full measurement is
+`shortfall_…` is the most by which one shot's recall@k exceeds ours at equal distance computations:
+the mean over the questions, their 5th percentile, and the mean of the worst twentieth. MiniLM's
+vectors are kept in `--cache`. Prints one JSON line. By default the passages and questions are the
+demo's; the full measurement is
 
     python tests/benchmarks/bench_hnsw_passages.py --passages passages.jsonl.xz --questions a.jsonl.xz b.jsonl.xz
         --count 60000 --asked 3000 --cache FOLDER

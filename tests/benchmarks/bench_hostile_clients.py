@@ -1,10 +1,11 @@
 """Measure how long clients wait while a hostile client holds 1,000 connections of the service.
 
-Well-behaved clients send one question at a time, first alone, then while a client at another address opens the
-connections, and reopens those that are closed. A quarter of them each are idle, send the first bytes of a request's
-head, send the first bytes of its body, and request long replies that they do not read. `ratio` is the p99 of the other
-clients during the attack over their p99 alone, as the median of the rounds. The hostile client and the others run in
-one process each on the same cores. Prints one JSON line.
+Well-behaved clients send one question at a time, first alone, then while a client at another
+address opens the connections, and reopens those that are closed. A quarter of them each are idle,
+send the first bytes of a request's head, send the first bytes of its body, and request long replies
+that they do not read. `ratio` is the p99 of the other clients during the attack over their p99
+alone, as the median of the rounds. The hostile client and the others run in one process each on the
+same cores. Prints one JSON line.
 """
 
 import argparse

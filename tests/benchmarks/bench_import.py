@@ -1,9 +1,9 @@
 """Measure `bookwheel import` of passages and vectors in Parquet, like `facebook/wiki_dpr`, in MB of vectors a second.
 
-The peer is pyarrow alone: it reads the same columns and writes the same bytes of vectors, without checks, digests and
-passages. Prints one JSON line: `ratio` is the peer's CPU seconds over ours, with one process each;
-`vectors_mb_per_second` is by the wall time of the job with two workers, with their start; `memory_growth` is our peak
-of anonymous memory over that of a quarter of the rows.
+The peer is pyarrow alone: it reads the same columns and writes the same bytes of vectors, without
+checks, digests and passages. Prints one JSON line: `ratio` is the peer's CPU seconds over ours,
+with one process each; `vectors_mb_per_second` is by the wall time of the job with two workers, with
+their start; `memory_growth` is our peak of anonymous memory over that of a quarter of the rows.
 `python tests/benchmarks/bench_import.py [--rows 100000] [--dim 768]` takes half a minute.
 """
 

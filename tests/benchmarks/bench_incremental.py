@@ -1,28 +1,31 @@
 """Measure a monthly rebuild after 1 % of the articles were edited, 0.5 % were added and 0.5 % were deleted.
 
-`bookwheel reindex` builds the first month's dump, then the second month's in the same store (which reuses outputs),
-then the second month's in a new store (which cannot). `embedded` is the share of passages that the rebuild encodes,
-with the goal 0.025; `wall` is the seconds of the rebuild over those of the full build, with the goal 0.2. Seconds are
-also given by stage, since a fixed start-up weighs on small dumps. `words` is the share of passages that the chunker
-`words` would have to embed. `equal` compares the rebuild with the full build: passages row for row, the largest
-difference of two numbers in the vectors, the share that differ by more than 1e-3, the bytes of inverted indexes, and
-the recall of each vector index on 1,000 questions with the interval of the difference. `pull_mb` is what a pull fetches
-to update the first month's snapshot, by kind of file, and the total (`diff` counts a whole inverted index, whereas
-`measured`, by a pull, does not fetch the index but builds it). `patch_mb` is the size of the patches of
-`zstd --patch-from` from each old file to its new one. `kept` is the share of parts, row groups and rows that both
-snapshots have, which bounds what a layout of smaller pieces could save. `--pull` leaves out the full build and its
+`bookwheel reindex` builds the first month's dump, then the second month's in the same store (which
+reuses outputs), then the second month's in a new store (which cannot). `embedded` is the share of
+passages that the rebuild encodes, with the goal 0.025; `wall` is the seconds of the rebuild over
+those of the full build, with the goal 0.2. Seconds are also given by stage, since a fixed start-up
+weighs on small dumps. `words` is the share of passages that the chunker `words` would have to
+embed. `equal` compares the rebuild with the full build: passages row for row, the largest
+difference of two numbers in the vectors, the share that differ by more than 1e-3, the bytes of
+inverted indexes, and the recall of each vector index on 1,000 questions with the interval of the
+difference. `pull_mb` is what a pull fetches to update the first month's snapshot, by kind of file,
+and the total (`diff` counts a whole inverted index, whereas `measured`, by a pull, does not fetch
+the index but builds it). `patch_mb` is the size of the patches of `zstd --patch-from` from each old
+file to its new one. `kept` is the share of parts, row groups and rows that both snapshots have,
+which bounds what a layout of smaller pieces could save. `--pull` leaves out the full build and its
 comparison.
 
-`--shares 0,0.5,2,8,32` measures costs alone: the CPU seconds of each stage of the first build, and of a rebuild for
-each share (in percent; half of it edited, a quarter added, a quarter deleted; at least one article of each), each in a
-copy of the same store. The first build, of as many articles, is the full build for comparison. With three shares or
-more, `growth` is a line for each stage, [CPU seconds without a change, CPU seconds for each percent of the passages],
-by least squares, with the largest distance of a measurement from the line.
+`--shares 0,0.5,2,8,32` measures costs alone: the CPU seconds of each stage of the first build, and
+of a rebuild for each share (in percent; half of it edited, a quarter added, a quarter deleted; at
+least one article of each), each in a copy of the same store. The first build, of as many articles,
+is the full build for comparison. With three shares or more, `growth` is a line for each stage, [CPU
+seconds without a change, CPU seconds for each percent of the passages], by least squares, with the
+largest distance of a measurement from the line.
 
-The dumps are the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for
-each. `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 500] [--encoder minilm]`;
-the encoder is by default a random one-layer BERT. docs/benchmarks.md used `--dump both --articles 20000
---encoder minilm`, forty minutes on two cores.
+The dumps are the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints
+one JSON line for each. `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both]
+[--articles 500] [--encoder minilm]`; the encoder is by default a random one-layer BERT.
+docs/benchmarks.md used `--dump both --articles 20000 --encoder minilm`, forty minutes on two cores.
 """
 
 import argparse

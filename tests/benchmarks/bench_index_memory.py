@@ -1,10 +1,11 @@
 """Measure the memory of each kind of index for Wikipedia, and its recall: a table for choosing an index.
 
-Bytes are estimated for 21,015,324 passages of 768 dimensions by the library's own estimate. Recall@k is measured at
-`--n`, over synthetic vectors or real passages (`--passages`, MiniLM's 384 dimensions), at the index's default search
-setting and at its widest, `at_most`, with every list or 512 candidates. The exact vectors that `Refine(vectors)` reads
-are counted separately, since they are the embeddings on disk. `--markdown FILE` writes the table. Prints one JSON line.
-The defaults take about a minute; the full measurement is `--n 100000 --dim 768`, without OPQ.
+Bytes are estimated for 21,015,324 passages of 768 dimensions by the library's own estimate.
+Recall@k is measured at `--n`, over synthetic vectors or real passages (`--passages`, MiniLM's 384
+dimensions), at the index's default search setting and at its widest, `at_most`, with every list or
+512 candidates. The exact vectors that `Refine(vectors)` reads are counted separately, since they
+are the embeddings on disk. `--markdown FILE` writes the table. Prints one JSON line. The defaults
+take about a minute; the full measurement is `--n 100000 --dim 768`, without OPQ.
 """
 
 import argparse

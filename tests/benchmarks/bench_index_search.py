@@ -1,10 +1,12 @@
 """Measure queries a second at a recall of .95: bookwheel over its merged index beside a bare faiss loop over one shot.
 
-Both indexes are built in the same run from the same vectors, and each is searched at its own smallest `efSearch` with a
-recall of .95. Bare faiss holds its index in memory and searches; bookwheel maps the file, checks the query and passes
-the setting with the call. They take turns, and medians of the rounds are compared. A `ratio` of 1 or more means that
-bookwheel is no slower, with all queries as one batch, and one by one, like a service. `merged_ratio` is bare faiss over
-the merged file beside bare faiss over one shot, which isolates the graph's effect on speed. Prints one JSON line.
+Both indexes are built in the same run from the same vectors, and each is searched at its own
+smallest `efSearch` with a recall of .95. Bare faiss holds its index in memory and searches;
+bookwheel maps the file, checks the query and passes the setting with the call. They take turns, and
+medians of the rounds are compared. A `ratio` of 1 or more means that bookwheel is no slower, with
+all queries as one batch, and one by one, like a service. `merged_ratio` is bare faiss over the
+merged file beside bare faiss over one shot, which isolates the graph's effect on speed. Prints one
+JSON line.
 `python tests/benchmarks/bench_index_search.py [--n 1000000 --cells 16 --jobs 2]`
 """
 

@@ -1,11 +1,12 @@
 """Measure IVF-PQ and similar indexes, coded by part and merged as a stream, beside one index of bare faiss.
 
-Both sides start from the same trained index. For each factory the line has: whether the merged file returns the same
-distances and ids, and is the same bytes; the CPU seconds of all parts and the merge over those of one shot; the seconds
-of the critical path (the largest part, then the merge) over those of one shot; and the anonymous memory of each beyond
-its interpreter and libraries, beside the bytes of the index. Each process has one thread, as in jobs. Prints one JSON
-line. `python tests/benchmarks/bench_ivfpq.py [--vectors 200000] [--dim 96] [--parts 8] [--factory IVF1024,PQ24np …]`
-takes two minutes.
+Both sides start from the same trained index. For each factory the line has: whether the merged file
+returns the same distances and ids, and is the same bytes; the CPU seconds of all parts and the
+merge over those of one shot; the seconds of the critical path (the largest part, then the merge)
+over those of one shot; and the anonymous memory of each beyond its interpreter and libraries,
+beside the bytes of the index. Each process has one thread, as in jobs. Prints one JSON line.
+`python tests/benchmarks/bench_ivfpq.py [--vectors 200000] [--dim 96] [--parts 8] [--factory
+IVF1024,PQ24np …]` takes two minutes.
 """
 
 import argparse

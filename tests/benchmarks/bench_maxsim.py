@@ -1,16 +1,18 @@
 """Measure late interaction: the loss by codes at equal bytes, and by candidates beside MaxSim over every passage.
 
-`codecs` has the mean squared error of a token's vector, beside ColBERTv2's codec (`Bits2`) at equal bytes, and the
-nDCG@10 of MaxSim over the codes of all passages. `candidates` has the nDCG@10 of `maxsim(hnsw, tokens, DEPTH)` as a
-share of that over all passages, by depth and rounds of neighbours, with an interval of the difference; the share of the
-best ten of all passages among the hits, which is more telling where the first leg ranks better; and milliseconds a
-question. `pooled` has the share of the vectors that token pooling leaves, and the nDCG@10 of MaxSim over all passages
+`codecs` has the mean squared error of a token's vector, beside ColBERTv2's codec (`Bits2`) at equal
+bytes, and the nDCG@10 of MaxSim over the codes of all passages. `candidates` has the nDCG@10 of
+`maxsim(hnsw, tokens, DEPTH)` as a share of that over all passages, by depth and rounds of
+neighbours, with an interval of the difference; the share of the best ten of all passages among the
+hits, which is more telling where the first leg ranks better; and milliseconds a question. `pooled`
+has the share of the vectors that token pooling leaves, and the nDCG@10 of MaxSim over all passages
 with them.
 
-The token vectors are MiniLM's last hidden states through an untrained random orthonormal projection, unless `--colbert`
-names the folder of a trained model, or `--store` a store whose snapshot has them; the line names the source. A passage
-is relevant if the question names it as `paragraph` or among `passages`, or, where neither is named, if it holds an
-answer. Prints one JSON line. By default all data is a small part of the demo's; the full measurement is
+The token vectors are MiniLM's last hidden states through an untrained random orthonormal
+projection, unless `--colbert` names the folder of a trained model, or `--store` a store whose
+snapshot has them; the line names the source. A passage is relevant if the question names it as
+`paragraph` or among `passages`, or, where neither is named, if it holds an answer. Prints one JSON
+line. By default all data is a small part of the demo's; the full measurement is
 
     python tests/benchmarks/bench_maxsim.py --passages qa_paragraphs.jsonl.xz passages.jsonl.xz --count 8000
         --questions qa_questions.jsonl.xz --asked 500 --cache FOLDER

@@ -1,10 +1,11 @@
 """Measure MUVERA, which encodes a passage's token vectors as one vector for single-vector indexes, beside exact MaxSim.
 
-For each index over the fixed vectors the line has: how many candidates contain the passage that MaxSim ranks first, for
-95 % of the questions (the paper's recall@N of the exact nearest, arXiv 2405.19504, figure 3); that share for 100
-candidates; bytes a passage; CPU seconds to build; and milliseconds a question for 100 candidates. `Flat` compares all
-fixed vectors, so its loss is the encoding's, and any further loss is an index's. `rank by one vector` is the
-same for MiniLM's own vectors, searched exactly. Data and options are those of `bench_maxsim.py`. Prints one JSON line.
+For each index over the fixed vectors the line has: how many candidates contain the passage that
+MaxSim ranks first, for 95 % of the questions (the paper's recall@N of the exact nearest, arXiv
+2405.19504, figure 3); that share for 100 candidates; bytes a passage; CPU seconds to build; and
+milliseconds a question for 100 candidates. `Flat` compares all fixed vectors, so its loss is the
+encoding's, and any further loss is an index's. `rank by one vector` is the same for MiniLM's own
+vectors, searched exactly. Data and options are those of `bench_maxsim.py`. Prints one JSON line.
 """
 
 import argparse

@@ -1,16 +1,19 @@
 """Measure OpenRAG: the answers of a frozen generator from the first passage, before and after its retriever is trained.
 
-A SiDR is first trained for `--sidr-steps` steps (or `--sidr FOLDER` has `question/` and `passage/`). All arms have
-the same initial weights, pools and steps: `bags`, whose index never changes; `pools`, the offline half alone; and
-`reindex`, which proposes from an index of the passages' own weights, encoded again every `--every` steps and at the
-end. Each arm has Success@1 and 5, the share of right answers and the mean -log p of the gold one on questions outside
-training, the differences to `before` and to `reindex` (95 % intervals over questions), and the CPU seconds of its
-refreshes. `--transfer GENERATOR` reads the same passages with another generator, to see whether the gain transfers.
+A SiDR is first trained for `--sidr-steps` steps (or `--sidr FOLDER` has `question/` and
+`passage/`). All arms have the same initial weights, pools and steps: `bags`, whose index never
+changes; `pools`, the offline half alone; and `reindex`, which proposes from an index of the
+passages' own weights, encoded again every `--every` steps and at the end. Each arm has Success@1
+and 5, the share of right answers and the mean -log p of the gold one on questions outside training,
+the differences to `before` and to `reindex` (95 % intervals over questions), and the CPU seconds of
+its refreshes. `--transfer GENERATOR` reads the same passages with another generator, to see whether
+the gain transfers.
 
-By default the world is generated (`made_world`), and the generator is a small BART that is first trained to copy, which
-takes most of the run; `--generator` may name a folder that `write_reader` wrote. Prints one JSON line a world, and a
-line for all questions of several `--seeds`. `--made 0` reads files instead: `--passages FILE` and `--questions FILE`
-(`question`, `answers`), with a generator that reads a pair in a second or more.
+By default the world is generated (`made_world`), and the generator is a small BART that is first
+trained to copy, which takes most of the run; `--generator` may name a folder that `write_reader`
+wrote. Prints one JSON line a world, and a line for all questions of several `--seeds`. `--made 0`
+reads files instead: `--passages FILE` and `--questions FILE` (`question`, `answers`), with a
+generator that reads a pair in a second or more.
 `python tests/benchmarks/bench_openrag.py`
 """
 

@@ -1,15 +1,16 @@
 """Test on two cores which relative findings of Lewis et al. 2020 also hold for small models.
 
-There are two parts. `--data FOLDER --generator DIR` uses real models and passages without training: questions, texts,
-clues and claims, each by RAG-Sequence, RAG-Token and closed book (`paper_questions` describes the samples and the
-generated claims). Without these options, or with `--subjects N` beside them, a world is generated in which retriever
-and generator learn: trained, frozen and BM25 retrieval (table 6), more passages (figure 3), and two indexes whose facts
-differ (section 4.5).
+There are two parts. `--data FOLDER --generator DIR` uses real models and passages without training:
+questions, texts, clues and claims, each by RAG-Sequence, RAG-Token and closed book
+(`paper_questions` describes the samples and the generated claims). Without these options, or with
+`--subjects N` beside them, a world is generated in which retriever and generator learn: trained,
+frozen and BM25 retrieval (table 6), more passages (figure 3), and two indexes whose facts differ
+(section 4.5).
 
-Prints a table of the paper's figures and ours, with the paired difference, its 95 % interval over the questions, and a
-verdict: reproduced (above 0), not reproduced (below), undecidable at this size (`paper_verdicts`). Only the direction
-is compared, since our figures are no measure of the paper's models. Then prints one JSON line. `--spans DIR` adds an
-extractive reader.
+Prints a table of the paper's figures and ours, with the paired difference, its 95 % interval over
+the questions, and a verdict: reproduced (above 0), not reproduced (below), undecidable at this size
+(`paper_verdicts`). Only the direction is compared, since our figures are no measure of the paper's
+models. Then prints one JSON line. `--spans DIR` adds an extractive reader.
 
 By default each part takes less than two minutes, and most verdicts are undecidable. For more:
 

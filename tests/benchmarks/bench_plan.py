@@ -1,9 +1,10 @@
 """Measure the error of the CPU seconds that `bookwheel index --plan` estimates, stage by stage.
 
-Each case is built by cells like a job, each stage in its own process with one thread. `ratio` is the estimate over the
-measured CPU seconds, of all stages together and by stage. `error` is the largest of the total ratios or their inverses,
-minus 1. `wikipedia` has the estimate alone: hours of one core for DPR's passages, and of the critical path with a
-worker for every part and every cell. Prints one JSON line. The default takes two minutes on two idle cores.
+Each case is built by cells like a job, each stage in its own process with one thread. `ratio` is
+the estimate over the measured CPU seconds, of all stages together and by stage. `error` is the
+largest of the total ratios or their inverses, minus 1. `wikipedia` has the estimate alone: hours of
+one core for DPR's passages, and of the critical path with a worker for every part and every cell.
+Prints one JSON line. The default takes two minutes on two idle cores.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Measure `pull` from an S3 server on this machine beside s3fs's own recursive get of the same bytes.
 
-Prints one JSON line: megabytes a second of both, their ratio, every round, the peak memory of each process, and sizes;
-the cost of the memory-mapped copy of the passages, and its gain in reading 20 random passages. The snapshot is
-generated: its kinds of files have the proportions of English Wikipedia's, its passages are real Parquet, and the rest
-is incompressible. `pull` verifies and syncs the files, `get` does neither. Each side runs in a fresh process, in turns.
+Prints one JSON line: megabytes a second of both, their ratio, every round, the peak memory of each
+process, and sizes; the cost of the memory-mapped copy of the passages, and its gain in reading 20
+random passages. The snapshot is generated: its kinds of files have the proportions of English
+Wikipedia's, its passages are real Parquet, and the rest is incompressible. `pull` verifies and
+syncs the files, `get` does neither. Each side runs in a fresh process, in turns.
 `python tests/benchmarks/bench_pull.py [--size 256] [--rounds 5]` takes about a minute.
 """
 

@@ -1,16 +1,19 @@
 """Measure RA-DIT: a step of each stage beside a plain loop, and the gain of each stage and of both with small models.
 
-The steps train a Llama of 6 layers of 256 (LM-ft) and a BERT of MiniLM's size (R-ft) with random weights, beside loops
-of the same equations in torch and transformers (`radit_steps`): CPU seconds, wall seconds, peak anonymous memory, and
-the largest relative difference of the losses. Each side runs in its own processes, in turns.
+The steps train a Llama of 6 layers of 256 (LM-ft) and a BERT of MiniLM's size (R-ft) with random
+weights, beside loops of the same equations in torch and transformers (`radit_steps`): CPU seconds,
+wall seconds, peak anonymous memory, and the largest relative difference of the losses. Each side
+runs in its own processes, in turns.
 
-With `--generator DIR --examples FILE --passages FILE`, a decoder-only generator (SmolLM2-135M-Instruct in our
-measurements) and MiniLM are trained on Natural Questions with a gold context each. Measured are the nats of the first
-answer by eq. 2 of the paper (from k passages, weighted by the retriever), and Success@1, 5 and 20, of the initial
-models, after LM-ft, after R-ft and after both, on test questions whose contexts were not in training; each difference
-has its paired 95 % interval. R-ft is measured with both preferences: `probability`, the paper's, and
-`mean_log_probability`. Prints one JSON line. The default is small, with wide intervals, and only shows that the
-benchmark runs. `python tests/benchmarks/bench_radit.py [--generator DIR --examples FILE --passages FILE]`
+With `--generator DIR --examples FILE --passages FILE`, a decoder-only generator
+(SmolLM2-135M-Instruct in our measurements) and MiniLM are trained on Natural Questions with a gold
+context each. Measured are the nats of the first answer by eq. 2 of the paper (from k passages,
+weighted by the retriever), and Success@1, 5 and 20, of the initial models, after LM-ft, after R-ft
+and after both, on test questions whose contexts were not in training; each difference has its
+paired 95 % interval. R-ft is measured with both preferences: `probability`, the paper's, and
+`mean_log_probability`. Prints one JSON line. The default is small, with wide intervals, and only
+shows that the benchmark runs. `python tests/benchmarks/bench_radit.py [--generator DIR --examples
+FILE --passages FILE]`
 """
 
 import argparse

@@ -1,11 +1,12 @@
 """Measure decoding of RAG-Token and RAG-Sequence beside `generate` of transformers' RAG classes, at equal weights.
 
-The generator is a BART of random weights, 3 + 3 layers of 256, with the real vocabulary of 50,265; its answers have the
-maximum length. Contexts have equal lengths, since `RagSequenceForGeneration` reads the padding of shorter ones. It
-decodes greedily and with four beams, RAG-Sequence thoroughly. Both sides run in their own processes and take turns.
-Prints one JSON line a way of decoding: answer tokens a second of both and their ratio, by CPU seconds, since wall
-seconds of a busy machine say little; peak memory beyond the loaded model; and `same`, the share of equal answers (sums
-in another order may choose the other of two answers that are almost equally likely).
+The generator is a BART of random weights, 3 + 3 layers of 256, with the real vocabulary of 50,265;
+its answers have the maximum length. Contexts have equal lengths, since `RagSequenceForGeneration`
+reads the padding of shorter ones. It decodes greedily and with four beams, RAG-Sequence thoroughly.
+Both sides run in their own processes and take turns. Prints one JSON line a way of decoding: answer
+tokens a second of both and their ratio, by CPU seconds, since wall seconds of a busy machine say
+little; peak memory beyond the loaded model; and `same`, the share of equal answers (sums in another
+order may choose the other of two answers that are almost equally likely).
 `python tests/benchmarks/bench_rag_decode.py [--questions 2] [--rounds 3]` takes about two minutes.
 """
 

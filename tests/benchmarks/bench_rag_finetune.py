@@ -1,14 +1,16 @@
 """Measure RAG fine-tuning: what a small generator and its question encoder learn from real questions.
 
-A decoder-only generator (SmolLM2-135M-Instruct in our measurements) and MiniLM are trained on Natural Questions with a
-gold context each, as JSONL triples (`question`, `answers`, `context`). The library has the contexts of all questions
-and other passages, imported and indexed like `bookwheel import`; the passage encoder and the index do not change. Test
-questions share no context with training questions. Measured before and after training are the negative log likelihood
-of the first answer, EM and F1, each with its 95 % interval by resampling the questions, from k retrieved passages and
-from none. The peers are the same model before training, and the same model closed book. Prints one JSON line.
-The default takes twenty minutes on two cores; a GPU can use `--steps 2000 --batch 8 --train 15000 --test 1000
---passages-count 80000 --gpu`.
-`python tests/benchmarks/bench_rag_finetune.py --generator DIR --examples FILE --passages FILE [--steps 60]`
+A decoder-only generator (SmolLM2-135M-Instruct in our measurements) and MiniLM are trained on
+Natural Questions with a gold context each, as JSONL triples (`question`, `answers`, `context`). The
+library has the contexts of all questions and other passages, imported and indexed like `bookwheel
+import`; the passage encoder and the index do not change. Test questions share no context with
+training questions. Measured before and after training are the negative log likelihood of the first
+answer, EM and F1, each with its 95 % interval by resampling the questions, from k retrieved
+passages and from none. The peers are the same model before training, and the same model closed
+book. Prints one JSON line. The default takes twenty minutes on two cores; a GPU can use `--steps
+2000 --batch 8 --train 15000 --test 1000 --passages-count 80000 --gpu`.
+`python tests/benchmarks/bench_rag_finetune.py --generator DIR --examples FILE --passages FILE
+[--steps 60]`
 """
 
 import argparse

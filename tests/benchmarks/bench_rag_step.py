@@ -1,11 +1,12 @@
 """Measure a RAG training step beside transformers' `RagSequenceForGeneration` and `RagTokenForGeneration`.
 
-A step is the question encoder, the generator, the marginal, backward and AdamW, over the same weights and batch. The
-weights are random: a BART of 6 + 6 layers of 256 with the real vocabulary of 50,265 (`--layers 12 --dim 1024` is
-BART-large), and a DPR question encoder of 2 layers. There is no dropout, so that equal steps have equal losses. Each
-side runs in its own process, in turns. Prints one JSON line: tokens a second of both and their ratio, by CPU seconds,
-since wall seconds of a busy machine say little; peak anonymous memory and its ratio; and the largest relative
-difference of the losses. `--device cuda` computes on a GPU, where wall seconds count (`ours_tokens_per_s`);
+A step is the question encoder, the generator, the marginal, backward and AdamW, over the same
+weights and batch. The weights are random: a BART of 6 + 6 layers of 256 with the real vocabulary of
+50,265 (`--layers 12 --dim 1024` is BART-large), and a DPR question encoder of 2 layers. There is no
+dropout, so that equal steps have equal losses. Each side runs in its own process, in turns. Prints
+one JSON line: tokens a second of both and their ratio, by CPU seconds, since wall seconds of a busy
+machine say little; peak anonymous memory and its ratio; and the largest relative difference of the
+losses. `--device cuda` computes on a GPU, where wall seconds count (`ours_tokens_per_s`);
 `--precision` is that of the products: no (float32), tf32 or bf16.
 `python tests/benchmarks/bench_rag_step.py [--smoothing 0 .1] [--rounds 3]` takes about two minutes.
 """

@@ -1,22 +1,24 @@
 """Measure REALM: the cost of a step beside a plain loop, and the gain by retrieval, salient masks and initial weights.
 
-1. A training step (masks, search, both encoders, the masked language model, marginal, backward and AdamW) beside a
-   plain loop of the same equations in torch and transformers, over the same weights and texts, with the candidates
-   given to the plain loop. Each side runs in its own process, in turns: ratio of CPU seconds and of peak anonymous
-   memory, and the relative difference of the first losses.
-2. Learning on the first passages of a real extract of Wikipedia, whose links and dates are the salient spans: the
-   retrieval utility (nats a text, above 0 where passages help) and -log p of *salient* masks in held-out passages,
-   before and after trainings with salient and with random masks at equal steps, each `--seeds` times; with
-   `--arms salient random frozen` also with a frozen retriever.
-   `--made SUBJECTS` generates worlds instead (`made_world`, one a seed): names are the spans, the encoders are MiniLM's
-   first layers, and the masked language model is a small one that has learned to copy in other worlds. With at least
-   three worlds a line has each arm's means with 95 % intervals, and the arms' difference, paired by world.
+1. A training step (masks, search, both encoders, the masked language model, marginal, backward and
+   AdamW) beside a plain loop of the same equations in torch and transformers, over the same weights
+   and texts, with the candidates given to the plain loop. Each side runs in its own process, in
+   turns: ratio of CPU seconds and of peak anonymous memory, and the relative difference of the
+   first losses.
+2. Learning on the first passages of a real extract of Wikipedia, whose links and dates are the
+   salient spans: the retrieval utility (nats a text, above 0 where passages help) and -log p of
+   *salient* masks in held-out passages, before and after trainings with salient and with random
+   masks at equal steps, each `--seeds` times; with `--arms salient random frozen` also with a
+   frozen retriever. `--made SUBJECTS` generates worlds instead (`made_world`, one a seed): names
+   are the spans, the encoders are MiniLM's first layers, and the masked language model is a small
+   one that has learned to copy in other worlds. With at least three worlds a line has each arm's
+   means with 95 % intervals, and the arms' difference, paired by world.
 
-Otherwise both sides start from all-MiniLM-L6-v2, which has no head for masks. The masked language model gets a new one,
-tied to its embeddings, and learns little of the passages in some hundred steps; `--reader DIR` starts from a trained
-one. Prints one JSON line a part.
-`python tests/benchmarks/bench_realm.py [--reader DIR] [--passages 200] [--steps 2] [--seeds 1]` takes two minutes of
-CPU.
+Otherwise both sides start from all-MiniLM-L6-v2, which has no head for masks. The masked language
+model gets a new one, tied to its embeddings, and learns little of the passages in some hundred
+steps; `--reader DIR` starts from a trained one. Prints one JSON line a part.
+`python tests/benchmarks/bench_realm.py [--reader DIR] [--passages 200] [--steps 2] [--seeds 1]`
+takes two minutes of CPU.
 """
 
 import argparse

@@ -1,13 +1,15 @@
 """Measure the whole `bookwheel reindex` of the demo dump beside a bare script of common tools.
 
-The bare script (`--bare`, below, also in its own process) is the work of an afternoon: wikiextractor 3.1, windows of
-100 words, sentence-transformers `encode` at its defaults, and for each of our indexes the same faiss factory string in
-one shot, with all cores. It has no parts, no workers, no resumable records, no gate and no snapshot. Both start from
-nothing and take turns. `--work full` is the default recipe (HNSW and IVF-PQ). `--work same` gives both the same work
-except the gate: windows of 100 words and HNSW alone. Prints one JSON line a work; `ratio` is the script's seconds over
-ours, so that 1 or more is no slower, and `ratio_a_passage` corrects for the number of passages.
-`python tests/benchmarks/bench_reindex.py [--rounds 1] [--work full|same|both]` takes about three minutes a round and
-work.
+The bare script (`--bare`, below, also in its own process) is the work of an afternoon:
+wikiextractor 3.1, windows of 100 words, sentence-transformers `encode` at its defaults, and for
+each of our indexes the same faiss factory string in one shot, with all cores. It has no parts, no
+workers, no resumable records, no gate and no snapshot. Both start from nothing and take turns.
+`--work full` is the default recipe (HNSW and IVF-PQ). `--work same` gives both the same work except
+the gate: windows of 100 words and HNSW alone. Prints one JSON line a work; `ratio` is the script's
+seconds over ours, so that 1 or more is no slower, and `ratio_a_passage` corrects for the number of
+passages.
+`python tests/benchmarks/bench_reindex.py [--rounds 1] [--work full|same|both]` takes about three
+minutes a round and work.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 """Measure reranking on a CPU beside sentence-transformers' CrossEncoder at its defaults: same weights, pairs, threads.
 
-Prints one JSON line of speed: our pairs/s with torch in float32 (`ratio`, of CPU seconds), with onnxruntime from a
-float32 graph of the same weights, and from the given graph if the model is a quantised one. Each side runs in its own
-process, and they take turns; figures are medians of rounds. With `--paragraphs` and `--questions` (JSON lines: `id`,
-`title`, `text`; `question`, `answers`, `paragraph`) a second line has the effect of `rerank(exact, MODEL, 50)` on
-Success@5, with paired intervals. Without `--model` it is MiniLM-L6 with a random head, which is as fast as a trained
-one. `python tests/benchmarks/bench_rerank.py [--model DIR] [--pairs 200] [--threads 2]`.
+Prints one JSON line of speed: our pairs/s with torch in float32 (`ratio`, of CPU seconds), with
+onnxruntime from a float32 graph of the same weights, and from the given graph if the model is a
+quantised one. Each side runs in its own process, and they take turns; figures are medians of
+rounds. With `--paragraphs` and `--questions` (JSON lines: `id`, `title`, `text`; `question`,
+`answers`, `paragraph`) a second line has the effect of `rerank(exact, MODEL, 50)` on Success@5,
+with paired intervals. Without `--model` it is MiniLM-L6 with a random head, which is as fast as a
+trained one. `python tests/benchmarks/bench_rerank.py [--model DIR] [--pairs 200] [--threads 2]`.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """Measure `POST /retrieve` under the load of trainings: 2,560 queries in a request, and hundreds of requests at once.
 
-`ratio` is the queries a second in one large request over those of a bare loop that encodes and searches 64 at a time in
-one process with the same library and snapshot; both take turns, and medians of the rounds are compared. Hundreds of
-requests are the load of GEM's reliability test: 1,000 requests of one query in MessagePack, each on its own connection.
-`single` is a client that sends one query at a time to /search, alone and during a large request. Prints one JSON line.
-By default the passages and questions are the demo's; the full measurement is
+`ratio` is the queries a second in one large request over those of a bare loop that encodes and
+searches 64 at a time in one process with the same library and snapshot; both take turns, and
+medians of the rounds are compared. Hundreds of requests are the load of GEM's reliability test:
+1,000 requests of one query in MessagePack, each on its own connection. `single` is a client that
+sends one query at a time to /search, alone and during a large request. Prints one JSON line. By
+default the passages and questions are the demo's; the full measurement is
 
     python tests/benchmarks/bench_retrieve.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 83541
         --asked 3000 --rounds 3 --cache FOLDER

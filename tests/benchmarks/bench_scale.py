@@ -1,29 +1,33 @@
 """Measure how the cost of every stage and command grows with the library, over dumps of several sizes.
 
-For each size a synthetic dump of real sentences is written (`scaled_dump.py`), and the same one a month later. The
-commands are those of a user: `reindex`, `reindex` of the next month, `pull`, `verify`, `diff`, `takedown` of a page
-(which builds again all snapshots that contain it), `gc`, and `serve`, which answers one question, with mapped indexes,
-the default, and with indexes in memory (`--in-memory`). Each stage and command has its seconds, the CPU seconds of all
-processes, and the peak memory of the launcher and of the largest worker, anonymous and mapped.
+For each size a synthetic dump of real sentences is written (`scaled_dump.py`), and the same one a
+month later. The commands are those of a user: `reindex`, `reindex` of the next month, `pull`,
+`verify`, `diff`, `takedown` of a page (which builds again all snapshots that contain it), `gc`, and
+`serve`, which answers one question, with mapped indexes, the default, and with indexes in memory
+(`--in-memory`). Each stage and command has its seconds, the CPU seconds of all processes, and the
+peak memory of the launcher and of the largest worker, anonymous and mapped.
 
-Parts have 256 KiB of compressed dump at any size (`--part-bytes`). Bookwheel's default is a sixteenth of a dump of
-less than 512 MiB, with which the memory of a part would grow with the library. With `--s3` the stores are on an S3
-server on loopback, whose own cost is not counted. Up to 100,000 passages a graph is built at once, and beyond that in
-cells of 62,500: the cost of `shard` jumps there and is linear beyond, so use sizes above it. The first gate in a
-checkout also compiles the BM25 search, about twenty CPU seconds.
+Parts have 256 KiB of compressed dump at any size (`--part-bytes`). Bookwheel's default is a
+sixteenth of a dump of less than 512 MiB, with which the memory of a part would grow with the
+library. With `--s3` the stores are on an S3 server on loopback, whose own cost is not counted. Up
+to 100,000 passages a graph is built at once, and beyond that in cells of 62,500: the cost of
+`shard` jumps there and is linear beyond, so use sizes above it. The first gate in a checkout also
+compiles the BM25 search, about twenty CPU seconds.
 
-`growth` has, for stages and commands of at least a CPU second, the exponent e of CPU = a n^e and of wall-clock seconds,
-by least squares of the logarithms over the three largest sizes; and `bytes_a_passage`, the growth of anonymous memory.
-The launcher runs stages of up to four seconds itself, and starts workers for longer ones. Sizes of a stage that differ
-in this (where the worker's memory is 0) are not compared. `largest_kb` is the largest manifest, list, report, record.
+`growth` has, for stages and commands of at least a CPU second, the exponent e of CPU = a n^e and of
+wall-clock seconds, by least squares of the logarithms over the three largest sizes; and
+`bytes_a_passage`, the growth of anonymous memory. The launcher runs stages of up to four seconds
+itself, and starts workers for longer ones. Sizes of a stage that differ in this (where the worker's
+memory is 0) are not compared. `largest_kb` is the largest manifest, list, report, record.
 
-The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`), which costs almost
-nothing, so that the machinery is measured. The peer is the line n^1. Prints one JSON line, and on standard error each
-stage and command as it ends, in the order of `columns`, so that an interrupted run is not lost: half a million passages
-take an hour. `python tests/benchmarks/bench_scale.py [--passages 125000,500000] [--texts FILE] [--s3]`, where FILE is
-JSON lines with `title` and `text`, plain or `.xz`. By default the texts are the demo's, which repeat often in a large
-dump, and there is one small size: almost all of its 45 CPU seconds are process starts, so that two small sizes would
-give no meaningful exponent.
+The encoder is by default a static one of 64 dimensions with random vectors (`made_static.py`),
+which costs almost nothing, so that the machinery is measured. The peer is the line n^1. Prints one
+JSON line, and on standard error each stage and command as it ends, in the order of `columns`, so
+that an interrupted run is not lost: half a million passages take an hour. `python
+tests/benchmarks/bench_scale.py [--passages 125000,500000] [--texts FILE] [--s3]`, where FILE is
+JSON lines with `title` and `text`, plain or `.xz`. By default the texts are the demo's, which
+repeat often in a large dump, and there is one small size: almost all of its 45 CPU seconds are
+process starts, so that two small sizes would give no meaningful exponent.
 """
 
 import argparse

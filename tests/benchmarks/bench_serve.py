@@ -1,19 +1,21 @@
 """Measure `bookwheel serve` beside a bare loop of encode and search without HTTP: questions a second, and latency.
 
-Each client sends one question at a time. The bare loop encodes and searches as many questions at once as there are
-clients, in one process that has the cores to itself (the service waits meanwhile), with the same library and pulled
-snapshot. The clients run in their own process on the same cores and read replies as bytes, without parsing JSON, since
-the loop writes none. Both sides take turns for each number of clients. `ratio` is of the questions a second with the
-most clients, `cpu_ratio` of the CPU seconds of a question without the clients, which is more reliable where other
-programs run. Both are medians of the rounds. Prints one JSON line. By default the passages and questions are the
-demo's; the full measurement is
+Each client sends one question at a time. The bare loop encodes and searches as many questions at
+once as there are clients, in one process that has the cores to itself (the service waits
+meanwhile), with the same library and pulled snapshot. The clients run in their own process on the
+same cores and read replies as bytes, without parsing JSON, since the loop writes none. Both sides
+take turns for each number of clients. `ratio` is of the questions a second with the most clients,
+`cpu_ratio` of the CPU seconds of a question without the clients, which is more reliable where other
+programs run. Both are medians of the rounds. Prints one JSON line. By default the passages and
+questions are the demo's; the full measurement is
 
     python tests/benchmarks/bench_serve.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 60000
         --asked 3000 --seconds 20 --cache FOLDER
 
-With `--workers N`, a service of N processes takes turns with one of a single process instead of the bare loop.
-`ratio` is then of the questions a second with the most clients, and `memory_mb` is the memory of all processes of each
-service as proportional set sizes, in which a page that several processes share counts once.
+With `--workers N`, a service of N processes takes turns with one of a single process instead of the
+bare loop. `ratio` is then of the questions a second with the most clients, and `memory_mb` is the
+memory of all processes of each service as proportional set sizes, in which a page that several
+processes share counts once.
 """
 
 import argparse

@@ -1,18 +1,21 @@
 """Measure SiDR: a training step beside a plain loop of the same equations, and an index of bags by query terms.
 
-Prints one JSON line a measurement. `step`: both encoders start from MiniLM; the peer is the authors' method in torch
-and transformers, which multiplies all tokens with all words at once. Weights, batch and losses are equal, and each side
-runs in its own process, in turns; `ratio` is the peer's CPU seconds over ours, `memory_ratio` our peak over the peer's.
+Prints one JSON line a measurement. `step`: both encoders start from MiniLM; the peer is the
+authors' method in torch and transformers, which multiplies all tokens with all words at once.
+Weights, batch and losses are equal, and each side runs in its own process, in turns; `ratio` is the
+peer's CPU seconds over ours, `memory_ratio` our peak over the peer's.
 
-`terms`: no trained SiDR is shipped, so one is trained here for `--steps` steps, few by default; its Success is one of
-the machinery, and not of the method. Questions search the bags with their heaviest n terms, for n of 4 to all 768:
-recall of the first 20 against all terms, questions a second, and Success@20. The peers are BM25, an index of SiDR's own
-weights, and 20 proposals of the bags in the order of the current encoder. `refresh` is the cost of a changed encoder
-for each index: encoding and indexing all passages, or nothing.
+`terms`: no trained SiDR is shipped, so one is trained here for `--steps` steps, few by default; its
+Success is one of the machinery, and not of the method. Questions search the bags with their
+heaviest n terms, for n of 4 to all 768: recall of the first 20 against all terms, questions a
+second, and Success@20. The peers are BM25, an index of SiDR's own weights, and 20 proposals of the
+bags in the order of the current encoder. `refresh` is the cost of a changed encoder for each index:
+encoding and indexing all passages, or nothing.
 
-`--passages FILE --questions FILE` are JSON lines, plain or .xz (`title`, `text`; `question`, `answers`), by default the
-demo's; `--train FILE` has triples (`question`, `context`, `answers`), by default questions about the titles of
-passages. `python tests/benchmarks/bench_sidr.py` takes about two minutes.
+`--passages FILE --questions FILE` are JSON lines, plain or .xz (`title`, `text`; `question`,
+`answers`), by default the demo's; `--train FILE` has triples (`question`, `context`, `answers`), by
+default questions about the titles of passages. `python tests/benchmarks/bench_sidr.py` takes about
+two minutes.
 """
 
 import argparse

@@ -1,16 +1,18 @@
 """Measure an index in little memory whose candidates are ranked by vectors on disk: recall, row reads, cold latency.
 
-For each size, bookwheel's builders build every `--index`, and the smallest nprobe with the recall `--target` against
-exact search is determined. `codes` is the number of codes that a query then compares; `max_recall` is the recall with
-every list searched, which only the codes limit; `at_256` is the recall with 256 lists. A query reads `row_reads`
-vectors. `bytes` is the index file's size a vector, and `bytes_at_wikipedia` the same for 21 million x 768. `cold_ms`
-are the milliseconds of single queries whose vectors are not in the page cache, and of their parts `codes` and `reads`.
-`plain_faiss` has indexes of as many bytes a vector, without vectors on disk: IVF-PQ with the same lists and nprobe, and
-HNSW over product codes.
+For each size, bookwheel's builders build every `--index`, and the smallest nprobe with the recall
+`--target` against exact search is determined. `codes` is the number of codes that a query then
+compares; `max_recall` is the recall with every list searched, which only the codes limit; `at_256`
+is the recall with 256 lists. A query reads `row_reads` vectors. `bytes` is the index file's size a
+vector, and `bytes_at_wikipedia` the same for 21 million x 768. `cold_ms` are the milliseconds of
+single queries whose vectors are not in the page cache, and of their parts `codes` and `reads`.
+`plain_faiss` has indexes of as many bytes a vector, without vectors on disk: IVF-PQ with the same
+lists and nprobe, and HNSW over product codes.
 
-`fit` has, for each index, a and b of codes = a n^b at the target and of 1 - max_recall = a n^b, by least squares over
-the sizes, the values of both curves for Wikipedia, and the largest relative error of a curve. Prints one JSON line. The
-default takes a minute on synthetic vectors; `--vectors FILE --queries FILE` (.npy) measures others.
+`fit` has, for each index, a and b of codes = a n^b at the target and of 1 - max_recall = a n^b, by
+least squares over the sizes, the values of both curves for Wikipedia, and the largest relative
+error of a curve. Prints one JSON line. The default takes a minute on synthetic vectors; `--vectors
+FILE --queries FILE` (.npy) measures others.
 """
 
 import argparse

@@ -1,17 +1,19 @@
 """Measure weighted terms as an index of a snapshot beside a product of sparse matrices: speed, build and bytes.
 
-The peer holds the same weights as one scipy CSR matrix, terms by passages, multiplies it with the questions' matrix and
-sorts the product, so that it computes all scores, like bm25s. Both sides have one thread and take turns over the same
-questions in every round; figures are medians of rounds. Scores must be equal to the last digit, and 8 parts must merge
-to the bytes of one. `ratio` is our questions a second over the peer's. `refresh` derives the index of the next month
-from its parent: its CPU seconds over those of a build, and the share of the bytes that a pull fetches over the share of
-the passages that changed. Prints one JSON line.
+The peer holds the same weights as one scipy CSR matrix, terms by passages, multiplies it with the
+questions' matrix and sorts the product, so that it computes all scores, like bm25s. Both sides have
+one thread and take turns over the same questions in every round; figures are medians of rounds.
+Scores must be equal to the last digit, and 8 parts must merge to the bytes of one. `ratio` is our
+questions a second over the peer's. `refresh` derives the index of the next month from its parent:
+its CPU seconds over those of a build, and the share of the bytes that a pull fetches over the share
+of the passages that changed. Prints one JSON line.
 
-By default all data is synthetic: 128 terms a passage of a vocabulary of 30,522, drawn by Zipf's law, with weights of a
-gamma distribution; and 32 terms a question, 8 heavy ones of one passage and light ones by Zipf's law.
-`--model FOLDER` encodes the demo's passages, or those of `--passages FILE --questions FILE` (JSON lines, plain or .xz,
-with `title` and `text`, and `question`), with any masked-language model. One that was not trained for this gives weight
-to almost every term, and its figures describe the machinery alone.
+By default all data is synthetic: 128 terms a passage of a vocabulary of 30,522, drawn by Zipf's
+law, with weights of a gamma distribution; and 32 terms a question, 8 heavy ones of one passage and
+light ones by Zipf's law. `--model FOLDER` encodes the demo's passages, or those of `--passages FILE
+--questions FILE` (JSON lines, plain or .xz, with `title` and `text`, and `question`), with any
+masked-language model. One that was not trained for this gives weight to almost every term, and its
+figures describe the machinery alone.
 """
 
 import argparse

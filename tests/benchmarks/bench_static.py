@@ -1,15 +1,17 @@
 """Measure a static encoder beside the packages that write such folders, and beside MiniLM: its speed and its loss.
 
-Passages a CPU second of one core, each side in its own process, from text to vectors: ours from a cold start (no word
-is cached yet), sentence-transformers' `encode` of the same folder, model2vec's where it is installed, and MiniLM with
-bookwheel; `ratio` is ours over the faster of the two packages. `of_the_second_half` is the rate after the words of the
-first half have been cached. Then Success@20 and nDCG@10 (of the gold paragraph) of exact search with either encoder,
-alone, fused with BM25, and with `--reranker FOLDER` both reranked, as paired differences with intervals.
+Passages a CPU second of one core, each side in its own process, from text to vectors: ours from a
+cold start (no word is cached yet), sentence-transformers' `encode` of the same folder, model2vec's
+where it is installed, and MiniLM with bookwheel; `ratio` is ours over the faster of the two
+packages. `of_the_second_half` is the rate after the words of the first half have been cached. Then
+Success@20 and nDCG@10 (of the gold paragraph) of exact search with either encoder, alone, fused
+with BM25, and with `--reranker FOLDER` both reranked, as paired differences with intervals.
 
-`--model FOLDER` is a trained static encoder; by default one is distilled from MiniLM, with less recall. `--passages`
-and `--questions` are JSON lines, plain or .xz (`title`, `text`; `question`, `answers`, and `paragraph`, the id of the
-gold one); `--paragraphs` has the gold ones (also `id`). By default all are the demo's, which names no gold ones.
-`--rounds 0` leaves out the speed, `--asked 0` the quality. Prints one JSON line.
+`--model FOLDER` is a trained static encoder; by default one is distilled from MiniLM, with less
+recall. `--passages` and `--questions` are JSON lines, plain or .xz (`title`, `text`; `question`,
+`answers`, and `paragraph`, the id of the gold one); `--paragraphs` has the gold ones (also `id`).
+By default all are the demo's, which names no gold ones. `--rounds 0` leaves out the speed, `--asked
+0` the quality. Prints one JSON line.
 `python tests/benchmarks/bench_static.py` takes about a minute.
 """
 

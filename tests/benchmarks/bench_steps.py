@@ -1,11 +1,13 @@
 """Measure training steps of OpenRAG, the inverse cloze task and DPR, each beside a plain loop of the same equations.
 
-`pools` is OpenRAG's step from the offline pools. In `online`, the bags propose, the current encoder ranks, and a
-generator reads until the first passage that does not help (`openrag_steps`). `ict` and `dpr` are in `contrast_steps`.
-Passages are the demo's. The loops use torch and transformers alone, over the same weights and samples. Each side runs
-in its own process, in turns; the first step of each is a warm-up. Prints one JSON line a step: `time_ratio` is our CPU
-seconds over the loop's, `memory_ratio` our peak over the loop's; and the largest relative difference of the losses.
-`python tests/benchmarks/bench_steps.py [--only pools online ict dpr] [--rounds 1] [--steps 2]` takes under two minutes.
+`pools` is OpenRAG's step from the offline pools. In `online`, the bags propose, the current encoder
+ranks, and a generator reads until the first passage that does not help (`openrag_steps`). `ict` and
+`dpr` are in `contrast_steps`. Passages are the demo's. The loops use torch and transformers alone,
+over the same weights and samples. Each side runs in its own process, in turns; the first step of
+each is a warm-up. Prints one JSON line a step: `time_ratio` is our CPU seconds over the loop's,
+`memory_ratio` our peak over the loop's; and the largest relative difference of the losses.
+`python tests/benchmarks/bench_steps.py [--only pools online ict dpr] [--rounds 1] [--steps 2]`
+takes under two minutes.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Measure the first word of a streamed answer: `bookwheel serve --reader concat` beside the bare model.
 
-Each question is sent to the service; then its prompt is given to the model alone, by the same writer in this process.
-`ratio` is the service's median time to the first word over that of the bare model. The service's time also includes
-HTTP, encoding, the search and the events. Prints one JSON line. By default the model is a Llama of 6 layers with random
-weights, and passages and questions are the demo's; the full measurement is
+Each question is sent to the service; then its prompt is given to the model alone, by the same
+writer in this process. `ratio` is the service's median time to the first word over that of the bare
+model. The service's time also includes HTTP, encoding, the search and the events. Prints one JSON
+line. By default the model is a Llama of 6 layers with random weights, and passages and questions
+are the demo's; the full measurement is
 
     python tests/benchmarks/bench_stream.py --model FOLDER --passages passages.jsonl.xz --questions a.jsonl.xz
 """
