@@ -26,7 +26,7 @@ test: .venv/dev
 	$(PYTEST) $(ARGS)
 
 # On a new checkout each process of `make test` would compile the loops over postings to machine code at the same time, which
-# takes half a minute. Their tests compile them once.
+# takes half a minute. Running the tests of postings first compiles them once.
 compile-tests: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/rag_model/index/postings
 

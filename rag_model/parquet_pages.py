@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 # Bytes to try until a header fits; statistics may make it long.
 _READ_SIZES = (256, 1 << 14, 1 << 20)
-_BUFFER_BYTES = 1 << 20  # of a column that are read at once
+_BUFFER_BYTES = 1 << 20  # bytes of a column that are read at once
 DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
 _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous one
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
@@ -127,7 +127,9 @@ def check_groups(
     first: int = 0,
     end: int | None = None,
 ) -> int:
-    """Check columns of the row groups with the rows [first, end) of a file of `size` bytes by `check_pages`.
+    """Check, with `check_pages`, columns of the row groups that have rows of [first, end).
+
+    `size` is the number of bytes of the file.
 
     Returns the maximum bytes that one row may take from text dictionaries.
 
@@ -145,7 +147,7 @@ def check_groups(
 
 
 def open_parquet(source: Path | IO[bytes], *, pre_buffer: bool = False, **options: Any) -> pq.ParquetFile:
-    """Open a file whose columns are read in pieces of `_BUFFER_BYTES`, or with `pre_buffer` by row group."""
+    """Open a file; `pre_buffer` reads whole row groups, otherwise a column is read `_BUFFER_BYTES` at a time."""
     return pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=pre_buffer, **options)
 
 
@@ -155,8 +157,8 @@ def iter_row_range(
     """Yield the rows [first, end) in order, each batch of one row group; reads no other row groups."""
     for group, start, stop in _list_groups(file, first, end):
         next_row, last = start, stop if end is None else min(stop, end)
-        # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. Each of
-        # Arrow's threads would keep the memory that it freed.
+        # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. No
+        # threads are used, because each would hold on to memory that it freed.
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
             skip_count, next_row = max(first - next_row, 0), next_row + len(batch)
             selected = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - last, 0), 0))
@@ -167,7 +169,7 @@ def iter_row_range(
 
 
 def _list_groups(file: pq.ParquetFile, first: int, end: int | None) -> list[tuple[int, int, int]]:
-    """Return the row groups with rows of [first, end): their numbers and their own first and end rows."""
+    """Return (number, its first row, its end row) of each row group that has rows of [first, end)."""
     row_counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     groups = enumerate(pairwise([0, *accumulate(row_counts)]))
     return [(group, start, stop) for group, (start, stop) in groups if first < stop and (end is None or start < end)]
@@ -239,7 +241,7 @@ def _read_at(source: IO[bytes], offset: int, size: int) -> bytes:
 
 
 def read_page_header(read: ReadAt, offset: int) -> _Page:
-    """Return the header of the page at an offset: `_Page` has its numbers.
+    """Return the header of the page at an offset, as the numbers that `_Page` lists.
 
     Raises:
         PagesError: The header is invalid.
@@ -358,7 +360,7 @@ def _parse_zigzag(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Return an unsigned number of variable length, and its end."""
+    """Parse an unsigned varint at an offset; return it and the offset after it."""
     value = shift = 0
     while (byte := data[offset]) >= 128:
         value |= (byte & 127) << shift

@@ -12,9 +12,8 @@ hole of their own size. Other allocators and other C libraries are left as they 
 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
 reads one JSON value and writes one, so a crash or an exceeded limit ends only the child. The time
-limit is in CPU seconds: on a busy machine a small call can take 20 s, and that is no fault of the
-file that it reads. A child that waits instead of computing is killed after `_WAIT_FACTOR` times the
-limit.
+limit is in CPU seconds, because on a busy machine even a small call can take 20 s. A child that waits
+instead of computing is killed after `_ELAPSED_FACTOR` times as many seconds.
 
 **Amounts.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
@@ -249,7 +248,7 @@ def limit_by_environment(available: int, variable: str, description: str) -> int
     raise UsageError(f"{variable} is {setting!r}: set it to a {description}, at least 1, or unset it")
 
 
-_WAIT_FACTOR = 10  # seconds that a child may take for each CPU second that it may use
+_ELAPSED_FACTOR = 10  # seconds that may pass for each CPU second that a child may use
 _CALLS_OPTION = "--calls"  # argument of the child of a `ChildWorker`
 # GPU memory cannot be limited and belongs to the parent.
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -270,8 +269,8 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
     Args:
         module: module to run; its last statement is `serve_call(function)`.
         value: argument of the function, a JSON value.
-        seconds: CPU seconds that the child may use; it is killed after them, or after ten times as
-            many seconds of waiting.
+        seconds: CPU seconds that the child may use. It is killed if it needs more, or if ten times
+            as many seconds pass.
         memory: bytes that the child may allocate in addition to Python and its modules; mapped
             files do not count.
 
@@ -281,7 +280,7 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
     """
     environment = _build_child_environment()
     request = json.dumps({"value": value, "memory": memory, "seconds": seconds}).encode()
-    timeout = _WAIT_FACTOR * seconds
+    timeout = _ELAPSED_FACTOR * seconds
     try:
         command = [sys.executable, "-m", module]
         process = subprocess.run(
@@ -297,7 +296,7 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
 
 
 class ChildWorker:
-    """A child process that executes many calls, each within a limit of CPU time. Thread-safe.
+    """A child process that executes many calls, each with a limit of CPU time. Thread-safe.
 
     The child ends when this object is deleted or this process ends. If a call exceeds a limit, the
     child is killed, and the next call starts another child.
@@ -328,7 +327,7 @@ class ChildWorker:
         with self._lock:
             process = self._process or self._start()
             is_late = threading.Event()
-            timer = threading.Timer(_WAIT_FACTOR * seconds, _kill_late_process, (process, is_late))
+            timer = threading.Timer(_ELAPSED_FACTOR * seconds, _kill_late_process, (process, is_late))
             timer.start()
             try:
                 _write_line(process.stdin, {"value": value, "seconds": seconds})
@@ -341,10 +340,10 @@ class ChildWorker:
                 return _parse_reply(line.rstrip(b"\n"), self._memory)
             self._end()
         if is_late.is_set():
-            raise ChildDiedError(f"did not end within {_WAIT_FACTOR * seconds:.0f} s")
-        has_used_its_time = process.returncode == -signal.SIGXCPU
+            raise ChildDiedError(f"did not end within {_ELAPSED_FACTOR * seconds:.0f} s")
+        has_exceeded_cpu_time = process.returncode == -signal.SIGXCPU
         raise ChildDiedError(
-            f"took more than {seconds:.0f} s of CPU time" if has_used_its_time else "ended without a reply"
+            f"took more than {seconds:.0f} s of CPU time" if has_exceeded_cpu_time else "ended without a reply"
         )
 
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -431,16 +430,16 @@ def is_served_for_calls() -> bool:
 
 
 def _limit_time(seconds: float) -> None:
-    """Let the kernel end this process after the limits of a call, even if the parent was killed.
+    """Let the kernel end this process when a call exceeds a time limit, even if the parent was killed.
 
-    `signal.alarm(0)` ends the limit of waiting.
+    The limits are those of `run_in_child`. `signal.alarm(0)` removes the limit of seconds that pass.
     """
     hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
     cpu_limit = max(ceil(time.process_time() + seconds), 1)
     if hard_limit != resource.RLIM_INFINITY:
         cpu_limit = min(cpu_limit, hard_limit)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit, hard_limit))
-    signal.alarm(ceil(_WAIT_FACTOR * seconds) + 1)
+    signal.alarm(ceil(_ELAPSED_FACTOR * seconds) + 1)
 
 
 def _limit_resources(memory: int) -> None:

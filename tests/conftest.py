@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
+@pytest.hookimpl(tryfirst=True)  # before xdist or `processes` reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker, which then makes the file's fixtures once; long files come first.
 

@@ -205,28 +205,28 @@ class PassageWriter:
 class GroupCache:
     """A least-recently-used cache of decoded row groups of several files; not thread-safe.
 
-    A group is a `pa.Table`, or whatever another reader decodes, with its size as `nbytes`.
+    A group is a `pa.Table` or another object with its size in bytes as `nbytes`.
     """
 
     def __init__(self, max_bytes: int) -> None:
         """Keep up to `max_bytes` of groups."""
         self._max_bytes, self._bytes = max_bytes, 0
-        self._tables: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
     def find(self, key: tuple[str, int]) -> Any:
         """Return the group of a key (file and number), or None, and mark it as recently used."""
-        if key in self._tables:
-            self._tables.move_to_end(key)
-        return self._tables.get(key)
+        if key in self._groups:
+            self._groups.move_to_end(key)
+        return self._groups.get(key)
 
-    def add(self, key: tuple[str, int], table: Any) -> None:
+    def add(self, key: tuple[str, int], group: Any) -> None:
         """Add or replace a group, and evict the least recently used groups beyond the limit."""
-        if key in self._tables:
-            self._bytes -= self._tables.pop(key).nbytes
-        self._tables[key] = table
-        self._bytes += table.nbytes
+        if key in self._groups:
+            self._bytes -= self._groups.pop(key).nbytes
+        self._groups[key] = group
+        self._bytes += group.nbytes
         while self._bytes > self._max_bytes:
-            self._bytes -= self._tables.popitem(last=False)[1].nbytes
+            self._bytes -= self._groups.popitem(last=False)[1].nbytes
 
 
 class PassageFile:

@@ -26,14 +26,17 @@ _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
 _CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)  # before a request was sent
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 _MAX_REPLY_SECONDS = 300.0
-MAX_TRIES = 8
+MAX_TRIES = 8  # of one request
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
 _MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
 T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """The server asks to try again later; `seconds` is its `Retry-After`, if it sends one."""
+    """The server asks to try again later.
+
+    `seconds` is its `Retry-After`, if it sends one. `retry` gives up after `max_tries` requests.
+    """
 
     def __init__(self, reason: str, seconds: float | None = None, max_tries: int = MAX_TRIES) -> None:
         super().__init__(reason)

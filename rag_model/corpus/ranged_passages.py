@@ -1,9 +1,10 @@
-"""Read few passages of a remote file: a part of each row group, and no footer.
+"""Read single passages of a remote file from parts of its row groups, without its footer.
 
-Nine tenths of a row group are one page, a dictionary of its different texts in the order of their first
-rows, compressed with Zstandard, which decompresses the beginning of a page alone. The *cuts* of a row
-group tell how many bytes of this page the first rows need. A file has cuts if `PassageWriter` wrote it
-and each dictionary of texts fits a page, up to an average of about 1,000 bytes a passage.
+Nine tenths of a row group are one page: the dictionary of its texts, in the order of the rows that have
+them first. Zstandard can decompress the beginning of this page alone. A *cut* of a row group is a
+number of rows and the end of the bytes that have the texts of these rows. A file has cuts if
+`PassageWriter` wrote it and the texts of each row group fit one dictionary page, which they do up to an
+average of about 1,000 bytes per passage.
 """
 
 import struct
@@ -30,21 +31,23 @@ from rag_model.parquet_pages import (
 )
 from rag_model.ranges import CachedFile
 
-_MIN_CUT_BYTES, _MAX_CUTS = 128 << 10, 8  # of decompressed texts: the size of Zstandard's blocks
+_MIN_CUT_BYTES = 128 << 10  # decompressed bytes between two cuts; the maximum size of a Zstandard block
+_MAX_CUTS = 8  # of a row group
 _MAX_PAGE_BYTES = 16 << 20  # decompressed; texts of 100 words have about half a mebibyte
 _MAX_ROWS = 1 << 16  # of a row group
 _LENGTH = struct.Struct("<I")
-_ENCODINGS = {DICTIONARY_PAGE: (0, 2), DATA_PAGE: (2, 8)}  # plain values, then their numbers; old and new names
-_INTEGERS = {pa.int32(): "<i4", pa.int64(): "<i8", pa.timestamp("ms", tz="UTC"): "<i8"}
-_Codes = npt.NDArray[np.int64]
-Cut = tuple[int, int]  # number of rows that are complete, and the end of their texts in the row group
-# Raised by damaged bytes, and by the outline of another file.
+# PLAIN is 0, PLAIN_DICTIONARY, the old name of both encodings, is 2, and RLE_DICTIONARY is 8.
+_ENCODINGS = {DICTIONARY_PAGE: (0, 2), DATA_PAGE: (2, 8)}
+_DTYPES = {pa.int32(): "<i4", pa.int64(): "<i8", pa.timestamp("ms", tz="UTC"): "<i8"}
+_Indices = npt.NDArray[np.int64]
+Cut = tuple[int, int]  # number of rows, and the end of their texts in bytes from the start of the row group
+# Errors that decoding raises if bytes are damaged or the outline is that of another file.
 _ERRORS = (PagesError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """A compressed page in the bytes of a row group."""
+    """A compressed page: its byte range in a row group, its decompressed size and its number of values."""
 
     start: int
     end: int
@@ -54,19 +57,21 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
+    """A dictionary-encoded column, as in Arrow."""
+
     values: Sequence[Any]  # the dictionary; texts as UTF-8
-    codes: _Codes  # (rows,) the position of each row's value, -1 for null
+    indices: _Indices  # (rows,) the dictionary index of each row, -1 for null
 
     def get_value(self, row: int) -> Any:
-        code = self.codes[row]
-        value = None if code < 0 else self.values[code]
+        index = self.indices[row]
+        value = None if index < 0 else self.values[index]
         return value.decode() if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodedGroup:
     columns: Mapping[str, _Column]
-    complete_rows: int  # rows whose texts are decoded
+    complete_rows: int  # number of first rows whose texts are decoded
     nbytes: int
 
     def build_passage(self, row: int) -> Passage:
@@ -96,13 +101,13 @@ class RangedPassages:
                 raise PagesError(f"has an outline that does not fit its {n_rows:,} rows")
 
     def list_ranges(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the ranges of bytes that `read_rows` will read for these rows."""
+        """Return the byte ranges of the file that `read_rows` will read for these rows."""
         with self._translate_errors():
             return [
-                place
+                byte_range
                 for group, row in self._find_last_rows(rows).items()
-                if self._find_decoded(group, row) is None
-                for place in self._locate(group, self._find_cut(group, row))
+                if self._find_decoded_group(group, row) is None
+                for byte_range in self._list_group_ranges(group, self._find_cut(group, row))
             ]
 
     def read_rows(self, rows: Sequence[int]) -> list[Passage]:
@@ -114,7 +119,7 @@ class RangedPassages:
         """
         with self._translate_errors():
             groups = {
-                group: self._find_decoded(group, row) or self._decode(group, self._find_cut(group, row))
+                group: self._find_decoded_group(group, row) or self._read_group(group, self._find_cut(group, row))
                 for group, row in self._find_last_rows(rows).items()
             }
             return [groups[row // self._group_rows].build_passage(row % self._group_rows) for row in rows]
@@ -130,49 +135,54 @@ class RangedPassages:
             last_rows[group] = max(last_rows.get(group, 0), row_in_group)
         return last_rows
 
-    def _find_decoded(self, group: int, row: int) -> _DecodedGroup | None:
-        decoded: _DecodedGroup | None = self._cache.find((self._file.name, group))
-        return decoded if decoded is not None and row < decoded.complete_rows else None
+    def _find_decoded_group(self, group: int, row: int) -> _DecodedGroup | None:
+        """Return a row group from the cache if the text of the row is decoded."""
+        decoded_group: _DecodedGroup | None = self._cache.find((self._file.name, group))
+        return decoded_group if decoded_group is not None and row < decoded_group.complete_rows else None
 
     def _find_cut(self, group: int, row: int) -> int:
+        """Return the number of the first cut that includes the text of a row."""
         return [row < rows for rows, _ in self._cuts[group]].index(True)
 
-    def _locate(self, group: int, cut: int) -> list[tuple[int, int]]:
-        """Return the ranges before and after the texts that a cut leaves out."""
+    def _list_group_ranges(self, group: int, cut: int) -> list[tuple[int, int]]:
+        """Return the byte ranges before and after the texts that a cut leaves out."""
         (start, end), cuts = self._bounds[group], self._cuts[group]
         return [(start, start + cuts[cut][1]), (start + cuts[-1][1], end)]
 
-    def _decode(self, group: int, cut: int) -> _DecodedGroup:
+    def _read_group(self, group: int, cut: int) -> _DecodedGroup:
         start, end = self._bounds[group]
         with self._file.cache.hold():
-            self._file.load(*zip(*self._locate(group, cut), strict=True))
-            data = self._file.read_loaded(start, end)  # what the cut leaves out may be zeros
+            self._file.load(*zip(*self._list_group_ranges(group, cut), strict=True))
+            data = self._file.read_loaded(start, end)  # bytes that the cut leaves out may be zeros
         complete_rows, text_end = self._cuts[group][cut]
         has_all_texts = cut == len(self._cuts[group]) - 1
-        decoded = _decode_group(data, self._columns, complete_rows, None if has_all_texts else (cut, text_end))
-        self._cache.add((self._file.name, group), decoded)
-        return decoded
+        text_cut = None if has_all_texts else (cut, text_end)
+        decoded_group = _decode_group(data, self._columns, complete_rows, text_cut)
+        self._cache.add((self._file.name, group), decoded_group)
+        return decoded_group
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except _ERRORS as error:
-            raise InputError(f"{self._file.name} is not readable by row ({format_error(error)}): pull it") from error
+            raise InputError(
+                f"{self._file.name} cannot be read by ranges ({format_error(error)}): pull the snapshot"
+            ) from error
 
 
 def has_cuts(outline: Any) -> bool:
-    """Return whether `RangedPassages` can use the outline of a passage file."""
+    """Return whether `RangedPassages` can read a passage file with this outline."""
     return isinstance(outline, dict) and "cuts" in outline
 
 
 def list_cuts(path: Path, columns: Sequence[str], groups: Sequence[tuple[int, int]]) -> list[list[Cut]]:
-    """Return the cuts of each row group of a passage file; empty if its pages have another layout.
+    """Return the cuts of each row group of a passage file, or no cuts if its pages have another layout.
 
     Args:
         path: the file.
         columns: all columns of the file, in order.
-        groups: start and end of each row group in the file.
+        groups: byte offsets of the start and end of each row group.
     """
     with suppress(*_ERRORS), open_random_access(path) as read:
         return [_list_group_cuts(read(start, end - start), columns) for start, end in groups]
@@ -180,26 +190,26 @@ def list_cuts(path: Path, columns: Sequence[str], groups: Sequence[tuple[int, in
 
 
 def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
-    page, _ = _map_pages(data, columns)["text"]
-    codes, cuts = _decode_group(data, columns, 0).columns["text"].codes, list[Cut]()
-    ends = iter(_list_block_ends(data, page))
-    end = next(ends)
+    page, _ = _find_pages(data, columns)["text"]
+    indices, cuts = _decode_group(data, columns, 0).columns["text"].indices, list[Cut]()
+    block_ends = iter(_list_block_ends(data, page))
+    end = next(block_ends)
     for size in _list_cut_sizes(page):
-        while (start := _decompress_start(data[page.start : end], size)) is None:
-            end = next(ends)
-        is_missing = codes >= len(_split_texts(start))
+        while (prefix := _decompress_prefix(data[page.start : end], size)) is None:
+            end = next(block_ends)
+        is_missing = indices >= len(_split_texts(prefix))
         cuts.append((int(np.append(is_missing, True).argmax()), end))
-    return [*cuts, (len(codes), page.end)]
+    return [*cuts, (len(indices), page.end)]
 
 
 def _list_cut_sizes(page: _Page) -> range:
-    """Return how many decompressed bytes of a page of texts precede each cut but the last."""
+    """Return the number of decompressed bytes of the dictionary page before each cut except the last one."""
     step = max(_MIN_CUT_BYTES, -(-page.decoded_bytes // _MAX_CUTS))
     return range(step, page.decoded_bytes, step)
 
 
 def _list_block_ends(data: bytes, page: _Page) -> list[int]:
-    """Return the ends of the blocks of a Zstandard frame. Source: RFC 8878, section 3.1.1."""
+    """Return the ends of the blocks of a page's Zstandard frame. Source: RFC 8878, section 3.1.1."""
     descriptor = data[page.start + 4]
     is_single_segment, size_code = descriptor >> 5 & 1, descriptor >> 6
     offset = page.start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
@@ -211,20 +221,20 @@ def _list_block_ends(data: bytes, page: _Page) -> list[int]:
         offset += 3 + (1 if is_repeated_byte else header >> 3)
         ends.append(offset)
         if offset > page.end:
-            raise PagesError("has a page that is no Zstandard frame")
+            raise PagesError("has a page that is not a Zstandard frame")
     return ends
 
 
-def _decompress_start(compressed: bytes, size: int) -> bytes | None:
-    """Return the first `size` decompressed bytes; None if the compressed bytes are too few."""
+def _decompress_prefix(compressed: bytes, size: int) -> bytes | None:
+    """Return the first `size` decompressed bytes; None if they need more compressed bytes."""
     with suppress(OSError):
         data: bytes = pa.CompressedInputStream(pa.BufferReader(compressed), "zstd").read(size)
         return data if len(data) == size else None
     return None
 
 
-def _map_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _Page]]:
-    """Return the dictionary and the codes of each column of a row group.
+def _find_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _Page]]:
+    """Return the dictionary page and the data page of each column of a row group.
 
     Raises:
         PagesError: a column has other pages or encodings, or a page is too large.
@@ -237,10 +247,10 @@ def _map_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _P
             end = offset + length + stored_bytes
             is_small = decoded_bytes <= _MAX_PAGE_BYTES and n_values <= _MAX_ROWS
             if page_kind != kind or encoding not in encodings or not is_small or end > len(data):
-                raise PagesError(f"has other pages of column {name} than expected")
+                raise PagesError(f"has unexpected pages in its column {name}")
             pages.setdefault(name, []).append(_Page(offset + length, end, decoded_bytes, n_values))
             offset = end
-    return {name: (dictionary, codes) for name, (dictionary, codes) in pages.items()}
+    return {name: (dictionary_page, data_page) for name, (dictionary_page, data_page) in pages.items()}
 
 
 def _decode_group(
@@ -249,34 +259,36 @@ def _decode_group(
     """Decode a row group.
 
     Args:
-        data: its bytes.
-        columns: its columns, in order.
-        complete_rows: number of rows whose texts are in `data`.
-        text_cut: number of the cut, and the end of these texts in `data`; None: all texts are there.
+        data: bytes of the row group.
+        columns: names of its columns, in order.
+        complete_rows: number of first rows whose texts are in `data`.
+        text_cut: number of the cut, and the end of its texts in `data`; None if `data` has all texts.
     """
-    zstd, decoded, nbytes = pa.Codec("zstd"), dict[str, _Column](), 0
-    for name, (dictionary, code_page) in _map_pages(data, columns).items():
+    zstd, decoded_columns, nbytes = pa.Codec("zstd"), dict[str, _Column](), 0
+    for name, (dictionary_page, data_page) in _find_pages(data, columns).items():
         field = FULL_SCHEMA.field(name)
         if name == "text" and text_cut is not None:
-            number, end = text_cut
-            plain = _decompress_start(data[dictionary.start : end], _list_cut_sizes(dictionary)[number]) or b""
+            cut, end = text_cut
+            size = _list_cut_sizes(dictionary_page)[cut]
+            dictionary = _decompress_prefix(data[dictionary_page.start : end], size) or b""
         else:
-            plain = _decompress(zstd, data, dictionary)
-        dtype = _INTEGERS.get(field.type)
-        values = _split_texts(plain) if dtype is None else np.frombuffer(plain, dtype).tolist()
-        codes = _decode_codes(_decompress(zstd, data, code_page), code_page.n_values, is_nullable=field.nullable)
-        decoded[name] = _Column(values, codes)
-        nbytes += len(plain) + codes.nbytes
-    return _DecodedGroup(decoded, complete_rows, nbytes)
+            dictionary = _decompress(zstd, data, dictionary_page)
+        dtype = _DTYPES.get(field.type)
+        values = _split_texts(dictionary) if dtype is None else np.frombuffer(dictionary, dtype).tolist()
+        page_data = _decompress(zstd, data, data_page)
+        indices = _decode_indices(page_data, data_page.n_values, is_nullable=field.nullable)
+        decoded_columns[name] = _Column(values, indices)
+        nbytes += len(dictionary) + indices.nbytes
+    return _DecodedGroup(decoded_columns, complete_rows, nbytes)
 
 
 def _decompress(zstd: pa.Codec, data: bytes, page: _Page) -> bytes:
-    plain: bytes = zstd.decompress(data[page.start : page.end], page.decoded_bytes, asbytes=True)
-    return plain
+    page_data: bytes = zstd.decompress(data[page.start : page.end], page.decoded_bytes, asbytes=True)
+    return page_data
 
 
 def _split_texts(data: bytes) -> list[bytes]:
-    """Return the texts that are complete; the length of each, 4 bytes, precedes it."""
+    """Return the texts, each of which follows its length in 4 bytes; the last one is left out if it is incomplete."""
     texts, offset, read_length = list[bytes](), 0, _LENGTH.unpack_from
     while offset + _LENGTH.size <= len(data):
         start = offset + _LENGTH.size
@@ -287,22 +299,22 @@ def _split_texts(data: bytes) -> list[bytes]:
     return texts
 
 
-def _decode_codes(data: bytes, rows: int, *, is_nullable: bool) -> _Codes:
-    """Return the position of each row's value in the dictionary, (rows,), -1 for null."""
+def _decode_indices(data: bytes, rows: int, *, is_nullable: bool) -> _Indices:
+    """Decode a data page: return the dictionary index of each row, (rows,), -1 for null."""
     if not is_nullable:
         return _decode_hybrid(data, 1, data[0], rows)
     is_present = _decode_hybrid(data, _LENGTH.size, 1, rows) == 1
-    offset, codes = _LENGTH.size + _LENGTH.unpack_from(data)[0], np.full(rows, -1)
-    codes[is_present] = _decode_hybrid(data, offset + 1, data[offset], int(is_present.sum()))
-    return codes
+    offset, indices = _LENGTH.size + _LENGTH.unpack_from(data)[0], np.full(rows, -1)
+    indices[is_present] = _decode_hybrid(data, offset + 1, data[offset], int(is_present.sum()))
+    return indices
 
 
-def _decode_hybrid(data: bytes, offset: int, width: int, count: int) -> _Codes:
-    """Decode numbers of `width` bits. Source: `Encodings.md` of parquet-format, "RLE/Bit-Packing Hybrid"."""
+def _decode_hybrid(data: bytes, offset: int, width: int, count: int) -> _Indices:
+    """Decode `count` numbers of `width` bits. Source: `Encodings.md` of parquet-format, "RLE/Bit-Packing Hybrid"."""
     numbers, n = np.zeros(count, np.int64), 0
     while width and n < count:
         header, offset = parse_varint(data, offset)
-        if header & 1:  # groups of eight bit-packed numbers
+        if header & 1:  # a run of bit-packed numbers, in groups of eight
             size = (header >> 1) * width
             bits = np.unpackbits(np.frombuffer(data, np.uint8, size, offset), bitorder="little")
             run = bits.reshape(-1, width)[: count - n] @ (1 << np.arange(width))

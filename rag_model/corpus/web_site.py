@@ -52,8 +52,11 @@ FOLDER_VARIABLE = "BOOKWHEEL_SITES"  # names the folder of the mirrors; default 
 MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000  # the protocol allows 50 MB
 _MAX_ROBOTS_BYTES = 512 << 10
-_MAX_FAILED, _MAX_FAILED_SHARE = 20, 0.1  # pages with HTTP 500; if both are exceeded, the site is down
-_SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4  # a bug in a page is more likely than a busy server
+_MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1  # pages with HTTP 500; if both are exceeded, the site is down
+_SERVER_ERROR, _MAX_ERROR_TRIES = (
+    "HTTP 500",
+    4,
+)  # few tries, because a bug in the page is more likely than a busy server
 _MAX_DELAY = 60.0  # seconds between two requests
 _SAVE_INTERVAL = 100  # pages between two saves of their versions
 _FRESH_SECONDS = 600.0  # a process does not read a site again within this time
@@ -158,7 +161,7 @@ class _SiteClient:
                     elif path not in pages:
                         pages[path] = page
                         self._update_page(page, path, lastmod, versions, dropped)
-                        if self._n_failed > max(_MAX_FAILED, _MAX_FAILED_SHARE * len(pages)):
+                        if self._n_failed > max(_MAX_FAILED_PAGES, _MAX_FAILED_SHARE * len(pages)):
                             raise UnreachableError(
                                 f"{self._n_failed} of the first {len(pages):,} pages of {self._url} answer "
                                 f"{_SERVER_ERROR}: run the command again later to continue, or ask the site's operator"
@@ -208,7 +211,7 @@ class _SiteClient:
             if str(error.__cause__) != _SERVER_ERROR:
                 raise
             self._n_failed += 1
-            if has_file:  # its last version is better than none
+            if has_file:  # the last version of the page is kept
                 return
             status, headers, body, reason = 500, httpx.Headers(), None, "server_error"
         if status == 200:

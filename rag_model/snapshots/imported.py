@@ -56,7 +56,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content
 KIND = "imported"
 CODE = 2  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
-_RANGE_DIGESTS = 1 << 18  # mean number of digests of ids that are compared at once
+_DIGESTS_PER_RANGE = 1 << 18  # mean number of digests of ids that are compared at once
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
 
 
@@ -353,7 +353,8 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
     """Check that no passages of different parts have the same id, by their digests.
 
-    The sorted digests of all parts are on the disk, and a range of values at a time is in memory.
+    The digests of each part are sorted. They are in a file, from which one range of values at a time is
+    read into memory.
 
     Raises:
         InputError: an id is in two parts.
@@ -366,11 +367,12 @@ def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
                 ends.append(file.tell() // 8)
         if not path.stat().st_size:
             return
-        ranges = 1 + ends[-1] // _RANGE_DIGESTS
-        bounds = np.arange(1, ranges, dtype=np.uint64) * np.uint64(((1 << 64) - 1) // ranges)
-        parts = np.split(np.asarray(np.memmap(path, np.uint64, "r")), ends[:-1])
-        for pieces in zip(*(np.split(part, np.searchsorted(part, bounds)) for part in parts), strict=True):
-            (digests := np.concatenate(pieces)).sort()
+        n_ranges = 1 + ends[-1] // _DIGESTS_PER_RANGE
+        bounds = np.arange(1, n_ranges, dtype=np.uint64) * np.uint64(((1 << 64) - 1) // n_ranges)
+        part_digests = np.split(np.asarray(np.memmap(path, np.uint64, "r")), ends[:-1])
+        ranges_of_parts = [np.split(digests, np.searchsorted(digests, bounds)) for digests in part_digests]
+        for range_digests in zip(*ranges_of_parts, strict=True):
+            (digests := np.concatenate(range_digests)).sort()
             repeated_digests = digests[1:][digests[1:] == digests[:-1]]
             if len(repeated_digests):
                 _check_same_digests(store, reports, repeated_digests)

@@ -23,7 +23,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, RANGE_DIGESTS, RANGE_TABLE, Content, file_kind
 from rag_model.store.versions.ranges import DIGEST_PAGE_BYTES, VERSION, WHOLE_BYTES
 
-_ROW_BLOCK = 4 << 10  # bytes; small, because single vectors and row groups of passages are read
+_ROW_BLOCK = 4 << 10  # bytes; small, because a search reads single vectors and parts of row groups
 _DIGESTED_BYTES_PER_SECOND = 5e8
 _CHUNK = 1 << 20
 _PASSAGES = '{"kind":"passages"}'

@@ -253,7 +253,7 @@ class SectionBuilder:
             self.add_block("\n".join([*head, *rows]))
 
     def add_rows(self, rows: Iterable[Iterable[str]]) -> None:
-        """Add the rows that have text as a table; its header ends with the first row of several filled cells."""
+        """Add a table of the rows that have text; its header ends with the first row with text in several cells."""
         lines: list[str] = []
         n_headers = 0
         for row in rows:

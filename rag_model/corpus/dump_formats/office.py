@@ -75,15 +75,15 @@ def _read_word(path: Path) -> ParsedFile:
 
 
 def _drop_hidden_runs(path: Path) -> BytesIO:
-    """Return a Word file without images and hidden text; mammoth itself leaves out deleted text."""
+    """Return a copy of a Word file without images and hidden text; mammoth itself drops deleted text."""
     etree, file = require("lxml.etree", extra="office"), BytesIO()
     with ZipFile(path) as source, ZipFile(file, "w") as target:
         for name in filter(re.compile(r"\.(xml|rels)$").search, source.namelist()):
             data = source.read(name)
             if b"vanish" in data:
                 root = etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True))
-                runs = {mark.getparent().getparent() for mark in root.iter("{*}vanish") if _is_on(mark)}
-                for run in runs:  # a run may have the mark twice
+                runs = {hidden.getparent().getparent() for hidden in root.iter("{*}vanish") if _is_enabled(hidden)}
+                for run in runs:  # a set, because a run may have the property twice
                     if etree.QName(run).localname == "r":
                         run.getparent().remove(run)
                 data = etree.tostring(root)
@@ -91,8 +91,8 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
     return file
 
 
-def _is_on(mark: Any) -> bool:
-    return not {*mark.attrib.values()} & {"0", "false", "off"}
+def _is_enabled(toggle_property: Any) -> bool:
+    return not {*toggle_property.attrib.values()} & {"0", "false", "off"}
 
 
 def _read_open_document(path: Path) -> ParsedFile:

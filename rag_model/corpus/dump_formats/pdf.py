@@ -23,7 +23,7 @@ from rag_model.process import serve_calls
 
 _LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
 _MAX_BOOKMARKS = 100_000
-_MAX_TABLE_ITEMS = 10_000_000  # objects and characters of a file that are searched for tables, at about 4 us each
+_MAX_TABLE_ITEMS = 10_000_000  # objects and characters of a file that are examined for tables, about 4 us each
 _DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
@@ -76,20 +76,20 @@ def _iter_pages(document: Any, chapters: Mapping[int, str], pdfium: Any) -> Iter
                     for paragraph in _join_lines(block):
                         builder.add_block(paragraph)
                 else:
-                    builder.add_rows([map(_join_hyphens, row) for row in block])
-        except pdfium.PdfiumError:  # the other pages are read
+                    builder.add_rows([map(_remove_line_hyphens, row) for row in block])
+        except pdfium.PdfiumError:  # a damaged page is skipped
             continue
         for _, text in builder.finish():
             yield f"{chapter} (page {number + 1})" if chapter else f"page {number + 1}", text
 
 
-def _join_hyphens(text: str) -> str:
+def _remove_line_hyphens(text: str) -> str:
     return _LINE_END_HYPHEN.sub("", text)
 
 
 def _join_lines(text: str) -> Iterator[str]:
-    """Yield paragraphs; lines within a sentence are joined."""
-    text = clean_text(_DOT_LEADERS.sub(" ", _join_hyphens(text)))
+    """Yield the paragraphs of a text; lines that end within a sentence are joined."""
+    text = clean_text(_DOT_LEADERS.sub(" ", _remove_line_hyphens(text)))
     for paragraph in re.split(r"\n\s*\n", text):
         lines: list[list[str]] = []
         for words in filter(None, map(str.split, paragraph.split("\n"))):

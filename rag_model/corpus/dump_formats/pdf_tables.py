@@ -1,9 +1,9 @@
-"""Find the tables of a PDF page whose cells are ruled by lines, or filled.
+"""Find the tables of a PDF page whose cells are separated by lines or have a background.
 
-Edges of lines and rectangles that touch each other form a grid. It is a table if most of its cells
-have text, at least two rows have it in several cells, and its lines cut no words: frames, boxes,
-charts and highlighted words are no tables. The time is linear in the numbers of paths and
-characters, which are limited: a page that exceeds a limit has no tables.
+Edges of lines and rectangles that touch each other form a grid. A grid is a table if most of its
+cells have text, at least two rows have text in several cells, and its lines cut almost no words.
+This excludes frames, boxes, charts and highlighted words. The time is linear in the numbers of paths
+and characters. A page that exceeds the limit of either is read without tables.
 """
 
 from bisect import bisect
@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 
 Rows = list[list[str]]
 _MAX_OBJECTS, _MAX_CHARACTERS = 100_000, 50_000  # of a page; objects include segments of paths
-_MAX_CROSSINGS, _MAX_GRIDS, _MAX_CELLS = 250_000, 20, 10_000  # pairs of lines, and grids, of a page; cells of a grid
+_MAX_LINE_PAIRS, _MAX_GRIDS = 250_000, 20  # of a page; a pair is a horizontal and a vertical line
+_MAX_CELLS = 10_000  # of a grid
 _TOLERANCE = 3.0  # points; nearer lines touch each other
-_MIN_LENGTH = 6.0  # points of a line
-_LETTER_GAP, _WORD_GAP = 0.1, 0.35  # maximum gaps in a word and in a phrase, in heights of a character
-_MAX_CUTS = 0.1  # maximum number of words that lines cut, as a share of the cells with text
+_MIN_LENGTH = 6.0  # points; shorter lines are ignored
+_LETTER_GAP, _WORD_GAP = 0.1, 0.35  # maximum gaps within a word and between words, as shares of the character height
+_MAX_CUT_WORDS = 0.1  # maximum number of words that lines cut, as a share of the number of cells with text
 _Cell = tuple[int, int]  # row and column
-_Place = tuple[int, int, int]  # row, number of the row within it if no lines separate them, and column
+_TextKey = tuple[int, int, int]  # row, subrow and column of a text; no line separates the subrows of a row
 _Transform = Callable[[float, float], tuple[float, float]]
-# Rotation of a page -> transform to the points that a reader sees, with y downwards.
+# Maps the rotation of a page to the transform into the coordinates that a reader sees, with y downwards.
 _ROTATIONS: dict[int, _Transform] = {
     0: lambda x, y: (x, -y),
     90: lambda x, y: (y, x),
@@ -33,7 +34,7 @@ _ROTATIONS: dict[int, _Transform] = {
 
 
 class _Line(NamedTuple):
-    """A horizontal or vertical line: its position in the other direction, its start and its end."""
+    """A horizontal line (position: y, start and end: x) or a vertical one (position: x, start and end: y)."""
 
     position: float
     start: float
@@ -53,72 +54,78 @@ class _Character(NamedTuple):
     bottom: float
 
     def follows(self, last: "_Character", max_gap: float) -> bool:
-        """Return whether it is on the same line as another, after a gap of at most so many heights."""
+        """Return whether it continues the text line of `last` after a gap of less than `max_gap` of its height."""
         height = self.bottom - self.top
         return self.left - last.right < max_gap * height and abs(self.bottom - last.bottom) < height / 2
 
     def is_sideways(self, last: "_Character") -> bool:
-        """Return whether it is above or below the letter before it in a word, as in a rotated table."""
+        """Return whether it is a letter above or below the previous letter, as in a rotated table."""
         common_height = min(self.bottom, last.bottom) - max(self.top, last.top)
         is_beside = 4 * common_height > min(self.bottom - self.top, last.bottom - last.top)
         return self.text.isalnum() and last.text.isalnum() and not is_beside
 
 
 class _Grid:
-    """Cells between lines; where the line between two is missing, they may be one cell."""
+    """The cells between lines; adjacent cells without a line between them may be one cell of the table."""
 
     def __init__(self, rows: Sequence[_Line], columns: Sequence[_Line]) -> None:
         # A table without outer borders ends where its lines end.
         self.ys = _cluster([*(row.position for row in rows), *_find_extent(columns)])
         self.xs = _cluster([*(column.position for column in columns), *_find_extent(rows)])
         self.n_rows, self.n_columns = len(self.ys) - 1, len(self.xs) - 1
-        self._tops = set(_list_borders(rows, self.ys, self.xs))  # cells with a line above them
-        self._lefts = {(row, column) for column, row in _list_borders(columns, self.xs, self.ys)}
+        self._cells_below_line = set(_list_borders(rows, self.ys, self.xs))
+        self._cells_right_of_line = {(row, column) for column, row in _list_borders(columns, self.xs, self.ys)}
 
     def locate(self, character: _Character) -> _Cell | None:
-        """Return the cell with the middle of a character."""
+        """Return the cell that contains the centre of a character, or None."""
         row = bisect(self.ys, (character.top + character.bottom) / 2) - 1
         column = bisect(self.xs, (character.left + character.right) / 2) - 1
         return (row, column) if 0 <= row < self.n_rows and 0 <= column < self.n_columns else None
 
     def read_rows(self, characters: Sequence[_Character], cells: dict[int, _Cell]) -> Rows:
-        """Return the rows of the table, given the cell of each position of a character; none if it is no table."""
-        ruled_rows = {row for row, column in self._lefts if 0 < column < self.n_columns}
-        firsts = self._join_cells(characters, cells, ruled_rows)
-        texts, last_positions, n_cuts = defaultdict[_Place, list[str]](list), dict[_Place, int](), 0
-        bands, last_place = Counter[int](), None
+        """Return the rows of the table, or no rows if this grid is no table.
+
+        Args:
+            characters: characters of the page.
+            cells: maps the index of each character in the grid to its cell.
+        """
+        ruled_rows = {row for row, column in self._cells_right_of_line if 0 < column < self.n_columns}
+        first_cells = self._merge_cells(characters, cells, ruled_rows)
+        texts, last_indices, n_cut_words = defaultdict[_TextKey, list[str]](list), dict[_TextKey, int](), 0
+        subrows, last_key = Counter[int](), None  # number of the current subrow of each row
         for i, cell in cells.items():
-            row, column = firsts[cell]
-            last = last_positions.get((row, bands[row], column))
+            row, column = first_cells[cell]
+            last = last_indices.get((row, subrows[row], column))
             is_new_line = last is not None and characters[i].top > (characters[last].top + characters[last].bottom) / 2
-            if is_new_line and last_place != (row, bands[row], column):  # after the other cells of a row without a line
-                bands[row], last, is_new_line = bands[row] + 1, None, False
-            place = last_place = row, bands[row], column
-            before = characters[i - 1]
+            if is_new_line and last_key != (row, subrows[row], column):  # other cells came since: a subrow begins
+                subrows[row], last, is_new_line = subrows[row] + 1, None, False
+            key = last_key = row, subrows[row], column
+            previous = characters[i - 1]
             if last == i - 1:
-                n_cuts += characters[i].is_sideways(before)
+                n_cut_words += characters[i].is_sideways(previous)
             else:
-                n_cuts += bool(before.text.strip()) and characters[i].follows(before, _LETTER_GAP)
-                texts[place].append("\n" if is_new_line else "" if last is None else " ")
-            texts[place].append(characters[i].text)
-            last_positions[place] = i
-        rows, columns = sorted({place[:2] for place in texts}), sorted({place[2] for place in texts})
-        n_cells = len({(firsts[row, column], band) for row, band in rows for column in columns})
+                n_cut_words += bool(previous.text.strip()) and characters[i].follows(previous, _LETTER_GAP)
+                texts[key].append("\n" if is_new_line else "" if last is None else " ")
+            texts[key].append(characters[i].text)
+            last_indices[key] = i
+        rows, columns = sorted({key[:2] for key in texts}), sorted({key[2] for key in texts})
+        n_cells = len({(first_cells[row, column], subrow) for row, subrow in rows for column in columns})
         table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in rows]
         for (row, _), values in zip(rows, table, strict=True):
             if row not in ruled_rows and sum(map(bool, values)) == 1:
-                values.sort(key=bool, reverse=True)  # a heading of the rows below
+                values.sort(key=bool, reverse=True)  # the only text is a heading of the rows below
         has_columns = sum(sum(map(bool, values)) > 1 for values in table) > 1
-        is_table = has_columns and 2 * len(texts) >= n_cells and n_cuts <= _MAX_CUTS * len(texts)
-        return _split_bands(table) if is_table else []
+        is_table = has_columns and 2 * len(texts) >= n_cells and n_cut_words <= _MAX_CUT_WORDS * len(texts)
+        return _split_text_lines(table) if is_table else []
 
-    def _join_cells(
+    def _merge_cells(
         self, characters: Sequence[_Character], cells: dict[int, _Cell], ruled_rows: set[int]
     ) -> dict[_Cell, _Cell]:
-        """Return, for each cell, the first of the cells that are one with it.
+        """Map each cell of the grid to the first grid cell of the table cell that contains it.
 
-        In a row without lines between its columns, such as one without a background between two
-        that have one, only the cells that a phrase crosses are one.
+        Grid cells without a line between them form one table cell. A row may lack all lines between
+        its columns, for instance if only every second row has a background. In such a row only the
+        grid cells that a phrase crosses form one table cell.
         """
         crossed_cells = {
             (row, crossed)
@@ -126,21 +133,25 @@ class _Grid:
             if row == next_row and row not in ruled_rows and characters[j].follows(characters[i], _WORD_GAP)
             for crossed in range(column + 1, next_column + 1)
         }
-        firsts: dict[_Cell, _Cell] = {}
+        first_cells: dict[_Cell, _Cell] = {}
         for row, column in product(range(self.n_rows), range(self.n_columns)):
             cell = row, column
-            if cell in crossed_cells or (column and row in ruled_rows and cell not in self._lefts):
-                firsts[cell] = firsts[row, column - 1]
+            if cell in crossed_cells or (column and row in ruled_rows and cell not in self._cells_right_of_line):
+                first_cells[cell] = first_cells[row, column - 1]
             else:
-                firsts[cell] = firsts[row - 1, column] if row and cell not in self._tops else cell
-        return firsts
+                first_cells[cell] = first_cells[row - 1, column] if row and cell not in self._cells_below_line else cell
+        return first_cells
 
 
 def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> Iterator[str | Rows]:
-    """Yield the prose and the tables of a page in reading order.
+    """Yield the prose (`str`) and the tables (`Rows`) of a page in reading order.
 
-    Each object and character takes an item of `budget`, which the pages of a file share; once it is
-    empty, pages have no tables.
+    Args:
+        raw: the C functions of PDFium, `pypdfium2.raw`.
+        page: the page.
+        text_page: the text of the page.
+        budget: the pages of a file share it; each object and each character takes one item. When it
+            is exhausted, the remaining pages are read without tables.
     """
     transform = _ROTATIONS[page.get_rotation()]
     edges = _iter_edges(raw, page, raw.FPDFPage_GetObject, raw.FPDFPage_CountObjects(page), transform)
@@ -149,10 +160,10 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
     is_readable = grids and n_characters <= _MAX_CHARACTERS and len([*islice(budget, n_characters)]) == n_characters
     characters = [_read_character(raw, text_page, i, transform) for i in range(n_characters if is_readable else 0)]
     prose = dict(enumerate(characters))
-    tables: dict[int, Rows] = {}  # by the position of the first character
+    tables: dict[int, Rows] = {}  # by the index of their first character
     for grid in grids:
-        words = ((i, grid.locate(character)) for i, character in prose.items() if character.text.strip())
-        cells = {i: cell for i, cell in words if cell}
+        located_characters = ((i, grid.locate(character)) for i, character in prose.items() if character.text.strip())
+        cells = {i: cell for i, cell in located_characters if cell}
         if cells and (rows := grid.read_rows(characters, cells)):
             tables[min(cells)] = rows
             for i in cells:
@@ -166,7 +177,7 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
 
 
 def _join_characters(texts: Iterable[str]) -> str:
-    """Return a text; PDFium gives the two halves of a character beyond U+FFFF, such as an emoji."""
+    """Join characters to a text; PDFium returns one beyond U+FFFF, such as an emoji, as two surrogates."""
     return "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -179,27 +190,30 @@ def _read_character(raw: Any, text_page: Any, i: int, transform: _Transform) -> 
 
 
 def _iter_edges(
-    raw: Any, holder: Any, get_object: Callable[[Any, int], Any], n_objects: int, outer: _Transform
+    raw: Any, holder: Any, get_object: Callable[[Any, int], Any], n_objects: int, outer_transform: _Transform
 ) -> Iterator[tuple[int, _Line] | None]:
-    """Yield the axis and the line of each straight edge of the paths of a page or form, and None for other objects."""
-    own, fill, stroke, x, y = raw.FS_MATRIX(), c_int(), c_int(), c_float(), c_float()
+    """Yield the axis (0: horizontal) and the line of each straight edge of the paths of a page or form.
+
+    It also yields None for each object and segment, so that a caller can limit their number.
+    """
+    matrix, fill, stroke, x, y = raw.FS_MATRIX(), c_int(), c_int(), c_float(), c_float()
     for i in range(n_objects):
         yield None
-        item = get_object(holder, i)
-        kind = raw.FPDFPageObj_GetType(item)
+        page_object = get_object(holder, i)
+        kind = raw.FPDFPageObj_GetType(page_object)
         if kind not in {raw.FPDF_PAGEOBJ_FORM, raw.FPDF_PAGEOBJ_PATH}:
             continue
-        raw.FPDFPageObj_GetMatrix(item, own)
-        transform = _compose(outer, own.a, own.b, own.c, own.d, own.e, own.f)
+        raw.FPDFPageObj_GetMatrix(page_object, matrix)
+        transform = _compose(outer_transform, matrix.a, matrix.b, matrix.c, matrix.d, matrix.e, matrix.f)
         if kind == raw.FPDF_PAGEOBJ_FORM:
-            n_members = raw.FPDFFormObj_CountObjects(item)
-            yield from _iter_edges(raw, item, raw.FPDFFormObj_GetObject, n_members, transform)
+            n_members = raw.FPDFFormObj_CountObjects(page_object)
+            yield from _iter_edges(raw, page_object, raw.FPDFFormObj_GetObject, n_members, transform)
             continue
-        raw.FPDFPath_GetDrawMode(item, fill, stroke)
+        raw.FPDFPath_GetDrawMode(page_object, fill, stroke)
         start = last = (0.0, 0.0)
-        for j in range(raw.FPDFPath_CountSegments(item) if fill.value or stroke.value else 0):
+        for j in range(raw.FPDFPath_CountSegments(page_object) if fill.value or stroke.value else 0):
             yield None
-            segment = raw.FPDFPath_GetPathSegment(item, j)
+            segment = raw.FPDFPath_GetPathSegment(page_object, j)
             raw.FPDFPathSegment_GetPoint(segment, x, y)
             point = transform(x.value, y.value)
             kind = raw.FPDFPathSegment_GetType(segment)
@@ -225,12 +239,12 @@ def _build_edge(first: tuple[float, float], last: tuple[float, float]) -> tuple[
 
 
 def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
-    """Return the grids of several rows and columns that edges form, small ones first; none of too many edges."""
+    """Return the grids of at least two rows and columns, the smallest first; none if a limit is exceeded."""
     rows, columns = (_merge_lines([edge[1] for edge in edges if edge and edge[0] == axis]) for axis in (0, 1))
-    if len(edges) == _MAX_OBJECTS or len(rows) * len(columns) > _MAX_CROSSINGS:
+    if len(edges) == _MAX_OBJECTS or len(rows) * len(columns) > _MAX_LINE_PAIRS:
         return []
     groups = [([row], list[_Line]()) for row in rows]
-    for column in columns:  # join the groups that it touches
+    for column in columns:  # join the groups of lines that the column touches
         joined_group, other_groups = (list[_Line](), [column]), []
         for group in groups:
             if any(row.reaches(column.position) and column.reaches(row.position) for row in group[0]):
@@ -239,19 +253,21 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
             else:
                 other_groups.append(group)
         groups = [*other_groups, joined_group]
-    bands, last_bands = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
-    for band in sorted((sorted(group[0]), group[1]) for group in groups if all(group)):
-        key = frozenset(column.position for column in band[1])
-        last = bands[last_bands[key]][0] if key in last_bands else None
-        top, bottom = band[0][0].position, band[0][-1].position
-        is_row = len({row.position for row in band[0]}) == 2
-        if last and is_row and top - last[-1].position < 1.5 * (bottom - top):
-            last.extend(band[0])  # a row without a background is between two that have one
-            bands[last_bands[key]][1].extend(band[1])
+    # Rows with a background and the same columns form one grid if at most one row without a
+    # background is between them.
+    grid_lines, last_numbers = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
+    for row_lines, column_lines in sorted((sorted(group[0]), group[1]) for group in groups if all(group)):
+        key = frozenset(column.position for column in column_lines)
+        last_rows = grid_lines[last_numbers[key]][0] if key in last_numbers else None
+        top, bottom = row_lines[0].position, row_lines[-1].position
+        is_single_row = len({row.position for row in row_lines}) == 2
+        if last_rows and is_single_row and top - last_rows[-1].position < 1.5 * (bottom - top):
+            last_rows.extend(row_lines)
+            grid_lines[last_numbers[key]][1].extend(column_lines)
         else:
-            last_bands[key] = len(bands)
-            bands.append(band)
-    grids = [_Grid(*band) for band in bands]
+            last_numbers[key] = len(grid_lines)
+            grid_lines.append((row_lines, column_lines))
+    grids = [_Grid(*lines) for lines in grid_lines]
     grids = [
         grid for grid in grids if min(grid.n_rows, grid.n_columns) > 1 and grid.n_rows * grid.n_columns <= _MAX_CELLS
     ]
@@ -260,7 +276,7 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
 
 
 def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
-    """Return the lines that near edges form, in order of position, without short ones."""
+    """Merge edges that are near each other; return the lines in order of position, without short ones."""
     positions = _cluster(edge.position for edge in edges)
     lines = defaultdict[float, list[_Line]](list)
     for edge in sorted(edges, key=lambda edge: edge.start):
@@ -286,20 +302,24 @@ def _find_extent(lines: Sequence[_Line]) -> tuple[float, float]:
     return min(line.start for line in lines), max(line.end for line in lines)
 
 
-def _list_borders(lines: Iterable[_Line], positions: Sequence[float], others: Sequence[float]) -> Iterator[_Cell]:
-    """Yield the numbers of the position of a line, and of each gap of the other positions that it covers."""
-    middles = [(start + end) / 2 for start, end in pairwise(others)]
+def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds: Sequence[float]) -> Iterator[_Cell]:
+    """Yield (number of its position, number of the gap) for each line and each gap that it covers.
+
+    The gaps are between adjacent numbers of `gap_bounds`, for instance the columns for horizontal lines.
+    """
+    middles = [(start + end) / 2 for start, end in pairwise(gap_bounds)]
     for line in lines:
         for gap in range(bisect(middles, line.start), bisect(middles, line.end)):
             yield bisect(positions, line.position) - 1, gap
 
 
-def _split_bands(table: Rows) -> Rows:
-    """Return the rows of a table with lines between its columns, but not between the rows below its header.
+def _split_text_lines(table: Rows) -> Rows:
+    """Split the rows below the header of a table that has lines between its columns, but not between its rows.
 
-    Then all cells of a row have the same number of text lines, which wrapped text rarely has in three columns.
+    It is such a table if all cells of each row have the same number of text lines. Wrapped text rarely
+    has that in three columns.
     """
-    lines = [[value.split("\n") for value in row] for row in table[1:]]
-    if len(table[0]) < 3 or any(len(set(map(len, row))) > 1 for row in lines):
+    cell_lines = [[value.split("\n") for value in row] for row in table[1:]]
+    if len(table[0]) < 3 or any(len(set(map(len, row))) > 1 for row in cell_lines):
         return table
-    return [table[0], *([*row] for band in lines for row in zip(*band, strict=True))]
+    return [table[0], *([*text_row] for row in cell_lines for text_row in zip(*row, strict=True))]

@@ -16,7 +16,7 @@ function createElement(name, properties = {}, ...children) {
 }
 
 const formatPercent = (share) => (share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`);
-const chooseColour = (place) => String((place % COLOURS) + 1);
+const chooseColour = (index) => String((index % COLOURS) + 1);
 
 // Words ------------------------------------------------------------------------------------------------------------
 
@@ -91,15 +91,15 @@ const createRevision = (time) => createElement("time", { dateTime: time, title: 
 
 // Passages and answers --------------------------------------------------------------------------------------------
 
-function createPassage(hit, place, words) {
+function createPassage(hit, index, words) {
   const heading = createElement("h2", {}, createLink(hit.url ?? "", hit.title || "Untitled"));
   if (hit.section) heading.append(createElement("span", { className: "soft", textContent: ` § ${hit.section}` }));
   if (hit.revised) heading.append(createElement("span", { className: "soft" }, ", ", createRevision(hit.revised)));
   const card = createElement("li", { className: "passage" });
-  card.append(createElement("span", { className: "rank", textContent: String(place + 1), title: `score ${hit.score.toFixed(3)}` }), heading);
+  card.append(createElement("span", { className: "rank", textContent: String(index + 1), title: `score ${hit.score.toFixed(3)}` }), heading);
   card.append(createElement("p", { className: "text" }, markWords(hit.text, words)));
   if (Number.isFinite(hit.posterior)) {
-    card.dataset.colour = chooseColour(place);
+    card.dataset.colour = chooseColour(index);
     card.append(createElement("div", { className: "shares" }, createMeter("found", hit.weight), createMeter("carries", hit.posterior)));
   }
   card.append(hit.licence ? createCredit(hit.licence) : "");
@@ -124,15 +124,15 @@ function createAnswer(answer) {
   const note = createElement("p", { className: "soft token-note", role: "status" });
   const tokens = (answer.tokens ?? []).filter((token) => token.text);
   if (!answer.answer) text.append(createElement("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : `The model gave no answer${answer.problem ? `: ${answer.problem.message}` : ""}.` }));
-  else if (tokens.length) text.append(...tokens.map((token, place) => createToken(token, place, note)));
+  else if (tokens.length) text.append(...tokens.map((token, index) => createToken(token, index, note)));
   else text.append(...createCitedText(answer));
   if (answer.ended === false) text.append(createElement("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));
   const hasShares = passages.length > 0 && passages.every((passage) => Number.isFinite(passage.posterior)); // the model marginalises
   const bar = createElement("div", { className: "parts", role: "img" });
-  const shares = passages.map((passage, place) => ({ place, title: passage.title, share: passage.posterior }));
-  bar.ariaLabel = shares.map(({ place, title, share }) => `passage ${place + 1}, ${title}: ${formatPercent(share)}`).join("; ");
-  for (const { place, title, share } of shares) {
-    const part = createElement("span", { data: { colour: chooseColour(place) }, title: `${place + 1}. ${title}: ${formatPercent(share)} of the answer` });
+  const shares = passages.map((passage, index) => ({ index, title: passage.title, share: passage.posterior }));
+  bar.ariaLabel = shares.map(({ index, title, share }) => `passage ${index + 1}, ${title}: ${formatPercent(share)}`).join("; ");
+  for (const { index, title, share } of shares) {
+    const part = createElement("span", { data: { colour: chooseColour(index) }, title: `${index + 1}. ${title}: ${formatPercent(share)} of the answer` });
     part.style.setProperty("--share", share);
     bar.append(part);
   }
@@ -143,8 +143,8 @@ function createAnswer(answer) {
 // Link the citations of an answer to the revisions of their articles; other brackets stay text.
 function createCitedText(answer) {
   const citations = new Set(answer.citations ?? []);
-  return answer.answer.split(/(\[[\d\s,;\u2013-]+\])/).flatMap((piece, place) => {
-    if (place % 2 === 0 || !piece.match(/\d+/g)?.some((number) => citations.has(Number(number)))) return piece ? [piece] : [];
+  return answer.answer.split(/(\[[\d\s,;\u2013-]+\])/).flatMap((piece, index) => {
+    if (index % 2 === 0 || !piece.match(/\d+/g)?.some((number) => citations.has(Number(number)))) return piece ? [piece] : [];
     return piece.split(/(\d+)/).map((part) => {
       const entry = citations.has(Number(part)) && part.trim() ? answer.context[Number(part) - 1] : undefined;
       if (!entry) return part;
@@ -157,10 +157,10 @@ function createCitedText(answer) {
 
 // A token of RAG-Token's answer has the colour of the passage with the largest share; arrow keys move between tokens.
 function createToken(token, position, note) {
-  const order = token.posterior.map((share, place) => [share, place]).sort((first, second) => second[0] - first[0]);
+  const order = token.posterior.map((share, index) => [share, index]).sort((first, second) => second[0] - first[0]);
   const element = createElement("span", { className: "token", textContent: token.text, tabIndex: position ? -1 : 0 });
   if (order.length) element.dataset.colour = chooseColour(order[0][1]);
-  const shares = order.slice(0, 3).map(([share, place]) => `${formatPercent(share)} passage ${place + 1}`).join(", ");
+  const shares = order.slice(0, 3).map(([share, index]) => `${formatPercent(share)} passage ${index + 1}`).join(", ");
   const showShares = () => (note.textContent = `“${token.text.trim()}”: ${shares}`);
   element.addEventListener("mouseenter", showShares);
   element.addEventListener("focus", showShares);
@@ -207,19 +207,19 @@ function describeError(status, detail) {
 }
 
 // A browser that cannot read a reply in pieces requests the whole reply.
-const STREAMS = typeof TextDecoder === "function" && "body" in Response.prototype;
+const CAN_STREAM = typeof TextDecoder === "function" && "body" in Response.prototype;
 const EVENTS = "text/event-stream";
 
 async function* readEvents(reply) {
   const reader = reply.body.getReader();
   const decoder = new TextDecoder();
-  let incomplete = "";
+  let incompleteEvent = "";
   for (let hasEnded = false; !hasEnded; ) {
     const { value, done } = await reader.read();
     hasEnded = done;
-    incomplete += done ? decoder.decode() : decoder.decode(value, { stream: true });
-    const events = incomplete.split("\n\n");
-    incomplete = events.pop();
+    incompleteEvent += done ? decoder.decode() : decoder.decode(value, { stream: true });
+    const events = incompleteEvent.split("\n\n");
+    incompleteEvent = events.pop();
     for (const event of events) {
       const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
       yield [name, JSON.parse(data)];
@@ -234,7 +234,7 @@ async function streamAnswer(reply, words) {
     if (name === "passages") {
       text.textContent = "";
       const hits = value.answers[0].passages;
-      render({ status: "Reading…", passages: hits.map((hit, place) => createPassage(hit, place, words)) });
+      render({ status: "Reading…", passages: hits.map((hit, index) => createPassage(hit, index, words)) });
     } else if (name === "text") {
       text.append(value.text);
       if (!text.isConnected) byId("answer").replaceChildren(text);
@@ -247,7 +247,7 @@ async function streamAnswer(reply, words) {
 
 async function sendQuestion(verb, question, k, retriever, kind, signal) {
   const headers = { "Content-Type": "application/json" };
-  if (verb === "answer" && STREAMS) headers.Accept = `${EVENTS}, application/json`;
+  if (verb === "answer" && CAN_STREAM) headers.Accept = `${EVENTS}, application/json`;
   k = Math.min(k, snapshot?.passages ?? k); // a small snapshot has fewer passages
   const body = { questions: [question], k, retriever };
   if (kind && verb === "search") body.where = `kind=${kind}`;
@@ -282,7 +282,7 @@ async function askQuestion(question, k, verb, retriever, kind) {
     const words = extractWords(question);
     const fromWeights = result.memory === "weights" ? `From the model's weights, without passages, in ${duration}` : "";
     const status = fromWeights || (hits.length ? `${hits.length} passages in ${duration}` : "Nothing was found.");
-    render({ status, answer: reply.answers ? createAnswer(result) : [], passages: hits.map((hit, place) => createPassage(hit, place, words)) });
+    render({ status, answer: reply.answers ? createAnswer(result) : [], passages: hits.map((hit, index) => createPassage(hit, index, words)) });
     if (reply.snapshot !== snapshot?.snapshot) await loadSnapshot();
   } catch (error) {
     if (error.name === "AbortError") return;

@@ -396,43 +396,45 @@ class Snapshot:
         self.close()
 
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
-        """Load what is needed of the row groups of rows in one round of requests.
+        """Load the ranges that reading these rows needs, in one round of requests if possible.
 
-        If the outline of a file lacks cuts, its footer is loaded too; if it lacks the groups, the
-        footer is loaded first and locates them.
+        If the outline of a file has cuts, these are parts of row groups. If it has only the row groups,
+        they are whole row groups and the footer. If it has neither, the footer is loaded first, because
+        it locates the row groups, and another round loads these.
         """
         parts = [
             (self.parts[number], local.tolist())
             for number, _, local in self._partition.split(rows)
             if ranges.covers(passages_path(self.parts[number].name))  # others are read without digests
         ]
-        places, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
+        byte_ranges, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
         for part, local in parts:
             path, size = passages_path(part.name), self.manifest.content.files[passages_path(part.name)].size
             if has_cuts(ranges.get_outline(path)):
                 with self._lock, self._translate_errors(part.name):
                     reader = self._take_reader(part)
                     if isinstance(reader, RangedPassages):
-                        places += [(path, *place) for place in reader.list_ranges(local)]
+                        byte_ranges += [(path, *byte_range) for byte_range in reader.list_ranges(local)]
                 continue
             footer_start = max(0, size - max(_FOOTER_BYTES, 2 * part.rows))
             try:
                 group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
-                places += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
+                byte_ranges += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
                 footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))  # after the last group
             except (LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
                 unlocated_parts.append((part, local))
             if part.name not in self._readers:
-                places.append((path, footer_start, size))
-        ranges.prefetch(places)
-        places = []
+                byte_ranges.append((path, footer_start, size))
+        ranges.prefetch(byte_ranges)
+        byte_ranges = []
         for part, local in unlocated_parts:
             with self._lock:
                 reader = self._take_reader(part)
                 if isinstance(reader, PassageFile):
-                    places += [(passages_path(part.name), *place) for place in reader.locate_groups(local)]
-        if places:
-            ranges.prefetch(places)
+                    path = passages_path(part.name)
+                    byte_ranges += [(path, *byte_range) for byte_range in reader.locate_groups(local)]
+        if byte_ranges:
+            ranges.prefetch(byte_ranges)
 
     def _take_reader(self, part: PartEntry) -> PassageReader:
         """Return the open reader of a part as the last used one; only with the lock."""

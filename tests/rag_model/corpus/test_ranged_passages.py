@@ -125,5 +125,5 @@ def test_outline_of_another_file_is_refused(tmp_path: Path, change: dict[str, An
     path, cache = tmp_path / "passages.parquet", RangeCache(tmp_path / "cache", 1 << 30)
     write_passages(path)
     outline = build_outline(path) | change
-    with pytest.raises(InputError, match="not readable by row"):
+    with pytest.raises(InputError, match="cannot be read by ranges"):
         open_ranged(path, outline, cache).read_rows([40])

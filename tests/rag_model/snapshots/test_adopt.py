@@ -197,7 +197,7 @@ def test_ids_and_columns_that_come_twice_are_refused(
 def test_an_id_that_comes_twice_in_different_parts_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, ranges: int
 ) -> None:
-    monkeypatch.setattr(imported, "_RANGE_DIGESTS", ROWS // ranges + 1)
+    monkeypatch.setattr(imported, "_DIGESTS_PER_RANGE", ROWS // ranges + 1)
     vectors, ids = vectors_of(ROWS), [names.format(row) for row in range(ROWS)]
     np.save(tmp_path / "vectors.npy", vectors)
     given = inspect_vectors([tmp_path / "vectors.npy"])
