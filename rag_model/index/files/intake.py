@@ -232,15 +232,25 @@ class ParquetSource:
             raise InputError(sentence) from error
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
-        """Return the values of the column `id`, `_id` or `docid`."""
+        """Return the values of the column `id`, `_id` or `docid`, as texts.
+
+        Raises:
+            InputError: the column is damaged.
+        """
         names = pq.read_schema(self.path).names
         column = next((name for name in ("id", "_id", "docid") if name in names), None)
         return None if column is None else self._iter_column(column, first, end)
 
     def _iter_column(self, column: str, first: int, end: int) -> Iterator[str]:
-        with open_parquet(self.path) as file:
-            for batch in iter_row_range(file, 1 << 12, [column], first, end):
-                yield from map(str, batch.column(0).to_pylist())
+        try:
+            with open_parquet(self.path) as file:
+                check_groups(self.path, file, [column], self.path.stat().st_size, first, end)
+                for batch in iter_row_range(file, 1 << 12, [column], first, end):
+                    for value in batch.column(0).to_pylist():
+                        yield value.decode() if isinstance(value, bytes) else str(value)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            sentence = f"the column {column} of {self.path} cannot be read ({format_error(error)}): write it again"
+            raise InputError(sentence) from error
 
     def _matrix(self, lists: Any, first: int) -> Block:
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row

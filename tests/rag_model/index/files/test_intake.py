@@ -233,3 +233,16 @@ def test_memory_does_not_grow_with_the_row_groups_of_a_file(tmp_path: Path) -> N
     for _ in inspect_vectors([tmp_path / "group.parquet"]).files[0].blocks(64):
         peak = max(peak, pa.total_allocated_bytes() - before)
     assert 0 < peak < 8 << 20
+
+
+def test_ids_are_texts_and_a_damaged_column_of_ids_is_named(tmp_path: Path) -> None:
+    ids = [f"id{row}".encode() for row in range(50)]
+    path = parquet(tmp_path / "v.parquet", list(ROWS), pa.list_(pa.float64()), id=pa.array(ids))
+    (source,) = inspect_vectors([path]).files
+    assert list(source.iter_ids(40, 42) or ()) == ["id40", "id41"]
+    column = pq.read_metadata(path).row_group(0).column(1)
+    data, start = bytearray(path.read_bytes()), column.dictionary_page_offset
+    data[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"the column id of .*v\.parquet cannot be read \(.*\): write it again"):
+        next(source.iter_ids(0, 1) or iter(()))
