@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _PANIC_CLASS = "PanicException"  # pyo3's class, which cannot be imported
-_TRIAL_SECONDS = 20.0  # for all texts of the trial; a harmless tokenizer takes 0.1 s
+_TRIAL_SECONDS = 20.0  # CPU seconds for all texts of the trial; a harmless tokenizer takes 0.1 s
 _TEXT_SECONDS = 0.5  # for one text of the trial; a harmless tokenizer takes a millisecond
 _MEMORY = 1 << 30  # bytes of a child
 _TRIAL_LENGTH = 2_000  # characters; the longest query that a service accepts
 _RUNS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
 _MAX_RUNS = 64
-# Time limit of a call: `_CALL_SECONDS`, and a second more for each `_CHARACTERS_PER_SECOND`, which
+# CPU seconds of a call: `_CALL_SECONDS`, and one more for each `_CHARACTERS_PER_SECOND`, which
 # is a tenth of the speed of a common tokenizer.
 _CALL_SECONDS = 10.0
 _CHARACTERS_PER_SECOND = 50_000

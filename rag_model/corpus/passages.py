@@ -471,8 +471,8 @@ class PassageFile:
             raise IndexError(f"row {row} is outside a passage file of {self.n_rows} rows")
         return bisect_right(self._starts, row) - 1
 
-    def locate_groups(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the ranges of bytes that `read_rows` reads for these rows."""
+    def list_ranges(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the byte ranges of the file that `read_rows` reads for these rows."""
         return [self._locate_group(group) for group in sorted(set(map(self._find_group, rows)))]
 
     def build_outline(self) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 
 ENDING = ".7z"
-_SECONDS, _MEMORY = 60.0, 256 << 20  # limits of the child: it reads a header of less than a kilobyte
+_SECONDS, _MEMORY = 60.0, 256 << 20  # CPU seconds and bytes of the child, which reads a header of less than a kilobyte
 _BZIP2 = bytes.fromhex("040202")
 _FILTERS = {  # of the standard library, by the method ids of 7z
     bytes.fromhex("21"): lzma.FILTER_LZMA2,

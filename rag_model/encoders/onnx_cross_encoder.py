@@ -44,7 +44,7 @@ _LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
 # Key of a tensor whose values are in another file (TensorProto.external_data), after its length as
 # above.
 _EXTERNAL_DATA = re.compile(rb"[\x08\x00]location")
-_SECONDS = 60.0  # time limit of the child for a small graph, on a busy machine
+_SECONDS = 60.0  # CPU seconds of the child for a small graph
 _BYTES_PER_SECOND = 20e6  # bytes of a graph per second
 _MEMORY = 2 << 30  # bytes
 _WEIGHT_COPIES = 4  # copies of the weights, repacked for the processor

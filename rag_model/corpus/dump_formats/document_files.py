@@ -55,7 +55,7 @@ _DROP_REASONS = {
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MAX_HEADING_PART = 100  # characters of one heading in a path of headings
-_MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30  # limits of a child process: for one file; in bytes
+_MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30  # limits of a child process: CPU seconds for one file; bytes
 _SURROGATE = re.compile("[\ud800-\udfff]")  # stands for bytes that are not UTF-8
 
 

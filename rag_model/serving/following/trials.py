@@ -100,7 +100,7 @@ def _write_verdict(verdict_file: Path, failure: str) -> None:
 # bytes for libraries, centroids and the tables of a search, besides `_ROW_BYTES`
 _INDEX_MEMORY = 2 << 30
 _ROW_BYTES = 16  # bytes a row for a graph's levels and offsets, which are not mapped
-_INDEX_SECONDS = 120.0  # for small files
+_INDEX_SECONDS = 120.0  # CPU seconds of the child for small files
 _INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable reading
 _QUERY_COUNT = 3  # queries to each index
 _K = 5
@@ -190,7 +190,7 @@ _TRIAL_QUERIES: dict[
 _MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
 # memory in copies of the weights: fp16 becomes float32, and is laid out for the CPU
 _WEIGHT_COPIES = 3
-_MODEL_SECONDS = 300.0  # for small files, on a busy machine
+_MODEL_SECONDS = 300.0  # CPU seconds of the child for small files
 _MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable loading of weights
 _MODEL_KINDS: Mapping[ReaderName, str] = {
     "marginal": "RAG model",

@@ -432,7 +432,7 @@ class Snapshot:
                 reader = self._take_reader(part)
                 if isinstance(reader, PassageFile):
                     path = passages_path(part.name)
-                    byte_ranges += [(path, *byte_range) for byte_range in reader.locate_groups(local)]
+                    byte_ranges += [(path, *byte_range) for byte_range in reader.list_ranges(local)]
         if byte_ranges:
             ranges.prefetch(byte_ranges)
 
