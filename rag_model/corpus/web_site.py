@@ -14,6 +14,7 @@ and pages are limited.
 
 import fcntl
 import json
+import logging
 import os
 import re
 import time
@@ -53,11 +54,12 @@ MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000  # the protocol allows 50 MB
 _MAX_ROBOTS_BYTES = 512 << 10
 _MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1  # pages with HTTP 500; if both are exceeded, the site is down
-_SERVER_ERROR, _MAX_ERROR_TRIES = (
-    "HTTP 500",
-    4,
-)  # few tries, because a bug in the page is more likely than a busy server
+# A run is stopped after so many: fewer may be a part of the site that is listed first.
+_STOP_AFTER_FAILED_PAGES = 50
+# Few tries, because a bug in the page is more likely than a busy server, which would send `Retry-After`.
+_SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4
 _MAX_DELAY = 60.0  # seconds between two requests
+_log = logging.getLogger(__name__)
 _SAVE_INTERVAL = 100  # pages between two saves of their versions
 _FRESH_SECONDS = 600.0  # a process does not read a site again within this time
 _PAGE_TYPES = "text/html", "application/xhtml+xml"
@@ -161,15 +163,12 @@ class _SiteClient:
                     elif path not in pages:
                         pages[path] = page
                         self._update_page(page, path, lastmod, versions, dropped)
-                        if self._n_failed > max(_MAX_FAILED_PAGES, _MAX_FAILED_SHARE * len(pages)):
-                            raise UnreachableError(
-                                f"{self._n_failed} of the first {len(pages):,} pages of {self._url} answer "
-                                f"{_SERVER_ERROR}: run the command again later to continue, or ask the site's operator"
-                            )
+                        self._check_failures(len(pages), _STOP_AFTER_FAILED_PAGES)
                     elif pages[path] != page:
                         dropped["same_name"] += 1
             finally:
                 self._save_versions(versions)
+            self._check_failures(len(pages), _MAX_FAILED_PAGES)
             if not versions.keys() & pages.keys():
                 raise InputError(f"{self._url} lists no page that can be read ({dict(dropped)}): check the sitemap")
             for path in versions.keys() - pages.keys():
@@ -177,6 +176,13 @@ class _SiteClient:
             self._save_versions(versions)
             self._remove_other_files(versions)
         return SiteFiles(self.folder, dict(dropped))
+
+    def _check_failures(self, n_pages: int, max_failed: int) -> None:
+        if self._n_failed > max(max_failed, _MAX_FAILED_SHARE * n_pages):
+            raise UnreachableError(
+                f"{self._n_failed} of the first {n_pages:,} pages of {self._url} answer {_SERVER_ERROR}: run the "
+                "command again later to continue, or ask the site's operator"
+            )
 
     @contextmanager
     def _lock_folder(self) -> Iterator[None]:
@@ -211,7 +217,8 @@ class _SiteClient:
             if str(error.__cause__) != _SERVER_ERROR:
                 raise
             self._n_failed += 1
-            if has_file:  # the last version of the page is kept
+            if has_file:
+                _log.warning("%s answers %s: its last version is kept", page, _SERVER_ERROR)
                 return
             status, headers, body, reason = 500, httpx.Headers(), None, "server_error"
         if status == 200:
@@ -286,9 +293,9 @@ class _SiteClient:
                         url = self._follow_redirect(url, response)
                         continue
                     if response.status_code in BUSY_STATUSES:
-                        status = f"HTTP {response.status_code}"
-                        max_tries = _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES
-                        raise BusyError(status, get_retry_after(response), max_tries)
+                        status, wait = f"HTTP {response.status_code}", get_retry_after(response)
+                        status += " with Retry-After" if wait is not None and status == _SERVER_ERROR else ""
+                        raise BusyError(status, wait, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
                     if response.status_code != 200:
                         return response.status_code, response.headers, b""
                     return 200, response.headers, read_body(response, max_bytes)

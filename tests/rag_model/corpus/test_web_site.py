@@ -208,7 +208,17 @@ def test_pages_with_http_500_are_dropped_or_kept_unless_they_are_many(site: Site
     failing = [f"/x{number}" for number in range(30)]
     site.replies |= {path: [(500, {}, b"")] for path in failing}
     site.set_sitemap("/c", *failing)
-    with pytest.raises(UnreachableError, match=r"21 of the first 22 pages of .* answer HTTP 500: run"):
+    with pytest.raises(UnreachableError, match=r"30 of the first 31 pages of .* answer HTTP 500: run"):
+        site.mirror()
+    failing += [f"/x{number}" for number in range(30, 60)]
+    site.replies |= {path: [(500, {}, b"")] for path in failing}
+    site.set_sitemap(*failing, "/c")
+    with pytest.raises(UnreachableError, match=r"51 of the first 51 pages of .* answer HTTP 500: run"):
+        site.mirror()
+    assert "/x51" not in site.paths
+    site.set_sitemap("/b", "/c")
+    site.replies["/b"] = [(500, {"Retry-After": "1000"}, b"")]
+    with pytest.raises(UnreachableError, match=r"/b did not answer 1 requests in a row .*asks to wait 1000 s"):
         site.mirror()
     site.replies["/sitemap.xml"] = [(500, {}, b"")]
     with pytest.raises(UnreachableError, match=r"sitemap.xml did not answer 4 requests in a row \(HTTP 500\)"):
