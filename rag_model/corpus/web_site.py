@@ -54,7 +54,7 @@ MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000  # the protocol allows 50 MB
 _MAX_ROBOTS_BYTES = 512 << 10
 _MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1  # pages with HTTP 500; if both are exceeded, the site is down
-# A run is stopped after so many: fewer may be a part of the site that is listed first.
+# A run stops early only after more failed pages than this: fewer may be one section that is listed first.
 _STOP_AFTER_FAILED_PAGES = 50
 # Few tries, because a bug in the page is more likely than a busy server, which would send `Retry-After`.
 _SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4
