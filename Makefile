@@ -12,7 +12,7 @@ COMMA := ,
 # the smallest machine has cores, because tests wait: for a disk, a server, a process that starts. With three, a quarter
 # of two cores' time was idle.
 WORKERS ?= 4
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --processes $(WORKERS)
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: install demo test test-near test-avx2 compile-tests fuzz lint types style docs bench gpu-day release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
@@ -25,10 +25,10 @@ demo: .venv/demo
 test: .venv/dev
 	$(PYTEST) $(ARGS)
 
-# On a new checkout each process of `make test` would compile the loops over postings to machine code at the same time, which
-# takes half a minute. Running the tests of postings first compiles them once.
+# On a new checkout each worker of `make test` would compile the same at the same time: what the tests import to bytecode, and the
+# loops over postings to machine code, which takes half a minute. All tests are collected, and those of postings run.
 compile-tests: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/rag_model/index/postings
+	OMP_NUM_THREADS=1 $(BIN)/pytest -k 'postings and rag_model'
 
 # Near what changed since a commit (SINCE=main), by the mirrored layout of the tests.
 test-near: .venv/dev

@@ -147,7 +147,7 @@ def check_groups(
 
 
 def open_parquet(source: Path | IO[bytes], *, pre_buffer: bool = False, **options: Any) -> pq.ParquetFile:
-    """Open a file; `pre_buffer` reads whole row groups, otherwise a column is read `_BUFFER_BYTES` at a time."""
+    """Open a file; without `pre_buffer`, a column is read `_BUFFER_BYTES` at a time."""
     return pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=pre_buffer, **options)
 
 

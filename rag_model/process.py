@@ -12,8 +12,8 @@ hole of their own size. Other allocators and other C libraries are left as they 
 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
 reads one JSON value and writes one, so a crash or an exceeded limit ends only the child. The time
-limit is in CPU seconds, because on a busy machine even a small call can take 20 s. A child that waits
-instead of computing is killed after `_ELAPSED_FACTOR` times as many seconds.
+limit is in CPU seconds, because on a busy machine even a small call can take 20 s. A child that
+waits instead of computing is killed after `_ELAPSED_FACTOR` times as many seconds.
 
 **Amounts.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
@@ -430,9 +430,9 @@ def is_served_for_calls() -> bool:
 
 
 def _limit_time(seconds: float) -> None:
-    """Let the kernel end this process when a call exceeds a time limit, even if the parent was killed.
+    """Let the kernel end this process when a call exceeds a limit, even if the parent was killed.
 
-    The limits are those of `run_in_child`. `signal.alarm(0)` removes the limit of seconds that pass.
+    The limits are those of `run_in_child`. `signal.alarm(0)` removes the limit of elapsed time.
     """
     hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
     cpu_limit = max(ceil(time.process_time() + seconds), 1)

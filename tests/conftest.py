@@ -33,7 +33,6 @@ pytest_plugins = [
     "tests.fixtures.exports",
     "tests.fixtures.faulty",
     "tests.fixtures.hub",
-    "tests.fixtures.processes",
     "anyio.pytest_plugin",
 ]
 
@@ -51,7 +50,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist or `processes` reads the groups
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker, which then makes the file's fixtures once; long files come first.
 

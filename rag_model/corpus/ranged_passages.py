@@ -1,10 +1,10 @@
 """Read single passages of a remote file from parts of its row groups, without its footer.
 
-Nine tenths of a row group are one page: the dictionary of its texts, in the order of the rows that have
-them first. Zstandard can decompress the beginning of this page alone. A *cut* of a row group is a
+Nine tenths of a row group are one page: the dictionary of its texts, in the order of the rows that
+have them first. Zstandard can decompress the beginning of this page alone. A *cut* of a row group is a
 number of rows and the end of the bytes that have the texts of these rows. A file has cuts if
-`PassageWriter` wrote it and the texts of each row group fit one dictionary page, which they do up to an
-average of about 1,000 bytes per passage.
+`PassageWriter` wrote it and the texts of each row group fit one dictionary page, which they do up to
+an average of about 1,000 bytes per passage.
 """
 
 import struct
@@ -31,7 +31,8 @@ from rag_model.parquet_pages import (
 )
 from rag_model.ranges import CachedFile
 
-_MIN_CUT_BYTES = 128 << 10  # decompressed bytes between two cuts; the maximum size of a Zstandard block
+# Decompressed bytes between two cuts; the maximum size of a Zstandard block.
+_MIN_CUT_BYTES = 128 << 10
 _MAX_CUTS = 8  # of a row group
 _MAX_PAGE_BYTES = 16 << 20  # decompressed; texts of 100 words have about half a mebibyte
 _MAX_ROWS = 1 << 16  # of a row group
@@ -40,14 +41,15 @@ _LENGTH = struct.Struct("<I")
 _ENCODINGS = {DICTIONARY_PAGE: (0, 2), DATA_PAGE: (2, 8)}
 _DTYPES = {pa.int32(): "<i4", pa.int64(): "<i8", pa.timestamp("ms", tz="UTC"): "<i8"}
 _Indices = npt.NDArray[np.int64]
-Cut = tuple[int, int]  # number of rows, and the end of their texts in bytes from the start of the row group
+# Number of rows, and the end of their texts in bytes from the start of the row group.
+Cut = tuple[int, int]
 # Errors that decoding raises if bytes are damaged or the outline is that of another file.
 _ERRORS = (PagesError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """A compressed page: its byte range in a row group, its decompressed size and its number of values."""
+    """A compressed page: its byte range in a row group, decompressed size and number of values."""
 
     start: int
     end: int
@@ -203,7 +205,7 @@ def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
 
 
 def _list_cut_sizes(page: _Page) -> range:
-    """Return the number of decompressed bytes of the dictionary page before each cut except the last one."""
+    """Return the decompressed bytes of the dictionary page before each cut except the last one."""
     step = max(_MIN_CUT_BYTES, -(-page.decoded_bytes // _MAX_CUTS))
     return range(step, page.decoded_bytes, step)
 
@@ -288,7 +290,7 @@ def _decompress(zstd: pa.Codec, data: bytes, page: _Page) -> bytes:
 
 
 def _split_texts(data: bytes) -> list[bytes]:
-    """Return the texts, each of which follows its length in 4 bytes; the last one is left out if it is incomplete."""
+    """Return the texts, each after its length in 4 bytes, without a last one that is incomplete."""
     texts, offset, read_length = list[bytes](), 0, _LENGTH.unpack_from
     while offset + _LENGTH.size <= len(data):
         start = offset + _LENGTH.size

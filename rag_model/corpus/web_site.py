@@ -5,7 +5,8 @@
 the page has the same id as in a folder of HTML. The version of each page (`lastmod`, `ETag`,
 `Last-Modified`) is stored beside the folder. A later run requests only pages whose `lastmod`
 changed or is missing, and the server does not send unchanged pages again. An interrupted run
-continues where it stopped. A page that cannot be read is dropped and counted; it does not stop a run.
+continues where it stopped. A page that cannot be read is dropped and counted; it does not stop
+a run.
 
 The client is polite (`corpus.polite_client`): it has one connection, obeys `robots.txt` with its
 `Crawl-delay`, and sends nothing to other servers. The size of replies and the numbers of sitemaps
@@ -51,12 +52,14 @@ from rag_model.secrets import refuse_secret
 PREFIX = "sitemap+"
 FOLDER_VARIABLE = "BOOKWHEEL_SITES"  # names the folder of the mirrors; default `~/.cache/bookwheel/sites`
 MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
-_MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000  # the protocol allows 50 MB
+# The protocol allows 50 MB.
+_MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000
 _MAX_ROBOTS_BYTES = 512 << 10
-_MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1  # pages with HTTP 500; if both are exceeded, the site is down
-# A run stops early only after more failed pages than this: fewer may be one section that is listed first.
+# Pages with HTTP 500; if both are exceeded, the site is down.
+_MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1
+# A run stops early only after more failed pages: fewer may be one section that is listed first.
 _STOP_AFTER_FAILED_PAGES = 50
-# Few tries, because a bug in the page is more likely than a busy server, which would send `Retry-After`.
+# Few tries: a bug in the page is more likely than a busy server, which would send `Retry-After`.
 _SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4
 _MAX_DELAY = 60.0  # seconds between two requests
 _log = logging.getLogger(__name__)
@@ -64,7 +67,8 @@ _SAVE_INTERVAL = 100  # pages between two saves of their versions
 _FRESH_SECONDS = 600.0  # a process does not read a site again within this time
 _PAGE_TYPES = "text/html", "application/xhtml+xml"
 _HTML_ENDING = re.compile(r"\.(?:html?|xhtml)$", re.IGNORECASE)
-_MAX_NAME_BYTES, _MAX_PATH_BYTES = 200, 1_000  # of a file name and of a path; file systems allow 255 and 4,096
+# Of a file name and of a path; file systems allow 255 and 4,096.
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 200, 1_000
 
 
 @dataclass(frozen=True, slots=True)

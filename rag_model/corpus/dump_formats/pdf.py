@@ -23,7 +23,8 @@ from rag_model.process import serve_calls
 
 _LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
 _MAX_BOOKMARKS = 100_000
-_MAX_TABLE_ITEMS = 10_000_000  # objects and characters of a file that are examined for tables, about 4 us each
+# Objects and characters of a file that are examined for tables, about 4 us each.
+_MAX_TABLE_ITEMS = 10_000_000
 _DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 

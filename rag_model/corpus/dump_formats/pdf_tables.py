@@ -2,8 +2,8 @@
 
 Edges of lines and rectangles that touch each other form a grid. A grid is a table if most of its
 cells have text, at least two rows have text in several cells, and its lines cut almost no words.
-This excludes frames, boxes, charts and highlighted words. The time is linear in the numbers of paths
-and characters. A page that exceeds the limit of either is read without tables.
+This excludes frames, boxes, charts and highlighted words. The time is linear in the numbers of
+paths and characters. A page that exceeds the limit of either is read without tables.
 """
 
 from bisect import bisect
@@ -19,10 +19,13 @@ _MAX_LINE_PAIRS, _MAX_GRIDS = 250_000, 20  # of a page; a pair is a horizontal a
 _MAX_CELLS = 10_000  # of a grid
 _TOLERANCE = 3.0  # points; nearer lines touch each other
 _MIN_LENGTH = 6.0  # points; shorter lines are ignored
-_LETTER_GAP, _WORD_GAP = 0.1, 0.35  # maximum gaps within a word and between words, as shares of the character height
-_MAX_CUT_WORDS = 0.1  # maximum number of words that lines cut, as a share of the number of cells with text
+# Maximum gaps within a word and between words, as shares of the character height.
+_LETTER_GAP, _WORD_GAP = 0.1, 0.35
+# Maximum number of words that lines cut, as a share of the number of cells with text.
+_MAX_CUT_WORDS = 0.1
 _Cell = tuple[int, int]  # row and column
-_TextKey = tuple[int, int, int]  # row, subrow and column of a text; no line separates the subrows of a row
+# Row, subrow and column of a text; no line separates the subrows of a row.
+_TextKey = tuple[int, int, int]
 _Transform = Callable[[float, float], tuple[float, float]]
 # Maps the rotation of a page to the transform into the coordinates that a reader sees, with y downwards.
 _ROTATIONS: dict[int, _Transform] = {
@@ -34,7 +37,7 @@ _ROTATIONS: dict[int, _Transform] = {
 
 
 class _Line(NamedTuple):
-    """A horizontal line (position: y, start and end: x) or a vertical one (position: x, start and end: y)."""
+    """A horizontal line (`position` is y, `start` and `end` are x), or a vertical one (x; y)."""
 
     position: float
     start: float
@@ -66,7 +69,7 @@ class _Character(NamedTuple):
 
 
 class _Grid:
-    """The cells between lines; adjacent cells without a line between them may be one cell of the table."""
+    """The cells between lines; adjacent ones without a line between them may be one table cell."""
 
     def __init__(self, rows: Sequence[_Line], columns: Sequence[_Line]) -> None:
         # A table without outer borders ends where its lines end.
@@ -177,7 +180,7 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
 
 
 def _join_characters(texts: Iterable[str]) -> str:
-    """Join characters to a text; PDFium returns one beyond U+FFFF, such as an emoji, as two surrogates."""
+    """Join characters to a text; PDFium returns those beyond U+FFFF (emoji) as two surrogates."""
     return "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -239,7 +242,7 @@ def _build_edge(first: tuple[float, float], last: tuple[float, float]) -> tuple[
 
 
 def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
-    """Return the grids of at least two rows and columns, the smallest first; none if a limit is exceeded."""
+    """Return grids of at least two rows and columns, smallest first; none beyond a limit."""
     rows, columns = (_merge_lines([edge[1] for edge in edges if edge and edge[0] == axis]) for axis in (0, 1))
     if len(edges) == _MAX_OBJECTS or len(rows) * len(columns) > _MAX_LINE_PAIRS:
         return []
@@ -276,7 +279,7 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
 
 
 def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
-    """Merge edges that are near each other; return the lines in order of position, without short ones."""
+    """Merge edges that are near each other; return lines by position, without short ones."""
     positions = _cluster(edge.position for edge in edges)
     lines = defaultdict[float, list[_Line]](list)
     for edge in sorted(edges, key=lambda edge: edge.start):
