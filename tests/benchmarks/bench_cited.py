@@ -22,17 +22,19 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 from cited_questions import Asked, draw
-from paper_answers import TEMPERATURE, publish
 
 from flows.demo import demo_encoder
+from flows.reindex import reindex
 from rag_model.digest import digest_folder
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.encoders.trainable import TrainableEncoder
@@ -47,6 +49,7 @@ from rag_model.evaluation.retrieval.judging import answer_matcher
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
+from rag_model.index.recipe import IndexRecipe
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.model import ReadingModel, load_reading_model
 from rag_model.reading.prompts import PromptSettings, read_prompt
@@ -54,16 +57,30 @@ from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
+from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
 MARGINAL = "marginal"
+TEMPERATURE = 0.05  # of p(z|x): MiniLM's vectors have unit length
 HOLDS = "holds a gold answer"
 MEASURES = (
     *("EM", "F1", HOLDS, "cited", "citation-recall", "citation-precision"),
     *("override", "supported", "EM-unheld", "from-passages"),
 )
+
+
+def publish(library: Sequence[tuple[str, str]], folder: Path, encoder: str) -> str:
+    """Build a snapshot of passages, title and text each, in the store in `folder`; return its id."""
+    rows = [{"id": str(number), "title": title, "text": text} for number, (title, text) in enumerate(library)]
+    path = folder / "cited.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32"), "bm25": IndexRecipe("BM25")})
+    with redirect_stderr(StringIO()):
+        result = reindex.fn(str(path), str(folder / "store"), encoder, recipe, "cited")
+    assert result.snapshot is not None
+    return result.snapshot
 
 
 def load_model(options: argparse.Namespace) -> ReadingModel:
@@ -114,7 +131,7 @@ def examine(
 def measure(options: argparse.Namespace, questions: Asked, folder: Path) -> dict[str, Any]:
     """Build the library, choose a threshold on the dev questions, and measure the test questions."""
     store, model = str(folder / "store"), load_model(options)
-    with Snapshot.open(store, publish(questions.library, folder, "cited", options.encoder)) as snapshot:
+    with Snapshot.open(store, publish(questions.library, folder, options.encoder)) as snapshot:
         question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")
         retriever = open_retriever(snapshot, "hnsw", encoder=question, products=True)
         dtype = {} if model.generator is None else {"dtype": options.dtype}
