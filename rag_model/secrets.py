@@ -26,33 +26,11 @@ _SCHEME_WITHOUT_HOST = re.compile(r"(?P<scheme>https?):(?![/\\:])", re.IGNORECAS
 # Also if `::` is a part of the password.
 _USER_ANYWHERE = re.compile(r"(?P<scheme>[\w+.-]*):[/\\]{2}[^/\\?#]*@")
 # Schemes in which `?` is a glob character, as in `part-?.bz2`, unless an assignment follows.
-_GLOB_SCHEMES = frozenset(
-    [
-        "abfs",
-        "abfss",
-        "adl",
-        "az",
-        "dropbox",
-        "file",
-        "filecache",
-        "ftp",
-        "gcs",
-        "gs",
-        "hdfs",
-        "local",
-        "memory",
-        "s3",
-        "s3a",
-        "sftp",
-        "simplecache",
-        "smb",
-        "ssh",
-        "tar",
-        "wasb",
-        "wasbs",
-        "zip",
-    ]
-)
+_GLOB_SCHEMES = frozenset([
+    "abfs", "abfss", "adl", "az", "dropbox", "file", "filecache", "ftp", "gcs", "gs", "hdfs",
+    "local", "memory", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "tar", "wasb", "wasbs",
+    "zip",
+])  # fmt: skip
 _AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
 _HTTP = """FSSPEC_HTTP='{"client_kwargs": {"headers": {"Authorization": "…"}}}'"""
 _AWS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"

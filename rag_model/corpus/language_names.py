@@ -31,7 +31,7 @@ class LanguageNames(NamedTuple):
     months: tuple[str, ...] = ()  # as in a date, from January
     date: tuple[str, ...] = ()  # the format of a date, of `day`, `month`, `number` and `year`
     disambiguation: tuple[str, ...] = ()  # names of templates of disambiguation pages; lower case
-    # Headings of sections of references and links; lower case. Those of English are in `blocks`.
+    # Headings of sections of references and links; lower case. Others are in `language_words.toml`.
     headings: tuple[str, ...] = ()
 
 

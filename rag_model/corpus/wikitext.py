@@ -21,7 +21,7 @@ and the remaining markup (`prose`).
 pronunciations and short formulas are kept, because sentences need them. Tables and infoboxes,
 unless they are requested (`structures`), pictures with their captions, references, notices that
 point elsewhere ("Main article: …"), blocks of code, and what is no sentence in sections of
-references and links (`blocks.APPARATUS_HEADINGS`) are dropped, as in DPR.
+references and links (`blocks.is_apparatus`) are dropped, as in DPR.
 
 **Positions of links.** To locate the words of links, the scanner puts marks around them
 (`LINK_START`, `LINK_END`), and the section is cleaned with and without the marks.
@@ -183,7 +183,7 @@ def clean_wikitext(
 ) -> tuple[Section, ...]:
     """Return the sections of a page that contain text, in order; the lead is first (heading `""`).
 
-    In sections of references and links (`blocks.APPARATUS_HEADINGS`) and in their subsections, only
+    In sections of references and links (`blocks.is_apparatus`) and in their subsections, only
     sentences are kept, not list items, links and references. With `anchors` each
     section also has the spans of its links (`find_link_spans`); its text is the same. With
     `structures` it also has its tables, infoboxes or long lists, and the text is without the long

@@ -9,12 +9,10 @@ Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's c
 passage of cells without headers answers no question. It also spares the template scanner their many
 pipes.
 
-Under the headings of `APPARATUS_HEADINGS` and in their subsections only running text is kept, as
-in DPR: lists of references, links and books answer no question and would be a tenth of all
-passages. The heading alone is not enough to drop a section, because "Literature", "Sources" and
-"Notes" can also be subjects of an article. The table has only headings that no source
-publishes, in addition to those of `language_names`. It is small on purpose: a missing heading adds
-a few useless passages, but a wrong one loses answers, so "Works" and "Filmography" are not in it.
+Under the headings of references and links (`articles.Language.apparatus_headings`) and in their
+subsections only running text is kept, as in DPR: lists of references, links and books answer no
+question and would be a tenth of all passages. The heading alone is not enough to drop a section,
+because "Literature", "Sources" and "Notes" can also be subjects of an article.
 """
 
 import html
@@ -26,8 +24,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from rag_model.corpus.articles import get_base_language
-from rag_model.corpus.language_names import get_names, list_fallbacks
+from rag_model.corpus.articles import get_language
 from rag_model.corpus.markup.literal import GAP, protect
 from rag_model.corpus.markup.prose import SENTENCE_ENDS
 from rag_model.corpus.markup.tex import render_tex
@@ -175,62 +172,6 @@ def _remove_spans(text: str, spans: list[tuple[int, int]]) -> str:
 
 _HEADING = re.compile(r"^=.*=[ \t]*$", re.MULTILINE)
 
-APPARATUS_HEADINGS: dict[str, frozenset[str]] = {
-    language: frozenset(names.split(", "))
-    for language, names in {
-        "en": "references, external links, see also, further reading, bibliography, notes, sources, "
-        "citations, footnotes, notes and references, references and notes, works cited, external "
-        "sources, references and sources, notes and citations, citations and references, sources "
-        "and references, references and further reading, general references, cited sources, "
-        "literature cited, endnotes, notes and sources, links, further reading and external links, "
-        "literature, related reading, see also and references, explanatory notes, citations and "
-        "notes, notes citations and references, reference list, primary sources, secondary "
-        "sources, references and external links, external links and references, additional "
-        "reading, additional sources, suggested reading, selected bibliography, general sources, "
-        "bibliography and further reading, cited references, other websites, related pages",
-        "de": "nachweise",
-        "fr": "bibliographie, articles connexes, annexes, sources, note",
-        "es": "bibliografía, notas y referencias, fuentes",
-        "it": "fonti",
-        "pt": "bibliografia, notas e referências",
-        "nl": "externe links, externe link, bronnen, bronnen noten en/of referenties",
-        "ru": "комментарии",
-        "bg": "източници, литература, външна препратка",
-        "sv": "källor, noter, fotnoter, litteratur, vidare läsning",
-        "cs": "literatura",
-        "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, 參考資料, 相关条目, 延伸阅读",
-        "ko": "참고 문헌, 참고문헌",
-        "ar": "انظر أيضًا, هوامش",
-        "be": "зноскі, літаратура",
-        "bn": "আরো দেখুন, টীকা, আরও পড়ুন, পাদটীকা",
-        "ca": "notes, notes i referències",
-        "da": "eksterne henvisninger, litteratur, kilder/henvisninger",
-        "el": "βιβλιογραφία, πηγές, σημειώσεις",
-        "eo": "literaturo, notoj",
-        "et": "kirjandus",
-        "eu": "kanpo estekak, ikus gainera, oharrak, bibliografia",
-        "fa": "یادداشت‌ها",
-        "fi": "huomautukset",
-        "gl": "bibliografía, outras ligazóns, outros artigos",
-        "hi": "संदर्भ, इन्हें भी देखें, टिप्पणियाँ",
-        "hr": "vidi još, literatura, bilješke",
-        "hu": "további információk, kapcsolódó szócikkek, irodalom",
-        "hy": "տես նաև, գրականություն, աղբյուրներ",
-        "id": "catatan kaki, bacaan lanjutan, daftar pustaka",
-        "lt": "taip pat skaitykite, išnašos",
-        "lv": "literatūra, piezīmes",
-        "mr": "संदर्भ, बाह्य दुवे, हे सुद्धा पहा, संदर्भ आणि नोंदी",
-        "no": "referanser, eksterne lenker, se også, litteratur, noter, kilder, fotnoter",
-        "ro": "note, bibliografie, lectură suplimentară, note și referințe",
-        "sk": "literatúra, zdroje, iné projekty",
-        "sl": "viri, literatura, opombe",
-        "sr": "референце, спољашње везе, види још, литература, извори, напомене, reference, "
-        "spoljašnje veze, vidi još, literatura, izvori, napomene",
-        "tr": "kaynakça, notlar, konuyla ilgili yayınlar",
-        "vi": "ghi chú, thư mục",
-    }.items()
-}
-
 
 class RawSection(NamedTuple):
     """A heading in wikitext, and the markup below it up to the next heading."""
@@ -260,10 +201,7 @@ def is_apparatus(heading: str, language: str) -> bool:
 
 @cache
 def _list_apparatus_headings(language: str) -> frozenset[str]:
-    """Return the headings in a language, in those that it falls back to, and in English."""
-    codes = {*map(get_base_language, list_fallbacks(language)), "en"}
-    tables = (APPARATUS_HEADINGS.get(code, frozenset()) for code in codes)
-    return frozenset(get_names(language).headings).union(*tables)
+    return frozenset(get_language(language).apparatus_headings)
 
 
 # A line that contains the end of a sentence, and is not a list item, a table cell, or only a

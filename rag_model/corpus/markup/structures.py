@@ -393,41 +393,11 @@ class BoxRenderer:
 
 
 # Templates of cells that show a word, or their first parameter instead of it.
-_CELL_WORDS = frozenset(
-    [
-        "yes",
-        "no",
-        "partial",
-        "yes2",
-        "no2",
-        "won",
-        "nom",
-        "n/a",
-        "na",
-        "dunno",
-        "unknown",
-        "tba",
-        "rh",
-        "draw",
-        "good",
-        "bad",
-        "okay",
-        "sho",
-        "pending",
-        "maybe",
-        "any",
-        "free",
-        "nonfree",
-        "proprietary",
-        "active",
-        "cancelled",
-        "included",
-        "depends",
-        "site",
-        "beta",
-        "operational",
-    ]
-)
+_CELL_WORDS = frozenset([
+    "yes", "no", "partial", "yes2", "no2", "won", "nom", "n/a", "na", "dunno", "unknown", "tba",
+    "rh", "draw", "good", "bad", "okay", "sho", "pending", "maybe", "any", "free", "nonfree",
+    "proprietary", "active", "cancelled", "included", "depends", "site", "beta", "operational",
+])  # fmt: skip
 
 
 def render_coordinates(arguments: Sequence[str]) -> str:
