@@ -142,8 +142,8 @@ def _read_table() -> dict[str, Unit]:
     units: dict[str, Unit] = {}
     names_of_units: dict[str, Unit] = {}
     for line in _TABLE.read_text(encoding="utf-8").splitlines():
-        kind, codes, symbol, singular, plural, factor, default, *offset = line.split("\t")
-        unit = Unit(kind, symbol, singular, plural, float(factor), default, *map(float, offset))
+        kind, codes, symbol, singular, plural, factor, default, *offsets = line.split("\t")
+        unit = Unit(kind, symbol, singular, plural, float(factor), default, sum(map(float, offsets)))
         units.update(dict.fromkeys(codes.split(","), unit))
         for name in (singular, plural):
             names_of_units.setdefault(name, unit)
