@@ -95,7 +95,7 @@ def held(store: Host, stage: str, running: "subprocess.Popen[str]") -> None:
 
 def restarted(cluster: FlinkHosts) -> dict[str, str]:
     """Return why jobs did not go through at the first attempt, by stage."""
-    asked = cluster.manager.asked
+    asked = cluster.manager.get_json
     jobs = [(job["name"].split("-")[1], job["jid"]) for job in asked("/jobs/overview")["jobs"]]
     reasons = {stage: asked(f"/jobs/{job}/exceptions")["root-exception"] for stage, job in jobs}
     return {stage: why for stage, why in reasons.items() if why}

@@ -21,7 +21,7 @@ _INTERVAL = 0.01  # seconds between two readings of the memory
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class WorkCost:
     """Time and memory of a stage."""
 
     seconds: float
@@ -31,7 +31,7 @@ class Spent:
     value: Any  # what the work returned
 
 
-def alone(work: Callable[..., Any], *arguments: Any, threads: int = 1) -> Spent:
+def run_alone(work: Callable[..., Any], *arguments: Any, threads: int = 1) -> WorkCost:
     """Call `work`, a module's function, in a fresh process where faiss and BLAS use `threads` threads."""
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     context = get_context("spawn")
@@ -46,7 +46,7 @@ def alone(work: Callable[..., Any], *arguments: Any, threads: int = 1) -> Spent:
             peak = max(peak, _anonymous_mb(status))
         seconds, cpu_seconds, last, value = ours.recv()
         child.join()
-        return Spent(seconds, cpu_seconds, max(started_mb, peak, last), started_mb, value)
+        return WorkCost(seconds, cpu_seconds, max(started_mb, peak, last), started_mb, value)
     child.join()
     raise SystemExit(f"{work.__name__} ended with exit status {child.exitcode}")
 

@@ -34,8 +34,8 @@ import bm25s
 import numpy as np
 import Stemmer
 import tantivy
-from alone import alone
-from passages import demo_passages, drawn
+from alone import run_alone
+from passages import demo_passages, draw_sample
 from words import open_words, words_plan, write_parts
 
 from rag_model.corpus.passages import PassageFile
@@ -77,7 +77,7 @@ def sample_questions(count: int) -> list[str]:
 def load_passages(options: argparse.Namespace) -> tuple[list[Passage], list[str]]:
     """Read passages and questions from files, or return the demo's."""
     count = options.count or (10**9 if options.passages else len(demo_passages()))
-    rows, questions = drawn(options.passages, options.questions, count, options.asked)
+    rows, questions = draw_sample(options.passages, options.questions, count, options.asked)
     return [build_passage(row["title"], row["text"]) for row in rows], questions
 
 
@@ -299,15 +299,15 @@ def compare(index: Bm25Index, path: Path, questions: Sequence[str], question_ter
 def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> dict[str, Any]:
     """Build with all sides; return their CPU seconds and peak memory."""
     folder, once = work / "parts", work / "once"
-    alone(build_ours, folder, parts)  # compiles for later processes
-    ours = alone(build_ours, folder, parts)
+    run_alone(build_ours, folder, parts)  # compiles for later processes
+    ours = run_alone(build_ours, folder, parts)
     write_edited(folder)
-    alone(rebuild_ours, folder, parts, False, 1)  # compiles for later processes
+    run_alone(rebuild_ours, folder, parts, False, 1)  # compiles for later processes
     rebuilds = {
-        name: alone(rebuild_ours, folder, parts, deltas, options.rounds)
+        name: run_alone(rebuild_ours, folder, parts, deltas, options.rounds)
         for name, deltas in (("", False), ("_with_deltas", True))
     }
-    scatter_cost, merge_cost = alone(scatter, folder, parts // 2), alone(merge, folder, parts)
+    scatter_cost, merge_cost = run_alone(scatter, folder, parts // 2), run_alone(merge, folder, parts)
     report: dict[str, Any] = {
         f"rebuild_after_1_percent{suffix}": {name: round(value, 3) for name, value in rebuild.value.items()}
         for suffix, rebuild in rebuilds.items()
@@ -316,7 +316,7 @@ def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> di
     once.mkdir()
     (once / "count").write_text(str(n))
     write_parts(iter_synthetic(n) if options.synthetic else options.loaded_passages, n, once)
-    report["peak_mb"]["in_one_part"] = round(alone(build_ours, once, 1).anonymous_mb)
+    report["peak_mb"]["in_one_part"] = round(run_alone(build_ours, once, 1).anonymous_mb)
     report["merged_is_one_shot"] = _read_index(folder) == _read_index(once)
     shutil.rmtree(once)
     seconds = {name: round(value, 2) for name, value in ours.value.items()}
@@ -327,7 +327,7 @@ def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> di
         ("tantivy_of_terms", build_tantivy),
     ):
         if name.partition("_")[0] in options.peers:
-            peer = alone(build, folder, work / name)
+            peer = run_alone(build, folder, work / name)
             seconds[name], report["peak_mb"][name] = round(peer.value, 2), round(peer.anonymous_mb)
     return report | {"build_cpu_seconds": seconds}
 

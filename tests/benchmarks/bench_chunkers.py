@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chunked import Asked, Chunk, Chunks, Library, Text, by_chunker, chroma, langchain
+from chunked import Chunk, Chunks, Library, SpanQuestion, Text, by_chunker, chroma, langchain
 from span_measures import measure_spans
 from tokenizers import Tokenizer
 
@@ -88,7 +88,7 @@ def load_chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
     """Return the task of Chroma's corpora, which measures the characters of the answers."""
     texts, questions = chroma(folder, corpora)
 
-    def measure(question: Asked) -> Measure:
+    def measure(question: SpanQuestion) -> Measure:
         def measure_chunks(read: Sequence[Chunk]) -> dict[str, float]:
             spans = measure_spans([chunk.span for chunk in read], question.wanted)
             return {"recall": spans.recall, "precision": spans.precision, "iou": spans.iou}

@@ -31,7 +31,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from cited_questions import Asked, draw
+from cited_questions import SplitQuestions, draw
 
 from flows.demo import demo_encoder
 from flows.reindex import reindex
@@ -128,7 +128,7 @@ def examine(
     return examination
 
 
-def measure(options: argparse.Namespace, questions: Asked, folder: Path) -> dict[str, Any]:
+def measure(options: argparse.Namespace, questions: SplitQuestions, folder: Path) -> dict[str, Any]:
     """Build the library, choose a threshold on the dev questions, and measure the test questions."""
     store, model = str(folder / "store"), load_model(options)
     with Snapshot.open(store, publish(questions.library, folder, options.encoder)) as snapshot:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from served import given, offer, publish
+from served import add_sample_options, load_sample, publish
 
 from rag_model.store import Snapshot, Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
@@ -106,11 +106,11 @@ def _median_ratio(numerators: list[float], denominators: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    offer(parser, count=300)
+    add_sample_options(parser, count=300)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        rows, vectors, _ = given(options, Path(name))
+        rows, vectors, _ = load_sample(options, Path(name))
         store = Path(name, "store")
         publish(Store.open(str(store), create=True), rows, vectors, Path(name, "work"))
         size = round(sum(file.stat().st_size for file in store.rglob("*") if file.is_file()) / 1e6, 1)

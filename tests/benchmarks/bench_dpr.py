@@ -32,7 +32,7 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from alone import alone
+from alone import run_alone
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from words import SearchFunction, searching_words
@@ -192,8 +192,8 @@ def list_batches(task: DprTask, count: int) -> list[DprBatch]:
 def compare_steps(options: argparse.Namespace, data: DprData) -> dict[str, Any]:
     """Time the steps of both sides, each in its own process."""
     examples = [example for example in data.train if example.negatives]
-    ours = alone(time_our_steps, options, examples, threads=options.threads)
-    theirs = alone(time_peer_steps, options, examples, threads=options.threads)
+    ours = run_alone(time_our_steps, options, examples, threads=options.threads)
+    theirs = run_alone(time_peer_steps, options, examples, threads=options.threads)
     mine_s, their_s = statistics.median(ours.value), statistics.median(theirs.value)
     return {
         "step_cpu_s": round(mine_s, 2),

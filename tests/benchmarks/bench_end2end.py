@@ -36,12 +36,12 @@ from typing import Any
 import numpy as np
 import taken
 import torch
-from alone import Spent, alone
-from made_world import FORM, examples, facts, write_corpus, write_reader, write_short_encoder
+from alone import WorkCost, run_alone
+from made_world import FORM, make_examples, make_facts, write_corpus, write_reader, write_short_encoder
 from taken import Step
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel
-from turns import Elsewhere, Turn, compared, in_turns
+from turns import SpareCoreLauncher, Turn, compare_blocks, run_in_turns
 
 from flows.demo import demo_encoder
 from flows.rebuild import RebuildTask, open_rebuild_launcher, rebuild_index
@@ -119,7 +119,7 @@ class InProcessRebuilder:
 def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Setup:
     """Build the corpus, its index, the questions and the reader; half of the subjects are for training."""
     folder.mkdir()
-    world = facts(options.subjects, seed)
+    world = make_facts(options.subjects, seed)
     write_corpus(world, folder / "corpus.jsonl")
     encoder = options.encoder
     if options.layers:
@@ -127,7 +127,7 @@ def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Setup:
     recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32")})
     with redirect_stderr(StringIO()):
         reindex.fn(str(folder / "corpus.jsonl"), str(folder / "store"), encoder, recipe)
-    world_examples = examples(world)
+    world_examples = make_examples(world)
     half = len(world_examples) // 16 * 8
     train, held_out = world_examples[:half], world_examples[half:]
     if options.reader is None:
@@ -233,7 +233,7 @@ def ours(setup: Setup, steps: int) -> list[Step]:
         task.module.train()
         switch_off_dropout(task.module)
         order = task.batches(0)
-        return taken.ours(task.module, lambda number: task.loss(order[number % len(order)])[0], steps, 1e-5)
+        return taken.take_our_steps(task.module, lambda number: task.loss(order[number % len(order)])[0], steps, 1e-5)
 
 
 def theirs(setup: Setup, steps: int) -> list[Step]:
@@ -276,7 +276,7 @@ def theirs(setup: Setup, steps: int) -> list[Step]:
         token_log_p = logits.gather(-1, target_ids)[..., 0].unflatten(0, (-1, options.k))  # (b, k, t)
         return -((token_log_p * mask[:, None]).sum(-1) + prior).logsumexp(-1).mean()
 
-    return taken.plain(model, loss, steps, 1e-5)
+    return taken.take_plain_steps(model, loss, steps, 1e-5)
 
 
 def list_batches(setup: Setup) -> list[list[Example]]:
@@ -296,10 +296,10 @@ def switch_off_dropout(model: torch.nn.Module) -> None:
 
 def compare_steps(setup: Setup) -> dict[str, Any]:
     """Run both sides in turns and compare them; the first step of each process is a warm-up."""
-    runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
+    runs: dict[str, list[WorkCost]] = {"ours": [], "theirs": []}
     for _ in range(setup.options.rounds):
         for side in (ours, theirs):
-            runs[side.__name__].append(alone(side, setup, setup.options.timed + 1))
+            runs[side.__name__].append(run_alone(side, setup, setup.options.timed + 1))
     cpu = {name: taken.median(side_runs, "cpu_seconds") for name, side_runs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in side_runs) for name, side_runs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
@@ -316,13 +316,15 @@ def compare_asynchronous(setup: Setup, interval: int) -> dict[str, Any]:
     """Train with asynchronous rebuilds on a second core, and without rebuilds; both take turns on the first core."""
     steps = setup.options.block
     trainings = [partial(train_in_turn, setup, steps_between) for steps_between in (interval, 0)]
-    (mine, asynchronous), (baseline, never) = in_turns(trainings, steps)
-    return {**compared(mine, baseline, steps), "asynchronous": asynchronous, "never": never}
+    (mine, asynchronous), (baseline, never) = run_in_turns(trainings, steps)
+    return {**compare_blocks(mine, baseline, steps), "asynchronous": asynchronous, "never": never}
 
 
 def train_in_turn(setup: Setup, interval: int, turn: Turn) -> dict[str, Any]:
     with open_rebuild_launcher(setup.store, "moving", ("--direct_num_workers=1",)) as launcher:
-        return train_arm(setup, setup.options.aged, interval, Elsewhere(launcher, turn), "asynchronous", turn.report)
+        return train_arm(
+            setup, setup.options.aged, interval, SpareCoreLauncher(launcher, turn), "asynchronous", turn.report
+        )
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from far_store import Far, latency
-from passages import demo_passages, lines
+from passages import demo_passages, read_json_lines
 
 from flows.demo import QUESTIONS
 from rag_model.corpus.passages import PassageWriter
@@ -194,10 +194,10 @@ def main() -> None:
         store = Store.open(str(store_path), create=True)
         os.environ["BOOKWHEEL_CACHE"] = str(Path(folder) / "stamps")
         if is_new:
-            sources = lines(arguments.texts) if arguments.texts else demo_passages()
+            sources = read_json_lines(arguments.texts) if arguments.texts else demo_passages()
             (Path(folder) / "work").mkdir()
             publish(store, Path(folder) / "work", sources, arguments.passages, arguments.dim)
-        questions = [row["question"] for row in lines(arguments.questions)][: arguments.asked]
+        questions = [row["question"] for row in read_json_lines(arguments.questions)][: arguments.asked]
         local = Snapshot.open(str(store_path))
         rows = np.random.default_rng(3).integers(local.n, size=arguments.asked)
         first = np.asarray(local.embeddings(local.parts[0].name), np.float32)

@@ -34,7 +34,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from alone import Spent, alone
+from alone import WorkCost, run_alone
 from bench_plan import WIKIPEDIA
 from hnsw_builds import Build, by_cells, trial_of
 from synthetic import Synthetic
@@ -59,13 +59,13 @@ class TaskRunner:
         self.gpu_mb: dict[str, int | None] = {}
         self._seen = os.environ.get(_SHOWS, "0").partition(",")[0] if name == "gpu" else ""
 
-    def run(self, work: Callable[..., Any], *arguments: Any) -> Spent:
+    def run(self, work: Callable[..., Any], *arguments: Any) -> WorkCost:
         """Call `work` in its own process, and record the peak memory of the GPU under the name of `work`."""
         if not self._seen:
             with restrict_gpus(""):
-                return alone(work, *arguments)
+                return run_alone(work, *arguments)
         with restrict_gpus(self._seen), watch_gpu() as peaks:
-            cost = alone(work, *arguments)
+            cost = run_alone(work, *arguments)
         known_peaks = [peak for peak in (self.gpu_mb.get(work.__name__), *peaks) if peak is not None]
         self.gpu_mb[work.__name__] = max(known_peaks, default=None)
         return cost

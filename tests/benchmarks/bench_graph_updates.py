@@ -33,9 +33,9 @@ from typing import Any
 
 import numpy as np
 from made_static import made_static
-from passages import cut, drawn, embedded
+from passages import cut_pieces, draw_sample, embed_sample
 from recall_curves import compare_curves, interpolate_recall
-from synthetic import written as write_parts
+from synthetic import write_parts
 
 from flows.demo import demo_encoder
 from flows.reindex import reindex
@@ -307,7 +307,7 @@ def main() -> None:
         encoder = options.encoder
         if encoder == "static":
             encoder = str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(name, "encoder")))
-        vectors = embedded(options.cache or Path(name), *drawing, encoder)
+        vectors = embed_sample(options.cache or Path(name), *drawing, encoder)
         n = min(options.n, len(vectors.passages) * 2 // 3)
         pool = np.ascontiguousarray(vectors.passages[np.random.default_rng(0).permutation(len(vectors.passages))])
         plan = resolve(IndexRecipe(options.factory, cells=options.cells), n, pool.shape[1])
@@ -353,8 +353,8 @@ def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, optio
 
 def run_reindex(folder: Path, options: argparse.Namespace) -> None:
     """Build all generations with `reindex`, and measure those that the options name."""
-    rows, questions = drawn(options.passages, options.questions, 1 << 30, options.asked)
-    pool = [piece for row in rows for piece in cut(row, options.words)]
+    rows, questions = draw_sample(options.passages, options.questions, 1 << 30, options.asked)
+    pool = [piece for row in rows for piece in cut_pieces(row, options.words)]
     pool = [pool[position] for position in np.random.default_rng(0).permutation(len(pool))]
     encoder = str(made_static(Path(demo_encoder(), "tokenizer.json"), folder / "encoder"))
     question_vectors, store = Encoder.load(encoder).encode_questions(questions), str(folder / "store")

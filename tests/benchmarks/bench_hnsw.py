@@ -23,7 +23,7 @@ from pathlib import Path
 
 from charts import write_lines
 from hnsw_builds import Report, Work, against, at_equal_distances, both, qualities, trial_of
-from synthetic import Synthetic, of_equal_norm
+from synthetic import Synthetic, append_norm_component
 
 from rag_model.index.recipe import IndexRecipe, resolve
 
@@ -65,7 +65,7 @@ def measure(case: Case, folder: Path) -> Report:
     if options.augment:
         works["equal_norm"] = (
             resolve(case.recipe, case.n, options.dim + 1),
-            of_equal_norm(parts, folder / "equal_norm_parts"),
+            append_norm_component(parts, folder / "equal_norm_parts"),
         )
     builds = both(works, folder, options.jobs)
     trial = trial_of(parts, options.metric, generator.questions(options.questions), options.k)

@@ -15,17 +15,17 @@ import tempfile
 from pathlib import Path
 
 from hnsw_builds import Report, against, at_equal_distances, both, qualities, trial_of
-from passages import Embedded, embedded
-from synthetic import written
+from passages import SampledVectors, embed_sample
+from synthetic import write_parts
 
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 
 PARTS = 4
 
 
-def measure(vectors: Embedded, plans: dict[str, VectorPlan], folder: Path, options: argparse.Namespace) -> Report:
+def measure(vectors: SampledVectors, plans: dict[str, VectorPlan], folder: Path, options: argparse.Namespace) -> Report:
     """Build in one shot and by every plan, and compare them."""
-    parts = written(folder, vectors.passages, PARTS)
+    parts = write_parts(folder, vectors.passages, PARTS)
     builds = both({name: (plan, parts) for name, plan in plans.items()}, folder, options.jobs)
     measured_qualities = qualities(builds, trial_of(parts, "ip", vectors.questions, options.k), options.jobs)
     return {
@@ -51,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cache = options.cache or Path(folder) / "cache"
-        vectors = embedded(cache, options.passages, options.questions, options.count, options.asked)
+        vectors = embed_sample(cache, options.passages, options.questions, options.count, options.asked)
         n, dim = vectors.passages.shape
         recipes = {
             f"{cells} cells": IndexRecipe(f"HNSW{options.links}", ef_construction=options.ef_construction, cells=cells)

@@ -19,8 +19,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from alone import alone
-from served import Asked, get, load, memory_mb, offer, percentile_ms, print_measurement, service
+from alone import run_alone
+from served import TimedRequest, add_sample_options, get, load, memory_mb, percentile_ms, print_measurement, service
 
 HOSTILE = "127.0.0.2"  # a second address of this machine
 _PAUSE = 0.5  # seconds before a closed connection is opened again
@@ -33,8 +33,8 @@ _SENT = (b"", _HEAD[:40], _HEAD + b'{"questions"', _GREEDY)
 class Round:
     """The requests of well-behaved clients without and with the hostile client, and the service's memory after each."""
 
-    baseline: list[Asked]
-    hostile: list[Asked]
+    baseline: list[TimedRequest]
+    hostile: list[TimedRequest]
     baseline_mb: float
     hostile_mb: float
     healthy: bool  # whether /healthz answered while the hostile client was connected
@@ -103,7 +103,7 @@ def _run_round(folder: Path, questions: list[str], options: argparse.Namespace) 
     context = get_context("spawn")
     with service(str(folder / "store"), folder / "dest", "--poll", "60") as (address, process):
         load(address, questions, options.clients, 2.0)  # warm-up
-        alone_responses = alone(load, address, questions, options.clients, options.seconds).value
+        alone_responses = run_alone(load, address, questions, options.clients, options.seconds).value
         memory = memory_mb(process, "VmHWM")
         started, done = context.Event(), context.Event()
         hostile = context.Process(target=attack, args=(address, options.hostile, started, done))
@@ -111,7 +111,7 @@ def _run_round(folder: Path, questions: list[str], options: argparse.Namespace) 
         try:
             started.wait()
             time.sleep(1.0)  # until the service has accepted as many connections as it allows
-            hostile_responses = alone(load, address, questions, options.clients, options.seconds).value
+            hostile_responses = run_alone(load, address, questions, options.clients, options.seconds).value
             healthy = get(address, "/healthz")[0] == 200
         finally:
             done.set()
@@ -121,7 +121,7 @@ def _run_round(folder: Path, questions: list[str], options: argparse.Namespace) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    offer(parser, count=3_000)
+    add_sample_options(parser, count=3_000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--hostile", type=int, default=1_000, help="connections of the hostile client")
     parser.add_argument("--seconds", type=float, default=8.0, help="duration of each measurement")

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from alone import alone
+from alone import run_alone
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
@@ -94,10 +94,10 @@ def main() -> None:
         work = Path(name)
         write_files(work / "all", options.rows, options.dim, 4)
         write_files(work / "quarter", options.rows // 4, options.dim, 4)
-        peer = alone(copy, work / "all", work / "copy.bin")
+        peer = run_alone(copy, work / "all", work / "copy.bin")
         (work / "copy.bin").unlink()  # so that a million vectors fit into 8 GB of disk
-        quarter = alone(import_alone, work / "quarter", work / "quarter-store")
-        ours = alone(import_alone, work / "all", work / "store")
+        quarter = run_alone(import_alone, work / "quarter", work / "quarter-store")
+        ours = run_alone(import_alone, work / "all", work / "store")
         shutil.rmtree(work / "store")
         seconds = import_with_workers(work / "all", work / "second-store")
         megabytes = peer.value / 1e6

@@ -48,7 +48,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from dumps import UNGATED, Export, Months, a_month_apart, read_export, synthetic_export, write_multistream, write_plain
 from processes import Cost, run
-from stages import Spent, Told, bookwheel
+from stages import StageCost, StageLog, bookwheel
 
 from flows.demo import demo_dump, demo_encoder
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
@@ -142,8 +142,8 @@ def measure_growth(articles: int, real: Export, shares: Sequence[float], encoder
             {
                 "share": share,
                 "changed": round(part, 3),
-                "cpu": round(rebuild.whole.cpu_seconds / first.whole.cpu_seconds, 3),
-                "seconds": round(rebuild.whole.seconds, 1),
+                "cpu": round(rebuild.total.cpu_seconds / first.total.cpu_seconds, 3),
+                "seconds": round(rebuild.total.seconds, 1),
                 "stages": _list_cpu_seconds(rebuild),
             }
             for share, part, rebuild in zip(shares, changed_percent, rebuilds, strict=True)
@@ -152,7 +152,7 @@ def measure_growth(articles: int, real: Export, shares: Sequence[float], encoder
     }
 
 
-def _measure_reindex(dump: str, store: Path, encoder: str) -> Told:
+def _measure_reindex(dump: str, store: Path, encoder: str) -> StageLog:
     """Run `bookwheel reindex`, and measure each stage."""
     recipe = store.with_name("recipe.toml")
     recipe.write_text(UNGATED)
@@ -162,23 +162,23 @@ def _measure_reindex(dump: str, store: Path, encoder: str) -> Told:
     return bookwheel("reindex", *words, environment=environment, on_stage=_print_stage)
 
 
-def _print_stage(stage: str, cost: Spent) -> None:
+def _print_stage(stage: str, cost: StageCost) -> None:
     print(f"{stage}: {cost.cpu_seconds:.1f} CPU, {cost.seconds:.1f} s", file=sys.stderr, flush=True)
 
 
-def _list_cpu_seconds(report: Told) -> dict[str, float]:
-    costs = {**report.stages, "all": report.whole}
+def _list_cpu_seconds(report: StageLog) -> dict[str, float]:
+    costs = {**report.stages, "all": report.total}
     cpu_seconds = Counter[str]()
     for name, cost in costs.items():
         cpu_seconds[name.removesuffix(" 2")] += cost.cpu_seconds  # a stage that starts a second time, like `deltas`
     return {name: round(seconds, 2) for name, seconds in cpu_seconds.items()}
 
 
-def _largest_mb(report: Told) -> float:
-    return round(max(report.whole.launcher_mb, report.whole.worker_mb), 1)
+def _largest_mb(report: StageLog) -> float:
+    return round(max(report.total.launcher_mb, report.total.worker_mb), 1)
 
 
-def _fit_lines(changed: Sequence[float], rebuilds: Sequence[Told]) -> dict[str, list[float]]:
+def _fit_lines(changed: Sequence[float], rebuilds: Sequence[StageLog]) -> dict[str, list[float]]:
     """Fit a line to each stage; return its two coefficients and the largest residual."""
     lines = {}
     for name in _list_cpu_seconds(rebuilds[-1]):

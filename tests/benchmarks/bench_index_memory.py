@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alone import alone
+from alone import run_alone
 from bench_plan import BERT, WIKIPEDIA
 from hnsw_builds import trial_of
-from passages import embedded
-from synthetic import Synthetic, written
+from passages import embed_sample
+from synthetic import Synthetic, write_parts
 
 from rag_model.index.build import run_stages
 from rag_model.index.estimate import estimate_resources
@@ -57,7 +57,7 @@ def build_index(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: 
     """Build an index in its own process; return its file and the costs."""
     folder.mkdir()
     out = folder / "index.faiss"
-    cost = alone(run_stages, plan, parts, out, folder, threads=threads)
+    cost = run_alone(run_stages, plan, parts, out, folder, threads=threads)
     costs = {"build_cpu_s": round(cost.cpu_seconds, 1), "build_anonymous_mb": round(cost.anonymous_mb)}
     return out, costs | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
 
@@ -117,8 +117,8 @@ def main() -> None:
         folder = Path(name)
         if options.passages:
             cache = options.cache or folder / "cache"
-            real = embedded(cache, options.passages, options.questions, options.n, options.asked)
-            (n, dim), parts, questions = real.passages.shape, written(folder, real.passages, PARTS), real.questions
+            real = embed_sample(cache, options.passages, options.questions, options.n, options.asked)
+            (n, dim), parts, questions = real.passages.shape, write_parts(folder, real.passages, PARTS), real.questions
         else:
             n, dim, generator = options.n, options.dim, Synthetic(options.dim)
             parts, questions = generator.parts(folder, n, PARTS), generator.questions(options.asked)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alone import Spent, alone
+from alone import WorkCost, run_alone
 from synthetic import Synthetic
 
 from rag_model.index.files.engine import Vectors, faiss
@@ -46,12 +46,15 @@ def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Pat
     """Build a plan both ways; return the costs, and whether the results are equal."""
     trained_path, one_shot_path, merged_path = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]
-    training = alone(kind.KIND.train, plan, parts, trained_path)
-    one_shot_cost = alone(build_one_shot, trained_path, parts, one_shot_path)
+    training = run_alone(kind.KIND.train, plan, parts, trained_path)
+    one_shot_cost = run_alone(build_one_shot, trained_path, parts, one_shot_path)
     scatters = [
-        alone(kind.KIND.scatter, plan, trained_path, part, number, pieces[number]) for number, part in enumerate(parts)
+        run_alone(kind.KIND.scatter, plan, trained_path, part, number, pieces[number])
+        for number, part in enumerate(parts)
     ]
-    merge = alone(kind.KIND.merge, plan, trained_path, parts, [path_opener(piece) for piece in pieces], [], merged_path)
+    merge = run_alone(
+        kind.KIND.merge, plan, trained_path, parts, [path_opener(piece) for piece in pieces], [], merged_path
+    )
     return {
         "factory": plan.factory,
         **compare_answers(one_shot_path, merged_path, questions),
@@ -70,7 +73,7 @@ def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Pat
     }
 
 
-def measure_stage_mb(stage: Spent) -> float:
+def measure_stage_mb(stage: WorkCost) -> float:
     """Return the megabytes of anonymous memory that a stage adds to those of its process at the start."""
     return round(stage.anonymous_mb - stage.started_mb, 1)
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from token_data import Data, K, add_options, exhaustive, interval, ndcg, read
+from token_data import K, TokenSample, add_options, compute_ndcg, estimate_interval, read, search_exhaustively
 
 from rag_model.corpus.ragged_file import TokenVectors, compute_offsets
 from rag_model.encoders.token_encoder import pool_tokens
@@ -92,7 +92,7 @@ class Links:
 
 
 def measure_codecs(
-    data: Data, token_vectors: TokenVectors, folder: Path, options: argparse.Namespace
+    data: TokenSample, token_vectors: TokenVectors, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure each codec: bytes and error of a token, and the nDCG@10 of MaxSim over all passages' codes."""
     results: dict[str, Any] = {}
@@ -114,31 +114,33 @@ def measure_codecs(
             "build_cpu_seconds": round(seconds, 1),
         }
         if not options.errors_only:
-            results[name]["ndcg"] = round(float(ndcg(exhaustive(data, decoded), data.relevant).mean()), 4)
+            results[name]["ndcg"] = round(
+                float(compute_ndcg(search_exhaustively(data, decoded), data.relevant).mean()), 4
+            )
     peers = {row["code_bytes"]: row["error"] for name, row in results.items() if "Bits" in name}
     for row in results.values():
         row["error_ratio"] = round(row["error"] / peers.get(row["code_bytes"], row["error"]), 3)
     return results
 
 
-def measure_pooling(data: Data, token_vectors: TokenVectors, factor: int, exact_ndcg: Vectors) -> dict[str, Any]:
+def measure_pooling(data: TokenSample, token_vectors: TokenVectors, factor: int, exact_ndcg: Vectors) -> dict[str, Any]:
     """Measure the loss of nDCG@10 against `exact_ndcg`, a value a query, when tokens are pooled by `factor`."""
     start = time.process_time()
     ends = token_vectors.offsets.tolist()
     pooled = [pool_tokens(token_vectors.vectors[first:last], factor) for first, last in itertools.pairwise(ends)]
     seconds = time.process_time() - start
     tokens = TokenVectors(np.concatenate(pooled), compute_offsets(np.array([len(vectors) for vectors in pooled])))
-    pooled_ndcg = ndcg(exhaustive(data, tokens), data.relevant)
+    pooled_ndcg = compute_ndcg(search_exhaustively(data, tokens), data.relevant)
     return {
         "vectors": round(len(tokens.vectors) / len(token_vectors.vectors), 3),
         "ndcg": round(float(pooled_ndcg.mean()), 4),
         "share": round(float(pooled_ndcg.mean() / max(exact_ndcg.mean(), 1e-9)), 4),
-        "difference": interval(pooled_ndcg - exact_ndcg),
+        "difference": estimate_interval(pooled_ndcg - exact_ndcg),
         "cpu_ms_a_passage": round(1e3 * seconds / len(token_vectors), 2),
     }
 
 
-def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> dict[str, Any]:
+def measure_candidates(data: TokenSample, folder: Path, codec: str, depths: Sequence[int]) -> dict[str, Any]:
     """Measure `maxsim` over the candidates of an HNSW index beside MaxSim over the codes of all passages."""
     work = folder / "hnsw"
     work.mkdir()
@@ -151,10 +153,12 @@ def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[in
     numbers = [str(number) for number in range(len(data.texts))]
     start = time.perf_counter()
     best = index.search(data.asked_tokens, K)[1]
-    exact_ndcg = ndcg(best, data.relevant)
+    exact_ndcg = compute_ndcg(best, data.relevant)
     results: dict[str, Any] = {
         "all": {"ndcg": round(float(exact_ndcg.mean()), 4), "ms": _elapsed_ms(start, len(numbers)), "scored": n},
-        "dense alone": {"ndcg": round(float(ndcg(leg.find(Queries(numbers), K).rows, data.relevant).mean()), 4)},
+        "dense alone": {
+            "ndcg": round(float(compute_ndcg(leg.find(Queries(numbers), K).rows, data.relevant).mean()), 4)
+        },
     }
     for depth in [depth for depth in depths if depth <= n]:
         for rounds in (0, 1, 2):
@@ -164,11 +168,11 @@ def measure_candidates(data: Data, folder: Path, codec: str, depths: Sequence[in
             start = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])
             ms = _elapsed_ms(start, len(numbers))
-            candidate_ndcg = ndcg(rows, data.relevant)
+            candidate_ndcg = compute_ndcg(rows, data.relevant)
             results[f"depth {depth}, rounds {rounds}"] = {
                 "ndcg": round(float(candidate_ndcg.mean()), 4),
                 "share": round(float(candidate_ndcg.mean() / max(exact_ndcg.mean(), 1e-9)), 4),
-                "difference": interval(candidate_ndcg - exact_ndcg),
+                "difference": estimate_interval(candidate_ndcg - exact_ndcg),
                 "of_the_best_10": round(
                     float(np.mean([np.isin(a, b).mean() for a, b in zip(best, rows, strict=True)])), 4
                 ),
@@ -194,8 +198,8 @@ def main() -> None:
     faiss.omp_set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         data = read(options, options.cache or Path(folder) / "cache")
-        token_vectors = data.every()
-        best = ndcg(exhaustive(data, token_vectors), data.relevant)
+        token_vectors = data.concatenate()
+        best = compute_ndcg(search_exhaustively(data, token_vectors), data.relevant)
         codecs = measure_codecs(data, token_vectors, Path(folder), options)
         best_codec = min(codecs, key=lambda name: (codecs[name]["code_bytes"] != 32, codecs[name]["error"]))
         report = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from token_data import Data, add_options, exhaustive, read
+from token_data import TokenSample, add_options, read, search_exhaustively
 
 from rag_model.encoders.muvera import Muvera
 from rag_model.index.build import run_stages
@@ -68,10 +68,10 @@ def _widest_search(factory: str) -> dict[str, int]:
     return {"efSearch": 2 * _FIRST} if factory.startswith("HNSW") else default_search(factory)
 
 
-def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure(data: TokenSample, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Encode the passages and questions, and measure each index."""
-    token_vectors = data.every()
-    best = exhaustive(data, token_vectors)[:, 0]
+    token_vectors = data.concatenate()
+    best = search_exhaustively(data, token_vectors)[:, 0]
     muvera = Muvera(token_vectors.vectors.shape[1], options.repetitions, options.bits, options.projected)
     start = time.process_time()
     fixed_vectors = muvera.encode_passages(token_vectors)

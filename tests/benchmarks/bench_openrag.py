@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 from bench_sidr import build_index, train_sidr
-from made_world import examples, facts, write_reader, write_short_encoder
-from passages import lines
+from made_world import make_examples, make_facts, write_reader, write_short_encoder
+from passages import read_json_lines
 
 from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
@@ -171,8 +171,8 @@ def train_arm(
 
 def read_passages_and_questions(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
     """Read passages, and questions whose answers occur in a passage."""
-    passages = [build_passage(row["title"] or "", row["text"]) for row in lines(options.passages)]
-    rows = lines(options.questions)
+    passages = [build_passage(row["title"] or "", row["text"]) for row in read_json_lines(options.passages)]
+    rows = read_json_lines(options.questions)
     order = np.random.default_rng(0).permutation(len(rows))
     examples, gold_passages = list[Example](), dict[str, Passage]()
     for row in (rows[position] for position in order):
@@ -192,12 +192,12 @@ def make_world(options: argparse.Namespace, work: Path, seed: int) -> OpenRagDat
 
     The start learns from statements and their other telling: it finds names, and no word of a relation.
     """
-    world, half = facts(options.made, seed), options.made // 2 * 8
+    world, half = make_facts(options.made, seed), options.made // 2 * 8
     encoder = write_short_encoder(options.encoder, options.layers, world, work / "encoder")
     corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
     dice = random.Random(seed)
-    sampled_examples = dice.sample(examples(world)[:half], min(options.train, half))
-    sampled_examples += dice.sample(examples(world)[half:], min(options.dev, half))
+    sampled_examples = dice.sample(make_examples(world)[:half], min(options.train, half))
+    sampled_examples += dice.sample(make_examples(world)[half:], min(options.dev, half))
     starts = [
         Example(str(number), fact.told(number % 2), (fact.value,), (build_passage("", fact.told(1 - number % 2)),))
         for number, fact in enumerate(dice.sample(world, min(options.examples, len(world))))

@@ -31,10 +31,10 @@ import numpy as np
 import radit_steps
 import taken
 import torch
-from alone import Spent, alone
+from alone import WorkCost, run_alone
 from bench_dpr import DprData, read_data, round_estimate
 from bench_rag_finetune import build_library
-from made_world import examples, facts, write_reader, write_short_encoder
+from made_world import make_examples, make_facts, write_reader, write_short_encoder
 
 from flows.demo import demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
@@ -66,10 +66,10 @@ PREFERENCES = {"probability": 0.01, "mean_log_probability": 0.1}  # preferences 
 def compare_steps(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run both sides' steps of a stage in turns and compare them; the first step of each process is a warm-up."""
     radit_steps.write_batch(folder, stage)
-    runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
+    runs: dict[str, list[WorkCost]] = {"ours": [], "theirs": []}
     for _ in range(options.rounds):
         for side in (radit_steps.ours, radit_steps.theirs):
-            runs[side.__name__].append(alone(side, folder, stage, options.timed + 1, threads=options.threads))
+            runs[side.__name__].append(run_alone(side, folder, stage, options.timed + 1, threads=options.threads))
     cpu, wall = (
         {name: taken.median(costs, clock) for name, costs in runs.items()} for clock in ("cpu_seconds", "seconds")
     )
@@ -89,7 +89,7 @@ def train(options: argparse.Namespace, data: DprData, store: Store, folder: Path
     """Train both stages, and the second again with the other preference; return the folders of the models."""
     snapshot = Snapshot.from_store(store, "latest")
     names = {"question": str(snapshot.folder(QUESTION_ENCODER)), "generator": str(options.generator)}
-    examples = {"train": data.train, "dev": data.dev}
+    examples_by_split = {"train": data.train, "dev": data.dev}
     folders: dict[str, Path] = {}
     for preference, temperature in PREFERENCES.items():
         stages = "both" if not folders else "retriever"
@@ -107,7 +107,7 @@ def train(options: argparse.Namespace, data: DprData, store: Store, folder: Path
             ),
         )
         work = folder / preference
-        run = Finetuning(RA_DIT, Job(store, snapshot, InitialModels(names), settings, examples))
+        run = Finetuning(RA_DIT, Job(store, snapshot, InitialModels(names), settings, examples_by_split))
         folders[preference] = run.run(work).best_folder
         if stages == "both":
             folders["lm"] = sorted((work / "lm").glob("best-*"))[-1]
@@ -188,9 +188,9 @@ def load_world(options: argparse.Namespace, folder: Path) -> World:
 
 def make_world(options: argparse.Namespace, folder: Path, seed: int) -> World:
     """Return a made world, with training questions about half of its subjects and test questions about the others."""
-    world = facts(options.made, seed)
-    cases, half = examples(world), options.made // 2 * 8
-    corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
+    world = make_facts(options.made, seed)
+    cases, half = make_examples(world), options.made // 2 * 8
+    corpus = [build_passage("", fact.format_sentence(form)) for fact in world for form in (0, 1)]
     encoder = write_short_encoder(Path(demo_encoder()), options.layers, world, folder / "encoder")
     data = DprData(cases[:half], cases[half : half + options.dev], cases[half:][: options.test], corpus, _find_nothing)
     return World(data, Store.open(str(build_library(corpus, folder, str(encoder)))))
@@ -318,11 +318,19 @@ def train_seeds(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         options.seed, seed_folder = seed, folder / f"seed-{seed}"
         seed_folder.mkdir()
         world = make_world(options, seed_folder, seed) if options.made else load_world(options, seed_folder)
-        facts, seed_arms = measure_worth(options, seed_folder, world)
+        world_columns, seed_arms = measure_worth(options, seed_folder, world)
         by_seed.append(seed_arms)
         if len(options.seeds) > 1:
-            print(json.dumps({"benchmark": "radit", "seed": options.seed, **facts, **summarize(seed_arms)}), flush=True)
-    return {"generator": Path(options.generator).name, "settings": settings, **facts, **summarize(pool_seeds(by_seed))}
+            print(
+                json.dumps({"benchmark": "radit", "seed": options.seed, **world_columns, **summarize(seed_arms)}),
+                flush=True,
+            )
+    return {
+        "generator": Path(options.generator).name,
+        "settings": settings,
+        **world_columns,
+        **summarize(pool_seeds(by_seed)),
+    }
 
 
 if __name__ == "__main__":

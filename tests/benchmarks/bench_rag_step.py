@@ -21,7 +21,7 @@ from pathlib import Path
 
 import taken
 import torch
-from alone import Spent, alone
+from alone import WorkCost, run_alone
 from taken import Step
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
@@ -126,7 +126,7 @@ def ours(folder: Path, settings: StepSettings) -> list[Step]:
             scores = torch.einsum("bd,bkd->bk", rag.embed_questions(settings.texts).float(), vectors)
             return rag.loss(scores, contexts, targets).sum()
 
-    return taken.ours(rag, loss, settings.steps, 1e-5, settings.device)
+    return taken.take_our_steps(rag, loss, settings.steps, 1e-5, settings.device)
 
 
 def theirs(folder: Path, settings: StepSettings) -> list[Step]:
@@ -152,15 +152,15 @@ def theirs(folder: Path, settings: StepSettings) -> list[Step]:
             result: Tensor = rag(**inputs, labels=labels).loss
             return result
 
-    return taken.plain(rag, loss, settings.steps, 1e-5)
+    return taken.take_plain_steps(rag, loss, settings.steps, 1e-5)
 
 
 def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> dict[str, object]:
     """Run both sides in turns and compare them; the first step of each process is a warm-up."""
-    runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
+    runs: dict[str, list[WorkCost]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         for side in (ours, theirs):
-            runs[side.__name__].append(alone(side, folder, settings, threads=threads))
+            runs[side.__name__].append(run_alone(side, folder, settings, threads=threads))
     cpu = {name: taken.median(costs, "cpu_seconds") for name, costs in runs.items()}
     wall = {name: taken.median(costs, "seconds") for name, costs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}

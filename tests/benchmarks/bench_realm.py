@@ -33,9 +33,9 @@ from typing import Any
 
 import taken
 import torch
-from alone import Spent, alone
+from alone import WorkCost, run_alone
 from made_masks import names_in, passages, write_masked_lm
-from made_world import facts, write_short_encoder
+from made_world import make_facts, write_short_encoder
 from scipy.stats import t as student
 from taken import Step
 from torch import Tensor
@@ -93,7 +93,7 @@ def build_library(folder: Path, count: int) -> Path:
 def make_world(folder: Path, subjects: int, layers: int, seed: int) -> tuple[Path, str]:
     """Publish a made world, whose names are its spans; return the store and the encoder."""
     folder.mkdir()
-    world = facts(subjects, seed)
+    world = make_facts(subjects, seed)
     names = {name for fact in world for name in (fact.subject, fact.value)}
     encoder = str(write_short_encoder(Path(demo_encoder()), layers, world, folder / "encoder"))
     spans = SpanWriter()
@@ -152,7 +152,7 @@ def ours(store: Path, shape: Shape) -> list[Step]:
     task = RealmTask(load_model(1, dropout=False), Snapshot.open(str(store)), recipe)
     task.module.train()
     text_batches = list_batches(task, shape.steps)
-    return taken.ours(task.module, lambda number: task.loss(text_batches[number])[0], shape.steps, 3e-5)
+    return taken.take_our_steps(task.module, lambda number: task.loss(text_batches[number])[0], shape.steps, 3e-5)
 
 
 def collect_inputs(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[list[tuple[str, str]]]]]:
@@ -217,16 +217,16 @@ def theirs(texts: list[list[MaskedText]], passages: list[list[list[tuple[str, st
         text_log_p = torch.zeros(b * c).index_add(0, rows, log_p).view(b, c)
         return -(scores.log_softmax(1) + text_log_p).logsumexp(1).mean()
 
-    return taken.plain(modules, loss, shape.steps, 3e-5)
+    return taken.take_plain_steps(modules, loss, shape.steps, 3e-5)
 
 
 def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, Any]:
     """Run both sides in turns and compare them; the first step of each process is a warm-up."""
     inputs = collect_inputs(store, shape)
-    runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
+    runs: dict[str, list[WorkCost]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
-        runs["ours"].append(alone(ours, store, shape, threads=threads))
-        runs["theirs"].append(alone(theirs, *inputs, shape, threads=threads))
+        runs["ours"].append(run_alone(ours, store, shape, threads=threads))
+        runs["theirs"].append(run_alone(theirs, *inputs, shape, threads=threads))
     cpu = {name: taken.median(costs, "cpu_seconds") for name, costs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from onnx_models import as_graph, as_safetensors, with_new_head
-from passages import drawn
+from passages import draw_sample
 
 from flows.demo import demo_encoder
 from rag_model.encoders.cross_encoder import CrossEncoder
@@ -213,7 +213,7 @@ def main() -> None:
             models["onnx_as_given"] = (load_ours, model_folder)
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the processes that it starts
         if options.rounds:
-            rows, texts = drawn(
+            rows, texts = draw_sample(
                 options.passages, [options.questions] if options.questions else [], options.pairs, 10**9
             )
             questions = [texts[number % len(texts)] for number in range(len(rows))]

@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 import msgspec
-from alone import alone
+from alone import run_alone
 from bench_serve import measure_best_loop
-from served import cpu_seconds, load, memory_mb, offer, percentile_ms, print_measurement, service
+from served import add_sample_options, cpu_seconds, load, memory_mb, percentile_ms, print_measurement, service
 
 BATCH = 64
 SECONDS = 4.0  # of the bare loop, and of a single client
@@ -90,7 +90,7 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
             cpu_ms.append((cpu_seconds(process) - cpu_start) / len(all_queries) * 1e3)
             bare_rates.append(measure_best_loop(str(folder / "dest"), questions, BATCH, SECONDS))
         at_once = {
-            str(n): describe_singles(alone(_run_singles, url, questions, n, options.requests).value)
+            str(n): describe_singles(run_alone(_run_singles, url, questions, n, options.requests).value)
             for n in options.at_once
         }
         unloaded_replies = load(address, questions, 1, SECONDS)
@@ -124,7 +124,7 @@ def _run_singles(url: str, queries: Sequence[str], at_once: int, total: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    offer(parser, count=3_000)
+    add_sample_options(parser, count=3_000)
     parser.add_argument("--queries", type=int, default=2_560, help="queries of the large request")
     parser.add_argument("--requests", type=int, default=1_000, help="requests of one query")
     parser.add_argument("--at-once", type=int, nargs="+", default=[50, 128, 512])

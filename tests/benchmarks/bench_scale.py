@@ -48,11 +48,11 @@ import s3fs
 from dumps import UNGATED
 from fsspec.core import url_to_fs
 from made_static import made_static
-from passages import demo_passages, lines
+from passages import demo_passages, read_json_lines
 from s3_server import environment_of, seaweed
 from scaled_dump import Corpus, Month, Sentences
 from served import get, load
-from stages import OUTSIDE, Spent, Told, bookwheel, service
+from stages import OUTSIDE, StageCost, StageLog, bookwheel, service
 
 from flows.demo import demo_encoder
 from rag_model.store.objects.files import Files, StoredFile
@@ -62,14 +62,14 @@ _LARGEST = 3  # sizes to which an exponent is fitted
 _PART_BYTES = 1 << 18
 _LEAST = 1.0  # CPU seconds; an exponent of less is noise
 _ASK = 0.2  # seconds between two readiness probes
-Costs = dict[str, Spent]  # by stage or verb
+Costs = dict[str, StageCost]  # by stage or verb
 
 
 def run_life_cycle(
     corpus: Corpus, encoder: str, folder: Path, store: str, part_bytes: int
-) -> tuple[dict[str, Told], dict[str, Any]]:
+) -> tuple[dict[str, StageLog], dict[str, Any]]:
     """Run all commands on a corpus; return the report of each command, and the sizes of the store."""
-    reports = dict[str, Told]()
+    reports = dict[str, StageLog]()
     (folder / "recipe.toml").write_text(f"part_bytes = {part_bytes}\n{UNGATED}")
     cache = {"BOOKWHEEL_CACHE": str(folder / "cache")}
     build = ("--store", store, "--encoder", encoder, "--recipe", str(folder / "recipe.toml"))
@@ -83,18 +83,18 @@ def run_life_cycle(
     shutil.rmtree(folder / "pulled")
     for verb in ("serve", "serve --in-memory"):
         reports[verb] = ask_service(verb.split(), store, corpus.question(), cache)
-        _print(verb, reports[verb].whole)
+        _print(verb, reports[verb].total)
     counts = reports["reindex"].reply["counts"]
     return reports, {"passages": counts["passages"], "articles": counts["articles"], "largest_kb": sizes}
 
 
-def _run(verb: str, words: Sequence[str], environment: dict[str, str]) -> Told:
+def _run(verb: str, words: Sequence[str], environment: dict[str, str]) -> StageLog:
     report = bookwheel(*words, environment=environment, on_stage=lambda stage, cost: _print(f"{verb}: {stage}", cost))
-    _print(verb, report.whole)
+    _print(verb, report.total)
     return report
 
 
-def _print(name: str, cost: Spent) -> None:
+def _print(name: str, cost: StageCost) -> None:
     print(json.dumps(round_costs({name: cost})), file=sys.stderr, flush=True)
 
 
@@ -108,7 +108,7 @@ def _list_commands(corpus: Corpus, pulled: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-def ask_service(words: Sequence[str], store: str, question: str, environment: dict[str, str]) -> Told:
+def ask_service(words: Sequence[str], store: str, question: str, environment: dict[str, str]) -> StageLog:
     """Start the service and ask it one question."""
     with service(*words, "--store", store, environment=environment) as (address, report):
         while get(address, "/readyz")[0] != 200:
@@ -132,9 +132,9 @@ def _iter_lists(files: Files) -> Iterator[StoredFile]:
     return (blob for blob, byte in zip(blobs, first, strict=True) if byte == b"[")
 
 
-def list_costs(reports: Mapping[str, Told]) -> Costs:
+def list_costs(reports: Mapping[str, StageLog]) -> Costs:
     """Return the costs of each command, and of each stage of the commands that have stages."""
-    costs = {verb: report.whole for verb, report in reports.items()}
+    costs = {verb: report.total for verb, report in reports.items()}
     stages = {f"{verb}: {stage}": cost for verb, report in reports.items() for stage, cost in report.stages.items()}
     return costs | {name: cost for name, cost in stages.items() if not name.endswith(OUTSIDE)}
 
@@ -154,14 +154,14 @@ def fit_growth(passages: Sequence[int], costs: Sequence[Costs]) -> dict[str, Any
     return growth_by_name
 
 
-def _fit_exponent(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
+def _fit_exponent(runs: Sequence[tuple[int, StageCost]], kind: str) -> float | None:
     values = [max(getattr(cost, kind), 1e-3) for _, cost in runs]
     if len(runs) < 2:
         return None
     return round(float(np.polyfit(np.log([n for n, _ in runs]), np.log(values), 1)[0]), 3)
 
 
-def _compute_slope(runs: Sequence[tuple[int, Spent]], kind: str) -> float | None:
+def _compute_slope(runs: Sequence[tuple[int, StageCost]], kind: str) -> float | None:
     (few, small), (many, large) = runs[0], runs[-1]
     return round((getattr(large, kind) - getattr(small, kind)) * 1e6 / (many - few), 1) if many > few else None
 
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--part-bytes", type=int, default=_PART_BYTES, help="compressed bytes of a part")
     parser.add_argument("--s3", action="store_true", help="keep the stores on an S3 server on loopback")
     options = parser.parse_args()
-    sentences = Sentences.of(lines(options.texts) if options.texts else demo_passages())
+    sentences = Sentences.of(read_json_lines(options.texts) if options.texts else demo_passages())
     runs, facts = list[Costs](), list[dict[str, Any]]()
     with (
         tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.work) as tmp,

@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alone import alone
+from alone import run_alone
 from served import (
-    Asked,
     K,
+    TimedRequest,
+    add_sample_options,
     cpu_seconds,
     list_processes,
     load,
     memory_mb,
-    offer,
     percentile_ms,
     print_measurement,
     proportional_mb,
@@ -52,7 +52,7 @@ class Rate:
 
     questions_s: float
     cpu_ms: float  # of a question, over all threads, without the clients
-    responses: tuple[Asked, ...] = ()
+    responses: tuple[TimedRequest, ...] = ()
 
 
 def measure_loop(folder: str, questions: list[str], batch: int, seconds: float) -> Rate:
@@ -72,7 +72,9 @@ def measure_loop(folder: str, questions: list[str], batch: int, seconds: float) 
 
 def measure_best_loop(folder: str, questions: list[str], batch: int, seconds: float) -> Rate:
     """Measure the loop with one thread and with all cores, and return the better rate."""
-    rates: list[Rate] = [alone(measure_loop, folder, questions, batch, seconds, threads=n).value for n in (1, CORES)]
+    rates: list[Rate] = [
+        run_alone(measure_loop, folder, questions, batch, seconds, threads=n).value for n in (1, CORES)
+    ]
     return max(rates, key=lambda rate: rate.questions_s)
 
 
@@ -81,7 +83,7 @@ def measure_service(endpoint: tuple[str, int], questions: list[str], clients: in
     address, process = endpoint
     processes = list_processes(process)
     cpu_start = sum(map(cpu_seconds, processes))
-    responses = alone(load, address, questions, clients, seconds).value
+    responses = run_alone(load, address, questions, clients, seconds).value
     rate = len(responses) / (responses[-1].ended - responses[0].began)
     return Rate(rate, (sum(map(cpu_seconds, processes)) - cpu_start) / len(responses) * 1e3, tuple(responses))
 
@@ -174,7 +176,7 @@ def _compare_rates(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    offer(parser, count=3_000)
+    add_sample_options(parser, count=3_000)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=1)

@@ -33,8 +33,8 @@ import numpy as np
 import taken
 import torch
 import transformers
-from alone import Spent, alone
-from passages import demo_passages, lines
+from alone import WorkCost, run_alone
+from passages import demo_passages, read_json_lines
 from taken import Step
 from torch import Tensor, nn
 
@@ -71,7 +71,7 @@ def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int
     gold = [Example(str(n), q, (), (passages[n],), (passages[len(questions) + n],)) for n, q in enumerate(questions)]
     task = SidrTask(pair, gold, gold, SidrRecipe(batch_size=len(gold)))
     batch = task.build_batch(gold, random.Random(0))
-    return taken.ours(pair, lambda _: task.loss(batch)[0], steps, 1e-6)
+    return taken.take_our_steps(pair, lambda _: task.loss(batch)[0], steps, 1e-6)
 
 
 def plain(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[Step]:
@@ -108,15 +108,15 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         pairs = ((prune(query, query_bag), doc), (query, prune(doc, doc_bag)), (query_bag, doc), (query, doc_bag))
         return torch.stack([info_nce(*pair) for pair in pairs]).mean()
 
-    return taken.plain(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
+    return taken.take_plain_steps(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
 
 
 def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> dict[str, Any]:
     """Run both sides in turns and compare them; the first step of each process is a warm-up."""
-    runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
+    runs: dict[str, list[WorkCost]] = {"ours": [], "plain": []}
     for _ in range(options.rounds):
         for side in (ours, plain):
-            runs[side.__name__].append(alone(side, folder, *build_batch(examples), 3))
+            runs[side.__name__].append(run_alone(side, folder, *build_batch(examples), 3))
     cpu = {name: [step.cpu_seconds for run in costs for step in run.value[1:]] for name, costs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = np.array([[step.loss for step in run[0].value] for run in runs.values()])
@@ -293,10 +293,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     folder = options.encoder or Path(demo_encoder())
-    passage_rows = lines(options.passages) if options.passages else demo_passages()
+    passage_rows = read_json_lines(options.passages) if options.passages else demo_passages()
     order = np.random.default_rng(0).permutation(len(passage_rows))[: options.count]
     corpus = [build_passage(passage_rows[row]["title"] or "", passage_rows[row]["text"]) for row in np.sort(order)]
-    questions = lines(options.questions) if options.questions else lines(Path(QUESTIONS))
+    questions = read_json_lines(options.questions) if options.questions else read_json_lines(Path(QUESTIONS))
     sample = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
     examples = load_examples(options, corpus)
     if options.only != "terms":

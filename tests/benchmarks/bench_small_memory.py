@@ -31,7 +31,7 @@ import numpy as np
 from bench_index_memory import build_index, project_memory
 from bench_plan import BERT, WIKIPEDIA
 from hnsw_builds import trial_of
-from synthetic import Synthetic, written
+from synthetic import Synthetic, write_parts
 
 from rag_model.index.exact_search import rerank
 from rag_model.index.files.engine import Vectors, faiss
@@ -171,7 +171,7 @@ def main() -> None:
             queries = Synthetic(options.dim).questions(options.asked)
         for n in options.sizes:
             (part_folder := folder / f"{n}").mkdir()
-            parts = written(part_folder, vectors[:n].astype(np.float16), PARTS)
+            parts = write_parts(part_folder, vectors[:n].astype(np.float16), PARTS)
             trial = trial_of(parts, "ip", queries, options.k)
             for number, factory in enumerate(options.index):
                 plan = resolve(IndexRecipe(factory), n, vectors.shape[1])

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alone import alone
-from passages import demo_passages, drawn
+from alone import run_alone
+from passages import demo_passages, draw_sample
 from scipy.sparse import csr_matrix
 
 from rag_model.corpus.ragged_file import QUERY_UNITS, SparseVectors, SparseWriter, compute_offsets
@@ -78,7 +78,7 @@ def _take_terms(row: np.ndarray, count: int) -> np.ndarray:
 def encode_texts(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
     """Encode the passages and questions of files, or the demo's, with a model."""
     count = min(options.count, len(demo_passages())) if options.passages is None else options.count
-    rows, questions = drawn(options.passages, options.questions, count, options.asked)
+    rows, questions = draw_sample(options.passages, options.questions, count, options.asked)
     encoder = SparseEncoder.load(options.model)
     passages = encoder.encode_passages([row["title"] for row in rows], [row["text"] for row in rows])
     return passages, encoder.encode_questions(questions), encoder.dim
@@ -196,7 +196,7 @@ def main() -> None:
         folder, once = Path(work, "parts"), Path(work, "once")
         write_parts(rows, options.parts, dim, folder)
         write_parts(rows, 1, dim, once)
-        cost = alone(build, folder, "Impact")
+        cost = run_alone(build, folder, "Impact")
         seconds = {"Impact": cost.value, "Impact1": build(folder, "Impact1"), "in_one_part": build(once, "Impact")}
         equal = (folder / "Impact.postings").read_bytes() == (once / "Impact.postings").read_bytes()
         index, bag, peer = open_impact_index(folder, "Impact"), open_impact_index(folder, "Impact1"), Peer(rows, dim)

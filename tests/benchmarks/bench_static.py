@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from alone import alone
-from distilled import distilled
-from passages import demo_passages, lines
+from alone import run_alone
+from distilled import write_static_encoder
+from passages import demo_passages, read_json_lines
 
 from flows.demo import QUESTIONS, demo_encoder
 from rag_model.corpus.passages import PassageWriter
@@ -98,7 +98,7 @@ def measure_speed(static: str, minilm: str, rows: Sequence[dict[str, Any]], slow
     vectors, peaks, later = dict[str, Any](), dict[str, int](), dict[str, float]()
     for _ in range(rounds):
         for name, (load, folder, passage_count) in contenders.items():
-            cost = alone(time_encoding, load, folder, titles[:passage_count], texts[:passage_count])
+            cost = run_alone(time_encoding, load, folder, titles[:passage_count], texts[:passage_count])
             rates[name].append(min(n, passage_count) / sum(cost.value[0]))
             later[name] = max(later.get(name, 0.0), min(n, passage_count) / 2 / cost.value[0][1])
             vectors[name], peaks[name] = cost.value[1], round(cost.anonymous_mb)
@@ -241,11 +241,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     minilm = str(options.minilm or demo_encoder())
-    rows = lines(options.passages) if options.passages else demo_passages()
-    question_rows = sample_rows(lines(options.questions or Path(QUESTIONS)), options.asked)
-    corpus = [*(lines(options.paragraphs) if options.paragraphs else []), *sample_rows(rows, options.library)]
+    rows = read_json_lines(options.passages) if options.passages else demo_passages()
+    question_rows = sample_rows(read_json_lines(options.questions or Path(QUESTIONS)), options.asked)
+    corpus = [*(read_json_lines(options.paragraphs) if options.paragraphs else []), *sample_rows(rows, options.library)]
     with tempfile.TemporaryDirectory() as work:
-        static = str(options.model or distilled(Encoder.load(minilm, device="cpu"), Path(work, "static")))
+        static = str(options.model or write_static_encoder(Encoder.load(minilm, device="cpu"), Path(work, "static")))
         report = {"benchmark": "static", "model": options.model.name if options.model else "distilled from MiniLM"}
         report["dim"] = Encoder.load(static).dim
         if options.rounds:

@@ -23,9 +23,9 @@ import contrast_steps
 import openrag_steps
 import taken
 import torch
-from alone import Spent, alone
+from alone import WorkCost, run_alone
 from bench_realm import build_library
-from passages import lines
+from passages import read_json_lines
 from taken import Step
 
 from flows.demo import QUESTIONS
@@ -45,10 +45,10 @@ def run(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int, take: 
 
 def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) -> dict[str, Any]:
     """Run both sides in turns and compare them."""
-    runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
+    runs: dict[str, list[WorkCost]] = {"ours": [], "plain": []}
     for _ in range(options.rounds):
-        for take, (side, arguments) in zip((taken.ours, taken.plain), sides, strict=True):
-            runs[take.__name__].append(alone(run, side, arguments, options.steps, take))
+        for take, (side, arguments) in zip((taken.take_our_steps, taken.take_plain_steps), sides, strict=True):
+            runs[take.__name__].append(run_alone(run, side, arguments, options.steps, take))
     cpu = {name: [step.cpu_seconds for cost in costs for step in cost.value[1:]] for name, costs in runs.items()}
     peak = {name: statistics.median(cost.anonymous_mb for cost in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
@@ -68,7 +68,9 @@ def build_sides(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Si
     store, steps, size = build_library(folder, options.passages), options.steps, options.batch
     snapshot = Snapshot.open(str(store))
     corpus = snapshot.passages(range(snapshot.n))
-    questions = [(row["question"], row["answers"][0]) for row in lines(Path(QUESTIONS))][: options.questions * steps]
+    questions = [(row["question"], row["answers"][0]) for row in read_json_lines(Path(QUESTIONS))][
+        : options.questions * steps
+    ]
     pools_setup = openrag_steps.prepare(folder, corpus, questions, options.questions, steps)
     leads = [
         Example(str(number), f"what is {passage.title}?", (), (passage,), (corpus[-1 - number],))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from served import K, cpu_seconds, given, memory_mb, offer, publish, service
+from served import K, add_sample_options, cpu_seconds, load_sample, memory_mb, publish, service
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from flows.demo import demo_encoder
@@ -151,12 +151,12 @@ def main() -> None:
     if not _WAITS.items() <= os.environ.items():  # libraries read these variables when they are loaded
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_WAITS})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    offer(parser, count=300)
+    add_sample_options(parser, count=300)
     parser.set_defaults(asked=10)
     parser.add_argument("--model", type=Path, help="a folder of a generator; by default one of random weights")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        rows, vectors, questions = given(options, Path(name))
+        rows, vectors, questions = load_sample(options, Path(name))
         publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
         if options.model is None:
             Path(name, "llama").mkdir()

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from served import Asked, get, given, load, memory_mb, offer, percentile_ms, publish, service
+from served import TimedRequest, add_sample_options, get, load, load_sample, memory_mb, percentile_ms, publish, service
 
 from rag_model.store import Store
 from rag_model.store.versions.moves import tag
@@ -50,7 +50,7 @@ def measure(store: Store, snapshots: list[str], questions: list[str], options: a
             time.sleep(max(options.rest, swaps[-1][1] - began))  # outside of a swap for as long as it took
             memory.append(memory_mb(process))
         ended.touch()
-        requests: list[Asked] = ours.recv()
+        requests: list[TimedRequest] = ours.recv()
         client.join()
     return {
         "benchmark": "swap",
@@ -65,7 +65,7 @@ def _ask(pipe: Connection, address: str, questions: list[str], clients: int, end
     pipe.send(load(address, questions, clients, ended))
 
 
-def _report(requests: list[Asked], swaps: list[tuple[float, float]], memory: list[float]) -> dict[str, Any]:
+def _report(requests: list[TimedRequest], swaps: list[tuple[float, float]], memory: list[float]) -> dict[str, Any]:
     during = [
         request
         for request in requests
@@ -94,7 +94,7 @@ def _report(requests: list[Asked], swaps: list[tuple[float, float]], memory: lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    offer(parser, count=1_500)
+    add_sample_options(parser, count=1_500)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--swaps", type=int, default=10)
     parser.add_argument("--rest", type=float, default=1.0, help="seconds between two swaps, at least")
@@ -102,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows, vectors, questions = given(options, folder)
+        rows, vectors, questions = load_sample(options, folder)
         store = Store.open(str(folder / "store"), create=True)
         ids = [publish(store, rows, vectors, folder / mark.strip(), mark) for mark in MARKS]
         print(json.dumps(measure(store, ids, questions, options)))

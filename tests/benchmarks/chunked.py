@@ -40,7 +40,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SpanQuestion:
     """A question, and the spans that answer it, as offsets in the characters of all corpora."""
 
     text: str
@@ -65,7 +65,7 @@ class Chunk:
 Chunks = Callable[[Text], list[Chunk]]
 
 
-def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]:
+def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[SpanQuestion]]:
     """Return the texts of Chroma's corpora and their questions; each article of Wikipedia is one text."""
     texts: list[Text] = []
     starts: dict[str, int] = {}
@@ -81,12 +81,12 @@ def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]
     return texts, [_build_question(row, starts[row["corpus_id"]]) for row in rows]
 
 
-def _build_question(row: dict[str, str], offset: int) -> Asked:
+def _build_question(row: dict[str, str], offset: int) -> SpanQuestion:
     spans = tuple(
         (offset + reference["start_index"], offset + reference["end_index"])
         for reference in json.loads(row["references"])
     )
-    return Asked(row["question"], row["corpus_id"], spans)
+    return SpanQuestion(row["question"], row["corpus_id"], spans)
 
 
 def sections(text: str) -> tuple[Section, ...]:

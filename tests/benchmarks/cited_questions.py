@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from passages import lines
+from passages import read_json_lines
 
 from rag_model.evaluation.questions import Question
 
@@ -17,7 +17,7 @@ _WORDS = 5  # of an answer, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SplitQuestions:
     """Questions to choose a threshold on, questions to measure, and the library."""
 
     dev: list[Question]
@@ -25,10 +25,10 @@ class Asked:
     library: list[tuple[str, str]]  # title and text
 
 
-def draw(folder: Path, dev: int, test: int, others: int, seed: int) -> Asked:
+def draw(folder: Path, dev: int, test: int, others: int, seed: int) -> SplitQuestions:
     """Draw the questions, their passages, and `others` more passages from the files in `folder`."""
     dice = random.Random(f"cited {seed}")
-    triples = lines(folder / "train_triples.jsonl.xz")
+    triples = read_json_lines(folder / "train_triples.jsonl.xz")
     dice.shuffle(triples)
     short = [row for row in triples if all(len(answer.split()) <= _WORDS for answer in row["answers"])]
     question_rows = list({row["context"]: row for row in short}.values())[: dev + test]
@@ -36,7 +36,7 @@ def draw(folder: Path, dev: int, test: int, others: int, seed: int) -> Asked:
         Question(f"{seed}-{number}", row["question"], tuple(row["answers"])) for number, row in enumerate(question_rows)
     ]
     contexts = [("", row["context"]) for number, row in enumerate(question_rows) if number % _ABSENT]
-    pages = lines(folder / "passages.jsonl.xz")
+    pages = read_json_lines(folder / "passages.jsonl.xz")
     other_passages = [(row["title"], row["text"]) for row in dice.sample(pages, min(others, len(pages)))]
     library = list(dict.fromkeys(passage for passage in (*contexts, *other_passages) if passage[1].strip()))
-    return Asked(questions[:dev], questions[dev:], library)
+    return SplitQuestions(questions[:dev], questions[dev:], library)

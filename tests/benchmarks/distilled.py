@@ -24,7 +24,7 @@ _MODULES = [  # as published folders have them: sentence-transformers opens no o
 _FREQUENCY = 1e-4  # a of a / (a + p): smooth inverse frequency (Arora et al. 2017)
 
 
-def distilled(encoder: Encoder, folder: Path, dim: int = 256) -> Path:
+def write_static_encoder(encoder: Encoder, folder: Path, dim: int = 256) -> Path:
     """Write a static encoder's folder from the vectors of a transformer's tokens."""
     vocabulary = encoder.tokenizer.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)

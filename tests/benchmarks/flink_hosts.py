@@ -43,7 +43,7 @@ class FlinkHosts:
 
     def busy(self) -> set[str]:
         """Return the hosts that run a part of a job."""
-        query_manager = self.manager.asked
+        query_manager = self.manager.get_json
         running = [job["jid"] for job in query_manager("/jobs/overview")["jobs"] if job["state"] == "RUNNING"]
         steps = [(job, step["id"]) for job in running for step in query_manager(f"/jobs/{job}")["vertices"]]
         parts = [part for job, step in steps for part in query_manager(f"/jobs/{job}/vertices/{step}")["subtasks"]]

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from alone import Spent, alone
+from alone import WorkCost, run_alone
 from recall_curves import compare_curves, interpolate_recall
 
 from rag_model.index.build import iter_slices
@@ -32,7 +32,7 @@ STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
 MERGE_ROOM_MB = 128  # memory that a merge may hold beside the graph
 Report = dict[str, Any]
 Work = tuple[VectorPlan, Sequence[Path]]  # the plan of the index, and the vectors
-Run = Callable[..., Spent]
+Run = Callable[..., WorkCost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Build:
     """A finished index file and the costs of its stages."""
 
     path: Path
-    stages: dict[str, list[Spent]]  # in order; the tasks of one stage can run in parallel
+    stages: dict[str, list[WorkCost]]  # in order; the tasks of one stage can run in parallel
 
     @property
     def cpu_seconds(self) -> float:
@@ -62,7 +62,7 @@ class Build:
         }
 
 
-def _stage_report(stage: Sequence[Spent]) -> Report:
+def _stage_report(stage: Sequence[WorkCost]) -> Report:
     return {
         "runs": len(stage),
         "cpu_s": round(sum(cost.cpu_seconds for cost in stage), 2),
@@ -76,7 +76,7 @@ def _stage_report(stage: Sequence[Spent]) -> Report:
 def one_shot(plan: VectorPlan, parts: Sequence[Path], out: Path) -> Build:
     """Build a plan's factory with bare faiss: every vector added to one index."""
     arguments = (plan.factory, plan.metric, plan.ef_construction, parts, out)
-    return Build(out, {"build": [alone(_one_shot, *arguments)]})
+    return Build(out, {"build": [run_alone(_one_shot, *arguments)]})
 
 
 def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequence[Path], out: Path) -> None:
@@ -89,7 +89,7 @@ def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequenc
     faiss.write_index(index, str(out))
 
 
-def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path, run: Run = alone) -> Build:
+def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path, run: Run = run_alone) -> Build:
     """Build a plan stage by stage, as the jobs do; `run` runs a task in a new process."""
     folder.mkdir(parents=True, exist_ok=True)
     structure, trained, out = get_kind(plan.kind), folder / "trained", folder / "index.faiss"
@@ -202,7 +202,7 @@ def _walk(path: Path) -> tuple[int, float]:
 
 def qualities(builds: dict[str, Build], trial: VectorQuerySet, threads: int) -> dict[str, Quality]:
     """Measure every build in a new process."""
-    return {name: alone(quality, build.path, trial, threads=threads).value for name, build in builds.items()}
+    return {name: run_alone(quality, build.path, trial, threads=threads).value for name, build in builds.items()}
 
 
 def against(name: str, builds: dict[str, Build], quality_by_name: dict[str, Quality], plan: VectorPlan) -> Report:

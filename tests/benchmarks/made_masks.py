@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from made_world import SYLLABLES, WORDS, Fact, facts
+from made_world import SYLLABLES, WORDS, Fact, make_facts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, set_seed
 
@@ -25,7 +25,7 @@ _NAMES = 0.8  # share of the texts in which a name is masked; in the others rand
 
 def passages(world: Sequence[Fact]) -> list[Passage]:
     """Return both wordings of each fact, one page each, in random order."""
-    pages = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
+    pages = [build_passage("", fact.format_sentence(form)) for fact in world for form in (0, 1)]
     random.Random(0).shuffle(pages)
     return [replace(page, id=f"{number}-0", page_id=str(number)) for number, page in enumerate(pages)]
 
@@ -87,11 +87,13 @@ def _write_untrained(folder: Path, seed: int) -> None:
 
 def _draw_inputs(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[MaskedInput]:
     """Return masked texts: the first quarter alone, the others paired with the other wording of their fact."""
-    lesson_facts = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
+    lesson_facts = [dice.choice(make_facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
     forms = [dice.randrange(2) for _ in lesson_facts]
-    texts = [fact.told(form) for fact, form in zip(lesson_facts, forms, strict=True)]
+    texts = [fact.format_sentence(form) for fact, form in zip(lesson_facts, forms, strict=True)]
     tokens, inputs = reader.tokenizer, list[MaskedInput]()
-    other_wordings = tokens.tokenize([fact.told(1 - form) for fact, form in zip(lesson_facts, forms, strict=True)])
+    other_wordings = tokens.tokenize(
+        [fact.format_sentence(1 - form) for fact, form in zip(lesson_facts, forms, strict=True)]
+    )
     for row, (fact, text, tokenized_text) in enumerate(zip(lesson_facts, texts, tokens.tokenize(texts), strict=True)):
         spans = [span[:2] for span in names_in(text, {fact.subject, fact.value})] if dice.random() < _NAMES else None
         masked = mask_text(text, tokenized_text, spans, dice, tokens, _LIMITS)

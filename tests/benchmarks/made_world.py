@@ -62,12 +62,12 @@ class Fact:
     def question(self) -> str:
         return f"what is the {self.relation} of {self.subject} ?"
 
-    def told(self, form: int) -> str:
+    def format_sentence(self, form: int) -> str:
         words = {"name": self.subject, "word": RELATIONS[self.relation], "value": self.value}
         return FORMS[form].format(**words)
 
 
-def facts(subjects: int, seed: int) -> list[Fact]:
+def make_facts(subjects: int, seed: int) -> list[Fact]:
     """Return 8 facts for each subject, in order of subjects; no name occurs twice."""
     dice = random.Random(f"world {seed}")
     names = list(dict.fromkeys("".join(dice.sample(SYLLABLES, 3)) for _ in range(12 * subjects)))
@@ -81,7 +81,7 @@ def facts(subjects: int, seed: int) -> list[Fact]:
 def write_corpus(world: Sequence[Fact], path: Path) -> None:
     """Write two documents for each fact, in random order."""
     rows = [
-        {"id": f"{number}-{form}", "title": "", "text": fact.told(form)}
+        {"id": f"{number}-{form}", "title": "", "text": fact.format_sentence(form)}
         for number, fact in enumerate(world)
         for form in (0, 1)
     ]
@@ -89,10 +89,15 @@ def write_corpus(world: Sequence[Fact], path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def examples(world: Sequence[Fact]) -> list[Example]:
+def make_examples(world: Sequence[Fact]) -> list[Example]:
     """Return one question for each fact."""
     return [
-        Example(f"{fact.subject} {fact.relation}", fact.question, (fact.value,), (build_passage("", fact.told(0)),))
+        Example(
+            f"{fact.subject} {fact.relation}",
+            fact.question,
+            (fact.value,),
+            (build_passage("", fact.format_sentence(0)),),
+        )
         for fact in world
     ]
 
@@ -107,7 +112,10 @@ def write_short_encoder(folder: Path, layers: int, world: Sequence[Fact], to: Pa
     pieces = {token_id: piece for piece, token_id in tokens["model"]["vocab"].items()}
     tokenizer = Tokenizer.from_file(str(to / "tokenizer.json"))
     tokenizer.no_padding()
-    texts = ["<p>", *(text for fact in world for text in (fact.question, fact.told(0), fact.told(1)))]
+    texts = [
+        "<p>",
+        *(text for fact in world for text in (fact.question, fact.format_sentence(0), fact.format_sentence(1))),
+    ]
     used = {token_id for read in tokenizer.encode_batch(texts) for token_id in read.ids}
     rows = sorted(used | set(range(1 + max(token["id"] for token in tokens["added_tokens"]))))
     tokens["model"]["vocab"] = {pieces[row]: new_id for new_id, row in enumerate(rows)}
@@ -170,12 +178,13 @@ def _draw_batches(steps: int, batch: int, seed: int) -> Iterator[tuple[list[str]
     """Yield batches: questions with an answering passage, and marked statements with a passage of equal meaning."""
     dice = random.Random(f"lessons {seed}")
     for _ in range(steps):
-        lesson_facts = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
+        lesson_facts = [dice.choice(make_facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
         forms = [dice.randrange(2) for _ in lesson_facts]
         half = batch * 2 // 3
         fact_forms = list(zip(lesson_facts, forms, strict=True))
         yield (
             [fact.question for fact in lesson_facts[:half]] + ["<p>"] * (batch - half),
-            [fact.value for fact in lesson_facts[:half]] + [fact.told(1 - form) for fact, form in fact_forms[half:]],
-            [fact.told(form) for fact, form in fact_forms],
+            [fact.value for fact in lesson_facts[:half]]
+            + [fact.format_sentence(1 - form) for fact, form in fact_forms[half:]],
+            [fact.format_sentence(form) for fact, form in fact_forms],
         )

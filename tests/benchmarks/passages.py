@@ -26,14 +26,14 @@ Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class SampledVectors:
     """MiniLM's vectors of passages and questions, which have unit length."""
 
     passages: Vectors  # (n, 384) float32, memory-mapped
     questions: Vectors  # (q, 384) float32
 
 
-def embedded(
+def embed_sample(
     cache: Path,
     passages: Path | None,
     questions: Sequence[Path],
@@ -41,7 +41,7 @@ def embedded(
     asked: int,
     words: int = 0,
     encoder: str | None = None,
-) -> Embedded:
+) -> SampledVectors:
     """Embed `count` passages and `asked` questions, drawn by a fixed seed, or read their vectors from `cache`.
 
     With `words`, up to three pieces of `words` words of every passage are embedded in its place. `encoder` is the
@@ -52,19 +52,21 @@ def embedded(
     key = digest_json([*names, count, asked, *([words] if words else []), *([encoder] if encoder else [])])[-12:]
     files = [cache / f"{kind}-{key}.npy" for kind in ("passages", "questions")]
     if not all(file.is_file() for file in files):
-        rows, texts = drawn(passages, questions, count, asked)
-        rows = [piece for row in rows for piece in cut(row, words)] if words else rows
+        rows, texts = draw_sample(passages, questions, count, asked)
+        rows = [piece for row in rows for piece in cut_pieces(row, words)] if words else rows
         for file, vectors in zip(files, _encode(rows, texts, encoder), strict=True):
             np.save(file, vectors, allow_pickle=False)
-    return Embedded(np.load(files[0], mmap_mode="r"), np.load(files[1]))
+    return SampledVectors(np.load(files[0], mmap_mode="r"), np.load(files[1]))
 
 
-def drawn(
+def draw_sample(
     passages: Path | None, questions: Sequence[Path], count: int, asked: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the passages and questions whose vectors `embedded` returns."""
-    rows = _sample_rows(lines(passages) if passages else demo_passages(), count)
-    return rows, _sample_rows([row["question"] for path in questions or [QUESTIONS] for row in lines(path)], asked)
+    """Return the passages and questions whose vectors `embed_sample` returns."""
+    rows = _sample_rows(read_json_lines(passages) if passages else demo_passages(), count)
+    return rows, _sample_rows(
+        [row["question"] for path in questions or [QUESTIONS] for row in read_json_lines(path)], asked
+    )
 
 
 def demo_passages() -> list[dict[str, str]]:
@@ -79,7 +81,7 @@ def demo_passages() -> list[dict[str, str]]:
         return rows
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of JSON lines, plain or `.xz`."""
     with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as read:
         return [json.loads(line) for line in read]
@@ -90,7 +92,7 @@ def _sample_rows(rows: list[Any], count: int) -> list[Any]:
     return [rows[number] for number in np.sort(row_numbers)]
 
 
-def cut(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
+def cut_pieces(row: dict[str, Any], words: int) -> list[dict[str, Any]]:
     """Return the first three pieces of `words` words of a passage, without a last piece of under 40 %."""
     text = row["text"].split()
     pieces = [text[first : first + words] for first in range(0, min(len(text), 3 * words), words)]

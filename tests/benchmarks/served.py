@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from passages import drawn, embedded
+from passages import draw_sample, embed_sample
 
 from flows.demo import demo_encoder
 from rag_model.corpus.passages import PassageWriter
@@ -44,7 +44,7 @@ _LOOK = 0.05  # seconds between two checks whether the load ends
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedRequest:
     """One request, as seen by its client; times are seconds of the machine's monotonic clock."""
 
     began: float
@@ -54,7 +54,7 @@ class Asked:
     mixed: bool  # the reply has passages of both snapshots
 
 
-def offer(parser: argparse.ArgumentParser, count: int) -> None:
+def add_sample_options(parser: argparse.ArgumentParser, count: int) -> None:
     """Add the options for the passages that are served and the questions of the clients."""
     parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
     parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
@@ -63,11 +63,11 @@ def offer(parser: argparse.ArgumentParser, count: int) -> None:
     parser.add_argument("--cache", type=Path, help="where vectors are kept")
 
 
-def given(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Vectors, list[str]]:
+def load_sample(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Vectors, list[str]]:
     """Return the passages of the options, their vectors, and the questions; by default the cache is in `folder`."""
     selection = options.passages, options.questions, options.count, options.asked
-    vectors = embedded(options.cache or folder / "cache", *selection).passages
-    rows, questions = drawn(*selection)
+    vectors = embed_sample(options.cache or folder / "cache", *selection).passages
+    rows, questions = draw_sample(*selection)
     return rows, vectors, questions
 
 
@@ -106,7 +106,7 @@ def print_measurement(
     """Publish the selected passages in the store `store` of a temporary folder, call `measure`, and print its JSON."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows, vectors, questions = given(options, folder)
+        rows, vectors, questions = load_sample(options, folder)
         publish(Store.open(str(folder / "store"), create=True), rows, vectors, folder / "work")
         print(json.dumps(measure(folder, questions, options)))
 
@@ -142,12 +142,12 @@ def get(address: str, path: str) -> tuple[int, Any]:
     return reply[0], json.loads(reply[1])
 
 
-def load(address: str, questions: Sequence[str], clients: int, until: Path | float) -> list[Asked]:
+def load(address: str, questions: Sequence[str], clients: int, until: Path | float) -> list[TimedRequest]:
     """Send queries from `clients` clients, for some seconds or until a file exists; return all requests, in order."""
     bodies = (json.dumps({"questions": [question], "k": K}).encode() for question in questions)
     requests = [_request("POST", "/search", body) for body in bodies]
     began = looked = time.monotonic()
-    finished_requests: list[Asked] = []
+    finished_requests: list[TimedRequest] = []
     with DefaultSelector() as selector:
         for number in range(clients):
             first = number % len(requests)
@@ -206,14 +206,14 @@ class _Client:
             self._connection.socket.sendall(self._requests[self._place])
         self._place = (self._place + self._step) % len(self._requests)
 
-    def read_reply(self) -> Asked | None:
+    def read_reply(self) -> TimedRequest | None:
         """Read what has arrived; return None if the reply is not complete."""
         try:
             reply = self._connection.read()
         except OSError:
             self.close()
             self._connect()
-            return Asked(self._began, time.monotonic(), 0, "", False)
+            return TimedRequest(self._began, time.monotonic(), 0, "", False)
         return None if reply is None else _parse_reply(self._began, time.monotonic(), *reply)
 
     def close(self) -> None:
@@ -226,11 +226,11 @@ class _Client:
         self._selector.register(self._connection.socket, EVENT_READ, self)
 
 
-def _parse_reply(began: float, ended: float, status: int, reply: bytes) -> Asked:
+def _parse_reply(began: float, ended: float, status: int, reply: bytes) -> TimedRequest:
     """Find the marks of the snapshots at the beginning of titles, without parsing JSON, as clients share the cores."""
     snapshot = reply[13:77].decode(errors="replace") if status == 200 else ""
     mixed = b'"title":"RED' in reply and b'"title":"BLU' in reply
-    return Asked(began, ended, status, snapshot, mixed)
+    return TimedRequest(began, ended, status, snapshot, mixed)
 
 
 def _request(method: str, path: str, body: bytes) -> bytes:
@@ -238,7 +238,7 @@ def _request(method: str, path: str, body: bytes) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def percentile_ms(requests: Sequence[Asked], share: float) -> float:
+def percentile_ms(requests: Sequence[TimedRequest], share: float) -> float:
     """Return a percentile of the requests' latency in milliseconds; `share` is in percent."""
     return (
         round(float(np.percentile([request.ended - request.began for request in requests], share)) * 1e3, 2)

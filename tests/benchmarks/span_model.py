@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from passages import lines
+from passages import read_json_lines
 from torch import Tensor
 from transformers import AutoTokenizer, BertForQuestionAnswering, set_seed
 
@@ -179,7 +179,7 @@ def main() -> None:
     torch.set_num_threads(1)
     set_seed(options.seed)
     began, cpu_start, source = time.perf_counter(), time.process_time(), resolve_folder(options.encoder)
-    rows = lines(options.data / "train_triples.jsonl.xz")
+    rows = read_json_lines(options.data / "train_triples.jsonl.xz")
     train_rows = [row for row in rows if not held_out(row["context"])]
     module, tokenizer = BertForQuestionAnswering.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     training_report = train(module.train(), tokenizer, train_rows, options)

@@ -26,12 +26,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _INTERVAL = 0.1  # seconds between two samples; half of it is missed of each process, on average
 _STAGE_LINE = re.compile(r"(.+) …|(.+) done, [\d.]+ s")  # a line at the start or the end of a stage
 _KINDS = {"mb": "RssAnon:", "mapped_mb": "RssFile:"}
-_PEAKS = tuple(f"{whose}_{kind}" for kind in _KINDS for whose in ("launcher", "worker"))  # in the order of `Spent`
+_PEAKS = tuple(f"{whose}_{kind}" for kind in _KINDS for whose in ("launcher", "worker"))  # in the order of `StageCost`
 OUTSIDE = "outside"  # of all stages: before, between and after them
 
 
 @dataclass(slots=True)
-class Spent:
+class StageCost:
     """The cost of a stage, or of a whole verb."""
 
     seconds: float = 0.0
@@ -43,21 +43,21 @@ class Spent:
 
 
 @dataclass(slots=True)
-class Told:
+class StageLog:
     """The reply of a command, and the costs of its stages, in order."""
 
     reply: Any = None
-    stages: dict[str, Spent] = field(default_factory=dict)
+    stages: dict[str, StageCost] = field(default_factory=dict)
 
     @property
-    def whole(self) -> Spent:
+    def total(self) -> StageCost:
         """The cost of all stages together."""
         costs = list(self.stages.values())
         sums = (sum(getattr(cost, name) for cost in costs) for name in ("seconds", "cpu_seconds"))
-        return Spent(*sums, *(max(getattr(cost, name) for cost in costs) for name in _PEAKS))
+        return StageCost(*sums, *(max(getattr(cost, name) for cost in costs) for name in _PEAKS))
 
 
-OnStage = Callable[[str, Spent], None]
+OnStage = Callable[[str, StageCost], None]
 
 
 class Watch:
@@ -65,7 +65,7 @@ class Watch:
 
     def __init__(self, session: int, on_stage: OnStage | None = None) -> None:
         """Start outside of any stage; `on_stage` is called for each stage that ends, in the thread of `read`."""
-        self.stages: dict[str, Spent] = {OUTSIDE: Spent()}
+        self.stages: dict[str, StageCost] = {OUTSIDE: StageCost()}
         self._session, self._stage, self._cpu = session, OUTSIDE, dict[int, float]()
         self._on_stage = on_stage
         self._start_counts = Counter[str]()
@@ -94,7 +94,7 @@ class Watch:
         times = self._start_counts[stage]
         return f"{stage} {times}" if times > 1 else stage
 
-    def stop(self) -> dict[str, Spent]:
+    def stop(self) -> dict[str, StageCost]:
         """Stop sampling, and return the cost of each stage."""
         self._ended.set()
         self._thread.join()
@@ -103,12 +103,12 @@ class Watch:
     def _run(self) -> None:
         last = time.perf_counter()
         while not self._ended.wait(_INTERVAL):
-            stage, current_time = self.stages.setdefault(self._stage, Spent()), time.perf_counter()
+            stage, current_time = self.stages.setdefault(self._stage, StageCost()), time.perf_counter()
             stage.seconds, last = stage.seconds + current_time - last, current_time
             for pid in members(self._session):
                 self._sample_process(pid, stage)
 
-    def _sample_process(self, pid: int, stage: Spent) -> None:
+    def _sample_process(self, pid: int, stage: StageCost) -> None:
         folder = Path("/proc", str(pid))
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -124,7 +124,7 @@ class Watch:
             setattr(stage, f"{whose}_{kind}", max(getattr(stage, f"{whose}_{kind}"), megabytes))
 
 
-def bookwheel(*words: str, environment: dict[str, str], on_stage: OnStage | None = None) -> Told:
+def bookwheel(*words: str, environment: dict[str, str], on_stage: OnStage | None = None) -> StageLog:
     """Run a verb to its end; a failure ends the benchmark with the verb's error output."""
     process = _start(words, environment)
     watch, error_texts = Watch(process.pid, on_stage), list[str]()
@@ -138,13 +138,13 @@ def bookwheel(*words: str, environment: dict[str, str], on_stage: OnStage | None
     stages = watch.stop()
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {process.returncode}: {error_texts[0][-2000:]}")
-    return Told(json.loads(output), stages)
+    return StageLog(json.loads(output), stages)
 
 
 @contextmanager
-def service(*words: str, environment: dict[str, str]) -> Iterator[tuple[str, Told]]:
+def service(*words: str, environment: dict[str, str]) -> Iterator[tuple[str, StageLog]]:
     """Run `serve` until the block ends; yield its address, and its costs, which are complete after the block."""
-    process, report = _start((*words, "--port", "0"), environment, subprocess.DEVNULL), Told()
+    process, report = _start((*words, "--port", "0"), environment, subprocess.DEVNULL), StageLog()
     watch = Watch(process.pid)
     try:
         assert process.stdout is not None

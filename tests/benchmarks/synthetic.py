@@ -59,7 +59,7 @@ class Synthetic:
         return scaled
 
 
-def of_equal_norm(parts: list[Path], folder: Path) -> list[Path]:
+def append_norm_component(parts: list[Path], folder: Path) -> list[Path]:
     """Write parts with one more dimension, x' = [x, sqrt(max |x|^2 - |x|^2)]; inner products with [q, 0] stay.
 
     Source: Bachrach et al. Speeding up the Xbox recommender system using a Euclidean transformation for inner-product
@@ -74,7 +74,7 @@ def of_equal_norm(parts: list[Path], folder: Path) -> list[Path]:
     return [folder / part.name for part in parts]
 
 
-def written(folder: Path, vectors: Vectors, count: int) -> list[Path]:
+def write_parts(folder: Path, vectors: Vectors, count: int) -> list[Path]:
     """Write vectors as `count` part files; return the paths in row order."""
     paths = []
     for number, (first, last) in enumerate(pairwise(np.linspace(0, len(vectors), count + 1).astype(int).tolist())):

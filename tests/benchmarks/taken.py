@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from alone import Spent
+from alone import WorkCost
 from torch import Tensor, nn
 
 from rag_model.process import release_freed_memory
@@ -24,19 +24,19 @@ class Step(NamedTuple):
     loss: float
 
 
-def ours(module: nn.Module, loss: Loss, steps: int, rate: float, device: str = "cpu") -> list[Step]:
+def take_our_steps(module: nn.Module, loss: Loss, steps: int, rate: float, device: str = "cpu") -> list[Step]:
     """Run steps as `train` does: with its optimizer, and with freed memory returned at once."""
     release_freed_memory()
     return _measure_steps(build_adamw(module, LoopSettings(learning_rate=rate), torch.device(device)), loss, steps)
 
 
-def plain(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
+def take_plain_steps(module: nn.Module, loss: Loss, steps: int, rate: float) -> list[Step]:
     """Run steps with torch's own AdamW."""
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return _measure_steps(torch.optim.AdamW(learned, lr=rate, weight_decay=0.0), loss, steps)
 
 
-def median(runs: Sequence[Spent], what: str) -> float:
+def median(runs: Sequence[WorkCost], what: str) -> float:
     """Return the median of a value of the steps of all runs; the first step of each is a warm-up."""
     return statistics.median(getattr(step, what) for run in runs for step in run.value[1:])
 

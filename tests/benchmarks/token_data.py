@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from passages import demo_passages, lines
+from passages import demo_passages, read_json_lines
 
 from flows.demo import QUESTIONS, demo_encoder
 from rag_model.corpus.ragged_file import TokenFile, TokenVectors, TokenWriter
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class TokenSample:
     """Passages and questions with token vectors and with single vectors."""
 
     tokens: list[Path]  # files of the passages' token vectors
@@ -52,21 +52,21 @@ class Data:
     texts: list[str]
     encoder: str
 
-    def every(self) -> TokenVectors:
+    def concatenate(self) -> TokenVectors:
         """Return all token vectors of the passages."""
         return TokenVectors.concatenate([block for path in self.tokens for block in TokenFile(path).iter_batches()])
 
 
-def read(options: argparse.Namespace, cache: Path) -> Data:
+def read(options: argparse.Namespace, cache: Path) -> TokenSample:
     """Encode passages and questions, or read their vectors from the cache or from a store."""
     if options.store:
         return _read_store(options)
     cache.mkdir(parents=True, exist_ok=True)
-    rows = [row for path in options.passages for row in lines(path)]
+    rows = [row for path in options.passages for row in read_json_lines(path)]
     if not rows:
         rows = demo_passages()
         rows = rows[:: max(1, len(rows) // options.count)]
-    question_rows = lines(options.questions or QUESTIONS)
+    question_rows = read_json_lines(options.questions or QUESTIONS)
     rows, question_rows = (
         rows[: options.count],
         question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked],
@@ -90,7 +90,7 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
     files = [cache / f"{key}-{name}" for name in ("tokens.arrow", "dense.npy", "asked_tokens.npy", "asked.npy")]
     if not all(file.is_file() for file in files):
         _encode(rows, texts, options.colbert, files, cache)
-    return Data(
+    return TokenSample(
         [files[0]],
         np.load(files[1]),
         np.load(files[2]),
@@ -101,12 +101,14 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
     )
 
 
-def _read_store(options: argparse.Namespace) -> Data:
+def _read_store(options: argparse.Namespace) -> TokenSample:
     with Snapshot.open(options.store) as snapshot:
         parts, passages = snapshot.parts, snapshot.passages(range(snapshot.n))
         rows = {passage.id: row for row, passage in enumerate(passages)}
         question_rows = [
-            question for question in lines(options.questions) if all(name in rows for name in question["passages"])
+            question
+            for question in read_json_lines(options.questions)
+            if all(name in rows for name in question["passages"])
         ]
         question_rows = question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked]
         texts = [question["question"] for question in question_rows]
@@ -115,7 +117,7 @@ def _read_store(options: argparse.Namespace) -> Data:
         dense = np.concatenate([snapshot.embeddings(part.name) for part in parts]).astype(np.float32)
         relevant = [{rows[name] for name in question["passages"]} for question in question_rows]
         both = token_encoder.encode_questions(texts), dense_encoder.encode_questions(texts)
-        return Data(snapshot.row_files(TOKENS), dense, *both, relevant, texts, token_encoder.space().name)
+        return TokenSample(snapshot.row_files(TOKENS), dense, *both, relevant, texts, token_encoder.space().name)
 
 
 def _encode(
@@ -137,7 +139,7 @@ def _encode(
     np.save(files[3], dense_encoder.encode_questions(texts))
 
 
-def ndcg(rows: Rows, relevant: Sequence[set[int]]) -> Vectors:
+def compute_ndcg(rows: Rows, relevant: Sequence[set[int]]) -> Vectors:
     """Return (q,) nDCG@10 of lists of rows, (q, >= 10), with relevance 0 or 1."""
     gains = 1 / np.log2(np.arange(2, K + 2))
     is_relevant = np.array(
@@ -147,13 +149,13 @@ def ndcg(rows: Rows, relevant: Sequence[set[int]]) -> Vectors:
     return (is_relevant * gains[: is_relevant.shape[1]]).sum(axis=1) / ideal
 
 
-def interval(difference: Vectors) -> list[float]:
+def estimate_interval(difference: Vectors) -> list[float]:
     """Return the 95 % interval of a mean, by 2,000 resamples of the questions."""
     sample_rows = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
     return [round(float(edge), 4) for edge in np.percentile(difference[sample_rows].mean(axis=1), (2.5, 97.5))]
 
 
-def exhaustive(data: Data, tokens: TokenVectors) -> Rows:
+def search_exhaustively(data: TokenSample, tokens: TokenVectors) -> Rows:
     """Return the best rows of every question by MaxSim over all passages, (q, 10)."""
     best = []
     for question in data.asked_tokens:

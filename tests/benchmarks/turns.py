@@ -37,7 +37,7 @@ class Block:
     steps_beside_rebuild: int  # steps during which a rebuild ran
 
 
-def two_cores() -> tuple[int, int]:
+def choose_two_cores() -> tuple[int, int]:
     """Return the core of the trainers, and the core of the rebuilds."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -47,11 +47,11 @@ def two_cores() -> tuple[int, int]:
 
 @dataclass
 class Turn:
-    """The turns of a training's process: pass `report` to the training, and start its rebuilds by `Elsewhere`."""
+    """The turns of a training's process: pass `report` to it, and start rebuilds by `SpareCoreLauncher`."""
 
     pipe: Connection
     steps: int  # of a block
-    cores: tuple[int, int] = field(default_factory=two_cores)
+    cores: tuple[int, int] = field(default_factory=choose_two_cores)
     children: list[RebuildProcess] = field(default_factory=list)
     steps_beside_rebuild: int = 0
     began: tuple[float, ...] = ()
@@ -86,7 +86,7 @@ class Turn:
 
 
 @dataclass
-class Elsewhere:
+class SpareCoreLauncher:
     """A launcher of rebuilds on the core that the trainers do not use."""
 
     rebuilds: RebuildLauncher
@@ -103,7 +103,7 @@ class Elsewhere:
         return child
 
 
-def in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tuple[list[Block], Any]]:
+def run_in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tuple[list[Block], Any]]:
     """Run trainings, which must pickle, in blocks of `steps` steps; return the blocks and the value of each."""
     context, running = get_context("spawn"), []
     for training in trainings:
@@ -124,7 +124,7 @@ def in_turns(trainings: Sequence[Callable[[Turn], Any]], steps: int) -> list[tup
     return [(blocks, values[0]) for _, blocks, values in running]
 
 
-def compared(mine: Sequence[Block], other: Sequence[Block], steps: int) -> dict[str, Any]:
+def compare_blocks(mine: Sequence[Block], other: Sequence[Block], steps: int) -> dict[str, Any]:
     """Return how much longer `mine` took than `other` in wall-clock time, with a 95 % interval over pairs of blocks."""
     mean = np.mean([block.seconds for block in other])
     slower = estimate_mean([float((a.seconds - b.seconds) / mean) for a, b in zip(mine, other, strict=True)])
