@@ -1,12 +1,182 @@
-"""A local worker process: Beam's own, without imports that no job needs."""
+"""Local worker processes, forked from one process that has imported Beam and the jobs.
 
+These imports take more than a second of CPU time, which each worker of each job would spend again.
+The first job of a launcher starts a fork server, `python -m beam_jobs.local_worker`. It reads a
+request for each worker from standard input, and writes the exit code of each worker to standard
+output. It ends with its input, so also if the launcher is killed; workers end by their lease.
+"""
+
+import atexit
+import gc
+import json
+import os
+import signal
+import subprocess
 import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from google.protobuf import json_format, text_format
 
 from beam_jobs.workers import hide_unused_modules, prevent_pandas_import
 
 with hide_unused_modules():
+    from apache_beam.runners.portability.fn_api_runner import worker_handlers
     from apache_beam.runners.worker import sdk_worker_main
+    from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+WORKER_DIED = "Worker process exited with code"
+_URN = "bookwheel:environment:forked:v1"
+_JOBS = ("pipeline", "chunk", "embed", "index", "gate")
+
+
+class ForkedEnvironment(SubprocessSDKEnvironment):
+    """The environment of forked workers; its command string is the path of their log file."""
+
+    def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
+        """Return the name that `ForkedWorkerHandler` is registered by, and the log file."""
+        return _URN, self.command_string.encode()
+
+
+@worker_handlers.WorkerHandler.register_environment(_URN, bytes)
+class ForkedWorkerHandler(worker_handlers.GrpcWorkerHandler):
+    """Start one worker of a job, and report its death as an exception of a thread."""
+
+    def __init__(self, log: bytes, *beam_arguments: Any) -> None:
+        super().__init__(*beam_arguments)
+        self._log = log.decode()
+        self._thread = threading.Thread(target=self._wait_for_exit, name="run_worker")
+
+    def start_worker(self) -> None:
+        """Fork the worker, whose log messages go to the log file as well."""
+        control = self.control_api_service_descriptor()
+        options = self.provision_info.provision_info.pipeline_options
+        variables = {
+            "CONTROL_API_SERVICE_DESCRIPTOR": text_format.MessageToString(control),
+            "PIPELINE_OPTIONS": json_format.MessageToJson(options),
+            "WORKER_ID": self.worker_id,
+        }
+        server = ForkServer.get(self._log)
+        self._exit_code = server.start_worker({**os.environ, **variables}, self._log)
+        self._thread.start()
+
+    def stop_worker(self) -> None:
+        """Wait for the end of the worker."""
+        self._thread.join()
+
+    def _wait_for_exit(self) -> None:
+        if exit_code := self._exit_code.get():
+            raise RuntimeError(f"{WORKER_DIED} {exit_code}")
+
+
+class ForkServer:
+    """The process that forks this launcher's workers."""
+
+    _lock = threading.Lock()
+    _running: "ForkServer | None" = None
+
+    def __init__(self, log: str) -> None:
+        """Start the process; its own errors go to a log file."""
+        self._launcher = os.getpid()
+        self._exit_codes: list[SimpleQueue[int]] = []
+        with Path(log).open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "beam_jobs.local_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        threading.Thread(target=self._read_exit_codes, daemon=True, name="fork-server").start()
+        atexit.register(self._process.kill)
+
+    @classmethod
+    def get(cls, log: str) -> "ForkServer":
+        """Return the fork server of this process; start it if there is none."""
+        with cls._lock:
+            server = cls._running
+            if server is None or not server._is_running():
+                server = cls._running = cls(log)
+            return server
+
+    def _is_running(self) -> bool:
+        """Return False also in a fork of the launcher, which must not use its pipes."""
+        return self._launcher == os.getpid() and self._process.poll() is None
+
+    def start_worker(self, environment: Mapping[str, str], log: str) -> SimpleQueue[int]:
+        """Fork a worker; return the queue that gets its exit code."""
+        assert self._process.stdin is not None
+        with self._lock:
+            request = len(self._exit_codes), dict(environment), str(Path.cwd()), log
+            self._exit_codes.append(SimpleQueue())
+            self._process.stdin.write(f"{json.dumps(request)}\n")
+            self._process.stdin.flush()
+            return self._exit_codes[-1]
+
+    def _read_exit_codes(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            number, exit_code = map(int, line.split())
+            self._exit_codes[number].put(exit_code)
+        # The server died. Queues of workers that had ended before are not read again.
+        for exit_codes in self._exit_codes:
+            exit_codes.put(1)
+
+
+def serve_requests() -> None:
+    """Fork a worker for each request on standard input."""
+    prevent_pandas_import()
+    for name in _JOBS:
+        import_module(f"beam_jobs.{name}")
+    gc.freeze()  # collections of the workers would copy the memory that they share
+    numbers: dict[int, int] = {}  # requests by process id
+
+    def report_exits(*_signal: object) -> None:
+        with suppress(OSError):  # no child is left, or the launcher has ended
+            while (exited := os.waitpid(-1, os.WNOHANG))[0]:
+                exit_code = os.waitstatus_to_exitcode(exited[1])
+                os.write(1, f"{numbers.pop(exited[0])} {exit_code}\n".encode())
+
+    signal.signal(signal.SIGCHLD, report_exits)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what an interrupt ends
+    for line in sys.stdin:
+        number, *arguments = json.loads(line)
+        # Until the number of the new process is known, its end cannot be reported.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        process = os.fork()
+        if not process:
+            _run_worker(*arguments)
+        numbers[process] = number
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoReturn:
+    exit_code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        for descriptor, source in enumerate([os.open(os.devnull, os.O_RDONLY), output, output]):
+            os.dup2(source, descriptor)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        sys.path[:1] = [folder, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        sdk_worker_main.main(sys.argv)  # type: ignore[no-untyped-call]
+        exit_code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(exit_code)
+
 
 if __name__ == "__main__":
-    prevent_pandas_import()
-    sdk_worker_main.main(sys.argv)  # type: ignore[no-untyped-call]
+    serve_requests()

@@ -2,8 +2,6 @@
 
 import io
 import re
-import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -17,8 +15,8 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import create_runner
-from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from beam_jobs.local_worker import ForkedEnvironment
 from beam_jobs.workers import sets_worker_count
 from rag_model.errors import UsageError
 from rag_model.process import count_cores
@@ -103,9 +101,7 @@ def local_runner(log: Path) -> FnApiRunner:
 
     Beam's default runner would download a binary.
     """
-    worker = f"exec {shlex.quote(sys.executable)} -m beam_jobs.local_worker"
-    command = f"{worker} >>{shlex.quote(str(log))} 2>&1"
-    return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
+    return FnApiRunner(ForkedEnvironment.from_command_string(str(log)))
 
 
 def worker_threads(options: PipelineOptions) -> int:

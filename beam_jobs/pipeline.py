@@ -23,6 +23,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 
 from beam_jobs.flink import cancel_job, set_job_server
 from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.local_worker import WORKER_DIED
 from beam_jobs.options import is_local, local_runner, pipeline_options, worker_threads
 from beam_jobs.tasks import Task, TaskFunction, limit_threads, run_task
 from beam_jobs.workers import exit_with_holder, hold_lease
@@ -30,7 +31,6 @@ from rag_model import errors
 from rag_model.store.store import Store
 
 FAILED_SUFFIX = "failed"  # stage suffix under which a worker reports its error
-WORKER_DIED = "Worker subprocess exited with return code"  # Beam's message
 # Pattern of Flink's message, error class, and the text that follows "the STAGE job".
 _ENGINE_FAILURES = (
     (

@@ -48,6 +48,24 @@ def test_a_second_job_of_a_stage_is_not_told_what_the_first_did(launch: Launch) 
     assert set(seen) <= {0, 1}
 
 
+def test_jobs_share_a_fork_server_whose_workers_have_the_surroundings_of_their_job(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = []
+    for name in ("one", "two"):
+        (folder := tmp_path / name).mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("BOOKWHEEL_OF_A_TEST", name)
+        reports += run_job("look", works.look_around, [1], launch)
+    assert [report["variable"] for report in reports] == ["one", "two"]
+    assert [report["folder"] for report in reports] == [str(tmp_path / "one"), str(tmp_path / "two")]
+    (fork_server,) = {report["parent"] for report in reports}
+    os.kill(fork_server, signal.SIGKILL)
+    _until(lambda: [fork_server] if not _runs(fork_server) else [], 1)
+    (report,) = run_job("look", works.look_around, [1], launch)
+    assert report["parent"] not in {fork_server, os.getpid()}, "another server has started"
+
+
 def test_no_tasks_start_no_job(launch: Launch) -> None:
     assert run_job("square", works.square, [], launch) == []
 

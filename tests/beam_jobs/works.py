@@ -16,6 +16,11 @@ def square(task: int, store: Store) -> dict[str, Any]:
     return {"square": task * task, "pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS")}
 
 
+def look_around(task: int, store: Store) -> dict[str, Any]:
+    """Return the surroundings of this process."""
+    return {"variable": os.environ.get("BOOKWHEEL_OF_A_TEST"), "folder": str(Path.cwd()), "parent": os.getppid()}
+
+
 def fail(task: int, store: Store) -> dict[str, Any]:
     """Raise what a bad input raises."""
     raise InputError(f"part {task} is truncated: fetch it again")
