@@ -31,8 +31,7 @@ from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, Opener, SliceLoca
 from rag_model.index.files.vectors import RemoteRowFiles, VectorFiles
 from rag_model.index.kind import PieceReusingKind, PreviousPiece, ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan, IndexStats
-from rag_model.index.quality import fit
-from rag_model.index.quality.fit import find_common_rows
+from rag_model.index.quality.health import FIT_VERSION, find_common_rows
 from rag_model.index.quality.results import FitResult, TrainingStats
 from rag_model.process import check_disk, count_cores
 from rag_model.snapshots.parent_index import ParentIndex
@@ -258,7 +257,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
     changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
     same = [ref.id for ref in reused.unchanged_parts]
     inputs = piece_inputs(plan) | {
-        "fit": fit.VERSION,
+        "fit": FIT_VERSION,
         "trained": reused.blob.id,
         "changed": changed_parts,
         "same": same,

@@ -27,7 +27,7 @@ from rag_model.index.kind import (
     UnshardedKind,
 )
 from rag_model.index.plan import IndexPlan, IndexStats
-from rag_model.index.quality.fit import SAMPLE_VECTORS
+from rag_model.index.quality.health import SAMPLE_VECTORS
 from rag_model.index.quality.results import (
     PROCESS_BYTES,
     FitResult,

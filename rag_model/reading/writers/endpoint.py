@@ -22,11 +22,10 @@ from rag_model.endpoint import (
     EndpointErrors,
     EventLoopThread,
     FailedAttemptError,
-    parse_retry_after,
     retry,
 )
 from rag_model.errors import UsageError
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async, parse_retry_after
 from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 from rag_model.reading.writers.chat_events import DONE, ChatReply, EventParser, KeyMask, StreamedError
