@@ -302,9 +302,8 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
         inputs = {**piece_inputs(task.build.plan), **_scatter_inputs(parent_part.rows, trained, parent_part.number)}
         record = store.memo.find("scatter", store.memo.compute_key(inputs))
         if record is not None and store.blobs.exists(parent_part.rows):
-            piece = path_opener(
-                store.blobs.get_local_path(record.outputs["out"])
-            )  # verified, since what is in it is published again
+            # The piece is verified, because its contents are published again.
+            piece = path_opener(store.blobs.get_local_path(record.outputs["out"]))
             pieces.append(PreviousPiece(store.blobs.get_local_path(parent_part.rows), piece, parent_part.number))
     return pieces
 
@@ -362,9 +361,8 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
             "set TMPDIR to a folder on a disk with room",
         )
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
-        shard_openers = [
-            path_opener(path) for path in _local_paths(store, shards)
-        ]  # read sequentially, a little of each at a time
+        # All are read sequentially, a little of each at a time.
+        shard_openers = [path_opener(path) for path in _local_paths(store, shards)]
         pieces = (
             _openers(store, scattered)
             if shard_openers

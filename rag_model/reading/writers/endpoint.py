@@ -77,9 +77,8 @@ class EndpointWriter:
     @property
     def decides(self) -> dict[str, Any]:
         """The settings that determine this writer's answers, for memo keys; without the API key."""
-        instance_fields = (
-            {} if self.settings.is_repeatable else {"once": self._instance_id}
-        )  # a sampled answer must not be reused later
+        # A sampled answer must not be reused later.
+        instance_fields = {} if self.settings.is_repeatable else {"once": self._instance_id}
         return {**describe_endpoint(self.model, self.settings, self.endpoint), **instance_fields}
 
     @explain_tokenizer_errors()
