@@ -12,9 +12,7 @@ from rag_model.index.files.vectors import open_vectors
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, UnshardedKind
 from rag_model.index.quality.health import inspect_index, measure_fit, sample_changes
 from rag_model.index.quality.results import (
-    DEFAULT_FLOOR,
     FitResult,
-    RecallFloor,
     ResourceEstimate,
     TuningResult,
 )
@@ -111,10 +109,6 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
     def tune(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet, target: float) -> TuningResult:
         """Return the smallest efSearch or nprobe that reaches the target."""
         return tune_search(self._open_sampled(files, entry), query_set, target)
-
-    def floor(self, factory: str) -> RecallFloor:
-        """Return the default floor, for storage that loses almost nothing."""
-        return DEFAULT_FLOOR
 
     def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate memory by stage, and bytes on disk."""

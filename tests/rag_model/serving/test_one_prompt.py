@@ -11,7 +11,7 @@ import pytest
 
 from rag_model.client import Client
 from rag_model.client.replies import AnswerReply
-from rag_model.generate.causal import CausalGenerator
+from rag_model.generate.transformer import CausalGenerator
 from rag_model.reading.answer import answer_json
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.model import open_reader

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from rag_model.generate.causal import CausalGenerator
+from rag_model.generate.transformer import CausalGenerator
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.store.store import Store
 from tests.fixtures.browser import PATIENCE, chromium
