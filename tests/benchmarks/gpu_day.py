@@ -149,9 +149,9 @@ def list_steps(
     """
     embedding, device = "bench_embedding_gpu.py", "cuda" if gpus else "cpu"
     short = "--passages 16 --windows 1" if not gpus else "--windows 2" if is_short else ""
-    sizes = "--layers 12 --dim 1024 --questions 64 --steps 20" if gpus else "--layers 1 --steps 1"
+    sizes = "--layers 12 --dim 1024 --questions 64 --steps 20" if gpus else "--layers 1 --dim 64 --steps 1"
     training = f"--device {device} --kind sequence {sizes} --rounds {1 if is_short or not gpus else 3}"
-    tiny = "--questions 1 --k 2 --context 8 --answer 2 --layers 1 --beams 1 --rounds 1"
+    tiny = "--questions 1 --k 2 --context 8 --answer 2 --width 64 --layers 1 --beams 1 --rounds 1"
     answers = "--questions 16 --k 5 --width 1024 --layers 12" if gpus else tiny
     index = "--vectors 50000 --factory HNSW32 IVF4096,PQ96np" if is_short else ""
     index = index if gpus else "--vectors 600 --dim 16 --parts 1 --questions 20 --k 5 --factory HNSW8"

@@ -1,7 +1,14 @@
 """A small real snapshot: two parts of hand-written passages, encoded by the real encoder, in a real store."""
 
+import multiprocessing
+import os
+from collections.abc import Callable
+from importlib import import_module
 from itertools import pairwise
+from multiprocessing.dummy import DummyProcess, Pipe
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +22,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry, embeddings_in_space
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.benchmarks import FOLDER
 
 ARTICLES = {
     "Animal Farm": "Animal Farm is an allegorical novella by George Orwell, first published in August 1945.",
@@ -100,3 +108,29 @@ def snapshot(content: tuple[Store, Content]) -> Snapshot:
     """The published snapshot, opened from its store."""
     store, what = content
     return Snapshot.from_store(store, store.snapshots.publish(Manifest(what)))
+
+
+class WorkerThread(DummyProcess):
+    """A worker process of a benchmark, as a thread of this process, which has imported its modules."""
+
+    pid = os.getpid()
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool = False) -> None:
+        """Create the thread; the first argument of `target` is the pipe, to which an error is sent."""
+        super().__init__(target=self._serve, args=(target, *args))
+
+    @staticmethod
+    def _serve(target: Callable[..., None], pipe: Any, *arguments: Any) -> None:
+        try:
+            target(pipe, *arguments)
+        except Exception as error:
+            pipe.send(error)
+
+
+@pytest.fixture
+def worker_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run workers of benchmarks as threads: the test of a build by a GPU starts the processes."""
+    monkeypatch.syspath_prepend(FOLDER)
+    context = SimpleNamespace(Pipe=Pipe, Process=WorkerThread)
+    for module in (import_module("alone"), multiprocessing):
+        monkeypatch.setattr(module, "get_context", lambda _: context)

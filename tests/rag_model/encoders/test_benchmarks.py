@@ -1,8 +1,6 @@
 """The benchmarks run, on little: what they print is a number a person relies on."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from transformers import BertConfig
 
 from tests.benchmarks.gpu_day import embedding_rows
-from tests.fixtures.benchmarks import FOLDER, run_benchmark
+from tests.fixtures.benchmarks import run_benchmark
 from tests.fixtures.tiny import save_cross_encoder
 
 
@@ -23,13 +21,11 @@ def test_embedding_on_a_gpu_is_measured_on_a_cpu_too() -> None:
     assert BertConfig().hidden_size == 768  # what it runs on a GPU is BERT-base
 
 
-@pytest.mark.slow
-def test_embedding_is_measured_beside_sentence_transformers(minilm: Path) -> None:
+def test_embedding_is_measured_beside_sentence_transformers(minilm: Path, worker_threads: None) -> None:
     arguments = ["--texts", "6", "--rounds", "1", "--threads", "1", "--model", str(minilm)]
-    command = [sys.executable, FOLDER / "bench_embedding.py", *arguments]  # which starts processes itself
-    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    assert (found["texts"], found["dim"]) == (6, 384)
-    assert found["cosine_min"] >= 0.999
+    report = json.loads(run_benchmark("bench_embedding.py", *arguments))
+    assert (report["texts"], report["dim"]) == (6, 384)
+    assert report["cosine_min"] >= 0.999
 
 
 @pytest.mark.slow

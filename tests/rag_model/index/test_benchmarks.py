@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import shlex
 import sys
 import time
 from dataclasses import replace
@@ -23,7 +23,7 @@ def report(name: str, *arguments: str | Path) -> dict[str, Any]:
     return parsed
 
 
-def test_bench_hnsw_by_cells(tmp_path: Path) -> None:
+def test_bench_hnsw_by_cells(tmp_path: Path, worker_threads: None) -> None:
     tiny = ["--cells", "2", "--parts", "1", "--dim", "16", "--links", "4", "--questions", "40", "--k", "5"]
     found = report("bench_hnsw.py", "--sizes", "300,600", *tiny, "--plot", tmp_path / "scaling.svg")
     small, large = found["rows"]
@@ -39,7 +39,7 @@ def test_bench_hnsw_by_cells(tmp_path: Path) -> None:
     assert ElementTree.parse(tmp_path / "scaling.svg").getroot().tag.endswith("svg")
 
 
-def test_a_plan_is_measured_beside_its_build() -> None:
+def test_a_plan_is_measured_beside_its_build(worker_threads: None) -> None:
     found = report("bench_plan.py", "--cases", "300x8,600x8", "--index", "HNSW8")
     assert [case["n"] for case in found["cases"]] == [300, 600]
     assert all(case["stages"].keys() == {"train", "scatter", "shard", "merge"} for case in found["cases"])
@@ -47,13 +47,13 @@ def test_a_plan_is_measured_beside_its_build() -> None:
     assert found["wikipedia"]["n"] == 21_015_324
 
 
-def test_hnsw_is_measured_with_and_without_the_added_dimension() -> None:
+def test_hnsw_is_measured_with_and_without_the_added_dimension(worker_threads: None) -> None:
     tiny = ["--n", "300", "--cells", "2", "--parts", "1", "--dim", "16", "--questions", "20", "--k", "5"]
     found = report("bench_hnsw.py", *tiny, "--norms", "0.5", "--augment")
     assert set(found["recall_at_distances"]) == {"one_shot", "ours", "equal_norm"}
 
 
-def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path) -> None:
+def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path, worker_threads: None) -> None:
     words = ["river", "king", "physics", "opera", "football", "castle", "protein", "railway"]
     passages, questions = tmp_path / "passages.jsonl", tmp_path / "questions.jsonl"
     rows = [{"title": a, "text": f"{b} and {c}"} for a in words for b in words for c in words]
@@ -75,35 +75,51 @@ def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path) -> None:
     assert again["indexes"][0]["recall_mean"] > 0.9
 
 
-def test_an_index_is_built_by_a_gpu_and_by_a_core_that_sees_none(tmp_path: Path) -> None:
-    used, seen = tmp_path / "used", str(FOLDER.parent / "fixtures" / "seen_gpu")
-    paths = filter(None, [seen, os.environ.get("PYTHONPATH")])
-    there = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "0,1", "SEEN_GPU": str(used)}
+def test_gpu_builds_an_index_like_a_core_that_sees_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used_path, day = tmp_path / "used", tmp_path / "day"
+    paths = filter(None, [str(FOLDER.parent / "fixtures" / "seen_gpu"), os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("SEEN_GPU", str(used_path))
     index = "--vectors 2600 --dim 16 --cells 2 --parts 1 --questions 40 --k 5 --factory HNSW8 IVF16,PQ4np"
-    day, steps = tmp_path / "day", ["index", "training-bf16", "decoding"]
-    command = [FOLDER / "gpu_day.py", "--out", day, "--only", *steps, "--options", f"index={index}"]
-    done = subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True, text=True, env=there)
+    arguments = ["gpu_day.py", "--out", str(day), "--only", "index", "--options", f"index={index}"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        gpu_day.main()
+    assert end.value.code == 0
     recorded = json.loads((day / "index.json").read_text())
-    (found,) = recorded["reports"]
-    assert found["device"] != "cpu"
-    for one in found["indexes"]:
-        assert one["gpu"]["recall"] == one["cpu"]["recall"] > 0.5  # this GPU computes as a CPU does
-        assert one["gpu"]["hours_for_wikipedia"].keys() == one["gpu"]["gpu_mb"].keys() == one["cpu"]["seconds"].keys()
-    uses = used.read_text().splitlines()
+    (index_report,) = recorded["reports"]
+    assert index_report["device"] != "cpu"
+    for factory in index_report["indexes"]:
+        gpu, cpu = factory["gpu"], factory["cpu"]
+        assert gpu["recall"] == cpu["recall"] > 0.5  # this GPU computes as a CPU does
+        assert gpu["hours_for_wikipedia"].keys() == gpu["gpu_mb"].keys() == cpu["seconds"].keys()
+    uses = used_path.read_text().splitlines()
     assert uses.count("graph on 0") == 2  # a cell's graph each, and none where the GPU is hidden
-    assert uses.count("centroids on 0") == 3  # of k-means, the losses and the part: one task each, on one GPU of two
+    # Of k-means, the losses and the part: one task each, on one GPU of two.
+    assert uses.count("centroids on 0") == 3
     assert len(uses) == 5  # and no upper levels, which the merge builds
-    rows = [line.split(" | ") for line in done.stdout.splitlines()]
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert {len(row) for row in rows} == {5}  # the columns of docs/benchmarks.md
-    assert len(rows) == 2 + (4 + 1) + (3 + 1) + 1 + 2
+    assert len(rows) == 2 + (4 + 1) + (3 + 1)
     assert [row[0] for row in rows if "recall@5" in row[0]] == ["| its recall@5"] * 2
-    assert sum("precision bf16" in row[0] for row in rows) == 1
     assert "failed" not in (day / "report.md").read_text()
     for options, expected in ((f"{index} --metric l2", None), (index, recorded)):
-        (step,) = [one for one in gpu_day.list_steps(0, {}, {"index": options}) if one.name == "index"]
+        (step,) = [step for step in gpu_day.list_steps(0, {}, {"index": options}) if step.name == "index"]
         assert gpu_day.find_result(step, day) == expected
     (day / "index.json").write_text('{"half')  # of a run that was killed while it wrote
     assert gpu_day.find_result(step, day) is None
+
+
+@pytest.mark.parametrize(("name", "n_rows"), [("training-bf16", 1), ("decoding", 2)])
+def test_steps_of_training_and_decoding_have_rows(name: str, n_rows: int, worker_threads: None) -> None:
+    (step,) = [step for step in gpu_day.list_steps(0, {}, {}) if step.name == name]
+    output = run_benchmark(step.script, *shlex.split(step.options))
+    rows = list(step.rows([json.loads(line) for line in output.splitlines()]))
+    assert [len(row) for row in rows] == [4] * n_rows
+    assert ["precision bf16" in row[0] for row in rows] == [name == "training-bf16"] * n_rows
 
 
 # In place of an environment's interpreter: claims a GPU as a worker does, and waits until each process has one.
@@ -180,7 +196,7 @@ def test_another_environment_encodes_with_its_torch(tmp_path: Path) -> None:
         gpu_day.read_environment(str(tmp_path / "none"))
 
 
-def test_without_a_gpu_the_core_alone_is_measured() -> None:
+def test_without_a_gpu_the_core_alone_is_measured(worker_threads: None) -> None:
     tiny = ["--vectors", "600", "--dim", "16", "--parts", "1", "--questions", "20", "--k", "5", "--factory", "HNSW8"]
     found = report("bench_gpu_index.py", *tiny)
     assert (found["device"], found["graphs_on_the_gpu"]) == ("cpu", False)
@@ -211,7 +227,7 @@ def _slowly(line: str, watch: Any) -> str:
     return line
 
 
-def test_search_is_raced_against_bare_faiss() -> None:
+def test_search_is_raced_against_bare_faiss(worker_threads: None) -> None:
     tiny = ["--n", "600", "--dim", "16", "--cells", "2", "--links", "4", "--questions", "40", "--k", "5"]
     found = report("bench_index_search.py", *tiny, "--rounds", "2")
     assert min(found["recall"].values()) >= 0.95
@@ -219,7 +235,7 @@ def test_search_is_raced_against_bare_faiss() -> None:
     assert len(found["rounds"]["ours"]) == 2
 
 
-def test_memory_is_projected_and_recall_measured(tmp_path: Path) -> None:
+def test_memory_is_projected_and_recall_measured(tmp_path: Path, worker_threads: None) -> None:
     table, kinds = tmp_path / "table.md", ["Flat", "HNSW8_SQ8", "IVF,RaBitQ4,Refine(vectors)"]
     tiny = ["--n", "1200", "--dim", "32", "--asked", "20", "--k", "5", "--markdown", table]
     flat, graph, lists = report("bench_index_memory.py", *tiny, "--only", *kinds)["indexes"]
@@ -261,7 +277,7 @@ def test_late_interaction_is_measured_beside_colberts_codec_and_all_passages(tmp
     assert fixed["indexes"]["HNSW8"]["found_in_100"] == fixed["indexes"]["Flat"]["found_in_100"] == 1
 
 
-def test_weighted_terms_are_measured_beside_a_product_of_matrices() -> None:
+def test_weighted_terms_are_measured_beside_a_product_of_matrices(worker_threads: None) -> None:
     few = ["--asked", "9", "--rounds", "1", "--parts", "3", "-k", "5"]
     found = report("bench_sparse.py", "--count", "500", "--terms", "20", "--question-terms", "12", *few)
     assert found["ratio"] > 0
