@@ -6,7 +6,6 @@ Prints one JSON line a kind. A crash, an exception that is no `BookwheelError`, 
 
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -14,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fixtures.forked import start_process
+from tests.fuzz.child import Job, read_mutated_files
 from tests.fuzz.kinds import KINDS, Kind
 
 SOUND = {"read", "refused"}
-_ROOT = Path(__file__).parents[2]
 _SHOWN = 5  # cases of each defect
 
 
@@ -45,7 +45,7 @@ def tried(kinds: Sequence[Kind], first: int, last: int) -> list[Result]:
         left = {kind.name: (first, _sound(kind, Path(folder, str(place)))) for place, kind in enumerate(kinds)}
         while left:
             jobs = [(name, str(_work(Path(folder), *sound)), start, last) for name, (start, sound) in left.items()]
-            name, number = _run(results, jobs)
+            name, number = _run(results, jobs, Path(folder))
             for done in list(left)[: list(left).index(name)]:
                 del left[done]
             left[name] = number + 1, left[name][1]
@@ -54,20 +54,20 @@ def tried(kinds: Sequence[Kind], first: int, last: int) -> list[Result]:
     return list(results.values())
 
 
-def _run(results: dict[str, Result], jobs: Sequence[tuple[str, str, int, int]]) -> tuple[str, int]:
+def _run(results: dict[str, Result], jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
     """Run one child; return the kind and the number of the last case that it tried."""
-    command = [sys.executable, "-m", "tests.fuzz.child", json.dumps(jobs)]
-    child = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    lines, name, number = iter(child.stdout.splitlines()), "", -1
+    outputs = [folder / name for name in ("out", "err")]
+    child = start_process(read_mutated_files, jobs, outputs)
+    child.join()
+    output, errors = (path.read_text(errors="replace") for path in outputs)
+    lines, name, number = iter(output.splitlines()), "", -1
     for line in lines:
         if line.startswith("try "):  # others are what a library prints
             _, digits, name = line.split(" ", 2)
             number = int(digits)
-            results[name].add(number, next(lines, None) or _died(child.returncode))
+            results[name].add(number, next(lines, None) or _died(child.exitcode or 0))
     if not name:
-        raise RuntimeError(
-            f"a sound file of {', '.join(job[0] for job in jobs)} cannot be read: {child.stderr[-2000:]}"
-        )
+        raise RuntimeError(f"a sound file of {', '.join(job[0] for job in jobs)} cannot be read: {errors[-2000:]}")
     return name, number
 
 

@@ -1,13 +1,12 @@
-"""Read mutated files one after another, in a process that may die: `python -m tests.fuzz.child JOBS`.
+"""Read mutated files one after another, in a process that may die.
 
 Writes the number of a case before it is tried, and its outcome after it: one line each. So the last line tells which
 case killed it, and its parent goes on with the next one.
 """
 
-import json
+import os
 import resource
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,10 +21,13 @@ SECONDS = 5.0  # of CPU time of a case; then the process is killed
 WAITED_SECONDS = 120.0  # of a case that waits
 MEMORY = 1 << 30  # bytes, beside what the modules and the sound files take; mapped files do not count
 _READERS = {kind.name: kind.read for kind in KINDS}
+Job = tuple[str, str, int, int]  # a kind's name, the folder with the sound file alone, the first case and the last + 1
 
 
-def main(jobs: Sequence[tuple[str, str, int, int]]) -> None:
-    """Try cases first … last - 1 of kinds: (name, folder with the sound file alone, first, last)."""
+def read_mutated_files(jobs: Sequence[Job], outputs: Sequence[Path]) -> None:
+    """Try the cases of jobs; write standard output and standard error to two files."""
+    for descriptor, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     pa.set_io_thread_count(1)  # the sound files start it: under the limit the start of a thread may end the process
     pa.set_cpu_count(1)
     sound = [next(path for path in Path(folder).iterdir() if path.is_file()) for _, folder, _, _ in jobs]
@@ -58,7 +60,3 @@ def _outcome(read: Callable[[Path], object], path: Path) -> str:
         place = next((frame for frame in reversed(frames) if "rag_model" in frame.filename), frames[-1])
         return f"raw {type(raw).__name__} {Path(place.filename).name}:{place.lineno} {' '.join(str(raw).split())[:150]}"
     return "read"
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

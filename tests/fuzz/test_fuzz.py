@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.fixtures.forked import SHARED
 from tests.fuzz.campaign import tried
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutation import mutated
@@ -9,6 +10,7 @@ from tests.fuzz.mutation import mutated
 CASES = 25  # of each kind; `make fuzz` tries as many as you like
 
 
+@SHARED
 @pytest.mark.timeout(300)
 def test_mutated_files_are_read_or_refused() -> None:
     results = tried(KINDS, 0, CASES)
