@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import PartialState
-from torch import nn
+from torch import distributed, nn
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.torch_cross_encoder import TrainableCrossEncoder
@@ -36,6 +36,7 @@ from rag_model.training.objectives.colbert import ColbertRecipe, ColbertTask, In
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from rag_model.training.objectives.ict import IctRecipe, IctTask
+from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss
 from rag_model.training.objectives.margin_mse import MarginMseRecipe, MarginMseTask
 from rag_model.training.objectives.objective import Job, list_objective_names
 from rag_model.training.objectives.openrag import OPENRAG, OpenRagRecipe, OpenRagTraining
@@ -74,7 +75,7 @@ CHOICES = ("h", "7")  # A random generator answers with one or the other, which 
 JUDGED = [Example(f"q{x}", f"who was the king of city {x}?", (CHOICES[x in "aceg"],)) for x in "abcdefgh"]
 # An epoch of 7 questions or 15 lists ends with a smaller batch.
 ANSWERED = [Example(f"q{x}", f"who was the king of city {x}?", (x * 3,)) for x in "abcdefg"]
-STEPS = settings(max_steps=6, evaluate_every=3, checkpoint_every=3, learning_rate=1e-3)
+STEPS = settings(max_steps=4, evaluate_every=2, checkpoint_every=2, learning_rate=1e-3)
 
 
 def without_dropout(module: nn.Module) -> None:
@@ -182,6 +183,24 @@ BUILDERS: Mapping[str, Callable[[Path, int], Task[Any]]] = {
 }
 
 
+def check_in_batch_loss(rank: int) -> None:
+    """Compare the loss and the gradient of two processes with those of one large batch."""
+    questions, passages = (
+        torch.randn(n, 8, generator=torch.Generator().manual_seed(seed)) for seed, n in ((1, 4), (2, 7))
+    )
+    weight = torch.eye(8).requires_grad_()
+    own_passages = passages[:3] if rank == 0 else passages[3:]
+    gathered, start = gather_all_processes(own_passages @ weight)
+    own_questions = questions[rank * 2 : rank * 2 + 2]
+    loss, _ = in_batch_loss(own_questions @ weight, gathered, torch.tensor([0, 1]) + start)
+    (gradient,) = torch.autograd.grad(loss, weight)
+    total = torch.stack([loss.detach(), *gradient.flatten()])
+    distributed.all_reduce(total)
+    loss, _ = in_batch_loss(questions @ weight, passages @ weight, torch.tensor([0, 1, 3, 4]))
+    (gradient,) = torch.autograd.grad(loss, weight)
+    torch.testing.assert_close(total / 2, torch.stack([loss.detach(), *gradient.flatten()]))
+
+
 def train_all(folder: Path, given: Path, processes: int) -> dict[str, str]:
     """Train on the same batches a step, however many processes share them; return the goals."""
     line = LineTask()
@@ -196,6 +215,7 @@ def train_all(folder: Path, given: Path, processes: int) -> dict[str, str]:
     goals["rag-end2end"] = train_end2end(folder / "rag-end2end", given / "moving", processes)
     if processes > 1:
         rank = os.environ["RANK"]
+        check_in_batch_loss(int(rank))
         train_without_memory(folder, given, int(rank))
         (folder / f"moved-{rank}").write_text(json.dumps(moves(folder, given / "moving")))
         poisoned = LineTask(poison="p3")

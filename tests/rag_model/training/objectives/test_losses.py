@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -76,37 +73,3 @@ def test_scores_are_float32_whatever_the_precision_around() -> None:
 def test_one_process_has_its_own_rows() -> None:
     rows = vectors(1, 3)
     assert gather_all_processes(rows) == (rows, 0)
-
-
-TWO = """
-import sys, torch, torch.distributed as dist
-from rag_model.training.objectives.losses import in_batch_loss, gather_all_processes
-rank = int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/rendezvous", rank=rank, world_size=2)
-q, p = (torch.randn(n, 8, generator=torch.Generator().manual_seed(s)) for s, n in ((1, 4), (2, 7)))
-weight = torch.eye(8).requires_grad_()
-own = slice(0, 3) if rank == 0 else slice(3, 7)
-passages, start = gather_all_processes(p[own] @ weight)
-gold = torch.tensor([0, 1]) + start
-loss, _ = in_batch_loss(q[rank * 2 : rank * 2 + 2] @ weight, passages, gold)
-loss.backward()
-total = torch.stack([loss.detach(), *weight.grad.flatten()])
-dist.all_reduce(total)
-if rank == 0:
-    weight.grad = None
-    loss, _ = in_batch_loss(q @ weight, p @ weight, torch.tensor([0, 1, 3, 4]))
-    loss.backward()
-    torch.testing.assert_close(total / 2, torch.stack([loss.detach(), *weight.grad.flatten()]))
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_have_the_loss_and_gradient_of_one_large_batch(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-c", TWO, str(tmp_path)]
-    both = [
-        subprocess.Popen([*command, str(rank)], env=environment, cwd=Path(__file__).parents[4], stderr=subprocess.PIPE)
-        for rank in (0, 1)
-    ]
-    errors = [one.communicate()[1].decode() for one in both]
-    assert [one.returncode for one in both] == [0, 0], errors
