@@ -121,8 +121,9 @@ def watch(
             None,
             launch.fn(*rebuild_arguments, beam_options=beam_options, **launch_arguments),
         )
-    # Its stages belong to this run.
-    return WatchOutcome(known_date, new_date, reindex.fn(*rebuild_arguments, False, beam_options))
+    return WatchOutcome(
+        known_date, new_date, reindex.fn(*rebuild_arguments, False, beam_options)
+    )  # its stages belong to this run
 
 
 @deployment_flow("upkeep")

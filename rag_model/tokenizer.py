@@ -28,7 +28,9 @@ from rag_model.extras import require
 from rag_model.process import (
     ChildDiedError,
     ChildWorker,
+    is_served_for_calls,
     run_in_child,
+    serve_call,
     serve_calls,
 )
 from rag_model.untrusted_text import parse_json
@@ -446,4 +448,7 @@ def _encode_trial_texts(file: str) -> None:
 
 
 if __name__ == "__main__":
-    serve_calls(lambda rules: _open_tokenizer(rules) if rules else _encode_trial_texts)
+    if is_served_for_calls():
+        serve_calls(_open_tokenizer)
+    else:
+        serve_call(_encode_trial_texts)

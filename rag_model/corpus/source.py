@@ -28,8 +28,14 @@ from rag_model.errors import InputError, UnreachableError, UsageError, format_er
 from rag_model.secrets import refuse_secret
 
 CHUNK_BYTES = 1 << 18  # bytes per chunk
-# Fields that identify a version of a file, by file system.
-_STAMP_FIELDS = "ETag", "mtime", "LastModified", "last_modified", "created", "blob_id"
+_STAMP_FIELDS = (
+    "ETag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+    "blob_id",
+)  # fields that identify a version of a file, by file system
 _CLIENT_ERRORS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # huggingface_hub uses httpx2
 
 

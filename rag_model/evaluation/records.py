@@ -82,8 +82,9 @@ class EvaluationComparison:
 
     before: EvaluationManifest
     after: EvaluationManifest
-    # The retriever of `after`, or `BEFORE -> AFTER` if they differ.
-    pairs: Mapping[str, Mapping[str, MeasureComparison]]
+    pairs: Mapping[
+        str, Mapping[str, MeasureComparison]
+    ]  # the retriever of `after`, or `BEFORE -> AFTER` if they differ
 
 
 def compare_evaluations(store: Store, before: EvaluationManifest, after: EvaluationManifest) -> EvaluationComparison:

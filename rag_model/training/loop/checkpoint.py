@@ -95,8 +95,9 @@ class TrainerState:
             ValueError: a step is not a valid number, or the folder of the best weights is not next
                 to the checkpoints.
         """
-        # Checkpoints of version 0.1 lack it.
-        searched = tuple(SearchedSnapshot(**entry) for entry in value.get("asked", ()))
+        searched = tuple(
+            SearchedSnapshot(**entry) for entry in value.get("asked", ())
+        )  # checkpoints of version 0.1 lack it
         best = BestWeights(**value["best"])
         if not all(type(step) is int and 0 <= step < _MAX_STEPS for step in (value["step"], best.step)):
             raise ValueError("its step is not a valid number")

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,19 +24,6 @@ from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
 QUESTIONS = ["who wrote the river?", "a king", "who wrote the river?", "music of war"] * 3
 TITLES = ["River", "", "King", "War and the music"] * 3
 TEXTS = [f"the river was born in the city of king {'and ' * (7 * number)}" for number in range(12)]
-ROOT = Path(__file__).parents[3]
-WITHOUT_TORCH = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "transformers"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
-sys.meta_path.insert(0, Missing())
-from pathlib import Path
-from typing import Any
-from rag_model.retrieve.models import PairScorerCache
-print(PairScorerCache().load(sys.argv[1]).scores(["who wrote the river?"], ["River"], ["the king"]).tolist()[0])
-"""
 
 
 @dataclass
@@ -159,15 +144,6 @@ def test_passages_of_every_kind_have_a_score(scorer: CrossEncoder) -> None:
     found = scorer.scores(["who?"] * 5, [""] * 5, texts)
     assert np.isfinite(found).all()
     assert found[0] == pytest.approx(found[1], abs=1e-5)
-
-
-def test_an_onnx_folder_needs_no_torch(graph: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, str(graph)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    told = CrossEncoder.load(graph).scores(["who wrote the river?"], ["River"], ["the king"])
-    assert float(done.stdout) == pytest.approx(float(told[0]), abs=1e-5)
 
 
 def test_safetensors_come_first_where_there_is_torch(folder: Path, graph: Path, tmp_path: Path) -> None:
