@@ -18,6 +18,7 @@ import torch
 from prefect.client.orchestration import get_client
 
 from flows.finetune import TrainingRequest, prepare_training
+from flows.machine.local import find_free_ports
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import ResourceError, UsageError
 from rag_model.generate.rag_folder import load_rag
@@ -32,6 +33,7 @@ from rag_model.training.loop.loop_settings import LoopSettings, compute_learning
 from rag_model.training.objectives.rag import LOOP
 from rag_model.training.origins import NamedModels
 from rag_model.training.settings import parse_settings
+from tests.fixtures.forked import ForkedCommand
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.flows.conftest import IN_PROCESS, Bookwheel
@@ -551,8 +553,9 @@ def test_bf16_trains_like_float32(
     assert losses["bf16"] == pytest.approx(losses["no"], rel=0.05, abs=1e-3)
 
 
+@pytest.mark.xdist_group("processes")
 def test_two_processes_of_a_launcher_train_one_model(
-    store: Path, given: dict[str, Path], executable: Path, tmp_path: Path
+    store: Path, given: dict[str, Path], executable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = [executable.with_name("torchrun"), "--standalone", "--nproc-per-node=2", "--no-python", executable]
     options = {"store": store, **given, "training": tmp_path / "dpr.toml", "max_steps": 2}
@@ -584,5 +587,16 @@ def test_two_processes_of_a_launcher_train_one_model(
     lineage = opened.models.get(outcome["model"]).content.lineage
     assert lineage["processes"] == 2, "one process would train another model"
     assert [row["step"] for row in read_metrics(tmp_path / "work") if row["kind"] == "train"] == [1, 2]
-    again = launch()
+
+    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", **environment}
+    variables["MASTER_PORT"] = str(find_free_ports(1)[0])
+    processes = []
+    for rank in ("0", "1"):  # as torchrun does, which imports torch once more for each
+        with monkeypatch.context() as launched:
+            for name, value in {**variables, "RANK": rank, "LOCAL_RANK": rank}.items():
+                launched.setenv(name, value)
+            processes.append(ForkedCommand(["finetune", "dpr", *words, "--json"], tmp_path))
+    outputs = [process.communicate(300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    again = json.loads("".join(output for output, _ in outputs))  # one process prints it
     assert (again["model"], again["trained"], again["number"]) == (outcome["model"], False, 1)

@@ -4,7 +4,6 @@ import bz2
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import Acceptance
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
+from tests.fixtures.forked import ForkedCommand
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -246,25 +246,25 @@ def test_with_a_trust_file_only_signed_evaluations_count(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["evaluations/*.json"])
+@pytest.mark.xdist_group("processes")
 def test_a_release_that_was_killed_goes_on(
-    moment: str,
     release: Callable[..., Any],
     store: Path,
     grown_dump: Path,
-    executable: Path,
     tiny: Path,
     recipe: Path,
     questions: Path,
+    tmp_path: Path,
 ) -> None:
-    served, before = named(store)["latest"], set(store.glob(moment))
-    given = {"dump": grown_dump, "store": store, "questions": questions, "encoder": tiny, "recipe": recipe}
-    words = [executable, "release", *(word for name, one in given.items() for word in (f"--{name}", one))]
-    with subprocess.Popen([*words, "--tolerance", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        while set(store.glob(moment)) <= before:
-            assert running.poll() is None, "the moment was not seen before the process ended"
-            time.sleep(0.001)
-        running.kill()
+    served, evaluations = named(store)["latest"], set(store.glob("evaluations/*.json"))
+    options = {"dump": grown_dump, "store": store, "questions": questions, "encoder": tiny, "recipe": recipe}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    running = ForkedCommand(["release", *words, "--tolerance", "1"], tmp_path)
+    while set(store.glob("evaluations/*.json")) <= evaluations:
+        assert running.poll() is None, "the moment was not seen before the process ended"
+        time.sleep(0.001)
+    running.kill()
+    running.wait()
     assert named(store)["latest"] == served
     ran = release("--tolerance", 1, dump=grown_dump)
     assert ran.code == 0, ran.err

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -30,6 +28,7 @@ from rag_model.evaluation.reports.reproduction import (
     render_reproduction_page,
 )
 from rag_model.store.store import Store
+from tests.fixtures.forked import ForkedCommand
 from tests.fixtures.hub import Hub
 from tests.fixtures.published import write_published
 from tests.fixtures.tiny_rag import save_tiny_rag
@@ -372,16 +371,16 @@ def test_the_name_of_a_file_becomes_a_name_of_refs(folder: Path, tiny: Path) -> 
         table = folder / f"{stem}.toml"
 
 
+@pytest.mark.xdist_group("processes")
 def test_a_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table, store = write_table(folder, tiny), folder / "store"
     arguments = ["reproduce", str(table), "--store", str(store)]
-    command = [sys.executable, "-c", "import sys; from flows.cli import main; main(sys.argv[1:])", *arguments]
-    running = subprocess.Popen(command, env={**os.environ}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = ForkedCommand(arguments, folder)
     try:
         while running.poll() is None and not list(store.glob("evaluations/*.json")):
             time.sleep(0.02)
     finally:
-        running.send_signal(signal.SIGKILL)
+        running.kill()
         running.wait()
     finished = {path.name: path.read_bytes() for path in store.glob("evaluations/*.json")}
     assert 1 <= len(finished) <= 4

@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,22 +18,26 @@ import pytest
 
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
+from tests.fixtures.forked import ForkedCommand
 
 PATIENCE = 400  # seconds; a busy machine takes a while to import torch
 SECRET = "a-word-that-nobody-may-see"
+
+
+pytestmark = pytest.mark.xdist_group("processes")
 
 
 @dataclass(slots=True)
 class Served:
     """A service in a process of its own."""
 
-    process: "subprocess.Popen[str]"
+    process: ForkedCommand
     url: str
     health: str | None
     log: Path
 
     @property
-    def at(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
@@ -47,37 +49,40 @@ class Served:
             with refused:
                 return refused.code, refused.read().decode()
 
-    def until(self, true: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not true():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)  # between two looks
+    def until(self, condition: Callable[[], object]) -> None:
+        wait_until(condition, self.process, self.log)
+
+    def end(self, number: int) -> int | None:
+        """Send a signal; return the exit code."""
+        os.kill(self.process.pid, number)
+        return self.process.wait(PATIENCE)
+
+
+def wait_until(condition: Callable[[], object], process: ForkedCommand, log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)  # between two looks
 
 
 @contextmanager
 def service(tmp_path: Path, *options: object) -> Iterator[Served]:
-    log = tmp_path / "serve.log"
-    command = [str(Path(sys.executable).with_name("bookwheel")), "serve", "--port", "0", "--json", *map(str, options)]
-    environment = {
-        **os.environ,
-        "BOOKWHEEL_CACHE": str(tmp_path / "cache"),
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "OMP_NUM_THREADS": "1",
-    }
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+        environment.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        environment.setenv("OMP_NUM_THREADS", "1")
+        process = ForkedCommand(["serve", "--port", "0", "--json", *map(str, options)], tmp_path)
+    output, log = process.outputs
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        told = json.loads(line)
-        yield Served(process, told["url"], told["health"], log)
+        wait_until(lambda: output.exists() and output.read_text().endswith("\n"), process, log)
+        (line,) = output.read_text().splitlines()
+        addresses = json.loads(line)
+        yield Served(process, addresses["url"], addresses["health"], log)
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    assert output.read_text() == f"{line}\n", "a service prints its addresses alone"
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +103,10 @@ def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
             f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         )
         head += "\r\nConnection: close\r\n\r\n"
-        with socket.create_connection(served.at, timeout=PATIENCE) as connection:
+        with socket.create_connection(served.address, timeout=PATIENCE) as connection:
             connection.sendall(head.encode() + body[:10])
             served.get("/healthz")  # by now the first bytes are there
-            served.process.send_signal(signal.SIGTERM)
+            os.kill(served.process.pid, signal.SIGTERM)
             served.until(lambda: served.get("/readyz")[0] == 503)
             assert "is shutting down" in served.get("/readyz")[1]
             connection.sendall(body[10:])
@@ -111,8 +116,6 @@ def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
         hits, expected = ([hit["id"] for hit in one["results"][0]["hits"]] for one in (found, searched))
         assert hits == expected
         assert served.process.wait(PATIENCE) == 0
-        assert served.process.stdout is not None
-        assert served.process.stdout.read() == ""
     log = served.log.read_text()
     assert f"serving latest at {served.url}" in log
     assert SECRET not in log
@@ -124,8 +127,7 @@ def test_a_snapshot_without_a_graph_is_served_by_what_it_has(lists_only: Path, t
         served.until(lambda: served.get("/readyz")[0] == 200)
         told = json.loads(served.get("/snapshot")[1])
         assert (told["retrievers"], told["indexes"]) == (["ivfpq"], ["ivfpq"])
-        served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(PATIENCE) == 0
+        assert served.end(signal.SIGTERM) == 0
 
 
 def test_an_expression_is_served_and_composed_of(copy: Path, tmp_path: Path) -> None:
@@ -158,8 +160,7 @@ def test_who_has_no_token_is_not_answered_and_health_has_a_port_of_its_own(copy:
 
 def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
     with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", "--host", "0.0.0.0") as served:
-        served.process.send_signal(signal.SIGINT)
-        assert served.process.wait(PATIENCE) == 0
+        assert served.end(signal.SIGINT) == 0
     assert "programs may use any host name" in served.log.read_text()
     assert "Traceback" not in served.log.read_text()
 

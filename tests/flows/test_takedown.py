@@ -214,6 +214,7 @@ def delete_files_of(store: Path, snapshot_id: str) -> None:
             opened.files.local_path(blob.path).unlink(missing_ok=True)
 
 
+@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("event", "stage", "code"), [("takedown", "chunk", 0), ("takedown", "train", 1), ("expire", "chunk", 0)]
 )
@@ -223,7 +224,6 @@ def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_and_says
     code: int,
     store: Path,
     reindex: Any,
-    command: Any,
     mini_dump: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -235,7 +235,8 @@ def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_and_says
 
     def lose_parent(*arguments: Any, **options: Any) -> Any:
         if event == "takedown":
-            assert command("takedown", PAGE, "--store", store, "--yes").code in {0, 3}
+            running = ForkedCommand(["takedown", PAGE, "--store", str(store), "--yes"], tmp_path)
+            assert running.wait(300) in {0, 3}
         else:
             delete_files_of(store, parent)
         return run_stage(*arguments, **options)
