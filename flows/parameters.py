@@ -13,11 +13,9 @@ from functools import cache, wraps
 from inspect import Parameter as FunctionParameter
 from inspect import getdoc, signature, unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from cyclopts import Parameter
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
 
 from beam_jobs.workers import refuse_unlisted, resolve_options
 from flows.command.reply import StoreUrl
@@ -31,13 +29,33 @@ if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun
     from prefect.context import FlowRunContext
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 _OPTIONS = "beam_options"  # the parameter for Beam's options
 _ARGS = "Args:\n"  # the section of a docstring
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
 
-Url = Annotated[str, Field(min_length=1)]  # a URL, a path, a glob or a name
+
+class _NonEmptyText:
+    """Annotation of a text that must not be empty, for forms; validator for the command line.
+
+    pydantic's own annotation would import pydantic, which takes a tenth of a second.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        return cast("CoreSchema", {**handler(source), "min_length": 1})
+
+    def __call__(self, kind: object, text: str | None) -> None:
+        """Refuse an empty text."""
+        if text == "":
+            raise ValueError("it is empty: give a value, or omit the option")
+
+
+_NON_EMPTY = _NonEmptyText()
+# A URL, a path, a glob or a name.
+Url = Annotated[str, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 
 
 def read_file(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
@@ -57,7 +75,7 @@ def read_file(read: Callable[[Path], Any], description: str | None = None, name:
 
 # A form has these settings as a table, and the command line reads them from a file.
 RecipeParameter = Annotated[Recipe | None, read_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
-StoreParameter = Annotated[StoreUrl, Field(min_length=1)]
+StoreParameter = Annotated[StoreUrl, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
 
 # When the server refuses a form, it shows one of these phrases, followed by "was expected".
@@ -81,7 +99,9 @@ class _RecordedValue:
         """Hold the parameter's own annotation."""
         self._annotation = annotation
 
-    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, _: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        from pydantic_core import core_schema  # noqa: PLC0415 - the command line does not need it
+
         # The check is in a schema around the parameter's own schema, whose JSON schema may be
         # replaced as a whole (`WithJsonSchema`).
         return core_schema.no_info_after_validator_function(
@@ -95,8 +115,10 @@ def _return_value(value: Any) -> Any:
     return value
 
 
-def _add_secret_check(parameter_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+def _add_secret_check(parameter_schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
     """Return the JSON schema of a parameter, extended by the check of its value."""
+    from pydantic_core import core_schema  # noqa: PLC0415
+
     definition = core_schema.any_schema(
         ref=_DEFINITION, metadata={"pydantic_js_functions": [_define_value_without_secret]}
     )
@@ -106,8 +128,10 @@ def _add_secret_check(parameter_schema: CoreSchema, handler: GetJsonSchemaHandle
     return {**handler(parameter_schema), "if": {}, "then": check}
 
 
-def _define_value_without_secret(_: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+def _define_value_without_secret(_: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
     """Return the schema of a JSON value, at any depth of which no string contains a secret."""
+    from pydantic_core import core_schema  # noqa: PLC0415
+
     nested = handler(core_schema.definition_reference_schema(_DEFINITION))
     return {
         "if": {"type": "string", "maxLength": _MAX_CHARACTERS},

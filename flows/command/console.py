@@ -7,22 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from typing import TYPE_CHECKING, Protocol
 
 from flows.command.reply import Common
 from rag_model.untrusted_text import escape_controls
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _PLAIN_SECONDS = 10.0  # seconds between two plain lines of a log
 _UNITS = (("h", 3600), ("min", 60), ("s", 1))
@@ -46,15 +37,26 @@ def show_progress(what: str, *, as_bytes: bool = False, quiet: bool = False) -> 
     if quiet:
         yield _Silence()
         return
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         lines = _Lines(what, as_bytes)
         yield lines
         lines.end()
         return
+    from rich.console import Console  # noqa: PLC0415 - logs do not need it
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     count = DownloadColumn() if as_bytes else MofNCompleteColumn()
     columns = TextColumn("{task.description:<12}"), BarColumn(), count
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
         yield _Bar(bar, bar.add_task(what, total=None))
 
 
@@ -90,7 +92,7 @@ class _Silence:
 class _Bar:
     """A progress bar below the sentences that were printed."""
 
-    def __init__(self, bar: Progress, task: TaskID) -> None:
+    def __init__(self, bar: "Progress", task: "TaskID") -> None:
         self._bar, self._task = bar, task
 
     def __call__(self, done: int, total: int) -> None:

@@ -7,10 +7,13 @@ number of rows and the end of the bytes that have the texts of these rows. A fil
 an average of about 1,000 bytes per passage.
 """
 
+import io
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +195,38 @@ def list_cuts(path: Path, columns: Sequence[str], groups: Sequence[tuple[int, in
 
 
 def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
-    page, _ = _find_pages(data, columns)["text"]
-    indices, cuts = _decode_group(data, columns, 0).columns["text"].indices, list[Cut]()
-    block_ends = iter(_list_block_ends(data, page))
-    end = next(block_ends)
+    page, data_page = _find_pages(data, columns)["text"]
+    indices = _decode_column_indices(data, data_page, "text")
+    file = _BlockwiseFile(data[: page.end], page.start, _list_block_ends(data, page))
+    stream, texts, cuts = pa.CompressedInputStream(file, "zstd"), b"", list[Cut]()
+    n_texts = offset = 0
     for size in _list_cut_sizes(page):
-        while (prefix := _decompress_prefix(data[page.start : end], size)) is None:
-            end = next(block_ends)
-        is_missing = indices >= len(_split_texts(prefix))
-        cuts.append((int(np.append(is_missing, True).argmax()), end))
+        texts += stream.read(size - len(texts))
+        ends = _list_text_ends(texts, offset)
+        n_texts, offset = n_texts + len(ends), ends[-1] if ends else offset
+        cuts.append((int(np.append(indices >= n_texts, True).argmax()), file.block_end))
     return [*cuts, (len(indices), page.end)]
+
+
+class _BlockwiseFile(io.BytesIO):
+    """A Zstandard frame, read block by block to know which blocks a decompressed size needs."""
+
+    def __init__(self, data: bytes, start: int, block_ends: Sequence[int]) -> None:
+        super().__init__(data)
+        self.seek(start)
+        self._block_ends = block_ends
+
+    @property
+    def block_end(self) -> int:
+        """The end of the last block of which bytes were read."""
+        return self._block_ends[bisect_left(self._block_ends, self.tell())]
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return at most `size` bytes of the next block."""
+        offset = self.tell()
+        next_ends = self._block_ends[bisect_right(self._block_ends, offset) :]
+        left = next_ends[0] - offset if next_ends else 0
+        return super().read(left if size is None or size < 0 else min(size, left))
 
 
 def _list_cut_sizes(page: _Page) -> range:
@@ -266,39 +291,49 @@ def _decode_group(
         complete_rows: number of first rows whose texts are in `data`.
         text_cut: number of the cut, and the end of its texts in `data`; None if `data` has all texts.
     """
-    zstd, decoded_columns, nbytes = pa.Codec("zstd"), dict[str, _Column](), 0
+    decoded_columns, nbytes = dict[str, _Column](), 0
     for name, (dictionary_page, data_page) in _find_pages(data, columns).items():
-        field = FULL_SCHEMA.field(name)
         if name == "text" and text_cut is not None:
             cut, end = text_cut
             size = _list_cut_sizes(dictionary_page)[cut]
             dictionary = _decompress_prefix(data[dictionary_page.start : end], size) or b""
         else:
-            dictionary = _decompress(zstd, data, dictionary_page)
-        dtype = _DTYPES.get(field.type)
+            dictionary = _decompress(data, dictionary_page)
+        dtype = _DTYPES.get(FULL_SCHEMA.field(name).type)
         values = _split_texts(dictionary) if dtype is None else np.frombuffer(dictionary, dtype).tolist()
-        page_data = _decompress(zstd, data, data_page)
-        indices = _decode_indices(page_data, data_page.n_values, is_nullable=field.nullable)
+        indices = _decode_column_indices(data, data_page, name)
         decoded_columns[name] = _Column(values, indices)
         nbytes += len(dictionary) + indices.nbytes
     return _DecodedGroup(decoded_columns, complete_rows, nbytes)
 
 
-def _decompress(zstd: pa.Codec, data: bytes, page: _Page) -> bytes:
-    page_data: bytes = zstd.decompress(data[page.start : page.end], page.decoded_bytes, asbytes=True)
+def _decompress(data: bytes, page: _Page) -> bytes:
+    compressed, zstd = data[page.start : page.end], pa.Codec("zstd")
+    page_data: bytes = zstd.decompress(compressed, page.decoded_bytes, asbytes=True)
     return page_data
 
 
 def _split_texts(data: bytes) -> list[bytes]:
     """Return the texts, each after its length in 4 bytes, without a last one that is incomplete."""
-    texts, offset, read_length = list[bytes](), 0, _LENGTH.unpack_from
-    while offset + _LENGTH.size <= len(data):
-        start = offset + _LENGTH.size
-        offset = start + read_length(data, offset)[0]
-        if offset > len(data):
+    ends = _list_text_ends(data)
+    return [data[start + _LENGTH.size : end] for start, end in pairwise([0, *ends])]
+
+
+def _list_text_ends(data: bytes, start: int = 0) -> list[int]:
+    """Return the ends of the complete texts from `start` on, each after its length in 4 bytes."""
+    ends, read_length = list[int](), _LENGTH.unpack_from
+    while start + _LENGTH.size <= len(data):
+        start += _LENGTH.size + read_length(data, start)[0]
+        if start > len(data):
             break
-        texts.append(data[start:offset])
-    return texts
+        ends.append(start)
+    return ends
+
+
+def _decode_column_indices(data: bytes, page: _Page, name: str) -> _Indices:
+    """Decode the data page of a column in the bytes of a row group: return (rows,), -1 for null."""
+    is_nullable = FULL_SCHEMA.field(name).nullable
+    return _decode_indices(_decompress(data, page), page.n_values, is_nullable=is_nullable)
 
 
 def _decode_indices(data: bytes, rows: int, *, is_nullable: bool) -> _Indices:

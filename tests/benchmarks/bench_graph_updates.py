@@ -3,7 +3,9 @@
 Every generation drops `--churn` of the passages at random, and adds as many others; the pool of
 passages is reused cyclically. Prints one JSON line per measured generation. `shortfall_k` is the
 largest difference, in points, by which a rebuilt index's recall@k exceeds the updated one's at
-equal distance computations. The peer is hnswlib's `mark_deleted` and
+equal distance computations. With `--rebuilds N` it is that to the mean of N rebuilt indexes, whose
+passages are inserted in other orders, and `rebuilt_shortfalls_k` has that of each rebuilt index to
+the mean of the others. The peer is hnswlib's `mark_deleted` and
 `add_items(replace_deleted=True)`, beside its own rebuild; faiss searches its graphs and counts
 distances. The vectors are MiniLM's, or those of `--encoder`, and are kept in `--cache`. The full
 measurement needs `pip install hnswlib`:
@@ -24,7 +26,7 @@ the graph in the snapshot. It takes about three minutes of an idle core:
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -75,6 +77,7 @@ p5 = 0.0
 """
 EF_SEARCH = {20: (20, 30, 40, 60, 80, 120, 160, 240, 320), 100: (100, 160, 256, 400)}
 Report = dict[str, Any]
+Curves = dict[int, list[OperatingPoint]]  # of an index, by depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,22 +165,16 @@ class Bookwheel:
         groups = group_by_cell(self.plan, self.partition, corpus)
         self.cells = [cell.update(self.plan, corpus, *rows) for cell, rows in zip(self.cells, groups, strict=True)]
 
-    def load(self, corpus: Generation) -> tuple[FaissIndex, FaissIndex, Report]:
-        """Return the updated index, a rebuilt one, and facts about both."""
-        updated, unreachable = self._merge(corpus, self.cells)
-        rebuilt, rebuilt_unreachable = self._merge(corpus, None)
-        facts = {
-            "unreachable": [unreachable, rebuilt_unreachable],
-            "degree": [measure_degree(updated), measure_degree(rebuilt)],
-        }
-        return updated, rebuilt, facts
+    def load(self, corpus: Generation) -> tuple[FaissIndex, Report]:
+        """Return the updated index, and facts about it."""
+        return self._merge(corpus, self.cells)
 
-    def _merge(self, corpus: Generation, cells: list[Cell] | None) -> tuple[FaissIndex, int]:
-        """Merge the cells; with None, rebuild all cells first.
+    def rebuild(self, corpus: Generation) -> tuple[FaissIndex, Report]:
+        """Return an index that is built from the passages in their order, and facts about it."""
+        return self._merge(corpus, None)
 
-        Returns:
-            the index, and the number of its unreachable nodes.
-        """
+    def _merge(self, corpus: Generation, cells: list[Cell] | None) -> tuple[FaissIndex, Report]:
+        """Merge the cells; with None, rebuild all cells first."""
         plan, trained, out = self.plan, self.trained, self.folder / "index.faiss"
         parts = write_parts(self.folder, corpus.vectors, PARTS)
         shards = [self.folder / f"shard-{number}" for number in range(plan.cells)]
@@ -195,7 +192,9 @@ class Bookwheel:
                 Shard(cell.lists, cell.crossings, history).write(plan, number, shard)
         openers = [path_opener(path) for path in pieces], [path_opener(path) for path in shards]
         stats = KIND.merge(plan, trained, parts, *openers, out)
-        return faiss.read_index(str(out)), stats["unreachable_repaired"]
+        index = faiss.read_index(str(out))
+        unreachable = stats["unreachable_repaired"]
+        return index, {"unreachable": unreachable, "degree": measure_degree(index)}
 
 
 def measure_degree(index: FaissIndex) -> float:
@@ -230,9 +229,13 @@ class Hnswlib:
         self.index.add_items(corpus.vectors[is_new], corpus.rows[is_new], replace_deleted=True)
         self.rows = corpus.rows
 
-    def load(self, corpus: Generation) -> tuple[FaissIndex, FaissIndex, Report]:
-        """Return the updated graph and a rebuilt one, as faiss indexes."""
-        return self._load_graph(corpus), Hnswlib(self.plan, corpus)._load_graph(corpus), {}
+    def load(self, corpus: Generation) -> tuple[FaissIndex, Report]:
+        """Return the updated graph as a faiss index."""
+        return self._load_graph(corpus), {}
+
+    def rebuild(self, corpus: Generation) -> tuple[FaissIndex, Report]:
+        """Return a graph to which the passages are added in their order."""
+        return Hnswlib(self.plan, corpus).load(corpus)
 
     def _load_graph(self, corpus: Generation) -> FaissIndex:
         state = self.index.__getstate__()[0]
@@ -250,14 +253,18 @@ class Hnswlib:
         return load_graph(self.plan, keys, np.arange(len(rows)), len(rows), corpus.vectors)
 
 
-def measure_curves(index: FaissIndex, trials: dict[int, VectorQuerySet]) -> dict[int, list[OperatingPoint]]:
-    """Return the recall curve at each depth over the distances that faiss counts."""
+def measure_curves(index: FaissIndex, trials: dict[int, VectorQuerySet], order: Rows | None = None) -> Curves:
+    """Return the recall curve at each depth over the distances that faiss counts.
+
+    `order` has the trials' row of each row of the index; by default they are equal.
+    """
     curves = {}
     for k, trial in trials.items():
         points = []
         for ef_search in EF_SEARCH[k]:
             faiss.cvar.hnsw_stats.reset()
             rows = index.search(trial.vectors, k, params=faiss.SearchParametersHNSW(efSearch=ef_search))[1]
+            rows = rows if order is None else np.append(order, -1)[rows]
             distances, recall = (
                 faiss.cvar.hnsw_stats.ndis / len(rows),
                 float(trial.compute_recalls(rows).mean()),
@@ -267,16 +274,37 @@ def measure_curves(index: FaissIndex, trials: dict[int, VectorQuerySet]) -> dict
     return curves
 
 
-def compare(updated: dict[int, list[OperatingPoint]], rebuilt: dict[int, list[OperatingPoint]]) -> Report:
-    """Return the shortfall of an updated index in points, and both recalls at the middle of the curves."""
+def average_curves(curves: Sequence[Curves]) -> Curves:
+    """Return the mean distances and recalls of several indexes at each setting."""
+
+    def average(points: Sequence[OperatingPoint]) -> OperatingPoint:
+        pairs = [(point.recall_mean, point.distances) for point in points]
+        recall, distances = np.mean(pairs, axis=0).tolist()
+        return OperatingPoint(points[0].setting, recall, recall, 0.0, distances)
+
+    settings = {k: zip(*(curve[k] for curve in curves), strict=True) for k in curves[0]}
+    return {k: list(map(average, points)) for k, points in settings.items()}
+
+
+def compare(updated: Curves, rebuilds: Sequence[Curves]) -> Report:
+    """Return the shortfall of an updated index in points, and both recalls at the curves' middle.
+
+    It is compared with the mean of the rebuilt indexes, and each of these with that of the others.
+    """
     report: Report = {}
-    for k, curve in rebuilt.items():
+    for k, curve in average_curves(rebuilds).items():
         middle = [point for point in curve if point.distances <= max(p.distances for p in updated[k])][len(curve) // 2]
         report[f"shortfall_{k}"] = round(100 * compare_curves(updated[k], curve), 2)
         report[f"at_{round(middle.distances)}_distances_{k}"] = [
             round(interpolate_recall(updated[k], middle.distances), 4),
             round(middle.recall_mean, 4),
         ]
+        if len(rebuilds) > 1:
+            others = [[of for of in rebuilds if of is not rebuilt] for rebuilt in rebuilds]
+            report[f"rebuilt_shortfalls_{k}"] = [
+                round(100 * compare_curves(rebuilt[k], average_curves(rest)[k]), 2)
+                for rebuilt, rest in zip(rebuilds, others, strict=True)
+            ]
     return report
 
 
@@ -296,6 +324,7 @@ def main() -> None:
     parser.add_argument("--encoder", help="folder of another encoder than MiniLM, or `static` for made_static.py's")
     parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--rebuilds", type=int, default=1, help="rebuilt graphs to compare with")
     parser.add_argument("--through", choices=["stages", "reindex"], default="stages")
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
@@ -329,7 +358,9 @@ def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, optio
             seconds[name] += process_time() - start
         if generation not in options.measure:
             continue
-        exact = ExactIndex(write_parts(folder, corpus.vectors, PARTS), plan.metric)
+        # A rebuild writes the vectors to `folder` in another order.
+        (folder / "exact").mkdir(exist_ok=True)
+        exact = ExactIndex(write_parts(folder / "exact", corpus.vectors, PARTS), plan.metric)
         trials = {k: VectorQuerySet.from_exact_search(exact, questions, k) for k in EF_SEARCH}
         report: Report = {
             "benchmark": "graph_updates",
@@ -338,11 +369,18 @@ def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, optio
             "pool": len(pool),
         }
         for name, side in sides.items():
-            updated, rebuilt, facts = side.load(corpus)
+            index, facts = side.load(corpus)
+            updated, rebuilds = measure_curves(index, trials), list[Curves]()
+            for number in range(options.rebuilds):
+                shuffled = np.random.default_rng(number).permutation(plan.n)
+                order = shuffled if number else np.arange(plan.n)
+                reordered = Generation(corpus.rows[order], corpus.vectors[order])
+                index, rebuilt_facts = side.rebuild(reordered)
+                rebuilds.append(measure_curves(index, trials, order))
             mean_seconds = seconds[name] / generation
             report[name] = (
-                compare(measure_curves(updated, trials), measure_curves(rebuilt, trials))
-                | facts
+                compare(updated, rebuilds)
+                | {fact: [value, rebuilt_facts[fact]] for fact, value in facts.items()}
                 | {
                     "update_cpu_s": round(mean_seconds, 3),
                     "ratio_to_build": round(mean_seconds / side.build_seconds, 4),
@@ -374,7 +412,7 @@ def run_reindex(folder: Path, options: argparse.Namespace) -> None:
         updated, rebuilt = (open_graph(store, ref, folder, question_vectors) for ref in ("latest", "rebuilt"))
         facts = {"cells": cells, "cpu_s": [round(seconds / generation, 2), round(rebuild[1], 2)]}
         report = {"benchmark": "graph_updates", "through": "reindex", "generation": generation, "n": n}
-        print(json.dumps(report | {"bookwheel": compare(updated, rebuilt) | facts}), flush=True)
+        print(json.dumps(report | {"bookwheel": compare(updated, [rebuilt]) | facts}), flush=True)
 
 
 def build_generation(
@@ -389,7 +427,7 @@ def build_generation(
     return {name: metrics[name] for name in names if name in metrics}, process_time() - start
 
 
-def open_graph(store: str, ref: str, folder: Path, questions: Vectors) -> dict[int, list[OperatingPoint]]:
+def open_graph(store: str, ref: str, folder: Path, questions: Vectors) -> Curves:
     """Return the curves of a snapshot's graph."""
     with Snapshot.open(store, ref) as snapshot:
         content = snapshot.manifest.content

@@ -114,14 +114,15 @@ def test_its_work_is_estimated_by_its_own_rate(static: Path, tiny: Path) -> None
 
 def test_a_rebuild_without_a_server_imports_neither_prefect_nor_torch_nor_pandas(static: Path, tmp_path: Path) -> None:
     dump, program = tmp_path / "dump.jsonl", "import sys; from flows.cli import run; code = run(sys.argv[1:]); "
-    program += "unused = {'prefect', 'torch', 'transformers', 'apache_beam', 'pandas', 'scipy.linalg'}; "
+    program += "unused = {'prefect', 'torch', 'transformers', 'apache_beam', 'pandas', 'scipy.linalg', "
+    program += "'pydantic', 'rich'}; "
     program += "print(*sorted(unused & set(sys.modules))); sys.exit(code)"
     lines = [{"_id": str(number), "title": "Rivers", "text": f"the king of river {number}"} for number in range(40)]
     dump.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     words = ["reindex", "--dump", str(dump), "--store", str(tmp_path / "store"), "--encoder", str(static)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    for url, imported in (("", ""), ("http://127.0.0.1:1", "prefect")):
+    for url, imported in (("", ""), ("http://127.0.0.1:1", "prefect pydantic rich")):
         environment |= {"PREFECT_API_URL": url} if url else {}
         ran = subprocess.run(
             [sys.executable, "-c", program, *words],

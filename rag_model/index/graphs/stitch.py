@@ -112,10 +112,11 @@ def add_reverse_links(out: ScoredLinks, members: int) -> CrossLinks:
     """Return the links of the sources to `members` members and, in the other direction, the best."""
     member = unpack_links(out).ravel()  # (s, OUT) -> (s OUT,)
     source = np.repeat(np.arange(len(out), dtype=np.uint64), out.shape[1])  # (s,) -> (s OUT,)
-    back = out.ravel() >> np.uint64(32) << np.uint64(32) | source
-    back, member = back[member >= 0], member[member >= 0]
-    order = np.lexsort((back, member))
-    back, member = back[order], member[order]
+    similarity = out.ravel() >> np.uint64(32)
+    present = np.flatnonzero(member >= 0)
+    keys = member[present].astype(np.uint64) << np.uint64(32) | similarity[present]
+    order = present[np.argsort(keys, kind="stable")]  # stable: sources of equal similarity ascend
+    back, member = similarity[order] << np.uint64(32) | source[order], member[order]
     # position of each link within its member
     rank = np.arange(len(member)) - np.searchsorted(member, member)
     nearest = rank < IN_LINKS

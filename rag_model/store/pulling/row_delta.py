@@ -199,7 +199,7 @@ class _ListReader:
         if not lists.code_bytes:
             slots = data.view(dtype)
             if gaps.any():
-                slots = slots[_locate_slots(lengths, gaps // dtype.itemsize)]
+                slots = slots[_mask_slots(lengths, gaps // dtype.itemsize)]
             return slots, np.zeros((len(slots), 0), np.uint8)
         slots, codes = np.empty(int(lengths.sum()), dtype), np.empty((int(lengths.sum()), lists.code_bytes), np.uint8)
         done = 0
@@ -211,10 +211,10 @@ class _ListReader:
         return slots, codes
 
 
-def _locate_slots(lengths: Rows, gaps: Rows) -> Rows:
-    """Return the position of each slot in lists that are followed by gaps."""
-    spans = lengths + gaps
-    return np.repeat(np.cumsum(spans) - spans, lengths) + concatenated_ranges(lengths)
+def _mask_slots(lengths: Rows, gaps: Rows) -> Bools:
+    """Return a mask of the slots among all items, in lists that are followed by gaps."""
+    counts = np.stack([lengths, gaps], axis=1).ravel()
+    return np.repeat(np.tile([True, False], len(lengths)), counts)
 
 
 def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows, out: Path) -> None:
@@ -311,8 +311,9 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
         predicted_keys = _pair_with_lists(
             block.lists[predicted_in_wrong], block.predicted[predicted_in_wrong], len(is_new)
         )
-        inserted[in_wrong] = ~_is_in(keys, predicted_keys) & (slots[in_wrong] >= 0)
-        removed[predicted_in_wrong] = ~_is_in(predicted_keys, keys)
+        is_predicted, is_present = _match_values(keys, predicted_keys)
+        inserted[in_wrong] = ~is_predicted & (slots[in_wrong] >= 0)
+        removed[predicted_in_wrong] = ~is_present
         # Lists in another order or with repeated numbers are stored as a whole.
         wrong = _find_wrong_lists(block, slots, inserted, removed)
         inserted |= wrong[block.slot_lists]
@@ -331,11 +332,18 @@ def _pair_with_lists(lists: Numbers, rows: Numbers, row_count: int) -> Rows:
     return numbers
 
 
-def _is_in(values: Rows, others: Rows) -> Bools:
-    """Return a mask of the values that are among `others`; faster than `np.isin` for long arrays."""
-    sorted_others = np.append(np.sort(others), np.iinfo(np.int64).max)
-    is_member: Bools = sorted_others[np.searchsorted(sorted_others, values)] == values
-    return is_member
+def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
+    """Return masks of the values that are among `others`, and of the others that are values.
+
+    The second has only the first of equal others.
+    """
+    order = np.argsort(others)
+    sorted_others = np.append(others[order], np.iinfo(np.int64).max)
+    positions = np.searchsorted(sorted_others, values)
+    is_match: Bools = sorted_others[positions] == values
+    is_matched = np.zeros(len(others), np.bool_)
+    is_matched[order[positions[is_match]]] = True
+    return is_match, is_matched
 
 
 def _find_wrong_lists(block: _Block, slots: Numbers, inserted: Bools, removed: Bools) -> Bools:
@@ -483,10 +491,9 @@ def _write_block(lists: RowLists, block: _Block, slots: Numbers, codes: Bytes, r
         return
     width = slots.itemsize
     items = np.empty(len(slots) + int(gaps.sum()) // width, slots.dtype)
-    in_gap = np.ones(len(items), np.bool_)
-    places = _locate_slots(block.lengths, gaps // width)
-    items[places], in_gap[places] = slots, False
-    items[in_gap] = np.frombuffer(rest.read(int(gaps.sum())), slots.dtype)
+    is_slot = _mask_slots(block.lengths, gaps // width)
+    items[is_slot] = slots
+    items[~is_slot] = np.frombuffer(rest.read(int(gaps.sum())), slots.dtype)
     out.write(items.data)
 
 
