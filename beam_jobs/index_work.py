@@ -31,8 +31,7 @@ from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, Opener, SliceLoca
 from rag_model.index.files.vectors import RemoteRowFiles, VectorFiles
 from rag_model.index.kind import PieceReusingKind, PreviousPiece, ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan, IndexStats
-from rag_model.index.quality import fit
-from rag_model.index.quality.fit import find_common_rows
+from rag_model.index.quality.health import FIT_VERSION, find_common_rows
 from rag_model.index.quality.results import FitResult, TrainingStats
 from rag_model.process import check_disk, count_cores
 from rag_model.snapshots.parent_index import ParentIndex
@@ -258,7 +257,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
     changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
     same = [ref.id for ref in reused.unchanged_parts]
     inputs = piece_inputs(plan) | {
-        "fit": fit.VERSION,
+        "fit": FIT_VERSION,
         "trained": reused.blob.id,
         "changed": changed_parts,
         "same": same,
@@ -303,9 +302,8 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
         inputs = {**piece_inputs(task.build.plan), **_scatter_inputs(parent_part.rows, trained, parent_part.number)}
         record = store.memo.find("scatter", store.memo.compute_key(inputs))
         if record is not None and store.blobs.exists(parent_part.rows):
-            piece = path_opener(
-                store.blobs.get_local_path(record.outputs["out"])
-            )  # verified, since what is in it is published again
+            # The piece is verified, because its contents are published again.
+            piece = path_opener(store.blobs.get_local_path(record.outputs["out"]))
             pieces.append(PreviousPiece(store.blobs.get_local_path(parent_part.rows), piece, parent_part.number))
     return pieces
 
@@ -363,9 +361,8 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
             "set TMPDIR to a folder on a disk with room",
         )
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
-        shard_openers = [
-            path_opener(path) for path in _local_paths(store, shards)
-        ]  # read sequentially, a little of each at a time
+        # All are read sequentially, a little of each at a time.
+        shard_openers = [path_opener(path) for path in _local_paths(store, shards)]
         pieces = (
             _openers(store, scattered)
             if shard_openers

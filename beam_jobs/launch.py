@@ -20,9 +20,9 @@ from rag_model.process import count_cores
 Report = dict[str, Any]  # the result of a task, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
-_LAUNCHER_TASK_BYTES = (
-    1 << 30
-)  # bytes of a task that the launcher does in place of workers on other machines: its own may be small
+# Bytes of a task that the launcher does in place of workers on other machines: its own may be
+# small.
+_LAUNCHER_TASK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,9 +237,8 @@ def prepare_training(
     objective, snapshot = get_objective(kind), Snapshot.from_store(store, ref)
     if request.models.teacher is not None and "teacher" not in objective.options:
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
-    model_names = {
-        option: getattr(request.models, option) for option in objective.options
-    }  # others may be set for another verb
+    # Other models may be set for another verb.
+    model_names = {option: getattr(request.models, option) for option in objective.options}
     origins = objective.origins(store, snapshot, NamedModels(**model_names)).pin()
     origins.check_trainable()
     settings = parse_settings(kind, request.tables, request.max_steps, unit_vectors=origins.has_unit_vectors())

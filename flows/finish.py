@@ -57,12 +57,10 @@ class Build:
     plans: Mapping[str, IndexPlan]  # of the indexes to build
     # the snapshot's content, with these indexes
     assemble_content: Callable[[Sequence[BuiltIndex]], Content]
-    derived_provenance: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # provenance of a snapshot that is made from another
-    reused_trainings: Mapping[str, ReusedTraining] = field(
-        default_factory=dict
-    )  # by index: the parent's training that may be reused
+    # Provenance of a snapshot that is made from another.
+    derived_provenance: Mapping[str, Any] = field(default_factory=dict)
+    # By index: the parent's training that may be reused.
+    reused_trainings: Mapping[str, ReusedTraining] = field(default_factory=dict)
     ready_indexes: Sequence[BuiltIndex] = ()  # files of other programs, in the store already
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     parent: Manifest | None = None  # its inverted indexes are updated instead of built again

@@ -29,17 +29,15 @@ def estimate_rebuild(
     passage_encoder = resolve_encoders(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     effective_options = resolve_options(beam_options) if is_deployment_run() else beam_options
     recipe, local = other["recipe"] or Recipe(), is_local(effective_options)
-    words: int = getattr(
-        recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS
-    )  # a chunker without a number of words is estimated like the default chunker
+    # A chunker without a number of words is estimated like the default chunker.
+    words: int = getattr(recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS)
     count = estimate_passages(dump, words, limit)
     memory_limit = memory if local else None
     with temporary_folder("encoder") as scratch:
         folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
         work = estimate_build(count, folder, recipe.index, memory_limit, recipe.encode.spec)
-    return (
-        work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
-    )  # the workers are not this run's
+    # The workers are not this run's.
+    return work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
 
 
 launch = create_launch_flow("launch", reindex, estimate_rebuild, "dry_run", "base")

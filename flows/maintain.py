@@ -121,9 +121,8 @@ def watch(
             None,
             launch.fn(*rebuild_arguments, beam_options=beam_options, **launch_arguments),
         )
-    return WatchOutcome(
-        known_date, new_date, reindex.fn(*rebuild_arguments, False, beam_options)
-    )  # its stages belong to this run
+    # Its stages belong to this run.
+    return WatchOutcome(known_date, new_date, reindex.fn(*rebuild_arguments, False, beam_options))
 
 
 @deployment_flow("upkeep")

@@ -15,8 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
@@ -321,23 +319,6 @@ async def retry(
             break
         await asyncio.sleep(wait_seconds)
     raise last_attempt
-
-
-def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Parse a Retry-After header to seconds; None if it is missing or invalid.
-
-    >>> parse_retry_after("3"), parse_retry_after("soon")
-    (3.0, None)
-    """
-    if value is None:
-        return None
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        retry_time = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, (retry_time.replace(tzinfo=retry_time.tzinfo or UTC) - (now or datetime.now(UTC))).total_seconds())
 
 
 def _compute_backoff(settings: RetrySettings, attempt_number: int) -> float:

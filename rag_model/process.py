@@ -11,9 +11,9 @@ differ in length, long-lived blocks lie between them, and torch's aligned blocks
 hole of their own size. Other allocators and other C libraries are left as they are.
 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
-reads one JSON value and writes one, so a crash or an exceeded limit ends only the child. The time
-limit is in CPU seconds, because on a busy machine even a small call can take 20 s. A child that
-waits instead of computing is killed after `_ELAPSED_FACTOR` times as many seconds.
+reads JSON values and writes one for each, so a crash or an exceeded limit ends only the child. The
+time limit is in CPU seconds, because on a busy machine even a small call can take 20 s. A child
+that waits instead of computing is killed after `_ELAPSED_FACTOR` times as many seconds.
 
 **Amounts.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
@@ -249,18 +249,10 @@ def limit_by_environment(available: int, variable: str, description: str) -> int
 
 
 _ELAPSED_FACTOR = 10  # seconds that may pass for each CPU second that a child may use
-_CALLS_OPTION = "--calls"  # argument of the child of a `ChildWorker`
-# GPU memory cannot be limited and belongs to the parent.
-_WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 class ChildDiedError(BookwheelError):
     """The child crashed, timed out or ran out of memory; the message starts with a verb."""
-
-
-def _build_child_environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, sys.path))
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | _WITHOUT_GPU
 
 
 def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any:
@@ -278,21 +270,11 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
         BookwheelError: The function raised this error.
         ChildDiedError: The child crashed or exceeded a limit.
     """
-    environment = _build_child_environment()
-    request = json.dumps({"value": value, "memory": memory, "seconds": seconds}).encode()
-    timeout = _ELAPSED_FACTOR * seconds
+    worker = ChildWorker(module, None, memory=memory)
     try:
-        command = [sys.executable, "-m", module]
-        process = subprocess.run(
-            command, input=request, capture_output=True, timeout=timeout, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ChildDiedError(f"did not end within {timeout:.0f} s") from error
-    if process.returncode == -signal.SIGXCPU:
-        raise ChildDiedError(f"took more than {seconds:.0f} s of CPU time")
-    if process.returncode < 0:
-        raise ChildDiedError(f"was ended by {signal.Signals(-process.returncode).name}")
-    return _parse_reply(process.stdout, memory)
+        return worker.call(value, seconds)
+    finally:
+        worker.close()
 
 
 class ChildWorker:
@@ -306,7 +288,8 @@ class ChildWorker:
         """Store how to start the child; the first call starts it.
 
         Args:
-            module: module to run; its last statement is `serve_calls(open_function)`.
+            module: module to run; its last statement is `serve_calls(open_function)` or, without a
+                state, `serve_call(function)`.
             state: JSON value from which the child opens its function, once.
             memory: bytes that the child may allocate in addition to Python and its modules.
         """
@@ -337,28 +320,33 @@ class ChildWorker:
             finally:
                 timer.cancel()
             if line:
-                return _parse_reply(line.rstrip(b"\n"), self._memory)
-            self._end()
+                return _parse_reply(line, self._memory)
+            self.close()
         if is_late.is_set():
             raise ChildDiedError(f"did not end within {_ELAPSED_FACTOR * seconds:.0f} s")
-        has_exceeded_cpu_time = process.returncode == -signal.SIGXCPU
-        raise ChildDiedError(
-            f"took more than {seconds:.0f} s of CPU time" if has_exceeded_cpu_time else "ended without a reply"
-        )
+        if process.returncode == -signal.SIGXCPU:
+            raise ChildDiedError(f"took more than {seconds:.0f} s of CPU time")
+        if process.returncode < 0:
+            raise ChildDiedError(f"was ended by {signal.Signals(-process.returncode).name}")
+        raise ChildDiedError("ended without a reply")
 
     def _start(self) -> "subprocess.Popen[bytes]":
+        path = os.pathsep.join(filter(None, sys.path))
         process = subprocess.Popen(
-            [sys.executable, "-m", self._module, _CALLS_OPTION],
+            [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_build_child_environment(),
+            # GPU memory cannot be limited and belongs to the parent.
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         )
         self._process, self._finalizer = process, weakref.finalize(self, _end_process, process)
-        _write_line(process.stdin, self._request)
+        with suppress(OSError):  # the child died, and the call finds out how
+            _write_line(process.stdin, self._request)
         return process
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the child; another call starts another child."""
         if self._finalizer is not None:
             self._finalizer()
         self._process = None
@@ -385,7 +373,7 @@ def _end_process(process: "subprocess.Popen[bytes]") -> None:
 
 def _parse_reply(output: bytes, memory: int) -> Any:
     try:
-        reply = json.loads(output.rpartition(b"\n")[2])  # a library may have printed before it
+        reply = json.loads(output)
         error_name, reply_value = reply["error"], reply["value"]
     except (ValueError, KeyError, TypeError) as error:
         raise ChildDiedError("ended without a reply") from error
@@ -397,15 +385,14 @@ def _parse_reply(output: bytes, memory: int) -> Any:
 
 
 def serve_call(function: Callable[[Any], Any]) -> None:
-    """Call `function` with the value from stdin; write its result or error to stdout."""
-    request = json.loads(sys.stdin.buffer.read())
-    _limit_time(request["seconds"])
-    _limit_resources(request["memory"])
-    sys.stdout.write("\n" + _answer_call(function, request["value"]))
+    """Execute the calls of `run_in_child`, or of a `ChildWorker` without a state."""
+    serve_calls(lambda _: function)
 
 
 def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Execute the calls of a `ChildWorker`: open the function once, and write one line per call."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library may print
     request = json.loads(sys.stdin.buffer.readline())
     _limit_resources(request["memory"])
     opened_functions: list[Callable[[Any], Any]] = []
@@ -420,13 +407,8 @@ def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
         _limit_time(call["seconds"])
         reply = _answer_call(open_and_call, call["value"])
         signal.alarm(0)
-        sys.stdout.write(reply + "\n")
-        sys.stdout.flush()
-
-
-def is_served_for_calls() -> bool:
-    """Return whether this process is the child of a `ChildWorker`."""
-    return sys.argv[1:] == [_CALLS_OPTION]
+        replies.write(reply + "\n")
+        replies.flush()
 
 
 def _limit_time(seconds: float) -> None:

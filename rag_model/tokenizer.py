@@ -28,9 +28,7 @@ from rag_model.extras import require
 from rag_model.process import (
     ChildDiedError,
     ChildWorker,
-    is_served_for_calls,
     run_in_child,
-    serve_call,
     serve_calls,
 )
 from rag_model.untrusted_text import parse_json
@@ -448,7 +446,4 @@ def _encode_trial_texts(file: str) -> None:
 
 
 if __name__ == "__main__":
-    if is_served_for_calls():
-        serve_calls(_open_tokenizer)
-    else:
-        serve_call(_encode_trial_texts)
+    serve_calls(lambda rules: _open_tokenizer(rules) if rules else _encode_trial_texts)

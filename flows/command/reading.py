@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import UsageError
 from rag_model.reading.confidence import Threshold
-from rag_model.reading.prompts import Order, PromptSettings, read_prompt
 from rag_model.reading.reader import ReaderName
+from rag_model.reading.settings import Order, PromptSettings, read_prompt
 
 if TYPE_CHECKING:
     from rag_model.reading.routing import Route

@@ -13,8 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
@@ -23,7 +21,7 @@ import httpx
 
 from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply, parse_reply
 from rag_model.errors import ServiceError, UsageError, format_error
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body, parse_retry_after
 from rag_model.untrusted_text import parse_json
 
 # a full queue, or no snapshot loaded yet; the reply has a Retry-After header
@@ -74,27 +72,8 @@ def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | Non
     if attempt > settings.tries:
         return None
     longest = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
-    wait = max(longest * random.uniform(0.5, 1), _parse_retry_after(retry_after))
+    wait = max(longest * random.uniform(0.5, 1), parse_retry_after(retry_after) or 0.0)
     return wait if wait <= settings.max_pause else None
-
-
-def _parse_retry_after(header: str | None) -> float:
-    """Return the seconds of a Retry-After header, a number or a date; 0 if it is neither."""
-    if not header:
-        return 0.0
-    try:
-        seconds = float(header)
-    except ValueError:
-        return _compute_seconds_until(header)
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-
-
-def _compute_seconds_until(date: str) -> float:
-    try:
-        moment = parsedate_to_datetime(date)
-    except ValueError:
-        return 0.0
-    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 class _Reply(NamedTuple):

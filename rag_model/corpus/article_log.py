@@ -50,12 +50,13 @@ _LATER_COLUMNS = [  # which logs of earlier versions lack
     ("templates", pa.string()),  # names of unknown templates that the page uses, joined by `|`
     ("template_digest", pa.binary()),  # of what the wiki's table has for them
 ]
+# These settings are separate entries of the key, or not part of it.
 _EXCLUDED_SETTINGS = {
     "chunker",
     "words",
     "quarantine_share",
     "quarantine_floor",
-}  # separate entries of the key, or not part of it
+}
 ARTICLE_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_COLUMNS, *_LATER_COLUMNS]]
 )

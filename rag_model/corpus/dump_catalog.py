@@ -28,9 +28,8 @@ from rag_model.untrusted_text import parse_json
 
 PATIENCE = 60.0  # seconds without a byte until a connection is closed
 MIN_BYTES = 1 << 16  # bytes in that time
-_AGENT = {
-    "User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"
-}  # Wikimedia rejects clients without a User-Agent
+# Wikimedia rejects clients without a User-Agent.
+_AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}
 
 
 class UntrustedServerError(InputError):

@@ -28,14 +28,8 @@ from rag_model.errors import InputError, UnreachableError, UsageError, format_er
 from rag_model.secrets import refuse_secret
 
 CHUNK_BYTES = 1 << 18  # bytes per chunk
-_STAMP_FIELDS = (
-    "ETag",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "created",
-    "blob_id",
-)  # fields that identify a version of a file, by file system
+# Fields that identify a version of a file, by file system.
+_STAMP_FIELDS = "ETag", "mtime", "LastModified", "last_modified", "created", "blob_id"
 _CLIENT_ERRORS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # huggingface_hub uses httpx2
 
 

@@ -8,7 +8,7 @@ changed or is missing, and the server does not send unchanged pages again. An in
 continues where it stopped. A page that cannot be read is dropped and counted; it does not stop
 a run.
 
-The client is polite (`corpus.polite_client`): it has one connection, obeys `robots.txt` with its
+The client is polite (`http_client`): it has one connection, obeys `robots.txt` with its
 `Crawl-delay`, and sends nothing to other servers. The size of replies and the numbers of sitemaps
 and pages are limited.
 """
@@ -32,21 +32,21 @@ import httpx
 from lxml import etree
 
 from rag_model.atomic_write import atomic_write
-from rag_model.corpus.polite_client import (
+from rag_model.digest import digest_json
+from rag_model.errors import InputError, ResourceError, UnreachableError, UsageError, format_error
+from rag_model.http_client import (
     BUSY_STATUSES,
     MAX_REDIRECTS,
     MAX_TRIES,
     BusyError,
+    ReplyTooLargeError,
     follow_redirect,
-    get_retry_after,
     is_confidential,
     open_polite_client,
+    parse_retry_after,
     read_body,
     retry,
 )
-from rag_model.digest import digest_json
-from rag_model.errors import InputError, ResourceError, UnreachableError, UsageError, format_error
-from rag_model.http_client import ReplyTooLargeError
 from rag_model.secrets import refuse_secret
 
 PREFIX = "sitemap+"
@@ -297,7 +297,10 @@ class _SiteClient:
                         url = self._follow_redirect(url, response)
                         continue
                     if response.status_code in BUSY_STATUSES:
-                        status, wait = f"HTTP {response.status_code}", get_retry_after(response)
+                        status, wait = (
+                            f"HTTP {response.status_code}",
+                            parse_retry_after(response.headers.get("retry-after")),
+                        )
                         status += " with Retry-After" if wait is not None and status == _SERVER_ERROR else ""
                         raise BusyError(status, wait, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
                     if response.status_code != 200:

@@ -1,7 +1,7 @@
 """A polite client of a MediaWiki site's API (`api.php`).
 
 One connection, one request at a time. Every request has `maxlag`, so a site whose databases lag
-behind refuses it; then it is sent again later (`corpus.polite_client`). A reply is bounded,
+behind refuses it; then it is sent again later (`http_client`). A reply is bounded,
 redirects to other servers are refused, and credentials come from the environment only.
 """
 
@@ -16,19 +16,19 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from rag_model.corpus.polite_client import (
+from rag_model.errors import InputError, UsageError, format_error
+from rag_model.http_client import (
     BUSY_STATUSES,
     MAX_REDIRECTS,
     BusyError,
+    ReplyTooLargeError,
     follow_redirect,
-    get_retry_after,
     is_confidential,
     open_polite_client,
+    parse_retry_after,
     read_body,
     retry,
 )
-from rag_model.errors import InputError, UsageError, format_error
-from rag_model.http_client import ReplyTooLargeError
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
 
@@ -221,7 +221,9 @@ class WikiClient:
                     url = follow_redirect(url, response).partition("?")[0]
                     continue
                 if response.status_code in BUSY_STATUSES:
-                    raise BusyError(f"HTTP {response.status_code}", get_retry_after(response))
+                    raise BusyError(
+                        f"HTTP {response.status_code}", parse_retry_after(response.headers.get("retry-after"))
+                    )
                 if response.status_code != 200:
                     raise _NoApiError(
                         f"{url} answers HTTP {response.status_code}",
@@ -240,7 +242,7 @@ class WikiClient:
         reply = check_object(reply, url)
         code = self._get_error_code(reply)
         if code in _BUSY_CODES:
-            raise BusyError(code, get_retry_after(response))
+            raise BusyError(code, parse_retry_after(response.headers.get("retry-after")))
         return reply
 
     def _get_error_code(self, reply: Reply) -> str:

@@ -24,7 +24,7 @@ from rag_model.encoders.files import (
     read_vocabulary_size,
 )
 from rag_model.encoders.space import BAG_POOLING, Space, digest_tokenizer
-from rag_model.encoders.spec import BAG_KEY, RECORD_FILE
+from rag_model.encoders.spec import BAG_KEY, RECORD_FILE, check_field_types
 from rag_model.encoders.spec import SPARSE_KEY as SPARSE
 from rag_model.encoders.tokens import count_truncated, load_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
@@ -46,10 +46,7 @@ class BagSpec:
     passage_prompt: str = ""  # prepended unchanged to every passage
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if type(getattr(self, field.name)) is not type(field.default):
-                kind = type(field.default).__name__
-                raise UsageError(f"{field.name} of a bag is {getattr(self, field.name)!r}: give a value of type {kind}")
+        check_field_types(self, "a bag")
         if self.max_length < _MIN_TOKENS:
             raise UsageError(
                 f"max_length {self.max_length} of a bag leaves no room for text: use {_MIN_TOKENS} or more"

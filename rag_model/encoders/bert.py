@@ -164,9 +164,8 @@ class _Layer:
             query, key, value = (
                 states[token_rows].view(b, t, sizes.hidden) for states in projected
             )  # (b t, h) -> (b, t, h)
-            attended[token_rows] = _attention(query, key, value, None, sizes.heads).flatten(
-                0, 1
-            )  # (b, t, h) -> (b t, h)
+            # (b, t, h) -> (b t, h)
+            attended[token_rows] = _attention(query, key, value, None, sizes.heads).flatten(0, 1)
         pairs = zip(torch.split(attended, BATCH_INVARIANT_TOKENS), pieces, strict=True)
         return torch.cat(
             [self._add_feed_forward(attended_piece, piece, sizes.epsilon) for attended_piece, piece in pairs]
@@ -183,9 +182,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, h
     """Return the (b, t, h) multi-head attention of (b, t, h) queries, keys and values."""
     b, t, h = query.shape
     head_shape = (b, t, heads, h // heads)
-    query, key, value = (
-        states.view(head_shape).transpose(1, 2) for states in (query, key, value)
-    )  # (b, heads, t, h / heads)
+    # (b, heads, t, h / heads)
+    query, key, value = (states.view(head_shape).transpose(1, 2) for states in (query, key, value))
     attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=head_shape[-1] ** -0.5)
     return attended.transpose(1, 2).reshape(b, t, h)  # (b, heads, t, h / heads) -> (b, t, h)
 

@@ -51,11 +51,10 @@ from rag_model.endpoint import (
     EndpointErrors,
     EventLoopThread,
     FailedAttemptError,
-    parse_retry_after,
     retry,
 )
 from rag_model.errors import EndpointError, InputError, PromptTooLongError, RefusedError, UsageError, format_count
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async, parse_retry_after
 from rag_model.untrusted_text import escape_controls, parse_json
 
 Vectors = npt.NDArray[np.float32]

@@ -33,11 +33,8 @@ _ALLOWED_IMPLEMENTATIONS = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
-_UNSUPPORTED_POSITIONS = (
-    "relative_key",
-    "relative_key_query",
-    "alibi",
-)  # transformers ignores these values without an error
+# transformers ignores these values without an error.
+_UNSUPPORTED_POSITIONS = "relative_key", "relative_key_query", "alibi"
 # Keys of vision models, which load weights and code of other packages.
 _VISION_KEYS = re.compile(r"timm|backbone")
 _LAYER_KEYS = re.compile(r"(^|_)layers?$")  # num_hidden_layers, encoder_layers, n_layer

@@ -103,6 +103,19 @@ def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Pa
     return record
 
 
+def check_field_types(settings: "DataclassInstance", noun: str) -> None:
+    """Check that each setting has the type of its default, and that tuples have texts.
+
+    Raises:
+        UsageError: a setting has another type; the message calls the settings those of `noun`.
+    """
+    for field in fields(settings):
+        value, expected_type = getattr(settings, field.name), type(field.default)
+        items = value if isinstance(value, tuple) else ()
+        if type(value) is not expected_type or not all(isinstance(item, str) for item in items):
+            raise UsageError(f"{field.name} of {noun} is {value!r}: give a value of type {expected_type.__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
     """Settings of a dense encoder; all fields except `question_prompt` are part of its vector
@@ -125,12 +138,7 @@ class EncoderSpec:
     end_token: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if type(getattr(self, field.name)) is not type(field.default):
-                kind = type(field.default).__name__
-                raise UsageError(
-                    f"{field.name} of an encoder is {getattr(self, field.name)!r}: give a value of type {kind}"
-                )
+        check_field_types(self, "an encoder")
         for name, choices in (("pooling", get_args(Pooling)), ("layout", get_args(Layout))):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
@@ -314,13 +322,7 @@ class TokenSpec:
     pool: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, expected_type = getattr(self, field.name), type(field.default)
-            items = value if isinstance(value, tuple) else ()
-            if type(value) is not expected_type or not all(isinstance(item, str) for item in items):
-                raise UsageError(
-                    f"{field.name} of a ColBERT is {value!r}: give a value of type {expected_type.__name__}"
-                )
+        check_field_types(self, "a ColBERT")
         for name in ("question_length", "passage_length"):
             if getattr(self, name) < _MIN_MARKED_TOKENS:
                 raise UsageError(

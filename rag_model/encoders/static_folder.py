@@ -34,10 +34,8 @@ from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_header
 from rag_model.errors import InputError
 
 StaticPooling = Literal["static", "static-known"]
-STATIC_POOLINGS: Final[tuple[StaticPooling, ...]] = (
-    "static",
-    "static-known",
-)  # the mean with unknown tokens, and without
+# The mean with unknown tokens, and without.
+STATIC_POOLINGS: Final[tuple[StaticPooling, ...]] = "static", "static-known"
 _EMBEDDINGS, _MAPPING, _WEIGHTS = "embeddings", "mapping", "weights"  # tensors of model2vec
 _EMBEDDING = "embedding.weight"  # of sentence-transformers
 _STATIC_MODULE = "StaticEmbedding"

@@ -3,7 +3,6 @@ per token out.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,16 +11,16 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rag_model.encoders.files import CONFIG, list_tokenizer_files, read_json_object
+from rag_model.encoders.files import CONFIG, read_json_object
 from rag_model.encoders.model import resolve_device
 from rag_model.encoders.pretrained import load_transformers_model
 from rag_model.encoders.spec import METADATA, TokenSpec, find_dense_folder
+from rag_model.encoders.tokens import copy_tokenizer
 from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_headers
 from rag_model.errors import InputError
 
 PROJECTION_TENSOR = "linear.weight"
 _ARCHITECTURE = "HF_ColBERT"  # Stanford's name; PyLate reads it too
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
 class TokenModel(nn.Module):
@@ -85,10 +84,7 @@ class TokenModel(nn.Module):
         """Write a folder in Stanford's layout, which PyLate reads too; copies the tokenizer of
         `tokenizer_folder`.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in [*list_tokenizer_files(tokenizer_folder), *(tokenizer_folder / name for name in _TOKENIZER_FILES)]:
-            if path.is_file() and path.resolve() != (folder / path.name).resolve():
-                shutil.copyfile(path, folder / path.name)
+        copy_tokenizer(tokenizer_folder, folder)
         prefix = self.body.base_model_prefix
         tensors = {f"{prefix}.{name}": value for name, value in self.body.state_dict().items() if not _is_pooler(name)}
         tensors[PROJECTION_TENSOR] = self.linear.weight.data

@@ -82,9 +82,8 @@ class EvaluationComparison:
 
     before: EvaluationManifest
     after: EvaluationManifest
-    pairs: Mapping[
-        str, Mapping[str, MeasureComparison]
-    ]  # the retriever of `after`, or `BEFORE -> AFTER` if they differ
+    # The retriever of `after`, or `BEFORE -> AFTER` if they differ.
+    pairs: Mapping[str, Mapping[str, MeasureComparison]]
 
 
 def compare_evaluations(store: Store, before: EvaluationManifest, after: EvaluationManifest) -> EvaluationComparison:

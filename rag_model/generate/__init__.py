@@ -5,7 +5,7 @@ likelihood of an answer is their marginal (Lewis et al. 2020, "Retrieval-Augment
 Knowledge-Intensive NLP Tasks").
 
 load               load a generator: BART, T5 or any decoder-only model, p(y|x,z)
-generator          the `Generator` protocol; causal, seq2seq: its implementations
+generator          the `Generator` protocol; transformer: its implementations
 prompts            prompt templates, and tokenization with truncation
 rag                `Rag`: the marginal likelihood, with its loss and the posterior of passages
 likelihood         equations of the marginals, label smoothing, and labels of one token

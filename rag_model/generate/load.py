@@ -25,7 +25,6 @@ from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.weights import read_tensor_headers
 from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
-from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.generator import Generator
 from rag_model.generate.prompts import (
     DEFAULT_INSTRUCTION,
@@ -34,7 +33,7 @@ from rag_model.generate.prompts import (
     PromptTemplate,
     template_from_json,
 )
-from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from rag_model.tokenizer import load_with_guard
 
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"

@@ -157,9 +157,8 @@ def log_likelihoods(
         lengths = torch.tensor([len(answer) for answer in answers], device=logits.device)
         # (m, t - 1, v) -> (m, t - 1)
         later_scores = _log_p(generator.extend(generator.select_rows(state, row_ids), tokens[:, :-1]), tokens[:, 1:])
-        is_answer_token = (
-            torch.arange(1, width, device=logits.device) < lengths[:, None]
-        )  # (t - 1,) and (m, 1) -> (m, t - 1)
+        # (t - 1,) and (m, 1) -> (m, t - 1)
+        is_answer_token = torch.arange(1, width, device=logits.device) < lengths[:, None]
         scores = scores + later_scores.where(is_answer_token, 0).sum(-1)  # (m, t - 1) -> (m,)
     return scores
 

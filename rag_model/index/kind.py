@@ -414,6 +414,10 @@ class UnshardedKind(DefaultPlanner[PlanT]):
         """
         raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
+    def floor(self, factory: str) -> RecallFloor:
+        """Return the default floor, for storage that loses almost nothing."""
+        return DEFAULT_FLOOR
+
 
 class UntrainedKind(UnshardedKind[IndexPlan]):
     """Defaults for a kind over text or weighted terms: no training and no shards."""
@@ -451,10 +455,6 @@ class UntrainedKind(UnshardedKind[IndexPlan]):
         """Refuse every parameter; override this if a search takes parameters."""
         if parameters:
             raise UsageError(f"{next(iter(parameters))} is not a search parameter of this index: it takes none")
-
-    def floor(self, factory: str) -> RecallFloor:
-        """Return the default floor."""
-        return DEFAULT_FLOOR
 
 
 KINDS: "Registry[IndexKind]" = Registry(

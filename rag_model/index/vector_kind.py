@@ -10,12 +10,9 @@ from rag_model.index.estimate import estimate_resources, fit_into_memory
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.vectors import open_vectors
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, UnshardedKind
-from rag_model.index.quality import fit
-from rag_model.index.quality.health import inspect_index
+from rag_model.index.quality.health import inspect_index, measure_fit, sample_changes
 from rag_model.index.quality.results import (
-    DEFAULT_FLOOR,
     FitResult,
-    RecallFloor,
     ResourceEstimate,
     TuningResult,
 )
@@ -84,8 +81,8 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         same: Sequence[Path],
     ) -> FitResult:
         """Measure the fit with samples of new and old vectors."""
-        fit_sample = fit.sample_changes(changed, same, plan.seed)
-        return fit.measure_fit(self, plan, trained, losses, fit_sample)
+        fit_sample = sample_changes(changed, same, plan.seed)
+        return measure_fit(self, plan, trained, losses, fit_sample)
 
     def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
         """Open a faiss file for few queries, whose candidates are read from a store by range."""
@@ -112,10 +109,6 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
     def tune(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet, target: float) -> TuningResult:
         """Return the smallest efSearch or nprobe that reaches the target."""
         return tune_search(self._open_sampled(files, entry), query_set, target)
-
-    def floor(self, factory: str) -> RecallFloor:
-        """Return the default floor, for storage that loses almost nothing."""
-        return DEFAULT_FLOOR
 
     def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate memory by stage, and bytes on disk."""

@@ -15,7 +15,7 @@ reader.Reader               the protocol of readers; the time that each stage of
 model.open_reader           opens a reader over a snapshot by name
 model.ReadingModel          a model that is loaded once for several readers
 settings.ReaderSettings     the settings of a reader
-prompts.PromptSettings      the settings of a prompt with all passages, and its template
+settings.PromptSettings     the settings of a prompt with all passages, and its template
 assembly                    passages become one context: joined, ordered, numbered, within a budget
 answer.Answer               the record of an answer: text, passages, tokens, seconds, citations
 writers.writer.Writer       the protocol of the models that continue a prompt

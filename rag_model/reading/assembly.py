@@ -26,7 +26,7 @@ from rag_model.corpus.chunkers.article_words import UNSPACED, split_words
 from rag_model.corpus.records import PROSE, Passage, format_day, format_iso
 from rag_model.errors import UsageError
 from rag_model.reading.answer import ContextEntry
-from rag_model.reading.prompts import Order
+from rag_model.reading.settings import Order
 from rag_model.retrieve.hits import Hit
 
 _SEED_LENGTH = 8  # characters of a text to search in the previous one
@@ -125,9 +125,8 @@ def _text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
     n_shared = min(run.end, next_run.end) - start
     words, next_words = split_words(run.text), split_words(next_run.text)
     if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - start):
-        return _text_after_character_overlap(
-            run.text, next_run.text
-        )  # text without spaces: word counts differ at its ends
+        # Text without spaces: word counts differ at its ends.
+        return _text_after_character_overlap(run.text, next_run.text)
     offset = start - run.first.passage.start_word
     is_equal = [word.strip() for word in words[offset : offset + n_shared]] == [
         word.strip() for word in next_words[:n_shared]

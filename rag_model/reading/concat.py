@@ -7,7 +7,6 @@ from typing import Any
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer, SupportingPassage
 from rag_model.reading.assembly import PromptContext, assemble
-from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import (
     ASSEMBLY,
     GENERATION,
@@ -18,6 +17,7 @@ from rag_model.reading.reader import (
     add_stage_seconds,
     check_hit_lists,
 )
+from rag_model.reading.settings import PromptSettings
 from rag_model.reading.writers.writer import Completion, Prompt, Writer
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import check_queries

@@ -35,7 +35,7 @@ from rag_model.resources import (
 )
 from rag_model.retrieve.expression import Call, Node, Word
 from rag_model.retrieve.factory import plan_retriever
-from rag_model.retrieve.maxsim import DEPTH, MAX_DEPTH
+from rag_model.retrieve.rerank import MAX_MAXSIM_DEPTH, MAXSIM_DEPTH
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EXACT
 from rag_model.store.versions.model_manifest import GENERATOR, QUESTION
@@ -142,7 +142,7 @@ def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Col
         return 0.0
     legs = tree.arguments
     if tree.name == "maxsim":
-        scored_passages, legs = min(passages, tree.get_int(2, DEPTH, 1, MAX_DEPTH)), legs[:1]
+        scored_passages, legs = min(passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH)), legs[:1]
     seconds = scored_passages * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
     return seconds + sum(estimate_query_seconds(leg, passages, d, token_indexes) for leg in legs)
 

@@ -6,6 +6,6 @@ retriever.
 * `expression`: parses retriever expressions; `factory` builds and opens their retrievers
 * `context`: the needs of a retriever, and the indexes, vectors and models that it reads
 * `dense`: retrievers of one index; inner products for others
-* `fusion`, `rerank`, `maxsim`: retrievers of other retrievers
+* `fusion`, `rerank`: retrievers of other retrievers
 * `indexes`, `models`: indexes and models by name
 """

@@ -9,7 +9,7 @@
 | `interpolate(A, B, alpha)` | by the scores of A plus alpha times those of B, as Pyserini's hybrid search (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 hits of A (`rerank`) |
 | `where(A, kind=table)` | by A, of passages of a kind (`where`) |
-| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: hits of A, and their neighbours (`maxsim`) |
+| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: hits of A, and their neighbours (`rerank`) |
 
 A new kind of retriever is a file with a function `build(call, factory)`, and a line in `CALLS`.
 Packages register theirs by an entry point of the group `bookwheel.retrievers`. A builder gets its
@@ -49,8 +49,8 @@ CALLS: Registry[RetrieverBuilder] = Registry(
     "bookwheel.retrievers",
     {
         "interpolate": "rag_model.retrieve.fusion:build_interpolation",
-        "maxsim": "rag_model.retrieve.maxsim:build",
-        "rerank": "rag_model.retrieve.rerank:build",
+        "maxsim": "rag_model.retrieve.rerank:build_maxsim",
+        "rerank": "rag_model.retrieve.rerank:build_rerank",
         "rrf": "rag_model.retrieve.fusion:build",
         "where": "rag_model.retrieve.where:build",
     },

@@ -11,6 +11,10 @@ from rag_model.retrieve.expression import parse
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can use
 ANY_HOST = "*"
 _MIN_CACHE_BYTES = 16 << 20  # a few queries at once read as much
+_MAY_BE_ZERO = {
+    *("batch_wait_ms", "workers", "answer_workers", "threads", "pinned_snapshots", "override_every"),
+    *("linger_seconds", "drain_seconds"),
+}
 # as in a Host header
 _HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
@@ -110,50 +114,10 @@ class ServiceSettings:
                     "rag.example.com:8443 or [::1], without http:// and path, or * for any"
                 )
         for name in (setting.name for setting in fields(self)):
-            self._check_finite(name, getattr(self, name))
-        positive_settings = {
-            name: getattr(self, name)
-            for name in (
-                *(
-                    "max_questions",
-                    "max_question_chars",
-                    "max_k",
-                    "max_depth",
-                    "max_body_bytes",
-                    "max_queries",
-                    "max_retrieved",
-                    "max_retrieve_body_bytes",
-                    "pin_seconds",
-                    "body_seconds",
-                ),
-                "request_seconds",
-                "probe_seconds",
-                *(
-                    "queue_questions",
-                    "queue_answers",
-                    "batch_questions",
-                    "batch_answers",
-                    "poll_seconds",
-                ),
-                *("retry_seconds", "keep", "processes", "connections", "idle_seconds", "write_seconds"),
-                *("connections_per_client", "unsent_bytes_per_client"),
-            )
-        }
-        for name, value in positive_settings.items():
-            if value <= 0:
-                raise UsageError(f"{name} is {value}: give more than 0")
-        for name in (
-            "batch_wait_ms",
-            "workers",
-            "answer_workers",
-            "threads",
-            "pinned_snapshots",
-            "override_every",
-            "linger_seconds",
-            "drain_seconds",
-        ):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
+            value = getattr(self, name)
+            self._check_finite(name, value)
+            if type(value) in {int, float} and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
+                raise UsageError(f"{name} is {value}: give {'0 or more' if name in _MAY_BE_ZERO else 'more than 0'}")
 
     def _check_finite(self, name: str, value: object) -> None:
         """Refuse NaN and infinity, and times that are longer than a thread can wait."""

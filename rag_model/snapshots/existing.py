@@ -35,15 +35,8 @@ from rag_model.toml import from_table
 
 # of a snapshot whose vectors another encoder made: the snapshot that it is one of
 REENCODED = "reencoded"
-INHERITED_PROVENANCE = (
-    "dump",
-    "encoder",
-    COMMITS,
-    "code",
-    "arithmetic",
-    REENCODED,
-    SHARDS,
-)  # fields of a provenance that stay true for a snapshot made from another
+# Fields of a provenance that stay true for a snapshot made from another.
+INHERITED_PROVENANCE = "dump", "encoder", COMMITS, "code", "arithmetic", REENCODED, SHARDS
 
 
 def read_snapshot_recipe(content: Content) -> Recipe:

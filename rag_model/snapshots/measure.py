@@ -56,18 +56,15 @@ class SnapshotMetrics:
     k: int
     recalls: Mapping[str, IndexRecalls]  # each query's recall@k at the index's own setting
     curves: Mapping[str, Sequence[OperatingPoint]]  # recall against work and time
-    operating_points: Mapping[str, OperatingPoint] = field(
-        default_factory=dict
-    )  # the index's own setting, as a point of its curve
+    # The index's own setting, as a point of its curve.
+    operating_points: Mapping[str, OperatingPoint] = field(default_factory=dict)
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
     # of the build: nodes that the merge linked, and what became of the parent's cells
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
-    kind_metrics: Mapping[str, Mapping[str, float | int]] = field(
-        default_factory=dict
-    )  # further metrics of the index kind
-    retriever_scores: Mapping[str, RetrieverScore] = field(
-        default_factory=dict
-    )  # by the name of the gate's question floor
+    # Further metrics of the index kind.
+    kind_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
+    # By the name of the gate's question floor.
+    retriever_scores: Mapping[str, RetrieverScore] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of each index for the manifest: recall@k, mean and 5th percentile,

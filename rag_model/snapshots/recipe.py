@@ -48,10 +48,11 @@ _ROWS_BY_KIND: dict[str, RepresentationType] = {
     "sparse": "sparse",
     "bag": "sparse",
 }
+# These are for a representation that states no kind.
 _ROWS_BY_NAME: dict[str, RepresentationType] = {
     TOKENS: "tokens",
     SPARSE: "sparse",
-}  # of a representation that states no kind
+}
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 

@@ -189,9 +189,8 @@ class RebuildFolder:
             InputError: a record is corrupt.
         """
         orders = (RebuildOrder(step, self._snapshot, self._folder(step)) for step in self._list_started_steps())
-        rebuilds: list[RebuildOrder | RebuildResult] = [
-            *self._list_results()
-        ]  # first, so that max prefers a finished one
+        # Results are first, so that `max` prefers a finished rebuild.
+        rebuilds: list[RebuildOrder | RebuildResult] = [*self._list_results()]
         rebuilds += [order for order in orders if order.encoders.is_dir()]
         return max(
             (rebuild for rebuild in rebuilds if after < rebuild.step <= until),

@@ -17,7 +17,7 @@ from rag_model.retrieve.models import (
 )
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
-from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, GENERATOR, MASKED_LM
+from rag_model.store.versions.model_manifest import CROSS_ENCODER, GENERATOR, MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
 
 TEACHER = "teacher"  # the teacher's name among the parts of `InitialModels`
@@ -129,35 +129,19 @@ def choose_end_to_end_models(
     )
 
 
-def choose_cross_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> InitialModels:
-    """Return the initial cross-encoder: the named model, else the snapshot's passage encoder.
+def choose_part(store: Store, snapshot: Snapshot, encoder: str | None, part: str) -> InitialModels:
+    """Return the initial cross-encoder or ColBERT: the named model, else the snapshot's encoder.
 
-    A transformer without a classification head gets a new one. `model:NAME` names a cross-encoder
-    of the store.
-
-    Raises:
-        InputError: there is no such folder.
-        StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named model of the store is not a cross-encoder.
-    """
-    folder = (
-        snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, CROSS_ENCODER)
-    )
-    return InitialModels({CROSS_ENCODER: str(folder)})
-
-
-def choose_colbert(store: Store, snapshot: Snapshot, encoder: str | None) -> InitialModels:
-    """Return the initial ColBERT: the named ColBERT or encoder, else the snapshot's encoder.
-
-    An encoder without a projection gets a new one. `model:NAME` names a ColBERT of the store.
+    A transformer without a head, or an encoder without a projection, gets a new one. `model:NAME`
+    names a model of the store that has this part.
 
     Raises:
         InputError: there is no such folder.
         StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named model of the store is not a ColBERT.
+        UsageError: the named model of the store has no such part.
     """
-    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, COLBERT)
-    return InitialModels({COLBERT: str(folder)})
+    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, part)
+    return InitialModels({part: str(folder)})
 
 
 def choose_realm_models(store: Store, snapshot: Snapshot, encoder: str | None, reader: str | None) -> InitialModels:

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rag_model.endpoint import EventLoopThread, parse_retry_after
+from rag_model.endpoint import EventLoopThread
+from rag_model.http_client import parse_retry_after
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

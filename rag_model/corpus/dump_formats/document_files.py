@@ -158,7 +158,7 @@ class IsolatedFiles(DocumentFiles):
     A file can be crafted to crash a library or to exhaust the memory. Then only that file is dropped.
     """
 
-    module: ClassVar[str]  # run as the child process; its main block calls `process.serve_calls`
+    module: ClassVar[str]  # run as the child process; its main block calls `process.serve_call`
     extra: ClassVar[str]
     libraries: ClassVar[Mapping[str, str]]  # file ending -> import name of the library that parses it
 

@@ -1,4 +1,4 @@
-"""Documents as JSONL: one JSON object per line."""
+"""Files with one JSON object per line: documents, and the Wikipedia pages of KILT and HotpotQA."""
 
 import json
 import re
@@ -60,4 +60,85 @@ def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
     return value
 
 
-FORMAT = JsonLines()
+_TITLE_KEY = b'"wikipedia_title"'
+_HEADING = "Section::::"
+_ITEM = re.compile(r"^(BULLET|NUMBERED)::::(-|\d+\.)?\s*")
+
+
+class KiltPages(JsonLines):
+    """Files with one page per line, as in `kilt_knowledgesource.json`."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether the start of a JSON Lines file has a `wikipedia_title`."""
+        return LINES_ENDING.search(name) is not None and _TITLE_KEY in read_head()
+
+    def read_records(self, url: str) -> Iterator[Record]:
+        """Yield a record per line: `wikipedia_id`, `wikipedia_title`, and `text`.
+
+        `text` is a list of paragraphs. The first one repeats the title, `Section::::` starts a
+        heading, and `BULLET::::-` starts a list item.
+
+        Raises:
+            InputError: A line is not such a JSON object.
+        """
+        for number, row in iter_objects(url):
+            where = f"line {number} of {basename(url)}"
+            paragraphs = row.get("text")
+            if not isinstance(paragraphs, list) or not all(isinstance(text, str) for text in paragraphs):
+                raise InputError(f"{where} has no list of paragraphs as its `text`: give KILT's pages unchanged")
+            title = row.get("wikipedia_title")
+            page_id = row.get("wikipedia_id") or row.get("_id")
+            sections = _split_sections(title, paragraphs)
+            yield parse_document({"id": page_id, "title": title, "sections": sections}, where)
+
+
+def _split_sections(title: Any, paragraphs: list[str]) -> list[dict[str, str]]:
+    """Return the sections with text; a heading such as `Section::::History.:Origin.` is `Origin`."""
+    sections: list[tuple[str, list[str]]] = [("", [])]
+    for i, paragraph in enumerate(paragraphs):
+        text = paragraph.strip()
+        if text.startswith(_HEADING):
+            heading = text.removeprefix(_HEADING).removesuffix(".").rpartition(".:")[2]
+            sections.append((heading, []))
+        elif text and not (i == 0 and text == title):
+            sections[-1][1].append(_ITEM.sub("", text))
+    return [{"heading": heading, "text": "\n".join(texts)} for heading, texts in sections if texts]
+
+
+class HotpotPages(JsonLines):
+    """Files with one page per line, as in HotpotQA's `enwiki-20171001-*-withlinks-*.tar.bz2`."""
+
+    def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
+        """Return whether a JSON Lines file starts with a page whose text is a list of sentences."""
+        if not LINES_ENDING.search(name):
+            return False
+        head = read_head()
+        return _PAGE_ADDRESS.search(head) is not None and _SENTENCES.search(head) is not None
+
+    def read_records(self, url: str) -> Iterator[Record]:
+        """Yield a record per line: `id`, `title`, and `text`.
+
+        `text` has the sentences of the introduction, or a list of sentences per paragraph.
+
+        Raises:
+            InputError: A line is not such a JSON object.
+        """
+        for number, row in iter_objects(url):
+            where = f"line {number} of {basename(url)}"
+            text = row.get("text")
+            paragraphs = [text] if _is_text_list(text) else text
+            if not isinstance(paragraphs, list) or not all(map(_is_text_list, paragraphs)):
+                raise InputError(f"{where} has no list of sentences as its `text`: give HotpotQA's pages unchanged")
+            title = row.get("title")
+            texts = ["".join(sentences).strip() for sentences in paragraphs]
+            body = "\n".join(text for text in texts if text and text != title)
+            yield parse_document({"id": row.get("id"), "title": title, "text": body}, where)
+
+
+def _is_text_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_PAGE_ADDRESS = re.compile(rb'"url"\s*:\s*\[?\s*"https?://en\.wikipedia\.org/wiki\?curid=\d')
+_SENTENCES = re.compile(rb'"text"\s*:\s*\[')
+FORMAT, KILT, HOTPOT = JsonLines(), KiltPages(), HotpotPages()

@@ -21,7 +21,7 @@ from rag_model.corpus.dump_formats.document_files import (
 )
 from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
-from rag_model.process import serve_calls
+from rag_model.process import serve_call
 
 _MAX_UNPACKED, _MAX_ENTRIES = 256 << 20, 20_000  # bytes and files of an archive
 _OLE_HEADER = b"\xd0\xcf\x11\xe0"  # a file with a password is an OLE container, not a zip archive
@@ -163,4 +163,4 @@ _READERS = {
 OFFICE = Office()
 
 if __name__ == "__main__":
-    serve_calls(lambda _: _read_file)
+    serve_call(_read_file)

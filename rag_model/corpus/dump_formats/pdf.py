@@ -19,7 +19,7 @@ from rag_model.corpus.dump_formats.document_files import (
 from rag_model.corpus.dump_formats.pdf_tables import split_page
 from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
-from rag_model.process import serve_calls
+from rag_model.process import serve_call
 
 _LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
 _MAX_BOOKMARKS = 100_000
@@ -111,4 +111,4 @@ def _to_seconds(date_match: re.Match[str] | None) -> int | None:
 PDF = Pdf()
 
 if __name__ == "__main__":
-    serve_calls(lambda _: _read_file)
+    serve_call(_read_file)

@@ -10,10 +10,9 @@ from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
 from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Signal, Threshold
-from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.routing import Route
-from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.retrieve.expression import choose_expression
 
 

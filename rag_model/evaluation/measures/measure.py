@@ -81,7 +81,7 @@ class CorpusMeasure:
 
 
 Measure: TypeAlias = RankingMeasure | AnswerMeasure | CorpusMeasure
-_ANSWERS, _NGRAMS, _RETRIEVAL = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "ngrams", "retrieval"))
+_ANSWERS, _RETRIEVAL = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "retrieval"))
 
 # Reports follow this order. The first answer measure of a kind decides whether an answer is correct.
 MEASURES: Registry[Measure] = Registry(
@@ -96,13 +96,13 @@ MEASURES: Registry[Measure] = Registry(
         "Acc-3way": f"{_ANSWERS}:ACCURACY_3WAY",
         "Acc-2way": f"{_ANSWERS}:ACCURACY_2WAY",
         "AC": f"{_ANSWERS}:STRICT_ACCURACY",
-        "Q-BLEU-1": f"{_NGRAMS}:Q_BLEU_1",
+        "Q-BLEU-1": f"{_ANSWERS}:Q_BLEU_1",
         "ROUGE-L": f"{_ANSWERS}:ROUGE_L",
         "F1": f"{_ANSWERS}:TOKEN_F1",
         "BLEU-1": f"{_ANSWERS}:BLEU_1",
         "BLEU-4": f"{_ANSWERS}:BLEU_4",
-        "distinct-3": f"{_NGRAMS}:DISTINCT_3",
-        "gold-distinct-3": f"{_NGRAMS}:GOLD_DISTINCT_3",
+        "distinct-3": f"{_ANSWERS}:DISTINCT_3",
+        "gold-distinct-3": f"{_ANSWERS}:GOLD_DISTINCT_3",
     },
 )
 

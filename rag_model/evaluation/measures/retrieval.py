@@ -61,9 +61,8 @@ def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> lis
     ranking: list[bool | int] = []
     missing_pages = [set(evidence_set) for evidence_set in sets]
     for page in ranked:
-        open_sets = [
-            n for n, pages_left in enumerate(missing_pages, start=2) if page in pages_left
-        ]  # 0 == False, 1 == True
+        # 0 == False, 1 == True.
+        open_sets = [n for n, pages_left in enumerate(missing_pages, start=2) if page in pages_left]
         for n in open_sets:
             if n in ranking:
                 ranking.remove(n)

@@ -58,9 +58,8 @@ class BuildReport:
     lengths: Mapping[int, int] = field(default_factory=dict)
     # Index -> recall and cost by setting.
     curves: Mapping[str, Sequence[OperatingPoint]] = field(default_factory=dict)
-    settings: Mapping[str, OperatingPoint] = field(
-        default_factory=dict
-    )  # index -> recall and cost at its default setting
+    # Index -> recall and cost at its default setting.
+    settings: Mapping[str, OperatingPoint] = field(default_factory=dict)
     # Index -> statistics of its file.
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
     # Index -> nodes unreachable before repair.

@@ -70,7 +70,7 @@ from rag_model.index.graphs.stitch import (
 )
 from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links
 from rag_model.index.plan import IndexStats
-from rag_model.index.quality.fit import centroid_distance, relative_error
+from rag_model.index.quality.health import centroid_distance, relative_error
 from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, VectorPlan, default_search
 from rag_model.index.vector_kind import (
     BYTES_PER_SECOND,

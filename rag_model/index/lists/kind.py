@@ -41,7 +41,7 @@ from rag_model.index.lists.list_file import (
 )
 from rag_model.index.lists.training import continue_training, get_inverted_lists, train_index
 from rag_model.index.plan import IndexStats
-from rag_model.index.quality.fit import centroid_distance, relative_error
+from rag_model.index.quality.health import centroid_distance, relative_error
 from rag_model.index.quality.results import (
     DEFAULT_FLOOR,
     RecallFloor,

@@ -13,18 +13,15 @@ from rag_model.errors import InputError, UsageError
 from rag_model.index.files.pieces import Opener, compute_stamp
 from rag_model.index.kind import IndexFiles, UntrainedKind
 from rag_model.index.plan import IndexPlan, IndexStats
+from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
     from rag_model.index.postings.file import PostingsFile
     from rag_model.index.postings.part import PartReader
 
-MERGE_BYTES_PER_PASSAGE = (
-    # Bytes a passage in memory while parts of 3,500 are merged: windows of their terms and
-    # postings.
-    13
-)
-
-CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
+# Of memory per passage while parts of 3,500 are merged: windows of their terms and postings.
+_MERGE_BYTES = 13
+_CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 EXHAUSTIVE_QUERIES = 64  # of the gate: a search without skipping reads every posting of its terms
 
 
@@ -37,6 +34,30 @@ class PostingsKind(UntrainedKind, ABC):
 
     suffix: ClassVar[str] = "postings"
     block_bytes: ClassVar[int] = 4 << 10  # small, because a search may read only a few postings of a long list
+
+    part_bytes: ClassVar[int]  # of memory per passage while the postings of a part are built
+    piece_bytes: ClassVar[int]  # per passage in the piece of its part
+    max_new_passages: ClassVar[int]  # with more the index is built from scratch
+
+    @abstractmethod
+    def bytes_per_passage(self, plan: IndexPlan) -> int:
+        """Return the bytes of a passage in the index file."""
+
+    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
+        """Estimate the resources of a build: a part is in memory while its postings are built, a
+        batch while it is merged.
+        """
+        part_size, size = part_rows or min(plan.n, 100_000), plan.n * self.bytes_per_passage(plan)
+        stages = {
+            "train": PROCESS_BYTES,
+            "scatter": PROCESS_BYTES + part_size * self.part_bytes,
+            "merge": 2 * PROCESS_BYTES + plan.n * _MERGE_BYTES,
+        }
+        return ResourceEstimate(stages, size + PROCESS_BYTES, size, size + plan.n * self.piece_bytes)
+
+    def derive_memory_bytes(self, n: int) -> int:
+        """Estimate the memory for all rows, and for the terms of new passages."""
+        return PROCESS_BYTES + n * _CARRY_BYTES + min(n, self.max_new_passages) * self.part_bytes
 
     @abstractmethod
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:

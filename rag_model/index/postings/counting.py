@@ -196,9 +196,8 @@ def number_tokens(
         ends: (n,) int64, filled with the end of each text's tokens in `out`.
         whole_runs: runs of ASCII characters are tokens too, instead of their words.
     """
-    _scan_texts(
-        data, offsets, *tokens, out, ends, whole_runs
-    )  # passing the arrays one by one takes a third less time than a record
+    # Passing the arrays one by one takes a third less time than a record.
+    _scan_texts(data, offsets, *tokens, out, ends, whole_runs)
 
 
 _MIN_BATCH_ROWS = 1 << 10

@@ -37,9 +37,8 @@ from rag_model.index.postings.maxscore import (
 SHIFT = 13
 WINDOW = 1 << SHIFT  # rows, whose sums fit into the first cache of a processor
 TOPS = 11  # lower bounds stored per list: of the 1st, 2nd, 4th, ... 1,024th largest contribution
-POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(
-    4
-)  # the numbers of a list: its postings, its windows and its bits, -1: it has none
+# The numbers of a list: its postings, its windows and its bits, -1: it has none.
+POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(4)
 _MIN_POSTINGS_PER_WINDOW = 4  # a shorter list gets no windows
 _MAX_ROWS_PER_POSTING = 64  # a sparser list gets no bits
 _MAX_WORDS_PER_POSTING = 0.25  # capacity for words of bits, per posting of capacity
@@ -54,9 +53,8 @@ class Decoded(NamedTuple):
     rows: npt.NDArray[np.uint32]
     contributions: npt.NDArray[np.float32]  # of each posting
     offsets: Ints  # (lists, 4), see `POSTINGS_BEGIN`
-    tops: npt.NDArray[
-        np.float32
-    ]  # (lists, 11): lower bound of the 2^j-th largest contribution; 0 if the list is shorter
+    # (lists, 11): lower bound of the 2^j-th largest contribution; 0 if the list is shorter.
+    tops: npt.NDArray[np.float32]
     starts: npt.NDArray[np.uint32]  # first posting of each window, and the end of the last one
     peaks: npt.NDArray[np.float32]  # largest contribution in each window, parallel to `starts`
     bits: npt.NDArray[np.uint64]  # one bit per row: whether it has a posting
@@ -132,10 +130,8 @@ class DecodedLists:
         self.weighting, self.capacity = weighting, capacity
         self._used = [0, 0, 0]  # postings, windows and words of bits
         self._number_by_offset = {_EMPTY_LIST: 0}  # of lists, by their offset in the file
-        words, windows = (
-            int(capacity * _MAX_WORDS_PER_POSTING),
-            capacity // 2 + 1,
-        )  # a list has a window more than it needs
+        # A list has a window more than it needs.
+        words, windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
         self.arrays = Decoded(
             np.empty(capacity, np.uint32),
             np.empty(capacity, np.float32),
@@ -418,9 +414,8 @@ def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scrat
             ):
                 size = push_hit(best_scores, best_rows, size, k, score, row)
         if size == k:
-            threshold = max(
-                threshold, best_scores[0]
-            )  # rows ascend from window to window, so an equal score ranks lower
+            # Rows ascend from window to window, so an equal score ranks lower.
+            threshold = max(threshold, best_scores[0])
     sort_hits(best_scores, best_rows, size)
     return size
 

@@ -21,15 +21,12 @@ from rag_model.index.files.vectors import map_parts, open_row_files
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, SparseQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.base_kind import (
-    CARRY_BYTES,
     EXHAUSTIVE_QUERIES,
-    MERGE_BYTES_PER_PASSAGE,
     PostingsKind,
     check_impact_parameters,
     open_postings,
     scatter_stamp,
 )
-from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
     from rag_model.index.postings.part import PartPostings
@@ -39,9 +36,6 @@ _WEIGHT_BITS = {"Impact": 8, "Impact1": 1}
 TERMS_PER_PASSAGE = 128  # for estimates: SPLADE models give passages of 100 words 100 to 200 terms
 _GAP_BITS = 10  # of a row, for estimates: of 128 terms by Zipf's law in 40,000 passages
 ROW_FILE_BYTES = 5 * TERMS_PER_PASSAGE + 4  # per passage in the file of its part
-_PIECE_BYTES = 8 * TERMS_PER_PASSAGE  # per passage in the piece of its part
-_SORT_BYTES = 48 * TERMS_PER_PASSAGE  # of memory per passage while a part is sorted
-_MAX_NEW_PASSAGES = 1 << 17  # with more the index is built from scratch
 _SORT_RATE = 2e7  # bytes of rows that one core sorts per second
 _MERGE_RATE = 5e6  # postings that one core merges per second
 
@@ -53,6 +47,9 @@ class ImpactKind(PostingsKind):
     represents: ClassVar[RepresentationType] = "sparse"
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
     VERSION: ClassVar[int] = 1
+    part_bytes: ClassVar[int] = 48 * TERMS_PER_PASSAGE
+    piece_bytes: ClassVar[int] = 8 * TERMS_PER_PASSAGE
+    max_new_passages: ClassVar[int] = 1 << 17
 
     def takes(self, factory: str) -> bool:
         """Whether a factory string is `Impact` or `Impact1`."""
@@ -98,11 +95,7 @@ class ImpactKind(PostingsKind):
         def build_postings(new_rows: Rows) -> "PartPostings":
             return _sort_terms(entry["factory"], read_rows(new_rows))
 
-        return derive_index(before, kept, build_postings, out, max_new=_MAX_NEW_PASSAGES)
-
-    def derive_memory_bytes(self, n: int) -> int:
-        """Estimate the memory for all rows, and for the terms of new passages."""
-        return PROCESS_BYTES + n * CARRY_BYTES + min(n, _MAX_NEW_PASSAGES) * _SORT_BYTES
+        return derive_index(before, kept, build_postings, out, max_new=self.max_new_passages)
 
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
         """Return the common scale of the parts' weights; 1 for a bag of terms.
@@ -145,26 +138,14 @@ class ImpactKind(PostingsKind):
         }
         return IndexMeasurement((rows[: len(exhaustive_rows)] == exhaustive_rows).mean(axis=1), metrics=metrics)
 
-    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
-        """Estimate the resources of a build, with 128 terms per passage."""
-        part_size, size = part_rows or min(plan.n, 100_000), plan.n * bytes_per_passage(plan)
-        stages = {
-            "train": PROCESS_BYTES,
-            "scatter": PROCESS_BYTES + part_size * _SORT_BYTES,
-            "merge": 2 * PROCESS_BYTES + plan.n * MERGE_BYTES_PER_PASSAGE,
-        }
-        return ResourceEstimate(stages, size + PROCESS_BYTES, size, size + plan.n * _PIECE_BYTES)
+    def bytes_per_passage(self, plan: IndexPlan) -> int:
+        """Return the bytes of a passage of 128 terms."""
+        bits = _WEIGHT_BITS[plan.factory]
+        return 2 + TERMS_PER_PASSAGE * (_GAP_BITS + (bits if bits > 1 else 0)) // 8
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds to sort a part's rows, or to merge all postings."""
         return {"scatter": size / _SORT_RATE, "merge": plan.n * TERMS_PER_PASSAGE / _MERGE_RATE}.get(stage, 0.01)
-
-
-def bytes_per_passage(plan: IndexPlan) -> int:
-    """Return the bytes of a passage of 128 terms in the file."""
-    return (
-        2 + TERMS_PER_PASSAGE * (_GAP_BITS + (_WEIGHT_BITS[plan.factory] if _WEIGHT_BITS[plan.factory] > 1 else 0)) // 8
-    )
 
 
 def _sort_terms(factory: str, batches: Iterator[SparseVectors]) -> "PartPostings":

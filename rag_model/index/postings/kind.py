@@ -15,10 +15,8 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, TextQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.base_kind import (
-    CARRY_BYTES,
     EXHAUSTIVE_QUERIES,
     K1,
-    MERGE_BYTES_PER_PASSAGE,
     B,
     PostingsKind,
     check_bm25_parameters,
@@ -26,7 +24,6 @@ from rag_model.index.postings.base_kind import (
     scatter_stamp,
 )
 from rag_model.index.postings.lucene_analyzer import choose_analyzer, load_analyzer
-from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,10 +31,6 @@ if TYPE_CHECKING:
     from rag_model.index.postings.part import PartPostings
     from rag_model.index.postings.search import Bm25Index
 
-_BYTES_PER_PASSAGE = 90  # of about 100 words, in the file; a fifth of it is the dictionary
-_COUNT_BYTES = 2_000  # of memory per passage while its terms are counted
-_MAX_NEW_PASSAGES = 1 << 18  # with more the index is built from scratch
-_PIECE_BYTES = 300  # per passage in the piece of its part
 _ANALYZE_RATE = 1.2e7  # bytes of compressed passages that one core analyzes per second
 _MERGE_RATE = 500_000  # passages that one core merges per second
 
@@ -49,6 +42,9 @@ class Bm25Kind(PostingsKind):
     libraries: ClassVar[tuple[str, ...]] = ("PyStemmer",)
     # Increase `file.MAGIC` too, or `derive` mixes postings of two versions.
     VERSION: ClassVar[int] = 1
+    part_bytes: ClassVar[int] = 2_000
+    piece_bytes: ClassVar[int] = 300
+    max_new_passages: ClassVar[int] = 1 << 18
 
     def takes(self, factory: str) -> bool:
         """Whether a factory string is `BM25`."""
@@ -108,11 +104,7 @@ class Bm25Kind(PostingsKind):
         def count_postings(new_rows: Rows) -> "PartPostings":
             return count_texts(iter_texts(gather_batches(texts(new_rows))), analyzer)
 
-        return derive_index(before, kept, count_postings, out, max_new=_MAX_NEW_PASSAGES)
-
-    def derive_memory_bytes(self, n: int) -> int:
-        """Estimate the memory for all rows, and for the terms of new passages."""
-        return PROCESS_BYTES + n * CARRY_BYTES + min(n, _MAX_NEW_PASSAGES) * _COUNT_BYTES
+        return derive_index(before, kept, count_postings, out, max_new=self.max_new_passages)
 
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file, with the analyzer that the passages were analyzed with.
@@ -140,18 +132,9 @@ class Bm25Kind(PostingsKind):
         metrics = {f"source@{trial.k}": round(source_recall, 4), "terms": layout.terms, "postings": layout.postings}
         return IndexMeasurement((rows[: len(exhaustive_rows)] == exhaustive_rows).mean(axis=1), metrics=metrics)
 
-    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
-        """Estimate the resources of a build: a part is in memory while it is analyzed, a batch
-        while it is merged.
-        """
-        part_bytes = (part_rows or min(plan.n, 100_000)) * _COUNT_BYTES
-        size = plan.n * _BYTES_PER_PASSAGE
-        stages = {
-            "train": PROCESS_BYTES,
-            "scatter": PROCESS_BYTES + part_bytes,
-            "merge": 2 * PROCESS_BYTES + plan.n * MERGE_BYTES_PER_PASSAGE,
-        }
-        return ResourceEstimate(stages, size + PROCESS_BYTES, size, size + plan.n * _PIECE_BYTES)
+    def bytes_per_passage(self, plan: IndexPlan) -> int:
+        """Return the bytes of a passage of about 100 words; a fifth of it is the dictionary."""
+        return 90
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds to analyze a part's compressed passages, or to merge all

@@ -61,9 +61,8 @@ def compute_recall(
     first = np.arange(len(retrieved_rows), dtype=np.int64)[:, None] * (
         max(retrieved_rows.max(initial=0), exact_rows.max(initial=0)) + 2
     )
-    hits = np.isin(retrieved_rows[:, :k] + first, (exact_rows + first)[is_correct]).sum(
-        axis=1
-    )  # (q, k) -> (q,): no key is shared
+    # (q, k) -> (q,): no key is shared.
+    hits = np.isin(retrieved_rows[:, :k] + first, (exact_rows + first)[is_correct]).sum(axis=1)
     recalls: Recalls = np.minimum(hits / k, 1.0)
     tied = np.flatnonzero(is_correct.all(axis=1))  # (q, w) -> (q',): queries with ties at the end
     if score is not None and len(tied):

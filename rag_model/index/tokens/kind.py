@@ -27,13 +27,12 @@ from rag_model.index.kind import (
     UnshardedKind,
 )
 from rag_model.index.plan import IndexPlan, IndexStats
-from rag_model.index.quality.fit import SAMPLE_VECTORS
+from rag_model.index.quality.health import SAMPLE_VECTORS
 from rag_model.index.quality.results import (
     PROCESS_BYTES,
     FitResult,
     RecallFloor,
     ResourceEstimate,
-    TuningResult,
     compute_recall,
 )
 from rag_model.index.recipe import IndexRecipe, check_search_parameters
@@ -296,10 +295,6 @@ class TokenKind(UnshardedKind[TokenPlan]):
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
         """Reject every parameter, because all rows are compared."""
         check_search_parameters(parameters, ())
-
-    def tune(self, files: IndexFiles, entry: IndexEntry, trial: Any, target: float) -> TuningResult:
-        """Return the search parameters of the entry, because `check` rejects recall targets."""
-        return TuningResult(dict(entry["search"]), 1.0)
 
     def floor(self, factory: str) -> RecallFloor:
         """Return the minimum recall of all codecs."""

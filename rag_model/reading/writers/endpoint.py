@@ -22,11 +22,10 @@ from rag_model.endpoint import (
     EndpointErrors,
     EventLoopThread,
     FailedAttemptError,
-    parse_retry_after,
     retry,
 )
 from rag_model.errors import UsageError
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async, parse_retry_after
 from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 from rag_model.reading.writers.chat_events import DONE, ChatReply, EventParser, KeyMask, StreamedError
@@ -78,9 +77,8 @@ class EndpointWriter:
     @property
     def decides(self) -> dict[str, Any]:
         """The settings that determine this writer's answers, for memo keys; without the API key."""
-        instance_fields = (
-            {} if self.settings.is_repeatable else {"once": self._instance_id}
-        )  # a sampled answer must not be reused later
+        # A sampled answer must not be reused later.
+        instance_fields = {} if self.settings.is_repeatable else {"once": self._instance_id}
         return {**describe_endpoint(self.model, self.settings, self.endpoint), **instance_fields}
 
     @explain_tokenizer_errors()

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from rag_model.errors import UsageError
-from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, derive_seed
 from rag_model.generate.generator import Contexts, Generator, decode_new_text, make_stoppable, report_tokens
 from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.load import apply_chat_template
 from rag_model.generate.prompts import InstructionTemplate, tokenize_untrusted
 from rag_model.generate.rag_decoding import decode_token
-from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from rag_model.reading.answer import CLOSED_BOOK, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 from rag_model.reading.writers.writer import (

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from typing import Any, get_args
 
 from prometheus_client import (
@@ -102,52 +101,36 @@ class ScrapeState:
     def iter_metrics(self) -> Iterator[Metric]:
         """Yield the metric families of the state."""
         if self.served is not None:
-            names = {
-                "snapshot": self.served.snapshot,
-                "ref": self.served.ref,
-                "index": self.served.index,
-            }
+            names = {"snapshot": self.served.snapshot, "ref": self.served.ref, "index": self.served.index}
             yield InfoMetricFamily("bookwheel_snapshot", "What is served.", value=names)
         if self.refusal is not None:
-            names = {
-                "snapshot": self.refusal.snapshot,
-                "ref": self.refusal.ref,
-                "number": str(self.refusal.number),
-            }
+            refusal = self.refusal
+            names = {"snapshot": refusal.snapshot, "ref": refusal.ref, "number": str(refusal.number)}
             yield InfoMetricFamily("bookwheel_snapshot_refused", "The refused version that the ref names.", value=names)
-        for name, text, value in chain(
-            self._iter_store_gauges(),
-            _iter_snapshot_gauges(self.served, self.now),
-            _iter_quality_gauges(self.quality),
-            _iter_probe_gauges(self.probes),
-        ):
+        for name, text, value in self._iter_gauges():
             if value is not None:
                 yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)
         yield from _build_trend_metrics(self.served.trends if self.served else ())
         yield from _build_collapse_metrics(self.quality.collapse)
 
-    def _iter_store_gauges(self) -> Iterator[_Gauge]:
-        yield (
-            "ref_seen_age_seconds",
-            "Time since the last successful poll of the ref.",
-            _compute_age(self.now, self.store_seen_at),
-        )
-
-
-def _iter_snapshot_gauges(served: ServedSnapshotInfo | None, now: float) -> Iterator[_Gauge]:
-    if served is not None:
-        yield "ref_number", "The ref's move that is served.", served.number
-        yield (
-            "snapshot_age_seconds",
-            "Time since the snapshot was built.",
-            _compute_age(now, served.created),
-        )
-        yield "gate_recall_mean_ratio", "The index's recall by its gate, mean.", served.recall_mean
-        yield (
-            "gate_recall_p5_ratio",
-            "The index's recall by its gate, 5th percentile.",
-            served.recall_p5,
-        )
+    def _iter_gauges(self) -> Iterator[_Gauge]:
+        text = "Time since the last successful poll of the ref."
+        yield "ref_seen_age_seconds", text, _compute_age(self.now, self.store_seen_at)
+        if (served := self.served) is not None:
+            yield "ref_number", "The ref's move that is served.", served.number
+            yield "snapshot_age_seconds", "Time since the snapshot was built.", _compute_age(self.now, served.created)
+            yield "gate_recall_mean_ratio", "The index's recall by its gate, mean.", served.recall_mean
+            yield "gate_recall_p5_ratio", "The index's recall by its gate, 5th percentile.", served.recall_p5
+        text = "Recall of sampled questions against exact search,"
+        yield "recall_mean_ratio", f"{text} mean.", self.quality.recall_mean
+        yield "recall_p5_ratio", f"{text} 5th percentile.", self.quality.recall_p5
+        text = "Drift of live questions from the evaluation's: squared MMD over its variance."
+        yield "question_drift_ratio", text, self.quality.drift
+        if (probes := self.probes) is not None:
+            text = "Probe questions that the model answers as recorded, without passages."
+            yield "probe_same_ratio", text, probes.same
+            text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
+            yield "probe_likelihood_difference_nats", text, probes.difference
 
 
 def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
@@ -168,28 +151,6 @@ def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> It
         distinct.add_metric([verb], collapse.distinct / (collapse.questions * collapse.k) if collapse.k else 0.0)
         spread.add_metric([verb], collapse.spread)
     return iter((distinct, spread))
-
-
-def _iter_quality_gauges(quality: QualityMetrics) -> Iterator[_Gauge]:
-    yield (
-        "recall_mean_ratio",
-        "Recall of sampled questions against exact search, mean.",
-        quality.recall_mean,
-    )
-    yield (
-        "recall_p5_ratio",
-        "Recall of sampled questions against exact search, 5th percentile.",
-        quality.recall_p5,
-    )
-    text = "Drift of live questions from the evaluation's: squared MMD over its variance."
-    yield "question_drift_ratio", text, quality.drift
-
-
-def _iter_probe_gauges(probes: ProbeMetrics | None) -> Iterator[_Gauge]:
-    if probes is not None:
-        yield "probe_same_ratio", "Probe questions that the model answers as recorded, without passages.", probes.same
-        text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
-        yield "probe_likelihood_difference_nats", text, probes.difference
 
 
 def _compute_age(now: float, then: float | None) -> float | None:
@@ -239,12 +200,8 @@ class ServiceMetrics(Observer):
         self._registry = CollectorRegistry()
         self._limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
         self._requests = self._histogram("request_seconds", "Time of a request.", _SECONDS, "verb", "status")
-        self._queue = self._histogram(
-            "queue_filled_ratio",
-            "Share of the queue in use when a request entered it.",
-            _SHARES,
-            "verb",
-        )
+        text = "Share of the queue in use when a request entered it."
+        self._queue = self._histogram("queue_filled_ratio", text, _SHARES, "verb")
         self._batch_sizes = self._histogram("batch_questions", "Questions in a batch.", _SIZES)
         self._encode_seconds = self._histogram("batch_encode_seconds", "Time to encode a batch.", _SECONDS)
         self._search_seconds = self._histogram("batch_search_seconds", "Time to search a batch.", _SECONDS)
@@ -264,11 +221,8 @@ class ServiceMetrics(Observer):
         self._answers = self._counter("answers", text, "outcome")
         text = "Answers given whose words, numbers and names are in none of their passages."
         self._unsupported = self._counter("answers_unsupported", text)
-        self._numbered_answers = self._counter(
-            "answers_numbered",
-            "Answers given from numbered passages, with or without a citation.",
-            "cited",
-        )
+        text = "Answers given from numbered passages, with or without a citation."
+        self._numbered_answers = self._counter("answers_numbered", text, "cited")
         text = "Tokens that models read and wrote, for answers, override checks and probes."
         self._tokens = self._counter("tokens", text, "use", "kind")
         text = "Answers given, by the memory that they are from: weights or passages."

@@ -46,9 +46,8 @@ from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
-SAFETY_MARGIN = (
-    24 * 3600.0
-)  # seconds; files that were younger at a running writer's start are kept; also the default grace
+# Files that were younger at a running writer's start, in seconds, are kept; also the default grace.
+SAFETY_MARGIN = 24 * 3600.0
 GARBAGE_KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
 _FOLDERS = {
     "blobs",

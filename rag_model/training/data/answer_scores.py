@@ -16,12 +16,12 @@ import torch
 from rag_model.corpus.records import Passage
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.errors import InputError
-from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.generator import Generator, Targets
 from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate, PromptTemplate, template_to_json
 from rag_model.generate.rag_folder import SavableGenerator
+from rag_model.generate.transformer import CausalGenerator
 from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
@@ -58,15 +58,8 @@ class AnswerScores:
 class AnswerBlock(ScoreBlock):
     """A block of examples to score with a generator."""
 
-    dtype: str = "float32"  # of the generator's weights
-
     stage: ClassVar[str] = "score"
     code: ClassVar[Any] = [1, PLAIN_TEXT_PROMPT]
-
-    def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the scores, up to rounding."""
-        inputs = super(AnswerBlock, self).inputs()  # plain `super()` fails in a slotted dataclass
-        return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
     def compute(self, store: Store) -> list[list[Any]]:
         """Return for each example log p by passage, and the number of tokens.

@@ -40,6 +40,7 @@ class ScoreBlock(RecordedTask):
     identity: str  # digest of the model
     contexts: int  # number of texts that the model reads
     model: Files = ()  # empty if the block is recorded
+    dtype: str = "float32"  # of the model's weights; an ONNX graph has its own
 
     output: ClassVar[str] = "scores"
     code: ClassVar[Any]  # JSON that changes when the same inputs would give other scores
@@ -76,7 +77,8 @@ class ScoreBlock(RecordedTask):
             MissingExtraError: onnxruntime computes the scores, but the onnx extra is not installed.
         """
         libraries = {name: _library_version(name) for name in self.libraries}
-        return {"content": self.content.id, "model": self.identity, "code": self.code, "libraries": libraries}
+        inputs = {"content": self.content.id, "model": self.identity, "code": self.code, "libraries": libraries}
+        return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
     def estimate_seconds(self) -> float:
         """Return the seconds of the model's operations."""

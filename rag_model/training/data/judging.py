@@ -163,7 +163,6 @@ def collect_gold_answers(examples: Sequence[Example], settings: JudgeSettings) -
 class JudgeBlock(ScoreBlock):
     """A block of questions whose passages a generator judges."""
 
-    dtype: str = "float32"  # of the generator's weights
     cpu: bool = False  # do not use a GPU
 
     stage: ClassVar[str] = "judge"

@@ -125,7 +125,6 @@ class PairBlock(ScoreBlock):
 
     cpu: bool = False  # do not use a GPU
     onnx: bool = False  # onnxruntime runs the cross-encoder, not torch
-    dtype: str = "float32"  # of the cross-encoder's weights; an ONNX graph has its own
 
     stage: ClassVar[str] = "teach"
     code: ClassVar[Any] = 2  # since 2, tokenizer_config.json is read
@@ -139,11 +138,6 @@ class PairBlock(ScoreBlock):
     def libraries(self) -> tuple[str, ...]:
         """The libraries that compute the scores."""
         return ONNX_LIBRARIES if self.onnx else TORCH_LIBRARIES
-
-    def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the scores, up to rounding."""
-        inputs = super(PairBlock, self).inputs()  # plain `super()` fails in a slotted dataclass
-        return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
     def compute(self, store: Store) -> list[float]:
         """Return the score of each pair.

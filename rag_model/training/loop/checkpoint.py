@@ -95,9 +95,8 @@ class TrainerState:
             ValueError: a step is not a valid number, or the folder of the best weights is not next
                 to the checkpoints.
         """
-        searched = tuple(
-            SearchedSnapshot(**entry) for entry in value.get("asked", ())
-        )  # checkpoints of version 0.1 lack it
+        # Checkpoints of version 0.1 lack it.
+        searched = tuple(SearchedSnapshot(**entry) for entry in value.get("asked", ()))
         best = BestWeights(**value["best"])
         if not all(type(step) is int and 0 <= step < _MAX_STEPS for step in (value["step"], best.step)):
             raise ValueError("its step is not a valid number")

@@ -66,7 +66,7 @@ from rag_model.training.objectives.task_bases import (
     load_teacher,
     mine_passages,
 )
-from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_teacher, choose_colbert
+from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_teacher, choose_part
 
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.05)
@@ -293,7 +293,7 @@ class Colbert(Objective[ColbertTraining]):
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the named encoder, else the snapshot's, and the teacher if one is named."""
-        models = choose_colbert(store, snapshot, named_models.encoder)
+        models = choose_part(store, snapshot, named_models.encoder, PART)
         return models if named_models.teacher is None else add_teacher(store, models, named_models.teacher)
 
     def prepare(self, job: Job[ColbertTraining]) -> Examples:

@@ -28,7 +28,7 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import GroupRecipe, ListTask, MiningObjective
-from rag_model.training.origins import InitialModels, NamedModels, choose_cross_encoder
+from rag_model.training.origins import InitialModels, NamedModels, choose_part
 
 GoalName = Literal["MRR", "Success@1", "loss"]
 LOOP = LoopSettings(epochs=2, learning_rate=1e-5, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
@@ -106,8 +106,8 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
     )
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named model, else the snapshot's encoder; see `choose_cross_encoder`."""
-        return choose_cross_encoder(store, snapshot, named_models.encoder)
+        """Return the named model, else the snapshot's encoder; see `choose_part`."""
+        return choose_part(store, snapshot, named_models.encoder, PART)
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""

@@ -126,13 +126,13 @@ def compute_maxsim(questions: Tensor, passages: Tensor, token_mask: Tensor) -> T
     bool with one token or more per passage.
     """
     with torch.autocast(questions.device.type, enabled=False):
-        similarities = torch.einsum("bld,mtd->bmlt", _exact(questions), _exact(passages))
+        similarities = torch.einsum("bld,mtd->bmlt", to_float32(questions), to_float32(passages))
         # (m, t) -> (1, m, 1, t)
         similarities = similarities.masked_fill(~token_mask[None, :, None, :], -torch.inf)
         return similarities.amax(3).sum(2)  # (b, m, l, t) -> (b, m, l) -> (b, m)
 
 
-def _exact(vectors: Tensor) -> Tensor:
+def to_float32(vectors: Tensor) -> Tensor:
     """Return vectors in float32, also under autocast; float64 stays."""
     return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 

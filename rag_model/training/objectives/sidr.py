@@ -52,7 +52,7 @@ from rag_model.training.data.negatives import (
 )
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Goal, Measures
-from rag_model.training.objectives.losses import gather_all_processes, locate_positives
+from rag_model.training.objectives.losses import gather_all_processes, locate_positives, to_float32
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -138,7 +138,7 @@ def semi_parametric_loss(
     """
     with torch.autocast(gold.device.type, enabled=False):
         (question_weights, question_bags), (passage_weights, passage_bags) = (
-            (_to_float32(weights), bag) for weights, bag in (questions, passages)
+            (to_float32(weights), bag) for weights, bag in (questions, passages)
         )
         pairs = {
             "kept_asked": (keep_terms(question_weights, question_bags, terms), passage_weights),
@@ -173,10 +173,6 @@ def two_way_loss(scores: Tensor, gold: Tensor, ignored: Tensor, *, both_ways: bo
 
 def _compute_accuracy(scores: Tensor, gold: Tensor, ignored: Tensor) -> Tensor:
     return (scores.detach().masked_fill(ignored, -torch.inf).argmax(1) == gold).float().mean()
-
-
-def _to_float32(weights: Tensor) -> Tensor:
-    return weights.to(torch.promote_types(weights.dtype, torch.float32))
 
 
 WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag

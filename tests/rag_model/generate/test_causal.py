@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from rag_model.corpus.records import Passage
-from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate
+from rag_model.generate.transformer import CausalGenerator
 from tests.fixtures.tiny_generators import save_llama
 
 QUESTIONS = ["who was it?", "wo"]

@@ -13,10 +13,9 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import read_architecture
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.errors import InputError, UsageError
-from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.load import apply_chat_template, load_generator, load_generator_tokenizer
 from rag_model.generate.prompts import InstructionTemplate, PaperTemplate, template_to_json
-from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama, save_t5
 

@@ -12,8 +12,8 @@ from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.reading.answer import TokenUsage, answer_json
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.prompts import INSTRUCTION, PromptSettings, fill_template, read_prompt
 from rag_model.reading.reader import AnswerCallbacks, StopCheck, TextCallback
+from rag_model.reading.settings import INSTRUCTION, PromptSettings, fill_template, read_prompt
 from rag_model.reading.writers.local import LocalWriter
 from rag_model.reading.writers.writer import Completion, Prompt
 from rag_model.retrieve.hits import Hit

@@ -16,10 +16,9 @@ from rag_model.reading.answer import answer_json
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.confidence import AbstainingReader, Threshold
 from rag_model.reading.model import ReadingModel, check_route
-from rag_model.reading.prompts import PromptSettings
 from rag_model.reading.reader import AnswerCallbacks
 from rag_model.reading.routing import AutoReader, Route, identify_model
-from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.reading.writers.writer import Completion, Prompt
 from rag_model.retrieve.hits import Hit
 from tests.fixtures.quoting import Quoting

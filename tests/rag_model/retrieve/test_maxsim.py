@@ -6,7 +6,7 @@ import pytest
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.retrieve.factory import plan_retriever
-from rag_model.retrieve.maxsim import MaxSimRetriever
+from rag_model.retrieve.rerank import MaxSimRetriever
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rag_model.client import replies
-from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.generate.transformer import Seq2SeqGenerator
 from rag_model.reading.answer import answer_json
 from rag_model.reading.model import open_reader
 from rag_model.retrieve.dense import DenseRetriever

@@ -11,12 +11,11 @@ import pytest
 
 from rag_model.client import Client
 from rag_model.client.replies import AnswerReply
-from rag_model.generate.causal import CausalGenerator
+from rag_model.generate.transformer import CausalGenerator
 from rag_model.reading.answer import answer_json
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.model import open_reader
-from rag_model.reading.prompts import PromptSettings
-from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.event_stream import streamed

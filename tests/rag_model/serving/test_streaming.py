@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.generate.transformer import Seq2SeqGenerator
 from rag_model.serving.http.app import accepts_event_stream
 from rag_model.serving.monitoring.observer import Observer
 from tests.fixtures.event_stream import streamed

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from rag_model.evaluation.measures.ngrams import distinct_ngram_ratio
+from rag_model.evaluation.measures.answers import distinct_ngram_ratio
 
 TEXTS = [
     "this city is the capital of France",

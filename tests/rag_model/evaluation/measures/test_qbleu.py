@@ -4,7 +4,7 @@ import pytest
 
 from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.answers.scores import estimate_measures, score_answer
-from rag_model.evaluation.measures.ngrams import QBleuWeights, q_bleu
+from rag_model.evaluation.measures.answers import QBleuWeights, q_bleu
 from rag_model.evaluation.questions import Question
 
 GOLD = "Which city is the capital of France and lies on the Seine?"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
 from rag_model.index.kind import get_kind
-from rag_model.index.quality.fit import SAMPLE_VECTORS, FitSample, measure_fit, sample_changes
+from rag_model.index.quality.health import SAMPLE_VECTORS, FitSample, measure_fit, sample_changes
 from rag_model.index.quality.results import FitResult, TrainingStats
 from rag_model.index.recipe import IndexRecipe, resolve
 

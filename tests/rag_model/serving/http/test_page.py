@@ -11,9 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from rag_model.generate.causal import CausalGenerator
-from rag_model.reading.prompts import PromptSettings
-from rag_model.reading.settings import ReaderSettings
+from rag_model.generate.transformer import CausalGenerator
+from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.store.store import Store
 from tests.fixtures.browser import PATIENCE, chromium
 from tests.fixtures.held import Held

@@ -11,8 +11,7 @@ from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer, ContextEntry
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.prompts import PromptSettings
-from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.retrieve.hits import Hit
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.monitoring.metrics import ServiceMetrics

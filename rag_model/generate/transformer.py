@@ -1,8 +1,12 @@
-"""Decoder-only generators: Llama, SmolLM, GPT-2 and all other models of `AutoModelForCausalLM`.
+"""Generators of transformers, both decoder-only and encoder-decoder.
 
-A context is a prompt with the passage and the question; an answer is its continuation. Prompts are
-left-padded, so that all answers begin in the same column; position ids count from the first token
-of each prompt.
+`CausalGenerator`: Llama, SmolLM, GPT-2 and all other models of `AutoModelForCausalLM`. A context is a
+prompt with the passage and the question; an answer is its continuation. Prompts are left-padded, so
+that all answers begin in the same column; position ids count from the first token of each prompt.
+
+`Seq2SeqGenerator`: BART, T5 and all other models of `AutoModelForSeq2SeqLM`. The encoder reads a
+question with a passage once. The decoder begins with its start token; its targets are the tokens of
+an answer: `<s> … </s>` for BART, `… </s>` for T5.
 """
 
 from collections.abc import Sequence
@@ -12,18 +16,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, EncoderDecoderCache
 
 from rag_model.corpus.records import Passage
 from rag_model.generate.decoding import build_continuation_arguments, get_cache, select_cache_rows, send_to
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.prompts import (
     InstructionTemplate,
+    PromptTemplate,
     pad_rows,
     render_prompts,
     tokenize_prompts,
     truncate_with_end_token,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _TransformerGenerator:
+    module: Any  # a transformers model
+    tokenizer: Any
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Width of the logits."""
+        return int(self.module.get_output_embeddings().weight.shape[0])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer's tokens, without special tokens."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +55,14 @@ class CausalState:
 
 
 @dataclass(frozen=True, slots=True)
-class CausalGenerator:
+class CausalGenerator(_TransformerGenerator):
     """A `Generator`; create one with `load_generator`."""
 
-    module: Any  # a transformers model
-    tokenizer: Any
     prompt_template: InstructionTemplate
     end_token: int
     pad_token: int  # the end token if the tokenizer has no padding token; masks distinguish them
     max_tokens: int  # prompt and answer together
     first_token: int | None = field(default=None, init=False)  # no token precedes every answer
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Width of the logits."""
-        return int(self.module.get_output_embeddings().weight.shape[0])
 
     @property
     def max_answer(self) -> int:
@@ -124,10 +137,6 @@ class CausalGenerator:
         rows = send_to(rows, state.mask.device)
         return CausalState(select_cache_rows(state.cache, rows), state.mask[rows])
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer's tokens, without special tokens."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
-
     def _run(self, tokens: Tensor, mask: Tensor, n_last: int, **cache_arguments: Any) -> Any:
         """Run the model; return the logits of the last `n_last` tokens, and skip the others if the
         model can.
@@ -152,3 +161,109 @@ def _pad_left(contexts: Contexts) -> tuple[Tensor, Tensor]:
     # (n, s): padding first, then the tokens in order.
     order = contexts.mask.long().argsort(dim=1, stable=True)
     return contexts.tokens.gather(1, order), contexts.mask.gather(1, order).long()
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2SeqState:
+    """Decoding state of m rows: generated tokens and encoded contexts."""
+
+    cache: EncoderDecoderCache
+    hidden: Tensor  # (m, s, d): the encoder's output
+    mask: Tensor  # (m, s)
+    # (m,) int64, on the CPU: the context of each row, which decides what is copied without waiting
+    context: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2SeqGenerator(_TransformerGenerator):
+    """A `Generator`; create one with `load_generator`."""
+
+    prompt_template: PromptTemplate
+    decoder_start_token: int  # the decoder's first input token
+    first_token: int | None  # the token that begins every answer, such as BART's <s>
+    end_token: int
+    pad_token: int
+    max_tokens: int  # of an encoder input
+
+    @property
+    def max_answer(self) -> int:
+        """Maximum tokens of an answer, the end token included."""
+        return min(self.prompt_template.max_answer, self.max_tokens)
+
+    def encode_contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
+        """Tokenize each question with each of its k passages.
+
+        Raises:
+            UsageError: the number of passages differs between questions, or the template alone is
+                too long.
+        """
+        prompts, k = render_prompts(self.prompt_template, questions, passages)
+        rows = tokenize_prompts(self.tokenizer, prompts, min(self.prompt_template.max_length, self.max_tokens))
+        return Contexts(*pad_rows(rows, self.pad_token), k).to(self.module.device)
+
+    def encode_targets(self, answers: Sequence[str]) -> Targets:
+        """Tokenize one answer per question."""
+        rows = self.tokenizer(list(answers))["input_ids"]
+        token_rows = [truncate_with_end_token(row, self.max_answer, self.end_token) for row in rows]
+        return Targets(*pad_rows(token_rows, self.pad_token)).to(self.module.device)
+
+    def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
+        """Return (b, k, t, v) logits with gradient, by teacher forcing."""
+        start_tokens = targets.tokens.new_full((len(targets.tokens), 1), self.decoder_start_token)
+        # (b, 1) + (b, t - 1) -> (b, t) -> (b k, t)
+        decoder_ids = torch.cat([start_tokens, targets.tokens[:, :-1]], 1).repeat_interleave(contexts.k, 0)
+        all_logits = self.module(
+            input_ids=contexts.tokens,
+            attention_mask=contexts.mask.long(),
+            decoder_input_ids=decoder_ids,
+            use_cache=False,
+        ).logits
+        logits: Tensor = all_logits.unflatten(0, (-1, contexts.k))  # (b k, t, v) -> (b, k, t, v)
+        return logits
+
+    @torch.no_grad()
+    def prefill(self, contexts: Contexts) -> tuple[Tensor, Seq2SeqState]:
+        """Encode the contexts; return the (n, v) float32 logits of the first token, and the
+        decoding state.
+        """
+        mask = contexts.mask.long()
+        # (n, s) -> (n, s, d)
+        hidden = self.module.get_encoder()(input_ids=contexts.tokens, attention_mask=mask)[0]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        outputs = self.module(
+            encoder_outputs=(hidden,),
+            attention_mask=mask,
+            decoder_input_ids=torch.full_like(rows, self.decoder_start_token)[:, None],
+            use_cache=True,
+        )
+        # (n, 1, v) -> (n, v)
+        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, rows.cpu())
+
+    @torch.no_grad()
+    def step(self, state: Seq2SeqState, tokens: Tensor) -> tuple[Tensor, Seq2SeqState]:
+        """Append one token per row, (m,) int64; return (m, v) float32 logits of the next token, and
+        the new state.
+        """
+        # (m,) -> (m, 1); (m, 1, v) -> (m, v)
+        return self.extend(state, tokens[:, None])[:, 0], state
+
+    @torch.no_grad()
+    def extend(self, state: Seq2SeqState, tokens: Tensor) -> Tensor:
+        """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits."""
+        logits: Tensor = self.module(
+            encoder_outputs=(state.hidden,),
+            attention_mask=state.mask,
+            decoder_input_ids=tokens,
+            **build_continuation_arguments(self.module, state.cache),
+        ).logits
+        return logits.float()
+
+    @torch.no_grad()
+    def select_rows(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
+        """Return an independent state of `rows`, (m,) int64."""
+        context, rows = state.context[rows.cpu()], send_to(rows, state.hidden.device)
+        if torch.equal(context, state.context):
+            return Seq2SeqState(
+                select_cache_rows(state.cache, rows, same_contexts=True), state.hidden, state.mask, context
+            )
+        return Seq2SeqState(select_cache_rows(state.cache, rows), state.hidden[rows], state.mask[rows], context)
