@@ -52,9 +52,8 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.index.recipe import IndexRecipe
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.model import ReadingModel, load_reading_model
-from rag_model.reading.prompts import PromptSettings, read_prompt
 from rag_model.reading.reader import Reader
-from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.settings import PromptSettings, ReaderSettings, read_prompt
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.snapshots.recipe import Recipe

@@ -40,7 +40,7 @@ from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index
 from rag_model.index.tokens.search import TokenIndexFile
-from rag_model.retrieve.maxsim import MaxSimRetriever
+from rag_model.retrieve.rerank import MaxSimRetriever
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.snapshot import Snapshot

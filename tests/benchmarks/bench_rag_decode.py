@@ -37,7 +37,7 @@ from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.generator import Contexts
 from rag_model.generate.prompts import PaperTemplate
 from rag_model.generate.rag_decoding import decode_sequence, decode_token
-from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.generate.transformer import Seq2SeqGenerator
 
 START, PAD, END = 2, 1, 2
 Answers = list[list[int]]
