@@ -25,12 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rag_model.digest import digest_file
 from rag_model.errors import BookwheelError, InputError, format_error
 from rag_model.extras import require
-from rag_model.process import (
-    ChildDiedError,
-    ChildWorker,
-    run_in_child,
-    serve_calls,
-)
+from rag_model.process import ChildDiedError, ChildWorker, run_in_child, serve_calls
 from rag_model.untrusted_text import parse_json
 
 if TYPE_CHECKING:

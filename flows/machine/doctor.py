@@ -289,11 +289,7 @@ def _check_beam(flags: Sequence[str]) -> Iterator[Finding]:
         yield Finding("beam, image", fits, image, todo)
 
 
-def doctor(
-    *beam_options: str,
-    store: str | None = None,
-    common: Common | None = None,
-) -> Reply:
+def doctor(*beam_options: str, store: str | None = None, common: Common | None = None) -> Reply:
     """Check versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if a check fails.
 
     Args:

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from beam_jobs.explain import ReuseReport
 from beam_jobs.explain import explain as explain_build
 from flows.add_index import add_index as add_index_flow
-from flows.command.reply import (
-    Common,
-    Reply,
-    format_index_metrics,
-    format_numbers,
-    parse_age,
-)
+from flows.command.reply import Common, Reply, format_index_metrics, format_numbers, parse_age
 from flows.import_library import import_library as import_flow
 from flows.outcome import BuildOutcome, build_and_reply
 from flows.parameters import derive_command
@@ -187,11 +181,7 @@ def _format_indexes(outcome: BuildOutcome) -> str:
 
 
 @derive_command(import_flow, "passages", excluded=["vectors"])
-def import_library(
-    arguments: dict[str, Any],
-    *vectors: str,
-    common: Common | None = None,
-) -> Reply:
+def import_library(arguments: dict[str, Any], *vectors: str, common: Common | None = None) -> Reply:
     """Make a snapshot from passages and vectors; encode only a few, to check the encoder.
 
     Args:

@@ -15,11 +15,7 @@ QUESTIONS_ASKED = (
 )
 
 
-def demo(
-    *,
-    folder: str = "bookwheel-demo",
-    common: Common | None = None,
-) -> Reply:
+def demo(*, folder: str = "bookwheel-demo", common: Common | None = None) -> Reply:
     """Build, measure and search a snapshot of 96 real Wikipedia articles.
 
     It has a real encoder, and three questions are searched. Takes a few minutes on two cores the

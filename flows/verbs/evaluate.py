@@ -6,13 +6,7 @@ from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
 
-from flows.command.reading import (
-    AbstainBelow,
-    MaxTokens,
-    PromptOptions,
-    RouteSource,
-    load_route,
-)
+from flows.command.reading import AbstainBelow, MaxTokens, PromptOptions, RouteSource, load_route
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
 from flows.outcome import CompareOutcome, EvaluateOutcome
 from rag_model.errors import UsageError, format_count
@@ -122,11 +116,7 @@ def evaluate(
         model_options |= {"--max-tokens": max_tokens is not None}
         model_options |= dict.fromkeys(prompt_options.list_given(), True)
         _refuse_options(model_options, "needs a model: give one with --model")
-        search_settings = {
-            "k": k,
-            "judged_by": judge,
-            "patterns": answers == "patterns",
-        }
+        search_settings = {"k": k, "judged_by": judge, "patterns": answers == "patterns"}
         return _evaluate_retrievers(
             store, questions, retrievers, ref, search_settings | {"encoder": encoder}, report, (trec, dpr, rows)
         )

@@ -108,12 +108,7 @@ def rollback(
     return build_move_reply(ref, roll_back(opened_store, ref, to), opened_store.find_catalog(ref)[0].noun)
 
 
-def log(
-    *,
-    store: StoreUrl,
-    ref: str = "latest",
-    common: Common | None = None,
-) -> Reply:
+def log(*, store: StoreUrl, ref: str = "latest", common: Common | None = None) -> Reply:
     """List the moves of a ref, newest first, with number, snapshot (or model), time and note.
 
     A deleted ref keeps its log.

@@ -5,11 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reading import (
-    MaxTokens,
-    PromptOptions,
-    ReaderOption,
-)
+from flows.command.reading import MaxTokens, PromptOptions, ReaderOption
 from flows.command.reply import Common, Reply
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
 from flows.parameters import derive_command
@@ -58,10 +54,7 @@ def release(
     model = arguments["model"]
     has_model = model is not None or arguments["training"] is not None
     depth = {"k": k} if has_model else {"depth": 20 if k is None else k}
-    model_options = {
-        "--max-tokens": max_tokens,
-        "--reader": reader,
-    }
+    model_options = {"--max-tokens": max_tokens, "--reader": reader}
     prompt_options = prompt_options or PromptOptions()
     given_options = [name for name, value in model_options.items() if value is not None] + prompt_options.list_given()
     if given_options and not has_model:

@@ -51,12 +51,7 @@ _LATER_COLUMNS = [  # which logs of earlier versions lack
     ("template_digest", pa.binary()),  # of what the wiki's table has for them
 ]
 # These settings are separate entries of the key, or not part of it.
-_EXCLUDED_SETTINGS = {
-    "chunker",
-    "words",
-    "quarantine_share",
-    "quarantine_floor",
-}
+_EXCLUDED_SETTINGS = {"chunker", "words", "quarantine_share", "quarantine_floor"}
 ARTICLE_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_COLUMNS, *_LATER_COLUMNS]]
 )

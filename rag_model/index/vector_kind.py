@@ -11,23 +11,10 @@ from rag_model.index.files.engine import Vectors
 from rag_model.index.files.vectors import open_vectors
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, UnshardedKind
 from rag_model.index.quality.health import inspect_index, measure_fit, sample_changes
-from rag_model.index.quality.results import (
-    FitResult,
-    ResourceEstimate,
-    TuningResult,
-)
-from rag_model.index.quality.sweep import (
-    VectorQuerySet,
-    list_near_settings,
-    measure_recalls,
-)
+from rag_model.index.quality.results import FitResult, ResourceEstimate, TuningResult
+from rag_model.index.quality.sweep import VectorQuerySet, list_near_settings, measure_recalls
 from rag_model.index.quality.tune import tune_search
-from rag_model.index.recipe import (
-    IndexRecipe,
-    VectorPlan,
-    check_vector_recipe,
-    resolve,
-)
+from rag_model.index.recipe import IndexRecipe, VectorPlan, check_vector_recipe, resolve
 from rag_model.index.search import FaissFileIndex, VectorOpener, open_index
 
 # Of one core, measured with 8,000 to 200,000 vectors of 96 to 768 dimensions (AMD EPYC with

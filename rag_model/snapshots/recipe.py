@@ -49,10 +49,7 @@ _ROWS_BY_KIND: dict[str, RepresentationType] = {
     "bag": "sparse",
 }
 # These are for a representation that states no kind.
-_ROWS_BY_NAME: dict[str, RepresentationType] = {
-    TOKENS: "tokens",
-    SPARSE: "sparse",
-}
+_ROWS_BY_NAME: dict[str, RepresentationType] = {TOKENS: "tokens", SPARSE: "sparse"}
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 

@@ -10,11 +10,7 @@ from rag_model.encoders.files import find_hub_name, pin_name, resolve_folder
 from rag_model.encoders.space import Space, compute_space
 from rag_model.encoders.spec import is_static_encoder, read_encoder_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.models import (
-    resolve_encoders,
-    resolve_part,
-    resolve_part_folder,
-)
+from rag_model.retrieve.models import resolve_encoders, resolve_part, resolve_part_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.model_manifest import CROSS_ENCODER, GENERATOR, MASKED_LM

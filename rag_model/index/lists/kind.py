@@ -42,11 +42,7 @@ from rag_model.index.lists.list_file import (
 from rag_model.index.lists.training import continue_training, get_inverted_lists, train_index
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality.health import centroid_distance, relative_error
-from rag_model.index.quality.results import (
-    DEFAULT_FLOOR,
-    RecallFloor,
-    compute_recall,
-)
+from rag_model.index.quality.results import DEFAULT_FLOOR, RecallFloor, compute_recall
 from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, count_lists
 from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCTS_PER_SECOND, VectorKind
 

@@ -28,12 +28,7 @@ from rag_model.index.files.vectors import VectorFiles, VectorRows, draw_rows, fi
 from rag_model.index.graphs.graph import BLOCK
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.reach import ReachabilityTree
-from rag_model.index.quality.results import (
-    FitResult,
-    GraphStats,
-    IndexHealth,
-    ListStats,
-)
+from rag_model.index.quality.results import FitResult, GraphStats, IndexHealth, ListStats
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import open_index
 

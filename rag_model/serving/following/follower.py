@@ -223,11 +223,7 @@ class RefFollower(FollowerThread):
         if (
             current is not None
             and is_pulled
-            and (current.id, current.model and current.model.id)
-            == (
-                target.served_ref.snapshot,
-                target.model,
-            )
+            and (current.id, current.model and current.model.id) == (target.served_ref.snapshot, target.model)
         ):
             self._refused_version = None
             self._update_ref(current, target.served_ref)

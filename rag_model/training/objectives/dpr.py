@@ -28,11 +28,7 @@ from rag_model.training.data.negatives import NegativesRecipe, sample_passages
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, locate_positives
-from rag_model.training.objectives.objective import (
-    Job,
-    ModelDescription,
-    TrainingCosts,
-)
+from rag_model.training.objectives.objective import Job, ModelDescription, TrainingCosts
 from rag_model.training.objectives.task_bases import BiEncoder, GroupTask, MiningObjective, PairRecipe, pair_costs
 from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
 
