@@ -25,15 +25,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 _PARSE_ERRORS = (
-    EOFError,
-    SyntaxError,
-    TokenError,
-    RecursionError,
-    MemoryError,
-    OverflowError,
-    TypeError,
+    EOFError, SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError,
     AttributeError,
-)
+)  # fmt: skip
 
 
 _HEADER_SIZES = {(1, 0): struct.Struct("<H")}  # length field of a header, by format version

@@ -36,15 +36,9 @@ from rag_model.store.versions.manifest import (
 )
 
 _RECORDED_LIBRARIES = (
-    "bookwheel",
-    "faiss-cpu",
-    "numpy",
-    "pyarrow",
-    "torch",
-    "transformers",
-    "tokenizers",
+    "bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers",
     "apache-beam",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ its encoder and its model with the previous one if they are the same, as after a
 import logging
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,17 +254,13 @@ class LoadedSnapshot:
                 settings,
                 uses_inner_products=model is not None and model.uses_inner_products,
             )
-            encoder_loader = _EncoderLoader(snapshot, settings, _find_reusable_encoder(snapshot, previous))
+            load_encoder = _create_encoder_loader(snapshot, settings, previous)
             if not settings.in_memory:
                 mapped_files = _list_index_files(previous.snapshot, previous.indexes) if previous else {}
                 first = plan_retriever(snapshot, available.retrievers[0]).index_names
-                page_in(
-                    map(
-                        snapshot.path, _list_index_files(snapshot, available.indexes if settings.retrievers else first)
-                    ),
-                    sum(mapped_files.values()),
-                )
-            context = RetrieverContext(snapshot, encoder_loader.load, scorers, mmap=not settings.in_memory)
+                opened_files = _list_index_files(snapshot, available.indexes if settings.retrievers else first)
+                page_in(map(snapshot.path, opened_files), sum(mapped_files.values()))
+            context = RetrieverContext(snapshot, load_encoder, scorers, mmap=not settings.in_memory)
             return cls(served_ref, available, context, settings, model)
         except BaseException:
             snapshot.close()
@@ -288,8 +284,8 @@ class LoadedSnapshot:
         try:
             _check_not_empty(snapshot)
             available = AvailableRetrievers.plan_ranged(snapshot, settings)
-            encoder_loader = _EncoderLoader(snapshot, settings, _find_reusable_encoder(snapshot, previous))
-            return cls(served_ref, available, RetrieverContext(snapshot, encoder_loader.load, scorers), settings)
+            load_encoder = _create_encoder_loader(snapshot, settings, previous)
+            return cls(served_ref, available, RetrieverContext(snapshot, load_encoder, scorers), settings)
         except BaseException:
             snapshot.close()
             raise
@@ -679,26 +675,22 @@ def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int
     return {path: content.files[path].size for path in paths}
 
 
-def _find_reusable_encoder(snapshot: Snapshot, previous: LoadedSnapshot | None) -> SharedQuestionEncoder | None:
-    """Return the encoder of the previous snapshot if the new one has the same files."""
-    if previous is None or _list_encoder_files(previous.snapshot) != _list_encoder_files(snapshot):
-        return None
-    return previous.question_encoder
+def _create_encoder_loader(
+    snapshot: Snapshot, settings: ServiceSettings, previous: LoadedSnapshot | None
+) -> Callable[[], SharedQuestionEncoder]:
+    """Return a function that the first retriever calls if it needs the question encoder.
 
+    It returns the encoder of the previous snapshot if the new one has the same files.
+    """
+    is_reusable = previous is not None and _list_encoder_files(previous.snapshot) == _list_encoder_files(snapshot)
+    reusable_encoder = previous.question_encoder if previous is not None and is_reusable else None
 
-@dataclass(frozen=True, slots=True)
-class _EncoderLoader:
-    """Loads the question encoder of a snapshot when the first retriever needs it."""
-
-    snapshot: Snapshot
-    settings: ServiceSettings
-    reusable_encoder: SharedQuestionEncoder | None
-
-    def load(self) -> SharedQuestionEncoder:
-        """Return the reusable encoder, or load that of the snapshot."""
-        return self.reusable_encoder or SharedQuestionEncoder.load(
-            self.snapshot.folder(QUESTION_ENCODER), count_search_threads(self.settings)
+    def load_encoder() -> SharedQuestionEncoder:
+        return reusable_encoder or SharedQuestionEncoder.load(
+            snapshot.folder(QUESTION_ENCODER), count_search_threads(settings)
         )
+
+    return load_encoder
 
 
 def _list_encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:

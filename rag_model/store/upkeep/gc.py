@@ -46,23 +46,13 @@ from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
-# Files that were younger at a running writer's start, in seconds, are kept; also the default grace.
+# In seconds: files that were younger at a running writer's start are kept; also the default grace.
 SAFETY_MARGIN = 24 * 3600.0
 GARBAGE_KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
 _FOLDERS = {
-    "blobs",
-    "evaluations",
-    "intents",
-    "memo",
-    "models",
-    "probe",
-    "refs",
-    "reports",
-    "runs",
-    "snapshots",
-    "sweeps",
-    TRAININGS,
-} | {FOLDER}
+    "blobs", "evaluations", "intents", "memo", "models", "probe", "refs", "reports", "runs",
+    "snapshots", "sweeps", TRAININGS,
+} | {FOLDER}  # fmt: skip
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
 _RUN = re.compile(r"runs/([^/]+)/.+")
 _TEMPORARY_FILE = re.compile(rf"(?:{'|'.join(PROBE_FOLDERS)})/.+|(?:.+/)?{re.escape(TEMPORARY_PREFIX)}[^/]*")
