@@ -38,19 +38,24 @@ class Result:
                 cases.append(number)
 
 
-def tried(kinds: Sequence[Kind], first: int, last: int) -> list[Result]:
+def try_kinds(kinds: Sequence[Kind], first: int, last: int) -> list[Result]:
     """Try the cases first … last - 1 of some kinds in a child process, which is started again after each that kills."""
     results = {kind.name: Result(kind.name) for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        left = {kind.name: (first, _sound(kind, Path(folder, str(place)))) for place, kind in enumerate(kinds)}
-        while left:
-            jobs = [(name, str(_work(Path(folder), *sound)), start, last) for name, (start, sound) in left.items()]
+        jobs_by_kind = {
+            kind.name: (first, _write_sound_file(kind, Path(folder, str(number)))) for number, kind in enumerate(kinds)
+        }
+        while jobs_by_kind:
+            jobs = [
+                (name, str(_create_work_folder(Path(folder), *sound)), start, last)
+                for name, (start, sound) in jobs_by_kind.items()
+            ]
             name, number = _run(results, jobs, Path(folder))
-            for done in list(left)[: list(left).index(name)]:
-                del left[done]
-            left[name] = number + 1, left[name][1]
+            for done in list(jobs_by_kind)[: list(jobs_by_kind).index(name)]:
+                del jobs_by_kind[done]
+            jobs_by_kind[name] = number + 1, jobs_by_kind[name][1]
             if number + 1 >= last:
-                del left[name]
+                del jobs_by_kind[name]
     return list(results.values())
 
 
@@ -65,25 +70,25 @@ def _run(results: dict[str, Result], jobs: Sequence[Job], folder: Path) -> tuple
         if line.startswith("try "):  # others are what a library prints
             _, digits, name = line.split(" ", 2)
             number = int(digits)
-            results[name].add(number, next(lines, None) or _died(child.exitcode or 0))
+            results[name].add(number, next(lines, None) or _describe_death(child.exitcode or 0))
     if not name:
         raise RuntimeError(f"a sound file of {', '.join(job[0] for job in jobs)} cannot be read: {errors[-2000:]}")
     return name, number
 
 
-def _died(code: int) -> str:
+def _describe_death(code: int) -> str:
     if code in {-signal.SIGALRM, -signal.SIGPROF}:
         return "slow"
     return f"crash {signal.Signals(-code).name if code < 0 else code}"
 
 
-def _sound(kind: Kind, folder: Path) -> tuple[str, bytes]:
+def _write_sound_file(kind: Kind, folder: Path) -> tuple[str, bytes]:
     folder.mkdir()
-    made = kind.make(folder)
-    return made.name, made.read_bytes()
+    path = kind.make(folder)
+    return path.name, path.read_bytes()
 
 
-def _work(folder: Path, name: str, sound: bytes) -> Path:
+def _create_work_folder(folder: Path, name: str, sound: bytes) -> Path:
     """Return a new folder with a copy of the sound file alone."""
     work = Path(tempfile.mkdtemp(dir=folder))
     (work / name).write_bytes(sound)
@@ -93,15 +98,15 @@ def _work(folder: Path, name: str, sound: bytes) -> Path:
 def main(arguments: Sequence[str]) -> int:
     """Try CASES of each kind, or of one; return 1 if there was a defect."""
     cases, name, first = [*arguments, *("1000", "", "0")[len(arguments) :]]
-    found = [
+    results = [
         result
         for kind in KINDS
         if name in {"", kind.name}
-        for result in tried([kind], int(first), int(first) + int(cases))
+        for result in try_kinds([kind], int(first), int(first) + int(cases))
     ]
-    for result in found:
+    for result in results:
         print(json.dumps({"kind": result.kind, **result.counts, "defects": result.defects}), flush=True)
-    return int(any(result.defects for result in found))
+    return int(any(result.defects for result in results))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rag_model.errors import BookwheelError
 from tests.fuzz.kinds import KINDS
-from tests.fuzz.mutation import mutated
+from tests.fuzz.mutation import mutate
 
 SECONDS = 5.0  # of CPU time of a case; then the process is killed
 WAITED_SECONDS = 120.0  # of a case that waits
@@ -33,8 +33,8 @@ def read_mutated_files(jobs: Sequence[Job], outputs: Sequence[Path]) -> None:
     sound = [next(path for path in Path(folder).iterdir() if path.is_file()) for _, folder, _, _ in jobs]
     for (name, *_), path in zip(jobs, sound, strict=True):
         _READERS[name](path)  # imports and compiled code are no part of a case
-    held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()  # data and stacks
-    resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY,) * 2)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()  # data and stacks
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + MEMORY,) * 2)
     for (name, _, first, last), path in zip(jobs, sound, strict=True):
         data = path.read_bytes()
         for number in range(first, last):
@@ -42,7 +42,7 @@ def read_mutated_files(jobs: Sequence[Job], outputs: Sequence[Path]) -> None:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             signal.setitimer(signal.ITIMER_REAL, WAITED_SECONDS)
             path.unlink()  # never in place: an earlier case may have mapped it
-            path.write_bytes(mutated(data, number))
+            path.write_bytes(mutate(data, number))
             print(_outcome(_READERS[name], path), flush=True)
     for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
         signal.setitimer(timer, 0)

@@ -31,10 +31,10 @@ def _passage_delta(folder: Path) -> Path:
 
 
 def _read_passage_delta(path: Path) -> None:
-    before = path.parent / "before.parquet"
-    if not before.exists():
-        _passages(before, -1)
-    apply_delta(before, path, _ROWS, path.parent / "made")
+    parent_path = path.parent / "before.parquet"
+    if not parent_path.exists():
+        _passages(parent_path, -1)
+    apply_delta(parent_path, path, _ROWS, path.parent / "made")
 
 
 def _bytes(path: Path, data: bytes) -> Path:

@@ -118,8 +118,8 @@ def _evaluation(folder: Path) -> Path:
     content = EvaluationContent(
         subject, {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "EM": MetricValue(0.25)}}, files
     )
-    made = {"created_at": "2026", "questions": "dev.jsonl", "n": 3}
-    return _written(folder, "evaluation.json", EvaluationManifest(content, made).to_json())
+    provenance = {"created_at": "2026", "questions": "dev.jsonl", "n": 3}
+    return _written(folder, "evaluation.json", EvaluationManifest(content, provenance).to_json())
 
 
 def _read_evaluation(path: Path) -> object:
@@ -136,8 +136,8 @@ def _read_values(path: Path) -> object:
     store = Store.open(str(path.parent / "store"), create=True)
     subject, files = EvaluationSubject(_ID, "", "sha256:" + "a" * 64, {}), {"values.json": store.blobs.put_file(path)}
     figures = {"hnsw": {"Success@20": MetricValue(0.5), "EM": MetricValue(0.25)}}
-    found = EvaluationManifest(EvaluationContent(subject, figures, files))
-    return compare_evaluations(store, found, found)
+    manifest = EvaluationManifest(EvaluationContent(subject, figures, files))
+    return compare_evaluations(store, manifest, manifest)
 
 
 def _read_manifest(path: Path) -> object:
@@ -234,8 +234,8 @@ def _read_vectors(path: Path) -> object:
 
 
 def _read_input(path: Path) -> object:
-    held: list[int] = []
-    return split_into_parts(inspect_vectors([path]), lambda part: held.append(len(part)), "drop")
+    part_sizes: list[int] = []
+    return split_into_parts(inspect_vectors([path]), lambda part: part_sizes.append(len(part)), "drop")
 
 
 def _vector_parquet(folder: Path) -> Path:
@@ -281,24 +281,24 @@ def _built(factory: str, folder: Path) -> Path:
 def _read_faiss(path: Path) -> object:
     for mmap in (True, False):
         index = open_index(path, mmap=mmap)
-        asked = np.random.default_rng(2).standard_normal((3, index.dim)).astype(np.float32)
+        queries = np.random.default_rng(2).standard_normal((3, index.dim)).astype(np.float32)
         for k in (1, min(5, index.n)):
-            index.search(asked, k)
+            index.search(queries, k)
     return index.defaults
 
 
 def _read_postings(path: Path) -> object:
     index = Bm25Index(PostingsFile(path), Analyzer("english"), {})
-    asked, k = ["pigs", "wise pigs very 7", "nothing"], min(5, index.n)
-    return index.search(asked, k), index.search(asked, k, skip=False), index.find_missing_terms("very wise")
+    queries, k = ["pigs", "wise pigs very 7", "nothing"], min(5, index.n)
+    return index.search(queries, k), index.search(queries, k, skip=False), index.find_missing_terms("very wise")
 
 
 def _derive_postings(path: Path) -> object:
     """Make the index after an insertion, two deletions and a change of the one before, and search it."""
-    kept, out = np.array([*range(3), -1, *range(4, 30), -1, *range(31, 59)]), path.with_name("derived")
-    new = pa.RecordBatch.from_pydict({"title": ["Pigs", ""], "text": ["very wise pigs 7 8", "two of them"]})
-    postings = count_texts(iter_texts([new]), Analyzer("english"))
-    derive_index(path, kept, lambda _: postings, out, 10)
+    base_rows, out = np.array([*range(3), -1, *range(4, 30), -1, *range(31, 59)]), path.with_name("derived")
+    new_texts = pa.RecordBatch.from_pydict({"title": ["Pigs", ""], "text": ["very wise pigs 7 8", "two of them"]})
+    postings = count_texts(iter_texts([new_texts]), Analyzer("english"))
+    derive_index(path, base_rows, lambda _: postings, out, 10)
     return _read_postings(out)
 
 

@@ -33,32 +33,32 @@ _VALUES += [float("nan"), float("inf"), 1e308, 10**9, "sha256:" + "0" * 64, "f" 
 _HEAD = 512  # bytes: where most files say what they are
 
 
-def mutated(data: bytes, number: int) -> bytes:
+def mutate(data: bytes, number: int) -> bytes:
     """Return `data` with one to four changes that `number` alone decides."""
-    chance, found = random.Random(number), bytearray(data)
+    chance, content = random.Random(number), bytearray(data)
     if data[:1] == b"{" and chance.random() < 0.5:
-        return _reworded(data, chance)
+        return _change_json(data, chance)
     for _ in range(chance.choice([1, 1, 1, 2, 4])):
-        if found:
-            chance.choice([_flip, _flip, _number, _number, _number, _word, _cut, _repeat, _remove])(found, chance)
-    return bytes(found)
+        if content:
+            chance.choice([_flip, _flip, _number, _number, _number, _word, _cut, _repeat, _remove])(content, chance)
+    return bytes(content)
 
 
-def _reworded(data: bytes, chance: random.Random) -> bytes:
+def _change_json(data: bytes, chance: random.Random) -> bytes:
     """Replace, remove or add values of a JSON document, which stays one."""
     lines = data.split(b"\n")
-    at = chance.randrange(len(lines))
+    line_number = chance.randrange(len(lines))
     try:
-        value = json.loads(lines[at] if len(lines) > 1 else data)
+        value = json.loads(lines[line_number] if len(lines) > 1 else data)
     except ValueError:
         return data
     for _ in range(chance.choice([1, 1, 2])):
-        value = _changed(value, chance)
-    lines[at] = json.dumps(value).encode()
+        value = _change_value(value, chance)
+    lines[line_number] = json.dumps(value).encode()
     return b"\n".join(lines)
 
 
-def _changed(value: Any, chance: random.Random) -> Any:
+def _change_value(value: Any, chance: random.Random) -> Any:
     if not isinstance(value, dict | list) or not value or chance.random() < 0.15:
         return deepcopy(chance.choice(_VALUES))
     key = chance.choice(list(value)) if isinstance(value, dict) else chance.randrange(len(value))
@@ -68,43 +68,43 @@ def _changed(value: Any, chance: random.Random) -> Any:
     elif what < 0.25 and isinstance(value, dict):
         value[chance.choice(["x", "", "../x", "\ud800"])] = value.pop(key)
     else:
-        value[key] = _changed(value[key], chance)
+        value[key] = _change_value(value[key], chance)
     return value
 
 
-def _place(data: bytearray, chance: random.Random) -> int:
+def _choose_offset(data: bytearray, chance: random.Random) -> int:
     """Choose a place: often near the beginning or the end, where headers and footers are."""
-    some = chance.choice([len(data), len(data), _HEAD, -_HEAD])
-    at = chance.randrange(max(1, min(abs(some), len(data))))
-    return at if some > 0 else len(data) - 1 - at
+    span = chance.choice([len(data), len(data), _HEAD, -_HEAD])
+    offset = chance.randrange(max(1, min(abs(span), len(data))))
+    return offset if span > 0 else len(data) - 1 - offset
 
 
 def _flip(data: bytearray, chance: random.Random) -> None:
-    data[_place(data, chance)] ^= 1 << chance.randrange(8)
+    data[_choose_offset(data, chance)] ^= 1 << chance.randrange(8)
 
 
 def _number(data: bytearray, chance: random.Random) -> None:
     value, width = chance.choice(_NUMBERS), chance.choice("BHIQ")
     size = struct.calcsize(f"<{width}")
-    at = _place(data, chance)
-    at = chance.choice([at, at // 4 * 4])
-    data[at : at + size] = struct.pack(f"<{width}", value & ((1 << 8 * size) - 1))
+    offset = _choose_offset(data, chance)
+    offset = chance.choice([offset, offset // 4 * 4])
+    data[offset : offset + size] = struct.pack(f"<{width}", value & ((1 << 8 * size) - 1))
 
 
 def _word(data: bytearray, chance: random.Random) -> None:
-    word, at = chance.choice(_WORDS), _place(data, chance)
-    data[at : at + chance.choice([0, len(word)])] = word
+    word, offset = chance.choice(_WORDS), _choose_offset(data, chance)
+    data[offset : offset + chance.choice([0, len(word)])] = word
 
 
 def _cut(data: bytearray, chance: random.Random) -> None:
-    del data[_place(data, chance) :]
+    del data[_choose_offset(data, chance) :]
 
 
 def _repeat(data: bytearray, chance: random.Random) -> None:
-    at, size = _place(data, chance), chance.randrange(1, 200)
-    data[at:at] = data[at : at + size] * chance.choice([1, 1, 50])
+    offset, size = _choose_offset(data, chance), chance.randrange(1, 200)
+    data[offset:offset] = data[offset : offset + size] * chance.choice([1, 1, 50])
 
 
 def _remove(data: bytearray, chance: random.Random) -> None:
-    at = _place(data, chance)
-    del data[at : at + chance.randrange(1, 40)]
+    offset = _choose_offset(data, chance)
+    del data[offset : offset + chance.randrange(1, 40)]

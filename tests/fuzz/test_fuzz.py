@@ -3,9 +3,9 @@
 import pytest
 
 from tests.fixtures.forked import SHARED
-from tests.fuzz.campaign import tried
+from tests.fuzz.campaign import try_kinds
 from tests.fuzz.kinds import KINDS
-from tests.fuzz.mutation import mutated
+from tests.fuzz.mutation import mutate
 
 CASES = 25  # of each kind; `make fuzz` tries as many as you like
 
@@ -13,15 +13,15 @@ CASES = 25  # of each kind; `make fuzz` tries as many as you like
 @SHARED
 @pytest.mark.timeout(300)
 def test_mutated_files_are_read_or_refused() -> None:
-    results = tried(KINDS, 0, CASES)
+    results = try_kinds(KINDS, 0, CASES)
     assert {result.kind: result.defects for result in results if result.defects} == {}
     assert all(sum(result.counts.values()) == CASES for result in results)
     assert sum(result.counts["refused"] for result in results) > CASES * len(KINDS) / 2, "damage is noticed"
 
 
-def test_a_number_decides_a_mutation() -> None:
+def test_a_mutation_depends_on_its_number_alone() -> None:
     data = bytes(range(256)) * 8
-    assert mutated(data, 7) == mutated(data, 7)
-    assert len({mutated(data, number) for number in range(50)}) > 45
-    assert mutated(b'{"a": 1}', 3) == mutated(b'{"a": 1}', 3)
-    assert [mutated(b"", number) for number in range(9)] == [b""] * 9
+    assert mutate(data, 7) == mutate(data, 7)
+    assert len({mutate(data, number) for number in range(50)}) > 45
+    assert mutate(b'{"a": 1}', 3) == mutate(b'{"a": 1}', 3)
+    assert [mutate(b"", number) for number in range(9)] == [b""] * 9
