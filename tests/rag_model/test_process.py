@@ -57,42 +57,48 @@ _LAYERS, _HEAP = 48, 64  # MiB: of six blocks; and of a thread's heap
 
 def child(*words: str, **environment: str) -> tuple[int, int, str, int]:
     """Return the page faults of five rounds, MiB in memory after them, what the last call said, and MiB at the end."""
-    kept = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
+    environment_without_allocator = {
+        name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})
+    }
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, *words], env=kept | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", _CHILD, *words],
+        env=environment_without_allocator | environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    faults, held, said, left = done.stdout.split()
-    return int(faults), int(held), said, int(left)
+    faults, used_mib, result, final_mib = done.stdout.split()
+    return int(faults), int(used_mib), result, int(final_mib)
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_freed_memory_is_used_again_and_given_back_when_told(where: str) -> None:
-    plain, before, _, _ = child("plain", where)
-    faults, held, said, left = child("reuse", where)
-    assert said == "True"
+    plain, plain_mib, _, _ = child("plain", where)
+    faults, used_mib, result, final_mib = child("reuse", where)
+    assert result == "True"
     assert 10 * faults < plain
-    assert left <= held - _LAYERS / 2 if where == "main" else left <= before + _HEAP
+    assert final_mib <= used_mib - _LAYERS / 2 if where == "main" else final_mib <= plain_mib + _HEAP
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
 def test_of_two_wishes_the_last_one_holds() -> None:
-    released, kept = child("reuse-release", "main"), child("reuse-release-reuse", "main")
-    assert released[2] == kept[2] == "True"
-    assert 10 * kept[0] < released[0]
+    released, reused = child("reuse-release", "main"), child("reuse-release-reuse", "main")
+    assert released[2] == reused[2] == "True"
+    assert 10 * reused[0] < released[0]
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
 def test_released_blocks_leave_no_holes_between_what_stays() -> None:
-    kept = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
-    told = [
+    environment = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
+    outputs = [
         subprocess.run(
-            [sys.executable, "-c", _PINNED, word], env=kept, capture_output=True, text=True, check=True
+            [sys.executable, "-c", _PINNED, word], env=environment, capture_output=True, text=True, check=True
         ).stdout.split()
         for word in ("plain", "release")
     ]
-    (_, plain), (said, released) = told
-    assert said == "True"
+    (_, plain), (result, released) = outputs
+    assert result == "True"
     assert int(released) < int(plain) - 8 * 12 // 2
 
 
@@ -112,12 +118,14 @@ def test_another_allocator_stays() -> None:
 def test_arrow_allocates_by_the_c_library_unless_the_environment_says_otherwise(
     package: str, chosen: str | None, used: str
 ) -> None:
-    asked = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
-    child = f"import {package}, subprocess, sys; subprocess.run([sys.executable, '-c', {asked!r}], check=True); {asked}"
-    others = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
-    environment = others | ({"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {})
-    told = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [used, used], "of the process, and of one that it starts"
+    code = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    child = f"import {package}, subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True); {code}"
+    environment_without_pool = {
+        name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"
+    }
+    environment = environment_without_pool | ({"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {})
+    process = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout.split() == [used, used], "of the process, and of one that it starts"
 
 
 MIB = 1 << 20
@@ -132,7 +140,7 @@ def test_it_returns_what_its_function_returns() -> None:
     [
         ("segfault", 60, "was ended by SIGSEGV"),
         ("memory", 60, "needed more than 64 MiB of memory"),
-        ("loop", 1, "took more than 1 s of CPU time"),
+        ("loop", 2, "took more than 2 s of CPU time"),
         ("wait", 0.3, "did not end within 3 s"),
         ("silence", 60, "ended without a reply"),
     ],

@@ -13,11 +13,11 @@ from tests.fixtures.tiny import save_cross_encoder
 
 
 def test_embedding_on_a_gpu_is_measured_on_a_cpu_too() -> None:
-    found = json.loads(run_benchmark("bench_embedding_gpu.py", "--passages", "16", "--windows", "2", "--no-cudnn"))
-    assert found["passages_per_s"] > 0
-    assert 0 < found["share_of_matmul"] < 1
-    assert np.isclose(found["hours_for_wikipedia"], 21_015_324 / found["passages_per_s"] / 3600, rtol=0.02)
-    assert [len(row) for row in embedding_rows([found])] == [4, 4]
+    report = json.loads(run_benchmark("bench_embedding_gpu.py", "--passages", "16", "--windows", "2", "--no-cudnn"))
+    assert report["passages_per_s"] > 0
+    assert 0 < report["share_of_matmul"] < 1
+    assert np.isclose(report["hours_for_wikipedia"], 21_015_324 / report["passages_per_s"] / 3600, rtol=0.02)
+    assert [len(row) for row in embedding_rows([report])] == [4, 4]
     assert BertConfig().hidden_size == 768  # what it runs on a GPU is BERT-base
 
 
@@ -31,10 +31,10 @@ def test_embedding_is_measured_beside_sentence_transformers(minilm: Path, worker
 @pytest.mark.slow
 def test_reranking_benchmark_measures_the_gain(tmp_path: Path) -> None:
     rows = [{"id": str(n), "title": "River", "text": f"the king was born in the city {n}."} for n in range(6)]
-    asked = [{"question": "who was born?", "answers": [str(n)], "paragraph": str(n)} for n in range(3)]
+    query_rows = [{"question": "who was born?", "answers": [str(n)], "paragraph": str(n)} for n in range(3)]
     files = []
-    for name, some in (("paragraphs", rows), ("questions", asked)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    for name, file_rows in (("paragraphs", rows), ("questions", query_rows)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in file_rows))
         files += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
     model = save_cross_encoder(tmp_path / "cross")
     sizes = ["--rounds", "0", "--threads", "1", "--asked", "3", "--depth", "6"]  # its speed beside the peer takes long

@@ -110,7 +110,7 @@ def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
         library.move(library.blue)
         async with asyncio.timeout(PATIENCE):
             while (await given(session, "snapshot"))["snapshot"] != library.blue:
-                pass
+                await asyncio.sleep(0.05)
         found = await given(session, "search", question=ASKED, k=1)
         assert "blue" in found["hits"][0]["text"]
         alive = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)

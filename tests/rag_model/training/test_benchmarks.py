@@ -8,19 +8,22 @@ from tests.fixtures.benchmarks import run_benchmark
 
 
 def test_fine_tuning_is_measured_before_and_after(tmp_path: Path, kings: list[Example]) -> None:
-    rows = [{"question": one.question, "answers": one.answers, "context": one.positives[0].text} for one in kings[::2]]
+    rows = [
+        {"question": example.question, "answers": example.answers, "context": example.positives[0].text}
+        for example in kings[::2]
+    ]
     (tmp_path / "triples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     passage = {"title": "A bookwheel", "text": "was a rotating desk."}
     (tmp_path / "passages.jsonl").write_text(json.dumps(passage) + "\n")
     sizes = ["--train", "6", "--dev", "2", "--test", "4", "--steps", "1", "--batch", "2", "--timed", "0"]
     files = ["--examples", tmp_path / "triples.jsonl", "--passages", tmp_path / "passages.jsonl"]
-    found = json.loads(run_benchmark("bench_dpr.py", *sizes, *files, "--threads", "1", "--precision", "no"))
-    assert {name: found[name] for name in ("train", "test", "corpus", "steps")} == {
+    report = json.loads(run_benchmark("bench_dpr.py", *sizes, *files, "--threads", "1", "--precision", "no"))
+    assert {name: report[name] for name in ("train", "test", "corpus", "steps")} == {
         "train": 6,
         "test": 4,
         "corpus": 13,
         "steps": 1,
     }
     for name in ("before", "after", "bm25"):
-        assert found[name]["Success@5"] == [1.0, 1.0, 1.0]
-    assert found["rise"]["Success@20"] == [0.0, 0.0, 0.0]
+        assert report[name]["Success@5"] == [1.0, 1.0, 1.0]
+    assert report["rise"]["Success@20"] == [0.0, 0.0, 0.0]
