@@ -48,20 +48,23 @@ def measured(
     return combine_metrics(lists, costs)
 
 
-def test_each_stage_has_the_figures_that_it_has_alone(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
+def test_metrics_of_a_stage_are_those_of_its_retriever_alone(
+    snapshot: Snapshot, encoder: Encoder, tmp_path: Path
+) -> None:
     fused = "rrf(hnsw, ivfpq:3)"
     whole = f"rerank({fused}, {save_cross_encoder(tmp_path / 'cross')}, 5)"
-    told: list[tuple[int, int]] = []
+    retrievers = [open_retriever(snapshot, stage, encoder=encoder) for stage in ("hnsw", "ivfpq", fused, whole)]
+    outcomes = [list(retrieve(retriever, ASKED, 3)) for retriever in retrievers]
+    reranker = open_retriever(snapshot, whole, encoder=encoder)
+    progress: list[tuple[int, int]] = []
     for by in JUDGED_BY:
         judge = RetrievalJudge.for_questions(QUESTIONS, by)
-        retriever = open_retriever(snapshot, whole, encoder=encoder)
-        seen = measure_stages(retriever, whole, QueryBatches(ASKED), judge, 3, lambda *far: told.append(far))
-        assert list(seen.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", retriever.name]
-        for one, values in zip(("hnsw", "ivfpq", fused, whole), seen.values.values(), strict=True):
-            outcomes = list(retrieve(open_retriever(snapshot, one, encoder=encoder), ASKED, 3))
-            assert values == judge.values(outcomes, [*judge.measures(3), *judge.rank_measures(3)])
-        assert list(seen.outcomes) == outcomes
-    assert told == [(4, 4)] * 3
+        measures = [*judge.measures(3), *judge.rank_measures(3)]
+        lists = measure_stages(reranker, whole, QueryBatches(ASKED), judge, 3, lambda *counts: progress.append(counts))
+        assert list(lists.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", reranker.name]
+        assert [*lists.values.values()] == [judge.values(alone, measures) for alone in outcomes]
+        assert list(lists.outcomes) == outcomes[-1]
+    assert progress == [(4, 4)] * 3
 
 
 def test_hits_of_the_question_itself_are_dropped(snapshot: Snapshot, encoder: Encoder) -> None:
