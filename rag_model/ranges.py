@@ -1,15 +1,16 @@
 """Read ranges of remote files, verified and cached, before the files are there as a whole.
 
-A remote file is divided into blocks of equal size, and each block has a digest: the first 16 bytes
-of its SHA-256. A `CachedFile` is a sparse local file of the same size. `CachedFile.load` fetches the
-missing blocks of a search in one round of parallel requests, verifies them and writes them to the
-sparse file. Code that maps a whole file maps the sparse file in the same way.
+A remote file is divided into blocks (`BlockLayout`), and each block has a digest: the first 16
+bytes of its SHA-256. A `CachedFile` is a sparse local file of the same size. `CachedFile.load`
+fetches the missing blocks of a search in one round of parallel requests, verifies them and writes
+them to the sparse file. Code that maps a whole file maps the sparse file in the same way.
 
 `RangeCache` limits the bytes on the disk: it removes the blocks that were used least recently, but
 never those of a running search. A process that finds the sparse file of an earlier process verifies
 its blocks again, so neither a crash nor another program can make the results of a search wrong.
 """
 
+import base64
 import ctypes
 import fcntl
 import hashlib
@@ -19,12 +20,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +39,7 @@ _MAX_RUN_BYTES = 1 << 20  # maximum of one request; longer ranges are read by pa
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
 _MAX_MEMORY_BYTES = 256 << 20  # maximum of the blocks in memory
 _HEADROOM_SHARES = 8  # an eviction frees an additional eighth of the maximum
+_PAGE_BYTES = 4 << 10  # allocation unit of the disk
 _SUFFIX = ".ranges"
 _LOG = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
@@ -45,11 +48,81 @@ Numbers = npt.NDArray[np.int64]
 
 def digest_blocks(data: bytes | memoryview, block_bytes: int) -> bytes:
     """Return the digests of the blocks of `data`, 16 bytes each, concatenated."""
+    return digest_ranges(data, [*range(0, len(data), block_bytes), len(data)])
+
+
+def digest_ranges(data: bytes | memoryview, bounds: Iterable[int]) -> bytes:
+    """Return the digests of the ranges of `data` between consecutive `bounds`, concatenated."""
     view = memoryview(data)
-    return b"".join(
-        hashlib.sha256(view[start : start + block_bytes]).digest()[:DIGEST_BYTES]
-        for start in range(0, len(view), block_bytes)
-    )
+    return b"".join(hashlib.sha256(view[start:end]).digest()[:DIGEST_BYTES] for start, end in pairwise(bounds))
+
+
+def pack_bounds(bounds: npt.ArrayLike) -> str:
+    """Return the boundaries of blocks, (blocks + 1,), as text; a block has less than 64 KiB."""
+    return base64.b64encode(np.diff(bounds).astype("<u2").tobytes()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """The blocks of a file: of equal size but the last, or with boundaries of their own."""
+
+    size: int  # of the file in bytes
+    block_bytes: int
+    bounds: Numbers | None = None  # (blocks + 1,) from 0 to `size`; None: blocks of equal size
+
+    @classmethod
+    def unpack(cls, size: int, block_bytes: int, packed: str) -> Self:
+        """Return the layout of boundaries that `pack_bounds` has packed.
+
+        Raises:
+            ValueError: they are damaged or those of another file.
+        """
+        lengths = np.frombuffer(base64.b64decode(packed), "<u2")
+        if not lengths.all() or lengths.sum(dtype=np.int64) != size:
+            raise ValueError("the boundaries of blocks do not fit the file")
+        return cls(size, block_bytes, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+    @property
+    def count(self) -> int:
+        """The number of blocks."""
+        return -(-self.size // self.block_bytes) if self.bounds is None else len(self.bounds) - 1
+
+    def find(self, offsets: Numbers) -> Numbers:
+        """Return the block of each offset."""
+        if self.bounds is None:
+            return offsets // self.block_bytes
+        blocks: Numbers = np.searchsorted(self.bounds, offsets, "right") - 1
+        return blocks
+
+    def find_all(self, start: int, end: int) -> slice:
+        """Return the blocks of the range [start, end)."""
+        if self.bounds is None:
+            return slice(start // self.block_bytes, -(-end // self.block_bytes))
+        first, last = self.find(np.array([start, end - 1])).tolist()
+        return slice(first, last + 1)
+
+    def get_starts(self, blocks: Numbers) -> Numbers:
+        """Return the first offset of each block; that of block `count` is the size of the file."""
+        if self.bounds is None:
+            return np.minimum(blocks * self.block_bytes, self.size)
+        starts: Numbers = self.bounds[blocks]
+        return starts
+
+    def count_disk_bytes(self, blocks: Numbers) -> int:
+        """Return the bytes of the pages that blocks have on the disk, shared pages repeatedly."""
+        first_pages = self.get_starts(blocks) // _PAGE_BYTES
+        end_pages = -(-self.get_starts(blocks + 1) // _PAGE_BYTES)
+        return _PAGE_BYTES * int((end_pages - first_pages).sum())
+
+    def list_blocks(self, starts: Numbers, ends: Numbers) -> Numbers:
+        """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
+        firsts, lasts = self.find(starts), self.find(ends - 1)
+        if len(firsts) == 1:  # the most frequent case, which the array operations below would slow down
+            return np.arange(firsts[0], lasts[0] + 1 if ends[0] > starts[0] else firsts[0])
+        counts = np.where(ends > starts, lasts + 1 - firsts, 0)
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range
+        blocks: Numbers = np.repeat(firsts, counts) + offsets
+        return blocks
 
 
 class RangeFile(io.RawIOBase):
@@ -112,8 +185,7 @@ class RangeCache:
         self,
         name: str,
         identity: str,
-        size: int,
-        block_bytes: int,
+        layout: BlockLayout,
         digests: "bytes | StoredDigests",
         read: Callable[[int, int], bytes],
     ) -> "CachedFile":
@@ -122,8 +194,7 @@ class RangeCache:
         Args:
             name: name of the file in messages.
             identity: file name that identifies the bytes.
-            size: size of the file in bytes.
-            block_bytes: size of each block but the last.
+            layout: size of the file, and its blocks.
             digests: digests of all blocks, or their location.
             read: returns the bytes [start, end) of the remote file, unverified.
 
@@ -132,13 +203,13 @@ class RangeCache:
         """
         descriptor = self._create_file(identity)
         try:
-            os.ftruncate(descriptor, size)
+            os.ftruncate(descriptor, layout.size)
         except OSError as error:
             raise _build_write_error(self.folder, error) from error
-        ranged = CachedFile(self, name, descriptor, size, block_bytes, digests, read)
+        ranged = CachedFile(self, name, descriptor, layout, digests, read)
         with self._lock:
             self._files.append(ranged)
-            self._used_bytes += ranged.count_stored() * block_bytes
+            self._used_bytes += layout.count_disk_bytes(ranged.list_stored())
         return ranged
 
     @contextmanager
@@ -195,9 +266,12 @@ class RangeCache:
 
     def _start_fetch(self, file: "CachedFile", blocks: Numbers) -> "_Fetch":
         """Request runs of adjacent blocks."""
-        max_blocks = max(1, _MAX_RUN_BYTES // file.block_bytes)
-        adjacent_runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1)
-        runs = [run[i : i + max_blocks] for run in adjacent_runs for i in range(0, len(run), max_blocks)]
+        if not len(blocks):
+            return _Fetch(file, [])
+        starts, is_first = file.layout.get_starts(blocks), np.append(True, np.diff(blocks) > 1)
+        run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(blocks)), 0))]
+        requests = (starts - run_starts) // _MAX_RUN_BYTES  # number of the request within the run
+        runs = np.split(blocks, np.flatnonzero(is_first[1:] | (np.diff(requests) > 0)) + 1)
         return _Fetch(file, [(run, self._pool.submit(self._fetch, file, run)) for run in runs])
 
     def _fetch(self, file: "CachedFile", run: Numbers) -> bytes:
@@ -207,11 +281,13 @@ class RangeCache:
             self.fetched_bytes += len(data)
         return data
 
-    def _add_stored(self, file: "CachedFile", blocks: Numbers) -> None:
-        """Record that blocks are on the disk and verified."""
+    def _reserve(self, file: "CachedFile", blocks: Numbers) -> None:
+        """Record that blocks are on the disk, before they are written: they may share a page with
+        blocks that another search evicts.
+        """
         with self._lock:
-            self._used_bytes += int((~file._is_stored[blocks]).sum()) * file.block_bytes
-            file._is_stored[blocks] = file._is_verified[blocks] = True
+            self._used_bytes += file.layout.count_disk_bytes(blocks[~file._is_stored[blocks]])
+            file._is_stored[blocks] = True
             if self._used_bytes > self.max_bytes:
                 self._evict(self.max_bytes - self.max_bytes // _HEADROOM_SHARES)
 
@@ -235,7 +311,7 @@ class RangeCache:
             file = self._files[owners[i]]
             if not file._free_block(int(blocks[i])):
                 return  # this file system cannot free a part of a file
-            self._used_bytes -= file.block_bytes
+            self._used_bytes -= file.layout.count_disk_bytes(blocks[i : i + 1])
 
     def _create_file(self, identity: str) -> int:
         """Open the sparse file of an identity, or a private one if another process uses it."""
@@ -300,25 +376,23 @@ class CachedFile:
         cache: RangeCache,
         name: str,
         descriptor: int,
-        size: int,
-        block_bytes: int,
+        layout: BlockLayout,
         digests: "bytes | StoredDigests",
         read: Callable[[int, int], bytes],
     ) -> None:
         """Use an open sparse file; call `RangeCache.open` instead."""
-        self.cache, self.name, self.size, self.block_bytes = cache, name, size, block_bytes
+        self.cache, self.name, self.layout, self.size = cache, name, layout, layout.size
         self.path = Path(f"/proc/self/fd/{descriptor}")  # valid even if the file is deleted
         self._descriptor, self._digests, self._read = descriptor, digests, read
-        count = -(-size // block_bytes)
-        self._is_verified = np.zeros(count, bool)  # verified by this process, and still on the disk
-        self._is_stored = np.zeros(count, bool)  # on the disk, perhaps by an earlier process
-        self._last_used = np.zeros(count, np.int64)  # by the clock of the cache
-        for start, end in _iter_extents(descriptor, size):
-            self._is_stored[start // block_bytes : -(-end // block_bytes)] = True
+        self._is_verified = np.zeros(layout.count, bool)  # verified by this process, and still on the disk
+        self._is_stored = np.zeros(layout.count, bool)  # on the disk, perhaps by an earlier process
+        self._last_used = np.zeros(layout.count, np.int64)  # by the clock of the cache
+        for start, end in _iter_extents(descriptor, layout.size):
+            self._is_stored[layout.find_all(start, end)] = True
 
-    def count_stored(self) -> int:
-        """Return the number of blocks on the disk."""
-        return int(self._is_stored.sum())
+    def list_stored(self) -> Numbers:
+        """Return the blocks on the disk."""
+        return np.flatnonzero(self._is_stored)
 
     def load(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
         """Load the ranges [start, end), (m,) each, in one round; see `RangeCache.load`.
@@ -329,8 +403,9 @@ class CachedFile:
 
     def count_missing_bytes(self, start: int, end: int) -> int:
         """Return how many bytes have to be fetched or verified to load the range [start, end)."""
-        is_verified = self._is_verified[start // self.block_bytes : -(-end // self.block_bytes)]
-        return self.block_bytes * int(np.count_nonzero(~is_verified))
+        blocks = self.layout.find_all(start, end)
+        missing = blocks.start + np.flatnonzero(~self._is_verified[blocks])
+        return int((self.layout.get_starts(missing + 1) - self.layout.get_starts(missing)).sum())
 
     def pin(self, *ranges: tuple[int, int]) -> None:
         """Load ranges that are never removed from the cache."""
@@ -338,14 +413,14 @@ class CachedFile:
         with self.cache.hold():
             self.load(starts, ends)
             with self.cache._lock:
-                self._last_used[_list_blocks(starts, ends, self.block_bytes)] = np.iinfo(np.int64).max
+                self._last_used[self.layout.list_blocks(starts, ends)] = np.iinfo(np.int64).max
 
     def read(self, start: int, end: int) -> bytes:
         """Return the verified bytes [start, end), or those up to the end of the file."""
         end = min(end, self.size)
         if start >= end:
             return b""
-        blocks = slice(start // self.block_bytes, -(-end // self.block_bytes))
+        blocks = self.layout.find_all(start, end)
         with self.cache._lock:  # so that no block is removed before it is read
             if self._is_verified[blocks].all():
                 np.maximum(self._last_used[blocks], self.cache._clock, out=self._last_used[blocks])
@@ -365,7 +440,7 @@ class CachedFile:
 
     def _mark_used(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
         """Record that a search uses ranges; return the blocks that are not verified."""
-        blocks = _list_blocks(starts, np.minimum(ends, self.size), self.block_bytes)
+        blocks = self.layout.list_blocks(starts, np.minimum(ends, self.size))
         self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)
         return blocks[~self._is_verified[blocks]]
 
@@ -391,24 +466,33 @@ class CachedFile:
         if (location := self._locate_digests(stored)) is not None:
             self.cache.load([location])
         is_sound = np.array([self._matches(block, self._read_stored(block)) for block in stored.tolist()])
-        self.cache._add_stored(self, stored[is_sound])
+        self._is_verified[stored[is_sound]] = True
         return np.setdiff1d(blocks, stored[is_sound], assume_unique=True)
 
     def _read_stored(self, block: int) -> bytes:
-        return os.pread(self._descriptor, self.block_bytes, block * self.block_bytes)
+        start, end = self._get_bounds(block, block + 1)
+        return os.pread(self._descriptor, end - start, start)
 
     def _matches(self, block: int, data: bytes) -> bool:
         """Return whether bytes have the digest of a block."""
-        return digest_blocks(data, self.block_bytes) == self._read_digests(block, 1)
+        return digest_ranges(data, [0, len(data)]) == self._read_digests(block, 1)
+
+    def _get_bounds(self, first: int, end: int) -> list[int]:
+        """Return the boundaries of adjacent blocks [first, end)."""
+        bounds: list[int] = self.layout.get_starts(np.arange(first, end + 1)).tolist()
+        return bounds
 
     def _read_remote(self, first: int, end: int) -> bytes:
-        return self._read(first * self.block_bytes, min(end * self.block_bytes, self.size))
+        bounds = self._get_bounds(first, end)
+        return self._read(bounds[0], bounds[-1])
 
     def _store_runs(self, runs: Sequence[tuple[Numbers, bytes]]) -> None:
         """Verify and store fetched runs of blocks."""
         for run, data in runs:
-            self._write(self._verify(run, data), int(run[0]) * self.block_bytes)
-            self.cache._add_stored(self, run)
+            sound_data = self._verify(run, data)
+            self.cache._reserve(self, run)
+            self._write(sound_data, int(self.layout.get_starts(run[0])))
+            self._is_verified[run] = True
 
     def _verify(self, run: Numbers, data: bytes) -> bytes:
         """Return the bytes of a run; a block that does not match its digest is read once more.
@@ -416,17 +500,15 @@ class CachedFile:
         Raises:
             StoreError: it does not match its digest after the second read either.
         """
-        if digest_blocks(data, self.block_bytes) == self._read_digests(int(run[0]), len(run)):
+        bounds = self._get_bounds(int(run[0]), int(run[-1]) + 1)
+        digests = digest_ranges(data, [bound - bounds[0] for bound in bounds])
+        if digests == self._read_digests(int(run[0]), len(run)):
             return data
         sound_blocks = []
-        for i, block in enumerate(run.tolist()):
-            block_data = data[i * self.block_bytes : (i + 1) * self.block_bytes]
+        for block, (start, end) in zip(run.tolist(), pairwise(bounds), strict=True):
+            block_data = data[start - bounds[0] : end - bounds[0]]
             if not self._matches(block, block_data):
-                start = block * self.block_bytes
-                problem = (
-                    f"bytes {start:,} to {min(start + self.block_bytes, self.size):,} of {self.name} do not match "
-                    "their digest"
-                )
+                problem = f"bytes {start:,} to {end:,} of {self.name} do not match their digest"
                 _LOG.warning("%s and are read again", problem)
                 block_data = self._read_remote(block, block + 1)
                 if not self._matches(block, block_data):
@@ -459,23 +541,21 @@ class CachedFile:
         return blocks, self._last_used[blocks]
 
     def _free_block(self, block: int) -> bool:
-        """Free the space of a block; return False if the file system cannot."""
+        """Free the pages of a block, with those that it shares with blocks that are not stored.
+
+        Return False if the file system cannot.
+        """
         self._is_verified[block] = False
-        if not _punch_hole(self._descriptor, block * self.block_bytes, self.block_bytes):
+        start, end = self._get_bounds(block, block + 1)
+        first_page, end_page = start - start % _PAGE_BYTES, -(-end // _PAGE_BYTES) * _PAGE_BYTES
+        if not self._is_stored[self.layout.find_all(first_page, start)].any():
+            start = first_page
+        if not self._is_stored[self.layout.find_all(end, end_page)].any():
+            end = end_page
+        if not _punch_hole(self._descriptor, start, end - start):
             return False
         self._is_stored[block] = False
         return True
-
-
-def _list_blocks(starts: Numbers, ends: Numbers, block_bytes: int) -> Numbers:
-    """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
-    firsts = starts // block_bytes
-    if len(firsts) == 1:  # the most frequent case, which the array operations below would slow down
-        return np.arange(firsts[0], -(-ends[0] // block_bytes) if ends[0] > starts[0] else firsts[0])
-    counts = np.where(ends > starts, -(-ends // block_bytes) - firsts, 0)
-    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range
-    blocks: Numbers = np.repeat(firsts, counts) + offsets
-    return blocks
 
 
 def _build_write_error(folder: Path, error: OSError) -> ResourceError:

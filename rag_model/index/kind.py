@@ -533,6 +533,8 @@ class RangedKind(Protocol):
 
         It is stored once and read at every opening, so it must be small: at most a kilobyte for
         each megabyte of the file. Its `pinned` are the ranges of the file that every search reads.
+        Its `bounds` are the boundaries of the blocks that are verified together (`pack_bounds`);
+        without them, each block has `block_bytes`.
 
         Returns:
             An object; None if this file cannot be searched by ranges.

@@ -205,7 +205,7 @@ class FaissFileIndex:
         distances, numbers = quantizer.search(vectors, nprobe, params=coarse_settings)
         probed = np.unique(numbers[numbers >= 0])
         id_bytes = _ID_BYTES * self._count_entries(probed)
-        reads_ids_of_hits = id_bytes.sum() - len(vectors) * k * ranges.block_bytes > _MIN_SAVED_BYTES
+        reads_ids_of_hits = id_bytes.sum() - len(vectors) * k * ranges.layout.block_bytes > _MIN_SAVED_BYTES
         with ranges.cache.hold():
             ranges.load(self._list_offsets[probed], self._list_offsets[probed + 1] - id_bytes * reads_ids_of_hits)
             scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)

@@ -12,20 +12,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.ranged_passages import list_cuts
 from rag_model.digest import canonical_json
 from rag_model.index.kind import RangedKind, get_kind_of_entry
-from rag_model.ranges import DIGEST_BYTES, digest_blocks
+from rag_model.ranges import DIGEST_BYTES, digest_blocks, digest_ranges
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.recorded_tasks import OnProgress, RecordedTask, TaskRunner, run_tasks
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, RANGE_DIGESTS, RANGE_TABLE, Content, file_kind
-from rag_model.store.versions.ranges import DIGEST_PAGE_BYTES, VERSION, WHOLE_BYTES
+from rag_model.store.versions.ranges import (
+    BOUNDS_VERSION,
+    DIGEST_PAGE_BYTES,
+    VERSION,
+    WHOLE_BYTES,
+    get_layout,
+)
 
 _ROW_BLOCK = 4 << 10  # bytes; small, because a search reads single vectors and parts of row groups
 _DIGESTED_BYTES_PER_SECOND = 5e8
-_CHUNK = 1 << 20
 _PASSAGES = '{"kind":"passages"}'
 
 
@@ -38,7 +45,7 @@ class RangeTask(RecordedTask):
     entry: str = ""  # of an index in the manifest, as canonical JSON; `_PASSAGES` for passages
 
     stage: ClassVar[str] = "ranges"
-    CODE: ClassVar[int] = 3
+    CODE: ClassVar[int] = 4
 
     def inputs(self) -> dict[str, Any]:
         """Return the file, the block size and the kind of index."""
@@ -53,11 +60,16 @@ class RangeTask(RecordedTask):
     def compute(self, store: Store) -> Any:
         """Return the digests in Base64, and the outline."""
         path = store.blobs.get_local_path(self.file)
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            digests = b"".join(
-                digest_blocks(data[start : start + _CHUNK], self.block) for start in range(0, self.file.size, _CHUNK)
-            )
-        return {"digests": base64.b64encode(digests).decode(), "outline": self._outline(path)}
+        outline = self._outline(path)
+        layout = get_layout({"block": self.block, "outline": outline}, self.file.size)
+        bounds = layout.get_starts(np.arange(layout.count + 1))
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            digests = digest_ranges(view, bounds.tolist())
+        return {"digests": base64.b64encode(digests).decode(), "outline": outline}
 
     def _outline(self, path: Path) -> Any:
         if self.entry == _PASSAGES:
@@ -113,7 +125,9 @@ def add_range_digests(
             entries[path] = {"block": task.block, "first": len(digests) // DIGEST_BYTES} | outline
             digests += base64.b64decode(result["digests"])
         pages = base64.b64encode(digest_blocks(bytes(digests), DIGEST_PAGE_BYTES)).decode()
-        table = {"version": VERSION, "files": entries, "pages": pages}
+        has_bounds = any("bounds" in entry.get("outline", {}) for entry in entries.values())
+        version = BOUNDS_VERSION if has_bounds else VERSION
+        table = {"version": version, "files": entries, "pages": pages}
         files[RANGE_DIGESTS] = store.blobs.put_bytes(bytes(digests))
         files[RANGE_TABLE] = store.blobs.put_bytes(canonical_json(table))
     return replace(content, files=files)

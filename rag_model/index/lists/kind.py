@@ -12,12 +12,13 @@ Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor sear
 import re
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from rag_model.arrays import RowLists
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.factory import IvfSpec, parse_factory
 from rag_model.index.files import engine
@@ -45,7 +46,11 @@ from rag_model.index.quality.health import centroid_distance, relative_error
 from rag_model.index.quality.results import DEFAULT_FLOOR, RecallFloor, compute_recall
 from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, count_lists
 from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCTS_PER_SECOND, VectorKind
+from rag_model.ranges import pack_bounds
 
+# A block of codes or ids that is verified for searches by ranges. Codes are read as a whole, and ids
+# perhaps only those of hits, as many as in the smallest lists.
+_MIN_BLOCK, _MAX_CODE_BLOCK, _MAX_ID_BLOCK = 1 << 10, 32 << 10, 8 << 10
 LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
 _TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `add` of all rows
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
@@ -80,13 +85,16 @@ class ListKind(VectorKind):
         return QUANTISED_FLOOR if codes_rank_alone else DEFAULT_FLOOR
 
     def build_outline(self, path: Path) -> dict[str, Any] | None:
-        """Return the ranges before and after the lists; None for other files; see `RangedKind`."""
+        """Return the ranges before and after the lists, and the boundaries of the codes and of the
+        ids of lists; None for other files; see `RangedKind`.
+        """
         lists, size = find_row_lists(path), path.stat().st_size
         with path.open("rb") as file:
             has_refinement = file.read(4) == b"IxRF"
         if lists is None or lists.by_row or has_refinement:
             return None
-        return {"pinned": [[0, lists.start], [lists.end, size]]}
+        bounds = pack_bounds(_divide_lists(lists, size))
+        return {"pinned": [[0, lists.start], [lists.end, size]], "bounds": bounds}
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids, rotation and codec on a sample of all parts; write the empty index.
@@ -267,6 +275,22 @@ class ExactKind(ListKind):
 def _without_refinement(index: FaissIndex) -> FaissIndex:
     """Return the index without its refinement, if it has one."""
     return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+
+
+def _divide_lists(lists: RowLists, size: int) -> list[int]:
+    """Return the boundaries of the blocks of a file of lists; small neighbours share a block."""
+    code_ends = lists.starts[:-1] + lists.lengths * lists.code_bytes
+    ends = np.stack([code_ends, lists.starts[1:]], axis=1).ravel().tolist()
+    bounds = [0]
+    for end, max_bytes in [
+        (lists.start, _MAX_CODE_BLOCK),
+        *zip(ends, cycle((_MAX_CODE_BLOCK, _MAX_ID_BLOCK))),
+        (size, _MAX_CODE_BLOCK),
+    ]:
+        start, count = bounds[-1], -(-(end - bounds[-1]) // max_bytes)
+        if end - start >= _MIN_BLOCK:
+            bounds += [start + (end - start) * i // count for i in range(1, count + 1)]
+    return bounds if bounds[-1] == size else [*bounds[: max(1, len(bounds) - 1)], size]
 
 
 def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:

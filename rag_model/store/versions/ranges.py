@@ -7,6 +7,9 @@ the snapshot, so its id, and a signature, cover them:
 * `ranges/table.json`: for each file its block size, the number of its first digest, and the
   *outline* of an index; and the digests of the blocks of `ranges/digests`
 
+Blocks have the same size, or the boundaries in the outline (`bounds`). A table without such
+boundaries has version 1, which all readers know.
+
 A file of up to `WHOLE_BYTES` has no entry. It is one block, whose digest is in the manifest.
 """
 
@@ -21,7 +24,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.ranges import DIGEST_BYTES, CachedFile, RangeCache, StoredDigests
+from rag_model.ranges import DIGEST_BYTES, BlockLayout, CachedFile, RangeCache, StoredDigests
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import cache_folder, get_cache_limit
 from rag_model.store.store import Store
@@ -30,7 +33,7 @@ from rag_model.untrusted_text import parse_json
 
 WHOLE_BYTES = 1 << 20
 DIGEST_PAGE_BYTES = 4 << 10  # block size of the file of digests
-VERSION = 1  # version of the table
+VERSION, BOUNDS_VERSION = 1, 2  # versions of a table without and with boundaries of blocks
 
 
 class SnapshotRanges:
@@ -118,17 +121,30 @@ class SnapshotRanges:
             raise UsageError(f"{path} cannot be read by ranges, because the snapshot has no digests of them: pull it")
         ref = self._files[path]
         if path not in self._entries:
-            return self._open_blob(path, ref, ref.size, _shorten_digest(ref))
+            return self._open_blob(path, ref, BlockLayout(ref.size, ref.size), _shorten_digest(ref))
         if RANGE_DIGESTS not in self._opened:
-            digests = self._open_blob(RANGE_DIGESTS, self._files[RANGE_DIGESTS], DIGEST_PAGE_BYTES, self._pages)
-            self._opened[RANGE_DIGESTS] = digests
+            digests_ref = self._files[RANGE_DIGESTS]
+            pages = BlockLayout(digests_ref.size, DIGEST_PAGE_BYTES)
+            self._opened[RANGE_DIGESTS] = self._open_blob(RANGE_DIGESTS, digests_ref, pages, self._pages)
         entry = self._entries[path]
         stored = StoredDigests(self._opened[RANGE_DIGESTS], entry["first"])
-        return self._open_blob(path, ref, entry["block"], stored)
+        return self._open_blob(path, ref, get_layout(entry, ref.size), stored)
 
-    def _open_blob(self, path: str, ref: BlobRef, block_bytes: int, digests: bytes | StoredDigests) -> CachedFile:
+    def _open_blob(self, path: str, ref: BlobRef, layout: BlockLayout, digests: bytes | StoredDigests) -> CachedFile:
         name, identity = f"{path} (blob {ref.id})", Path(ref.path).name
-        return self.cache.open(name, identity, ref.size, block_bytes, digests, partial(self._blobs.read_range, ref))
+        return self.cache.open(name, identity, layout, digests, partial(self._blobs.read_range, ref))
+
+
+def get_layout(entry: Mapping[str, Any], size: int) -> BlockLayout:
+    """Return the blocks of a file of `size` bytes by its entry in the table.
+
+    Raises:
+        ValueError: the boundaries of its blocks are damaged.
+    """
+    bounds = (entry.get("outline") or {}).get("bounds")
+    if bounds is None:
+        return BlockLayout(size, entry["block"])
+    return BlockLayout.unpack(size, entry["block"], bounds)
 
 
 def _shorten_digest(ref: BlobRef) -> bytes:
@@ -139,7 +155,7 @@ def _parse_table(data: bytes, files: Mapping[str, BlobRef], snapshot: str) -> di
     """Parse a table, and check that its numbers fit the files of the snapshot."""
     try:
         table: dict[str, Any] = parse_json(data)
-        if table["version"] != VERSION:
+        if table["version"] not in (VERSION, BOUNDS_VERSION):
             raise StoreError(
                 f"the digests of ranges of {snapshot} have version {table['version']!r}: upgrade bookwheel, or pull it"
             )
@@ -148,7 +164,7 @@ def _parse_table(data: bytes, files: Mapping[str, BlobRef], snapshot: str) -> di
         for path, entry in table["files"].items():
             first, block = entry["first"], entry["block"]
             is_sound &= type(first) is int and type(block) is int and first >= 0 and block > 0
-            is_sound = is_sound and DIGEST_BYTES * (first + -(-files[path].size // block)) <= digest_bytes
+            is_sound = is_sound and (DIGEST_BYTES * (first + get_layout(entry, files[path].size).count) <= digest_bytes)
     except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
         raise StoreError(f"the digests of ranges of {snapshot} are damaged ({error!r}): pull it") from error
     if not is_sound:

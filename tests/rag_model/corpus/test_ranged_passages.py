@@ -12,7 +12,7 @@ from rag_model.corpus.passages import FULL_SCHEMA, PASSAGE_SCHEMA, ROW_GROUP, Gr
 from rag_model.corpus.ranged_passages import RangedPassages, has_cuts, list_cuts
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
-from rag_model.ranges import RangeCache, digest_blocks
+from rag_model.ranges import BlockLayout, RangeCache, digest_blocks
 
 ROWS, BLOCK = 2 * ROW_GROUP + 300, 4096
 WORDS = [f"wörd{number}" for number in range(2_000)]
@@ -48,7 +48,8 @@ def build_outline(path: Path) -> dict[str, Any]:
 
 def open_ranged(path: Path, outline: dict[str, Any], cache: RangeCache) -> RangedPassages:
     data = path.read_bytes()
-    file = cache.open(path.name, path.name, len(data), BLOCK, digest_blocks(data, BLOCK), lambda a, b: data[a:b])
+    layout, digests = BlockLayout(len(data), BLOCK), digest_blocks(data, BLOCK)
+    file = cache.open(path.name, path.name, layout, digests, lambda a, b: data[a:b])
     return RangedPassages(file, outline, ROWS, GroupCache(32 << 20))
 
 

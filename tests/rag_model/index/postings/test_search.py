@@ -25,7 +25,7 @@ from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
-from rag_model.ranges import RangeCache, digest_blocks
+from rag_model.ranges import BlockLayout, RangeCache, digest_blocks
 from rag_model.training.data.examples import build_passage
 from tests.fixtures.counted import measure_peaks
 from tests.fixtures.words import build_words
@@ -282,7 +282,8 @@ def open_by_ranges(path: Path, folder: Path) -> tuple[Bm25Index, RangeCache]:
     """Open an index of which only the lengths and the dictionary are on the disk."""
     data, layout = path.read_bytes(), PostingsFile(path).layout
     cache = RangeCache(folder, 1 << 30)
-    ranges = cache.open("words", "words", len(data), 64, digest_blocks(data, 64), lambda start, end: data[start:end])
+    layout_of_blocks, digests = BlockLayout(len(data), 64), digest_blocks(data, 64)
+    ranges = cache.open("words", "words", layout_of_blocks, digests, lambda start, end: data[start:end])
     ranges.pin((0, layout.lists_offset), (layout.dictionary_offset, len(data)))
     return Bm25Index(PostingsFile(ranges.path, ranges=ranges), Analyzer(), {}), cache
 

@@ -1,6 +1,7 @@
 """Search of a snapshot in its store by verified ranges, with damage, failures and small caches."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,15 +17,16 @@ from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import ResourceError, StoreError
 from rag_model.index import search as index_search
+from rag_model.index.lists.kind import ListKind
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.snapshots import range_digests
-from rag_model.snapshots.range_digests import add_range_digests, list_range_tasks
+from rag_model.snapshots.range_digests import RangeTask, add_range_digests, list_range_tasks
 from rag_model.store.recorded_tasks import compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions import ranges
-from rag_model.store.versions.manifest import RANGE_DIGESTS, Content, Manifest, PartEntry
+from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Content, Manifest, PartEntry
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from tests.benchmarks.far_store import Far
@@ -210,6 +212,42 @@ def test_hits_need_one_round_whatever_the_size_of_the_footers(
         assert snapshot.ranges is not None
         assert snapshot.ranges.cache.rounds == 1
         assert (snapshot.ranges.cache.fetched_bytes < 100_000) == has_cuts
+
+
+def test_table_of_the_previous_version_is_read(local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of lists had equal sizes."""
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    content = local.snapshots.get(local.snapshots.resolve("latest")).content
+    build_outline = ListKind.build_outline
+
+    def build_previous_outline(kind: ListKind, path: Path) -> dict[str, object]:
+        return {"pinned": (build_outline(kind, path) or {})["pinned"]}
+
+    monkeypatch.setattr(ListKind, "build_outline", build_previous_outline)
+    monkeypatch.setattr(RangeTask, "CODE", 3)
+    tasks = list_range_tasks(content, min_bytes=1)
+    content = add_range_digests(local, content, tasks, lambda each, _: [compute_once(task, local) for task in each])
+    assert json.loads(local.blobs.read(content.files[RANGE_TABLE]))["version"] == 1
+    identity = local.snapshots.publish(Manifest(content))
+    with far_copy(local) as far, Snapshot.open(far.url, identity, by_ranges=True) as ranged:
+        assert facts(ask(ranged)) == facts(ask(Snapshot.open(local.url)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"version": 3}, "have version 3: upgrade bookwheel, or pull it"), ({"bounds": "AAA="}, "are damaged")],
+)
+def test_table_of_a_later_version_or_with_other_boundaries_is_refused(
+    far: Store, change: dict[str, object], message: str
+) -> None:
+    content = far.snapshots.get(far.snapshots.resolve("latest")).content
+    table = json.loads(far.blobs.read(content.files[RANGE_TABLE]))
+    assert table["version"] == 2
+    (table if "version" in change else table["files"]["index/ivf.faiss"]["outline"]).update(change)
+    table_ref = far.blobs.put_bytes(json.dumps(table).encode())
+    identity = far.snapshots.publish(Manifest(replace(content, files=content.files | {RANGE_TABLE: table_ref})))
+    with pytest.raises(StoreError, match=message):
+        Snapshot.open(far.url, identity, by_ranges=True)
 
 
 def test_index_without_digests_is_copied(local: Store, far: Store, monkeypatch: pytest.MonkeyPatch) -> None:

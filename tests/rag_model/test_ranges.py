@@ -1,0 +1,78 @@
+"""The cache of ranges with blocks that have boundaries of their own and share pages of the disk."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_ranges, pack_bounds
+
+_PAGE = 4096
+
+
+def open_file(cache: RangeCache, data: bytes, bounds: list[int], name: str = "lists") -> CachedFile:
+    layout = BlockLayout.unpack(len(data), _PAGE, pack_bounds(bounds))
+    return cache.open(name, name, layout, digest_ranges(data, bounds), lambda start, end: data[start:end])
+
+
+def count_disk_bytes(cache: RangeCache) -> int:
+    return sum(512 * path.stat().st_blocks for path in cache.folder.glob("*.ranges"))
+
+
+def draw_bounds(rng: np.random.Generator, count: int) -> list[int]:
+    return [0, *np.cumsum(rng.integers(1, 3 * _PAGE, size=count)).tolist()]
+
+
+def test_reads_equal_the_file_while_blocks_are_evicted_and_found_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    bounds, max_bytes = draw_bounds(rng, 60), 24 * _PAGE
+    data = rng.bytes(bounds[-1])
+    for _ in range(4):  # each time with the sparse file of the previous process
+        cache = RangeCache(tmp_path, max_bytes)
+        file = open_file(cache, data, bounds)
+        for start, size in rng.integers(0, [len(data), 4 * _PAGE], size=(100, 2)).tolist():
+            assert file.read(start, start + size) == data[start : start + size]
+            assert count_disk_bytes(cache) <= max_bytes
+        cache.close()
+
+
+def test_a_range_of_whole_blocks_reads_exactly_these(tmp_path: Path) -> None:
+    bounds = draw_bounds(np.random.default_rng(2), 20)
+    cache = RangeCache(tmp_path, 1 << 20)
+    file = open_file(cache, bytes(bounds[-1]), bounds)
+    assert file.count_missing_bytes(bounds[3], bounds[7]) == bounds[7] - bounds[3]
+    with cache.hold():
+        file.load([bounds[3], bounds[11]], [bounds[7], bounds[11]])
+    assert (cache.requests, cache.fetched_bytes) == (1, bounds[7] - bounds[3])
+    assert file.count_missing_bytes(bounds[2], bounds[8]) == bounds[3] - bounds[2] + bounds[8] - bounds[7]
+
+
+def test_eviction_of_a_block_keeps_its_neighbour_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = [0, 6000, 12_000]  # the second page has bytes of both blocks
+    data, write = np.random.default_rng(3).bytes(bounds[-1]), os.pwrite
+    cache = RangeCache(tmp_path, 5 * _PAGE)
+    file, other = open_file(cache, data, bounds), open_file(cache, data, bounds, "others")
+    file.read(0, 1)
+
+    def write_while_others_evict(descriptor: int, written: memoryview, offset: int) -> int:
+        size = write(descriptor, written, offset)
+        monkeypatch.undo()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(other.read, 0, len(data)).result()
+        return size
+
+    monkeypatch.setattr(os, "pwrite", write_while_others_evict)
+    with cache.hold():
+        file.load([6000], [6001])
+        assert file.count_missing_bytes(0, 6000) == 6000  # evicted
+        assert file.read_loaded(6000, 12_000) == data[6000:]
+
+
+@pytest.mark.parametrize("lengths", [[3, 5], [3, 0, 4], []])
+def test_boundaries_of_another_file_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="do not fit the file"):
+        BlockLayout.unpack(7, _PAGE, pack_bounds([0, *np.cumsum(lengths, dtype=int).tolist()]))
