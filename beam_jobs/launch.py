@@ -20,8 +20,8 @@ from rag_model.process import count_cores
 Report = dict[str, Any]  # the result of a task, as JSON values
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
-# Bytes of a task that the launcher does in place of workers on other machines: its own may be
-# small.
+# Memory of a task that the launcher runs itself although the workers are on other machines, because
+# the launcher's machine may be small.
 _LAUNCHER_TASK_BYTES = 1 << 30
 
 

@@ -3,7 +3,8 @@
 These imports take more than a second of CPU time, which each worker of each job would spend again.
 The first job of a launcher starts a fork server, `python -m beam_jobs.local_worker`. It reads a
 request for each worker from standard input, and writes the exit code of each worker to standard
-output. It ends with its input, so also if the launcher is killed; workers end by their lease.
+output. It exits when its input is closed, which also happens if the launcher is killed. Each worker
+exits when its launcher's lease ends (see `workers`).
 """
 
 import atexit
@@ -33,7 +34,7 @@ with hide_unused_modules():
 
 WORKER_DIED = "Worker process exited with code"
 _URN = "bookwheel:environment:forked:v1"
-_JOBS = ("pipeline", "chunk", "embed", "index", "gate")
+_PRELOADED_JOBS = ("pipeline", "chunk", "embed", "index", "gate")
 
 
 class ForkedEnvironment(SubprocessSDKEnvironment):
@@ -79,11 +80,11 @@ class ForkServer:
     """The process that forks this launcher's workers."""
 
     _lock = threading.Lock()
-    _running: "ForkServer | None" = None
+    _instance: "ForkServer | None" = None
 
     def __init__(self, log: str) -> None:
         """Start the process; its own errors go to a log file."""
-        self._launcher = os.getpid()
+        self._launcher_pid = os.getpid()
         self._exit_codes: list[SimpleQueue[int]] = []
         with Path(log).open("ab") as errors:
             self._process = subprocess.Popen(
@@ -100,14 +101,14 @@ class ForkServer:
     def get(cls, log: str) -> "ForkServer":
         """Return the fork server of this process; start it if there is none."""
         with cls._lock:
-            server = cls._running
+            server = cls._instance
             if server is None or not server._is_running():
-                server = cls._running = cls(log)
+                server = cls._instance = cls(log)
             return server
 
     def _is_running(self) -> bool:
         """Return False also in a fork of the launcher, which must not use its pipes."""
-        return self._launcher == os.getpid() and self._process.poll() is None
+        return self._launcher_pid == os.getpid() and self._process.poll() is None
 
     def start_worker(self, environment: Mapping[str, str], log: str) -> SimpleQueue[int]:
         """Fork a worker; return the queue that gets its exit code."""
@@ -132,27 +133,27 @@ class ForkServer:
 def serve_requests() -> None:
     """Fork a worker for each request on standard input."""
     prevent_pandas_import()
-    for name in _JOBS:
+    for name in _PRELOADED_JOBS:
         import_module(f"beam_jobs.{name}")
     gc.freeze()  # collections of the workers would copy the memory that they share
-    numbers: dict[int, int] = {}  # requests by process id
+    requests: dict[int, int] = {}  # numbers of requests by process id
 
     def report_exits(*_signal: object) -> None:
         with suppress(OSError):  # no child is left, or the launcher has ended
-            while (exited := os.waitpid(-1, os.WNOHANG))[0]:
-                exit_code = os.waitstatus_to_exitcode(exited[1])
-                os.write(1, f"{numbers.pop(exited[0])} {exit_code}\n".encode())
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                exit_code = os.waitstatus_to_exitcode(child[1])
+                os.write(1, f"{requests.pop(child[0])} {exit_code}\n".encode())
 
     signal.signal(signal.SIGCHLD, report_exits)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what an interrupt ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what to stop on an interrupt
     for line in sys.stdin:
         number, *arguments = json.loads(line)
         # Until the number of the new process is known, its end cannot be reported.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        process = os.fork()
-        if not process:
+        pid = os.fork()
+        if not pid:
             _run_worker(*arguments)
-        numbers[process] = number
+        requests[pid] = number
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 

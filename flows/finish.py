@@ -59,7 +59,7 @@ class Build:
     assemble_content: Callable[[Sequence[BuiltIndex]], Content]
     # Provenance of a snapshot that is made from another.
     derived_provenance: Mapping[str, Any] = field(default_factory=dict)
-    # By index: the parent's training that may be reused.
+    # The parent's training that each index may reuse.
     reused_trainings: Mapping[str, ReusedTraining] = field(default_factory=dict)
     ready_indexes: Sequence[BuiltIndex] = ()  # files of other programs, in the store already
     base: str | None = None  # the ref that the gate compares with; None: `ref`

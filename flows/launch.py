@@ -36,7 +36,7 @@ def estimate_rebuild(
     with temporary_folder("encoder") as scratch:
         folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
         work = estimate_build(count, folder, recipe.index, memory_limit, recipe.encode.spec)
-    # The workers are not this run's.
+    # This run does not start workers elsewhere, so only the launcher counts.
     return work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
 
 

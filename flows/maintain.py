@@ -121,7 +121,7 @@ def watch(
             None,
             launch.fn(*rebuild_arguments, beam_options=beam_options, **launch_arguments),
         )
-    # Its stages belong to this run.
+    # The flow's function is called directly, so that its stages belong to this run.
     return WatchOutcome(known_date, new_date, reindex.fn(*rebuild_arguments, False, beam_options))
 
 

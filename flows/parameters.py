@@ -39,7 +39,7 @@ FlowResult = TypeVar("FlowResult")
 
 
 class _NonEmptyText:
-    """Annotation of a text that must not be empty, for forms; validator for the command line.
+    """Refuse an empty text: an annotation in forms, a validator on the command line.
 
     pydantic's own annotation would import pydantic, which takes a tenth of a second.
     """

@@ -1,14 +1,14 @@
-"""Create httpx clients, read replies with a bound on their decompressed size, and ask servers politely.
+"""Create httpx clients, read replies with a bound on their decompressed size, and retry busy servers.
 
 The clients read proxies and certificates from the environment.
 
 A few kilobytes can decompress to gigabytes. So the clients accept only gzip, whose decompression
 zlib can stop at any byte, and `iter_body` refuses every other encoding.
 
-A polite client names itself and its operator. If a server asks to wait (HTTP 429 or 503), the
-request is sent again after its `Retry-After`, otherwise after growing pauses. So is a request to a
-server that answered before and cannot be reached any more. A server that cannot be reached at first
-has a wrong address or does not run, so its request is not sent again.
+A polite client names itself and its operator. If a server is busy (`BUSY_STATUSES`) or sends a
+reply too slowly, the request is sent again after its `Retry-After`, otherwise after growing pauses.
+A request is also repeated if a server that answered before can no longer be reached. If a server
+never answered, its address is probably wrong, so the request fails at once.
 """
 
 import os
@@ -119,7 +119,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
 
 
 class BusyError(Exception):
-    """The server asks to try again later.
+    """A request should be sent again later.
 
     `seconds` is its `Retry-After`, if it sends one. `retry` gives up after `max_tries` requests.
     """

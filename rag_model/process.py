@@ -10,10 +10,11 @@ more memory. A third of a step's memory was fragmentation at glibc's defaults as
 differ in length, long-lived blocks lie between them, and torch's aligned blocks do not fit into a
 hole of their own size. Other allocators and other C libraries are left as they are.
 
-**Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)`: it
-reads JSON values and writes one for each, so a crash or an exceeded limit ends only the child. The
-time limit is in CPU seconds, because on a busy machine even a small call can take 20 s. A child
-that waits instead of computing is killed after `_ELAPSED_FACTOR` times as many seconds.
+**Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)` for one
+call or `serve_calls(open_function)` for many. It reads JSON values and writes one for each, so a
+crash or an exceeded limit ends only the child. The time limit is in CPU seconds, because on a busy
+machine even a small call can take 20 s. A child that waits instead of computing is killed after
+`_ELAPSED_FACTOR` times as many seconds.
 
 **Amounts.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
@@ -261,8 +262,8 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
     Args:
         module: module to run; its last statement is `serve_call(function)`.
         value: argument of the function, a JSON value.
-        seconds: CPU seconds that the child may use. It is killed if it needs more, or if ten times
-            as many seconds pass.
+        seconds: CPU seconds that the child may use. It is killed if it needs more, or if
+            `_ELAPSED_FACTOR` times as many seconds pass.
         memory: bytes that the child may allocate in addition to Python and its modules; mapped
             files do not count.
 

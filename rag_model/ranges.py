@@ -39,7 +39,7 @@ _MAX_RUN_BYTES = 1 << 20  # maximum of one request; longer ranges are read by pa
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
 _MAX_MEMORY_BYTES = 256 << 20  # maximum of the blocks in memory
 _HEADROOM_SHARES = 8  # an eviction frees an additional eighth of the maximum
-_PAGE_BYTES = 4 << 10  # allocation unit of the disk
+_DISK_PAGE_BYTES = 4 << 10  # allocation unit of the disk
 _SUFFIX = ".ranges"
 _LOG = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
@@ -64,18 +64,18 @@ def pack_bounds(bounds: npt.ArrayLike) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The blocks of a file: of equal size but the last, or with boundaries of their own."""
+    """The division of a file into blocks: of equal size but the last, or with explicit boundaries."""
 
     size: int  # of the file in bytes
-    block_bytes: int
+    block_bytes: int  # with boundaries only an estimate
     bounds: Numbers | None = None  # (blocks + 1,) from 0 to `size`; None: blocks of equal size
 
     @classmethod
     def unpack(cls, size: int, block_bytes: int, packed: str) -> Self:
-        """Return the layout of boundaries that `pack_bounds` has packed.
+        """Return the layout whose boundaries `pack_bounds` has packed.
 
         Raises:
-            ValueError: they are damaged or those of another file.
+            ValueError: the blocks do not add up to `size`.
         """
         lengths = np.frombuffer(base64.b64decode(packed), "<u2")
         if not lengths.all() or lengths.sum(dtype=np.int64) != size:
@@ -109,10 +109,10 @@ class BlockLayout:
         return starts
 
     def count_disk_bytes(self, blocks: Numbers) -> int:
-        """Return the bytes of the pages that blocks have on the disk, shared pages repeatedly."""
-        first_pages = self.get_starts(blocks) // _PAGE_BYTES
-        end_pages = -(-self.get_starts(blocks + 1) // _PAGE_BYTES)
-        return _PAGE_BYTES * int((end_pages - first_pages).sum())
+        """Return the disk space of blocks in whole disk pages; a page that two blocks share counts twice."""
+        first_pages = self.get_starts(blocks) // _DISK_PAGE_BYTES
+        end_pages = -(-self.get_starts(blocks + 1) // _DISK_PAGE_BYTES)
+        return _DISK_PAGE_BYTES * int((end_pages - first_pages).sum())
 
     def list_blocks(self, starts: Numbers, ends: Numbers) -> Numbers:
         """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
@@ -541,13 +541,13 @@ class CachedFile:
         return blocks, self._last_used[blocks]
 
     def _free_block(self, block: int) -> bool:
-        """Free the pages of a block, with those that it shares with blocks that are not stored.
+        """Free the disk pages that no other stored block uses.
 
-        Return False if the file system cannot.
+        Return False if the file system cannot free a part of a file.
         """
         self._is_verified[block] = False
         start, end = self._get_bounds(block, block + 1)
-        first_page, end_page = start - start % _PAGE_BYTES, -(-end // _PAGE_BYTES) * _PAGE_BYTES
+        first_page, end_page = start - start % _DISK_PAGE_BYTES, -(-end // _DISK_PAGE_BYTES) * _DISK_PAGE_BYTES
         if not self._is_stored[self.layout.find_all(first_page, start)].any():
             start = first_page
         if not self._is_stored[self.layout.find_all(end, end_page)].any():

@@ -209,7 +209,7 @@ def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
 
 
 class _BlockwiseFile(io.BytesIO):
-    """A Zstandard frame, read block by block to know which blocks a decompressed size needs."""
+    """A Zstandard frame of which a read returns at most one block, so that `block_end` is exact."""
 
     def __init__(self, data: bytes, start: int, block_ends: Sequence[int]) -> None:
         super().__init__(data)
@@ -218,15 +218,15 @@ class _BlockwiseFile(io.BytesIO):
 
     @property
     def block_end(self) -> int:
-        """The end of the last block of which bytes were read."""
+        """The end of the last block of which the decompressor has read bytes."""
         return self._block_ends[bisect_left(self._block_ends, self.tell())]
 
     def read(self, size: int | None = -1) -> bytes:
         """Return at most `size` bytes of the next block."""
         offset = self.tell()
         next_ends = self._block_ends[bisect_right(self._block_ends, offset) :]
-        left = next_ends[0] - offset if next_ends else 0
-        return super().read(left if size is None or size < 0 else min(size, left))
+        bytes_left = next_ends[0] - offset if next_ends else 0
+        return super().read(bytes_left if size is None or size < 0 else min(size, bytes_left))
 
 
 def _list_cut_sizes(page: _Page) -> range:
@@ -320,10 +320,10 @@ def _split_texts(data: bytes) -> list[bytes]:
 
 
 def _list_text_ends(data: bytes, start: int = 0) -> list[int]:
-    """Return the ends of the complete texts from `start` on, each after its length in 4 bytes."""
-    ends, read_length = list[int](), _LENGTH.unpack_from
+    """Return the ends of the complete texts from `start` on; 4 bytes before a text are its length."""
+    ends = list[int]()
     while start + _LENGTH.size <= len(data):
-        start += _LENGTH.size + read_length(data, start)[0]
+        start += _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
         if start > len(data):
             break
         ends.append(start)

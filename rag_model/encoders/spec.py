@@ -103,17 +103,17 @@ def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Pa
     return record
 
 
-def check_field_types(settings: "DataclassInstance", noun: str) -> None:
-    """Check that each setting has the type of its default, and that tuples have texts.
+def check_field_types(settings: "DataclassInstance", owner: str) -> None:
+    """Check that each setting has the type of its default, and that items of tuples are texts.
 
     Raises:
-        UsageError: a setting has another type; the message calls the settings those of `noun`.
+        UsageError: a setting has another type; in the message it is a setting of `owner`.
     """
     for field in fields(settings):
         value, expected_type = getattr(settings, field.name), type(field.default)
         items = value if isinstance(value, tuple) else ()
         if type(value) is not expected_type or not all(isinstance(item, str) for item in items):
-            raise UsageError(f"{field.name} of {noun} is {value!r}: give a value of type {expected_type.__name__}")
+            raise UsageError(f"{field.name} of {owner} is {value!r}: give a value of type {expected_type.__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_header
 from rag_model.errors import InputError
 
 StaticPooling = Literal["static", "static-known"]
-# The mean with unknown tokens, and without.
+# `static` is the mean of all tokens, `static-known` of the known ones.
 STATIC_POOLINGS: Final[tuple[StaticPooling, ...]] = "static", "static-known"
 _EMBEDDINGS, _MAPPING, _WEIGHTS = "embeddings", "mapping", "weights"  # tensors of model2vec
 _EMBEDDING = "embedding.weight"  # of sentence-transformers

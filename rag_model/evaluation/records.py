@@ -82,7 +82,7 @@ class EvaluationComparison:
 
     before: EvaluationManifest
     after: EvaluationManifest
-    # The retriever of `after`, or `BEFORE -> AFTER` if they differ.
+    # By the retriever of `after`, or by `BEFORE -> AFTER` if they differ.
     pairs: Mapping[str, Mapping[str, MeasureComparison]]
 
 

@@ -3,9 +3,8 @@
 There are three ways to read k passages:
 
 marginal.MarginalReader     each passage separately, answers weighed by p(z|x): RAG as in the paper
-concat.ConcatReader         all passages in one prompt, for any model in memory or behind an HTTP
-API extractive.ExtractiveReader a span of one passage, by a model that is trained to find it: the
-baseline
+concat.ConcatReader         all passages in one prompt, for a model in memory or behind an HTTP API
+extractive.ExtractiveReader a span of one passage, by a model that is trained to find it
 
 marginal.LabelReader        chooses one of several labels by their likelihoods
 confidence.AbstainingReader withholds the answers of another reader below a threshold

@@ -6,6 +6,7 @@ retriever.
 * `expression`: parses retriever expressions; `factory` builds and opens their retrievers
 * `context`: the needs of a retriever, and the indexes, vectors and models that it reads
 * `dense`: retrievers of one index; inner products for others
-* `fusion`, `rerank`: retrievers of other retrievers
+* `where`: filters of passages by their metadata
+* `fusion`, `rerank`: combine or rerank the hits of other retrievers
 * `indexes`, `models`: indexes and models by name
 """

@@ -25,7 +25,7 @@ from rag_model.retrieve.indexes import index_file_sizes
 from rag_model.retrieve.models import PairScorer, list_model_files
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 
-_RERANK_DEPTH = 50  # passages read per query; a depth beyond 100 costs more than it improves
+_RERANK_DEPTH = 50  # passages read per query; a depth beyond 100 costs more time than it gains quality
 _MAX_RERANK_DEPTH = 1_000
 MAXSIM_DEPTH = 500  # passages scored per query: 60,000 tokens
 MAX_MAXSIM_DEPTH = 10_000

@@ -56,14 +56,14 @@ class SnapshotMetrics:
     k: int
     recalls: Mapping[str, IndexRecalls]  # each query's recall@k at the index's own setting
     curves: Mapping[str, Sequence[OperatingPoint]]  # recall against work and time
-    # The index's own setting, as a point of its curve.
+    # Recall and cost of each index at its own setting, a point of its curve.
     operating_points: Mapping[str, OperatingPoint] = field(default_factory=dict)
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
     # of the build: nodes that the merge linked, and what became of the parent's cells
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     # Further metrics of the index kind.
     kind_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
-    # By the name of the gate's question floor.
+    # Scores of retrievers by the name of the gate's question floor.
     retriever_scores: Mapping[str, RetrieverScore] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:

@@ -48,8 +48,8 @@ _ROWS_BY_KIND: dict[str, RepresentationType] = {
     "sparse": "sparse",
     "bag": "sparse",
 }
-# These are for a representation that states no kind.
-_ROWS_BY_NAME: dict[str, RepresentationType] = {TOKENS: "tokens", SPARSE: "sparse"}
+# Types of the representations whose recipe states no kind.
+_DEFAULT_TYPES: dict[str, RepresentationType] = {TOKENS: "tokens", SPARSE: "sparse"}
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -124,7 +124,7 @@ class Recipe:
         representations: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
         for name, representation in self.represent.items():
             representations[name] = (
-                _ROWS_BY_KIND[representation.kind] if representation.kind else _ROWS_BY_NAME.get(name, "vectors")
+                _ROWS_BY_KIND[representation.kind] if representation.kind else _DEFAULT_TYPES.get(name, "vectors")
             )
         return representations
 

@@ -3,9 +3,9 @@
 Every generation drops `--churn` of the passages at random, and adds as many others; the pool of
 passages is reused cyclically. Prints one JSON line per measured generation. `shortfall_k` is the
 largest difference, in points, by which a rebuilt index's recall@k exceeds the updated one's at
-equal distance computations. With `--rebuilds N` it is that to the mean of N rebuilt indexes, whose
-passages are inserted in other orders, and `rebuilt_shortfalls_k` has that of each rebuilt index to
-the mean of the others. The peer is hnswlib's `mark_deleted` and
+equal distance computations. With `--rebuilds N`, the updated index is compared with the mean of N
+rebuilt ones, whose passages are inserted in other orders, and `rebuilt_shortfalls_k` compares each
+rebuilt index with the mean of the others. The peer is hnswlib's `mark_deleted` and
 `add_items(replace_deleted=True)`, beside its own rebuild; faiss searches its graphs and counts
 distances. The vectors are MiniLM's, or those of `--encoder`, and are kept in `--cache`. The full
 measurement needs `pip install hnswlib`:

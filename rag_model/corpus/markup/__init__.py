@@ -4,9 +4,10 @@
 | --- | --- |
 | `blocks` | remove extension tags, comments and tables; split sections |
 | `scanner` | find templates and links, parse their parameters, and replace them by their words |
-| `templates` | choose the renderer of a template |
+| `templates`, `template_table` | choose the renderer of a template |
 | `inline`, `dates_and_numbers` | renderers of templates, by subject |
 | `convert`, `units` | convert measures |
 | `prose` | convert the remaining markup to plain text |
+| `structures` | tables, lists and infoboxes as passages |
 | `tex`, `literal` | render formulas; protect text that looks like markup |
 """

@@ -61,7 +61,7 @@ def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> lis
     ranking: list[bool | int] = []
     missing_pages = [set(evidence_set) for evidence_set in sets]
     for page in ranked:
-        # 0 == False, 1 == True.
+        # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True, which equals 1.
         open_sets = [n for n, pages_left in enumerate(missing_pages, start=2) if page in pages_left]
         for n in open_sets:
             if n in ranking:

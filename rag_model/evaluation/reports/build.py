@@ -56,11 +56,11 @@ class BuildReport:
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
     # Lower bound of a bucket in words -> passages.
     lengths: Mapping[int, int] = field(default_factory=dict)
-    # Index -> recall and cost by setting.
+    # Recall and cost of each index by setting.
     curves: Mapping[str, Sequence[OperatingPoint]] = field(default_factory=dict)
-    # Index -> recall and cost at its default setting.
+    # Recall and cost of each index at its default setting.
     settings: Mapping[str, OperatingPoint] = field(default_factory=dict)
-    # Index -> statistics of its file.
+    # Statistics of the file of each index.
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
     # Index -> nodes unreachable before repair.
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)

@@ -5,5 +5,7 @@ cells         partition of the corpus into cells, and the pieces of parts sorted
 graph         arrays of a graph: links, levels, slots
 stitch        links across the borders of cells, and the candidates for the merged graph
 reach         links to nodes that a search cannot reach
+update        a cell's graph, updated from the previous one
+history       what became of each cell of a graph over the builds
 graph_file    faiss's file layout of a graph
 """

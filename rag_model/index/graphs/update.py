@@ -218,7 +218,7 @@ def _select_directions(
     keys = np.take_along_axis(keys, order, axis=1)
     targets, is_candidate = unpack_links(keys), order >= width
     is_link = keys != NO_LINK
-    # By column: numpy reads one column of all members at a time.
+    # Transposed, because the loop below reads one column of all members at a time.
     link_columns = np.ascontiguousarray(is_link.T)
     target_columns = np.ascontiguousarray(targets.T, np.int64)
     rows, columns = np.nonzero(is_candidate & is_link)  # candidates that no link has excluded yet
@@ -226,17 +226,16 @@ def _select_directions(
     to_member = unpack_similarities(keys[rows, columns])
     rows, columns = rows.astype(np.int32), columns.astype(np.int32)
     for column in range(keys.shape[1]):
-        remains = columns > column
-        compared = np.flatnonzero(link_columns[column][rows] & remains)
-        nearer_members = target_columns[column][rows[compared]]
-        pair = nearer_members, pending_members[compared]
-        between = pair_similarities(vectors, pair[0], vectors, pair[1], plan.metric)
-        excluded = compared[between > to_member[compared]]
-        link_columns[columns[excluded], rows[excluded]] = False
-        remains[excluded] = False
-        pending = np.flatnonzero(remains)
-        rows, columns = rows[pending], columns[pending]
-        pending_members, to_member = pending_members[pending], to_member[pending]
+        is_pending = columns > column
+        candidates = np.flatnonzero(link_columns[column][rows] & is_pending)
+        nearer_members = target_columns[column][rows[candidates]]
+        between = pair_similarities(vectors, nearer_members, vectors, pending_members[candidates], plan.metric)
+        excluded_candidates = candidates[between > to_member[candidates]]
+        link_columns[columns[excluded_candidates], rows[excluded_candidates]] = False
+        is_pending[excluded_candidates] = False
+        pending_candidates = np.flatnonzero(is_pending)
+        rows, columns = rows[pending_candidates], columns[pending_candidates]
+        pending_members, to_member = pending_members[pending_candidates], to_member[pending_candidates]
         if not len(rows):
             break
     return np.where(is_candidate & link_columns.T, keys, NO_LINK)
@@ -443,7 +442,7 @@ def _offer_new_members(
     inserted = np.flatnonzero(old_members < 0)
     near = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)
     targets = unpack_links(out)  # (s, OUT)
-    # By target, then by position: numpy sorts numbers several times as fast as it sorts positions.
+    # Pairs of target and position are sorted as numbers, several times as fast as `argsort`.
     slots = np.sort(targets.ravel().astype(np.int64) << 32 | np.arange(targets.size))
     order, begins = slots & 0xFFFFFFFF, np.searchsorted(slots >> 32, np.arange(len(vectors) + 1))
     counts = np.where(near < 0, 0, np.diff(begins)[near])  # (i, f) sources of each near member

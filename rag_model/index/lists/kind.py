@@ -48,9 +48,9 @@ from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, count_lists
 from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCTS_PER_SECOND, VectorKind
 from rag_model.ranges import pack_bounds
 
-# A block of codes or ids that is verified for searches by ranges. Codes are read as a whole, and ids
-# perhaps only those of hits, as many as in the smallest lists.
-_MIN_BLOCK, _MAX_CODE_BLOCK, _MAX_ID_BLOCK = 1 << 10, 32 << 10, 8 << 10
+# Sizes of the blocks that searches by ranges verify. The codes of a probed list are always read as a
+# whole, so their blocks may be large. Of a long list only the ids of hits may be read.
+_MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
 LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
 _TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `add` of all rows
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
@@ -76,7 +76,7 @@ class ListKind(VectorKind):
 
     name: ClassVar[str] = "ivf"
     VERSION: ClassVar[int] = 6
-    block_bytes: ClassVar[int] = 4 << 10  # lists have a few kilobytes, and a search reads up to 256
+    block_bytes: ClassVar[int] = 4 << 10  # also the estimated bytes that a search reads for the id of a hit
     factories = re.compile("IVF|OPQ|PCA|RR")
 
     def floor(self, factory: str) -> RecallFloor:
@@ -86,7 +86,7 @@ class ListKind(VectorKind):
 
     def build_outline(self, path: Path) -> dict[str, Any] | None:
         """Return the ranges before and after the lists, and the boundaries of the codes and of the
-        ids of lists; None for other files; see `RangedKind`.
+        ids of lists; None for a file without inverted lists; see `RangedKind`.
         """
         lists, size = find_row_lists(path), path.stat().st_size
         with path.open("rb") as file:
@@ -278,18 +278,22 @@ def _without_refinement(index: FaissIndex) -> FaissIndex:
 
 
 def _divide_lists(lists: RowLists, size: int) -> list[int]:
-    """Return the boundaries of the blocks of a file of lists; small neighbours share a block."""
+    """Return block boundaries: the codes and the ids of a list are separate blocks.
+
+    Long ones are divided evenly, and those below `_MIN_BLOCK_BYTES` join the next one.
+    """
     code_ends = lists.starts[:-1] + lists.lengths * lists.code_bytes
     ends = np.stack([code_ends, lists.starts[1:]], axis=1).ravel().tolist()
     bounds = [0]
     for end, max_bytes in [
-        (lists.start, _MAX_CODE_BLOCK),
-        *zip(ends, cycle((_MAX_CODE_BLOCK, _MAX_ID_BLOCK))),
-        (size, _MAX_CODE_BLOCK),
+        (lists.start, _MAX_CODE_BLOCK_BYTES),
+        *zip(ends, cycle((_MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES))),
+        (size, _MAX_CODE_BLOCK_BYTES),
     ]:
         start, count = bounds[-1], -(-(end - bounds[-1]) // max_bytes)
-        if end - start >= _MIN_BLOCK:
+        if end - start >= _MIN_BLOCK_BYTES:
             bounds += [start + (end - start) * i // count for i in range(1, count + 1)]
+    # The rest of the file is too short for a block, so it joins the last one.
     return bounds if bounds[-1] == size else [*bounds[: max(1, len(bounds) - 1)], size]
 
 

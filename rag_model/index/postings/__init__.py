@@ -2,10 +2,10 @@
 retrieval).
 
 * `base_kind`, `kind` (BM25), `impact` (learned weights): the index kinds
-* `analyzer`, `counting`, `part`: from passages to the postings of a part
+* `analyzer`, `lucene_analyzer`, `counting`, `part`: from passages to the postings of a part
 * `merge`, `file`, `dictionary`, `lists`, `packing`: from parts to the index file, and its byte
   format
 * `derive`, `carry`: the index file of a snapshot from that of a previous one
-* `search`, `decoded_search`, `maxscore`: exact top-k search
+* `search`, `decoded_search`, `selective_search`, `maxscore`: exact top-k search
 * `compiled`: the decorators of numba functions
 """

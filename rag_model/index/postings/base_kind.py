@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rag_model.index.postings.file import PostingsFile
     from rag_model.index.postings.part import PartReader
 
-# Of memory per passage while parts of 3,500 are merged: windows of their terms and postings.
+# Memory per passage while parts of 3,500 are merged: windows of their terms and postings.
 _MERGE_BYTES = 13
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 EXHAUSTIVE_QUERIES = 64  # of the gate: a search without skipping reads every posting of its terms
@@ -35,9 +35,9 @@ class PostingsKind(UntrainedKind, ABC):
     suffix: ClassVar[str] = "postings"
     block_bytes: ClassVar[int] = 4 << 10  # small, because a search may read only a few postings of a long list
 
-    part_bytes: ClassVar[int]  # of memory per passage while the postings of a part are built
-    piece_bytes: ClassVar[int]  # per passage in the piece of its part
-    max_new_passages: ClassVar[int]  # with more the index is built from scratch
+    part_bytes: ClassVar[int]  # memory per passage while the postings of a part are built
+    piece_bytes: ClassVar[int]  # bytes of a passage in the piece of its part
+    max_new_passages: ClassVar[int]  # an index with more new passages is built from scratch
 
     @abstractmethod
     def bytes_per_passage(self, plan: IndexPlan) -> int:

@@ -196,7 +196,7 @@ def number_tokens(
         ends: (n,) int64, filled with the end of each text's tokens in `out`.
         whole_runs: runs of ASCII characters are tokens too, instead of their words.
     """
-    # Passing the arrays one by one takes a third less time than a record.
+    # Passing the arrays one by one takes a third less time than passing a record.
     _scan_texts(data, offsets, *tokens, out, ends, whole_runs)
 
 

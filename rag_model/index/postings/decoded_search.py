@@ -37,7 +37,7 @@ from rag_model.index.postings.maxscore import (
 SHIFT = 13
 WINDOW = 1 << SHIFT  # rows, whose sums fit into the first cache of a processor
 TOPS = 11  # lower bounds stored per list: of the 1st, 2nd, 4th, ... 1,024th largest contribution
-# The numbers of a list: its postings, its windows and its bits, -1: it has none.
+# Columns of `Decoded.offsets`; the last two are -1 for a list without windows or bits.
 POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(4)
 _MIN_POSTINGS_PER_WINDOW = 4  # a shorter list gets no windows
 _MAX_ROWS_PER_POSTING = 64  # a sparser list gets no bits
@@ -130,7 +130,7 @@ class DecodedLists:
         self.weighting, self.capacity = weighting, capacity
         self._used = [0, 0, 0]  # postings, windows and words of bits
         self._number_by_offset = {_EMPTY_LIST: 0}  # of lists, by their offset in the file
-        # A list has a window more than it needs.
+        # Each list has one window more than it needs.
         words, windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
         self.arrays = Decoded(
             np.empty(capacity, np.uint32),

@@ -123,7 +123,7 @@ def add_postings(rows, weights, first, last, first_row, lengths, writer, gaps, w
         open_count, previous_row = writer[OPEN_COUNT], writer[PREVIOUS_ROW]
         count = min(last - first, BLOCK - open_count)
         gap_bits, weight_bits, heaviest = np.int64(0), np.int64(0), np.int64(0)
-        # Indices that have no sign need no look at it, and are vectors.
+        # Unsigned indices need no check for negative ones, so that the loop is vectorised.
         source, target = np.uint64(first), np.uint64(open_count)
         for i in range(np.uint64(count)):
             row, weight = np.int64(rows[source + i]) + first_row, np.int64(weights[source + i])

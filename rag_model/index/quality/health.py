@@ -6,12 +6,13 @@ file that faiss wrote can be inspected, with a few bytes of memory per node.
 The *fit* says whether a trained file still fits a changed corpus. Cells, centroids and codes are
 trained once on a sample and kept while a corpus grows, so that the pieces of unchanged parts stay
 valid. They are trained again if the vectors of the changed parts have more than `drift` times the
-error of the training vectors, or if one cell has become too large. Lists with a lower recall for
-new vectors are adapted to the current vectors, which takes a twentieth of the time.
+error of the training vectors, or if one cell has become too large. If lists have a lower
+recall for new vectors, their centroids are adapted to the current vectors, which takes a twentieth
+of the time of a training.
 
 Vectors outside the training sample always have a slightly larger error, and the vectors of one
 article on a new topic a much larger one. So the error is measured over all rows of the changed
-parts, as it affects the index, and the recall over the new rows alone, as it affects their readers.
+parts, as it affects the index, and the recall over the new rows alone, as it affects who searches them.
 """
 
 from collections.abc import Mapping, Sequence

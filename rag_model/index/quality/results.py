@@ -58,11 +58,12 @@ def compute_recall(
     k = min(k, exact_rows.shape[1])
     kth_score = scores[:, k - 1 : k]  # (q, w) -> (q, 1)
     is_correct = scores >= kth_score - np.abs(kth_score) * _TIE_TOLERANCE  # (q, w) bool
-    first = np.arange(len(retrieved_rows), dtype=np.int64)[:, None] * (
+    query_offsets = np.arange(len(retrieved_rows), dtype=np.int64)[:, None] * (
         max(retrieved_rows.max(initial=0), exact_rows.max(initial=0)) + 2
     )
-    # (q, k) -> (q,): no key is shared.
-    hits = np.isin(retrieved_rows[:, :k] + first, (exact_rows + first)[is_correct]).sum(axis=1)
+    # The offsets make the rows of each query distinct, so that one call serves all queries: (q, k) -> (q,).
+    is_hit = np.isin(retrieved_rows[:, :k] + query_offsets, (exact_rows + query_offsets)[is_correct])
+    hits = is_hit.sum(axis=1)
     recalls: Recalls = np.minimum(hits / k, 1.0)
     tied = np.flatnonzero(is_correct.all(axis=1))  # (q, w) -> (q',): queries with ties at the end
     if score is not None and len(tied):

@@ -281,7 +281,7 @@ def _answer_questions(folder: Path, reader: ReaderName) -> None:
     model = load_reading_model(None, str(folder), reader)
     if model.question_encoder is not None:
         model.question_encoder.encode_questions(_MODEL_QUESTIONS)
-    # A prompt with the long one may have no room.
+    # The long question may not fit into a prompt, which only `marginal` does not need.
     questions = _MODEL_QUESTIONS if reader == "marginal" else _MODEL_QUESTIONS[:1]
     settings = ReaderSettings(reader, DecodingSettings(max_new_tokens=_NEW_TOKENS))
     model.open_reader(None, settings).answer_from(questions, [[] for _ in questions])

@@ -127,7 +127,7 @@ class ScrapeState:
         text = "Drift of live questions from the evaluation's: squared MMD over its variance."
         yield "question_drift_ratio", text, self.quality.drift
         if (probes := self.probes) is not None:
-            text = "Probe questions that the model answers as recorded, without passages."
+            text = "Share of probe questions that the model answers as recorded, without passages."
             yield "probe_same_ratio", text, probes.same
             text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
             yield "probe_likelihood_difference_nats", text, probes.difference

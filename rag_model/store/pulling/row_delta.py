@@ -212,7 +212,7 @@ class _ListReader:
 
 
 def _mask_slots(lengths: Rows, gaps: Rows) -> Bools:
-    """Return a mask of the slots among all items, in lists that are followed by gaps."""
+    """Return a mask that is True for slots and False for gaps; each list is followed by its gap."""
     counts = np.stack([lengths, gaps], axis=1).ravel()
     return np.repeat(np.tile([True, False], len(lengths)), counts)
 
@@ -333,17 +333,17 @@ def _pair_with_lists(lists: Numbers, rows: Numbers, row_count: int) -> Rows:
 
 
 def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
-    """Return masks of the values that are among `others`, and of the others that are values.
+    """Return masks of the values that occur in `others`, and of the others that occur in `values`.
 
-    The second has only the first of equal others.
+    Of equal others only the first is marked.
     """
     order = np.argsort(others)
     sorted_others = np.append(others[order], np.iinfo(np.int64).max)
     positions = np.searchsorted(sorted_others, values)
-    is_match: Bools = sorted_others[positions] == values
-    is_matched = np.zeros(len(others), np.bool_)
-    is_matched[order[positions[is_match]]] = True
-    return is_match, is_matched
+    is_in_others: Bools = sorted_others[positions] == values
+    is_in_values = np.zeros(len(others), np.bool_)
+    is_in_values[order[positions[is_in_others]]] = True
+    return is_in_others, is_in_values
 
 
 def _find_wrong_lists(block: _Block, slots: Numbers, inserted: Bools, removed: Bools) -> Bools:

@@ -46,7 +46,7 @@ from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
-# In seconds: files that were younger at a running writer's start are kept; also the default grace.
+# Seconds. Files that were younger when a running writer started are kept. Also the default grace period.
 SAFETY_MARGIN = 24 * 3600.0
 GARBAGE_KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
 _FOLDERS = {

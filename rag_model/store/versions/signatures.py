@@ -29,7 +29,7 @@ from rag_model.store.objects.files import Files, json_bytes
 
 SIGNING_KEY_VARIABLE = "BOOKWHEEL_SIGNING_KEY"  # a private key as PEM, or the path of a PEM file
 TRUST_VARIABLE = "BOOKWHEEL_TRUST"  # the path of a trust file
-# Group 1 + ".json": the file.
+# Group 1 is the path of the signed file without `.json`.
 SIGNATURE_PATH = re.compile(r"(.+/(?:[0-9a-f]{64}|[0-9]{8}))(?:\.[0-9a-f]{32})?\.[0-9a-f]{16}\.sig")
 _FORMAT = 1
 _PURPOSE = b"bookwheel signature 1\n"  # because the key may also sign other messages
