@@ -115,7 +115,7 @@ MAX_TRIES = 8  # of one request
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
 _MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
 T = TypeVar("T")
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
+_SECONDS_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
 
 
 class BusyError(Exception):
@@ -222,7 +222,7 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
     """
     if value is None:
         return None
-    if _SECONDS.fullmatch(value.strip()):
+    if _SECONDS_PATTERN.fullmatch(value.strip()):
         return float(value)
     try:
         retry_time = parsedate_to_datetime(value)

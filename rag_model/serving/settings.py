@@ -11,10 +11,10 @@ from rag_model.retrieve.expression import parse
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can use
 ANY_HOST = "*"
 _MIN_CACHE_BYTES = 16 << 20  # a few queries at once read as much
-_MAY_BE_ZERO = {
-    *("batch_wait_ms", "workers", "answer_workers", "threads", "pinned_snapshots", "override_every"),
-    *("linger_seconds", "drain_seconds"),
-}
+_ZERO_ALLOWED = {
+    "batch_wait_ms", "workers", "answer_workers", "threads", "pinned_snapshots", "override_every",
+    "linger_seconds", "drain_seconds",
+}  # fmt: skip
 # as in a Host header
 _HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
@@ -116,8 +116,8 @@ class ServiceSettings:
         for name in (setting.name for setting in fields(self)):
             value = getattr(self, name)
             self._check_finite(name, value)
-            if type(value) in {int, float} and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
-                raise UsageError(f"{name} is {value}: give {'0 or more' if name in _MAY_BE_ZERO else 'more than 0'}")
+            if type(value) in {int, float} and (value < 0 or (value == 0 and name not in _ZERO_ALLOWED)):
+                raise UsageError(f"{name} is {value}: give {'0 or more' if name in _ZERO_ALLOWED else 'more than 0'}")
 
     def _check_finite(self, name: str, value: object) -> None:
         """Refuse NaN and infinity, and times that are longer than a thread can wait."""
