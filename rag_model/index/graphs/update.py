@@ -227,10 +227,10 @@ def _select_directions(
     rows, columns = rows.astype(np.int32), columns.astype(np.int32)
     for column in range(keys.shape[1]):
         is_pending = columns > column
-        candidates = np.flatnonzero(link_columns[column][rows] & is_pending)
-        nearer_members = target_columns[column][rows[candidates]]
-        between = pair_similarities(vectors, nearer_members, vectors, pending_members[candidates], plan.metric)
-        excluded_candidates = candidates[between > to_member[candidates]]
+        compared_candidates = np.flatnonzero(link_columns[column][rows] & is_pending)
+        nearer_members = target_columns[column][rows[compared_candidates]]
+        between = pair_similarities(vectors, nearer_members, vectors, pending_members[compared_candidates], plan.metric)
+        excluded_candidates = compared_candidates[between > to_member[compared_candidates]]
         link_columns[columns[excluded_candidates], rows[excluded_candidates]] = False
         is_pending[excluded_candidates] = False
         pending_candidates = np.flatnonzero(is_pending)
