@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ with hide_unused_modules():
 
 WORKER_DIED = "Worker process exited with code"
 _URN = "bookwheel:environment:forked:v1"
+_READ_BYTES = 1 << 16
 _PRELOADED_JOBS = ("pipeline", "chunk", "embed", "index", "gate")
 
 
@@ -114,7 +116,7 @@ class ForkServer:
         """Fork a worker; return the queue that gets its exit code."""
         assert self._process.stdin is not None
         with self._lock:
-            request = len(self._exit_codes), dict(environment), str(Path.cwd()), log
+            request = len(self._exit_codes), dict(environment), _get_folder(), log
             self._exit_codes.append(SimpleQueue())
             self._process.stdin.write(f"{json.dumps(request)}\n")
             self._process.stdin.flush()
@@ -130,45 +132,66 @@ class ForkServer:
             exit_codes.put(1)
 
 
+def _get_folder() -> str:
+    """Return the current folder; "" if it was deleted."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
+
+
 def serve_requests() -> None:
-    """Fork a worker for each request on standard input."""
+    """Fork a worker for each request on standard input, until its end."""
     prevent_pandas_import()
     for name in _PRELOADED_JOBS:
         import_module(f"beam_jobs.{name}")
     gc.freeze()  # collections of the workers would copy the memory that they share
+    # The launcher decides what to stop on an interrupt.
+    interrupt_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # An exit just before a read would not interrupt it, so each exit writes a byte that `select` waits for.
+    exit_signals, signal_writer = os.pipe()
+    os.set_blocking(signal_writer, False)
+    signal.set_wakeup_fd(signal_writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     requests: dict[int, int] = {}  # numbers of requests by process id
+    partial_line = b""
+    while True:
+        readable, _, _ = select.select([0, exit_signals], [], [])
+        if exit_signals in readable:
+            os.read(exit_signals, _READ_BYTES)
+            _report_exits(requests)
+        if 0 in readable:
+            if not (data := os.read(0, _READ_BYTES)):
+                return
+            *lines, partial_line = (partial_line + data).split(b"\n")
+            for line in lines:
+                number, *arguments = json.loads(line)
+                pid = os.fork()
+                if not pid:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.signal(signal.SIGINT, interrupt_handler)
+                    _run_worker(*arguments)
+                requests[pid] = number
 
-    def report_exits(*_signal: object) -> None:
-        with suppress(OSError):  # no child is left, or the launcher has ended
-            while (child := os.waitpid(-1, os.WNOHANG))[0]:
-                exit_code = os.waitstatus_to_exitcode(child[1])
-                os.write(1, f"{requests.pop(child[0])} {exit_code}\n".encode())
 
-    signal.signal(signal.SIGCHLD, report_exits)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what to stop on an interrupt
-    for line in sys.stdin:
-        number, *arguments = json.loads(line)
-        # Until the number of the new process is known, its end cannot be reported.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        pid = os.fork()
-        if not pid:
-            _run_worker(*arguments)
-        requests[pid] = number
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+def _report_exits(requests: dict[int, int]) -> None:
+    with suppress(OSError):  # no child is left, or the launcher has ended
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            exit_code = os.waitstatus_to_exitcode(child[1])
+            os.write(1, f"{requests.pop(child[0])} {exit_code}\n".encode())
 
 
 def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoReturn:
     exit_code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for descriptor, source in enumerate([os.open(os.devnull, os.O_RDONLY), output, output]):
             os.dup2(source, descriptor)
         os.environ.clear()
         os.environ.update(environment)
-        os.chdir(folder)
+        if folder:
+            os.chdir(folder)
         sys.path[:1] = [folder, *environment.get("PYTHONPATH", "").split(os.pathsep)]
         sdk_worker_main.main(sys.argv)  # type: ignore[no-untyped-call]
         exit_code = 0

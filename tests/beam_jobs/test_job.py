@@ -16,6 +16,7 @@ import pytest
 from beam_jobs import pipeline
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
+from beam_jobs.local_worker import ForkServer
 from beam_jobs.options import is_local, pipeline_options, worker_threads
 from beam_jobs.pipeline import Worker, explain_failure
 from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
@@ -64,6 +65,21 @@ def test_jobs_share_a_fork_server_whose_workers_have_the_surroundings_of_their_j
     _until(lambda: [fork_server] if not _runs(fork_server) else [], 1)
     (report,) = run_job("look", works.look_around, [1], launch)
     assert report["parent"] not in {fork_server, os.getpid()}, "another server has started"
+
+
+def test_job_runs_in_a_deleted_folder(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert [report["square"] for report in run_job("square", works.square, [3], launch)] == [9]
+
+
+def test_fork_server_reports_the_exits_of_all_workers_that_end_together(tmp_path: Path) -> None:
+    server, log = ForkServer(str(tmp_path / "server.log")), str(tmp_path / "worker.log")
+    exit_codes = [server.start_worker({}, log) for _ in range(30)]  # without variables, a worker fails at once
+    assert [queue.get(timeout=120) for queue in exit_codes] == [1] * 30
+    assert server._is_running()
+    server._process.kill()
 
 
 def test_no_tasks_start_no_job(launch: Launch) -> None:
