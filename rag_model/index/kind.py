@@ -73,12 +73,19 @@ class IndexFiles:
 
         Raises:
             ResourceError: the disk of the cache is full.
-            StoreError: a range cannot be read, or is damaged.
+            StoreError: a range cannot be read, is damaged, or is not one of this file.
         """
         if self.ranges is not None:
             whole_file = [[0, self.ranges.size]]
             pinned_ranges = whole_file if self.outline is None else self.outline["pinned"]
-            self.ranges.pin(*((int(start), int(end)) for start, end in pinned_ranges))
+            try:
+                pairs = [(int(start), int(end)) for start, end in pinned_ranges]
+                is_sound = all(0 <= start <= end <= self.ranges.size for start, end in pairs)
+            except (TypeError, ValueError):
+                is_sound = False
+            if not is_sound:
+                raise StoreError(f"the outline of {self.ranges.name} names ranges that it does not have: pull it")
+            self.ranges.pin(*pairs)
 
 
 @dataclass(frozen=True, slots=True)

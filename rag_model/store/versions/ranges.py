@@ -33,6 +33,7 @@ from rag_model.untrusted_text import parse_json
 
 WHOLE_BYTES = 1 << 20
 DIGEST_PAGE_BYTES = 4 << 10  # block size of the file of digests
+_MAX_BLOCK_BYTES = 1 << 30
 VERSION, BOUNDS_VERSION = 1, 2  # versions of a table without and with boundaries of blocks
 
 
@@ -163,7 +164,8 @@ def _parse_table(data: bytes, files: Mapping[str, BlobRef], snapshot: str) -> di
         is_sound = len(base64.b64decode(table["pages"])) == DIGEST_BYTES * -(-digest_bytes // DIGEST_PAGE_BYTES)
         for path, entry in table["files"].items():
             first, block = entry["first"], entry["block"]
-            is_sound &= type(first) is int and type(block) is int and first >= 0 and block > 0
+            is_sound &= type(first) is int and type(block) is int and first >= 0 and 0 < block <= _MAX_BLOCK_BYTES
+            is_sound &= isinstance(entry.get("outline"), dict | None)
             is_sound = is_sound and (DIGEST_BYTES * (first + get_layout(entry, files[path].size).count) <= digest_bytes)
     except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
         raise StoreError(f"the digests of ranges of {snapshot} are damaged ({error!r}): pull it") from error

@@ -250,6 +250,29 @@ def test_table_of_a_later_version_or_with_other_boundaries_is_refused(
         Snapshot.open(far.url, identity, by_ranges=True)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block": 1 << 80}, "digests of ranges of .* are damaged: pull it"),
+        ({"outline": 0}, "digests of ranges of .* are damaged: pull it"),
+        ({"pinned": [[0, 1 << 70]]}, "the outline of index/ivf.faiss .* ranges that it does not have"),
+        ({"pinned": [[-100, 50]]}, "the outline of index/ivf.faiss .* ranges that it does not have"),
+        ({"pinned": [[50, 2]]}, "the outline of index/ivf.faiss .* ranges that it does not have"),
+        ({"pinned": [[1, 2, 3]]}, "the outline of index/ivf.faiss .* ranges that it does not have"),
+        ({"pinned": 7}, "the outline of index/ivf.faiss .* ranges that it does not have"),
+    ],
+)
+def test_table_with_impossible_numbers_is_refused(far: Store, change: dict[str, object], message: str) -> None:
+    content = far.snapshots.get(far.snapshots.resolve("latest")).content
+    table = json.loads(far.blobs.read(content.files[RANGE_TABLE]))
+    entry = table["files"]["index/ivf.faiss"]
+    (entry["outline"] if "pinned" in change else entry).update(change)
+    table_ref = far.blobs.put_bytes(json.dumps(table).encode())
+    identity = far.snapshots.publish(Manifest(replace(content, files=content.files | {RANGE_TABLE: table_ref})))
+    with pytest.raises(StoreError, match=message), Snapshot.open(far.url, identity, by_ranges=True) as snapshot:
+        ask(snapshot)
+
+
 def test_index_without_digests_is_copied(local: Store, far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "WHOLE_BYTES", 100)  # as if all files were large
     content = local.snapshots.get(local.snapshots.resolve("latest")).content
