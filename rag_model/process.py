@@ -249,6 +249,7 @@ def limit_by_environment(available: int, variable: str, description: str) -> int
     raise UsageError(f"{variable} is {setting!r}: set it to a {description}, at least 1, or unset it")
 
 
+_EXIT_SECONDS = 2.0  # that a child may need to end after it has closed its output
 _ELAPSED_FACTOR = 10  # seconds that may pass for each CPU second that a child may use
 
 
@@ -322,6 +323,8 @@ class ChildWorker:
                 timer.cancel()
             if line:
                 return _parse_reply(line, self._memory)
+            with suppress(subprocess.TimeoutExpired):  # `close` would kill a child that is ending by itself
+                process.wait(_EXIT_SECONDS)
             self.close()
         if is_late.is_set():
             raise ChildDiedError(f"did not end within {_ELAPSED_FACTOR * seconds:.0f} s")

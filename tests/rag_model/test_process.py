@@ -143,6 +143,7 @@ def test_it_returns_what_its_function_returns() -> None:
         ("loop", 2, "took more than 2 s of CPU time"),
         ("wait", 0.3, "did not end within 3 s"),
         ("silence", 60, "ended without a reply"),
+        ("exit", 60, "ended without a reply"),
     ],
 )
 def test_a_death_is_told(how: str, seconds: float, sentence: str) -> None:
