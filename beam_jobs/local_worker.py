@@ -2,9 +2,10 @@
 
 These imports take more than a second of CPU time, which each worker of each job would spend again.
 The first job of a launcher starts a fork server, `python -m beam_jobs.local_worker`. It reads a
-request for each worker from standard input, and writes the exit code of each worker to standard
-output. It exits when its input is closed, which also happens if the launcher is killed. Each worker
-exits when its launcher's lease ends (see `workers`).
+request for each worker from standard input. To standard output it writes the exit code of each
+worker, and the CPU seconds of the server and of its workers so far. It exits when its input is
+closed, which also happens if the launcher is killed. Each worker exits when its launcher's lease
+ends (see `workers`).
 """
 
 import atexit
@@ -27,6 +28,7 @@ from typing import Any, NoReturn
 from google.protobuf import json_format, text_format
 
 from beam_jobs.workers import hide_unused_modules, prevent_pandas_import
+from rag_model.process import report_cpu_seconds
 
 with hide_unused_modules():
     from apache_beam.runners.portability.fn_api_runner import worker_handlers
@@ -124,9 +126,12 @@ class ForkServer:
 
     def _read_exit_codes(self) -> None:
         assert self._process.stdout is not None
+        reported_seconds = 0.0
         for line in self._process.stdout:
-            number, exit_code = map(int, line.split())
-            self._exit_codes[number].put(exit_code)
+            number, exit_code, cpu_seconds = line.split()
+            report_cpu_seconds(float(cpu_seconds) - reported_seconds)
+            reported_seconds = float(cpu_seconds)
+            self._exit_codes[int(number)].put(int(exit_code))
         # The server died. Queues of workers that had ended before are not read again.
         for exit_codes in self._exit_codes:
             exit_codes.put(1)
@@ -179,7 +184,8 @@ def _report_exits(requests: dict[int, int]) -> None:
     with suppress(OSError):  # no child is left, or the launcher has ended
         while (child := os.waitpid(-1, os.WNOHANG))[0]:
             exit_code = os.waitstatus_to_exitcode(child[1])
-            os.write(1, f"{requests.pop(child[0])} {exit_code}\n".encode())
+            cpu_seconds = sum(os.times()[:4])  # of this process and of all workers that ended
+            os.write(1, f"{requests.pop(child[0])} {exit_code} {cpu_seconds}\n".encode())
 
 
 def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoReturn:

@@ -39,7 +39,7 @@ from rag_model.errors import (
     UnreachableError,
     UsageError,
 )
-from rag_model.process import trim_memory
+from rag_model.process import count_cpu_seconds, trim_memory
 from rag_model.secrets import refuse_secrets
 from rag_model.store.store import Store
 
@@ -327,7 +327,7 @@ def in_run() -> bool:
 class StageClock:
     """Shows the progress of a flow's stages, one after another, and measures their times.
 
-    `cpu` counts the seconds of this process and of the processes that ended in a stage.
+    `cpu` counts the seconds of this process and of the processes and local workers that ended in a stage.
     """
 
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
@@ -342,7 +342,7 @@ class StageClock:
         Memory that the stage freed is returned to the kernel, so that it does not add to the peak
         of the next stage.
         """
-        started, cpu_started = time.monotonic(), sum(os.times()[:4])
+        started, cpu_started = time.monotonic(), count_cpu_seconds()
         with show_progress(stage, quiet=self.quiet) as bar:
             artifact = _Artifact(self.flow, stage, bar) if in_run() else None
             yield artifact or bar
@@ -352,7 +352,7 @@ class StageClock:
         seconds = time.monotonic() - started
         log(f"{stage}: done in {format_seconds(seconds)}")
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
-        self.cpu[stage] = round(self.cpu.get(stage, 0.0) + sum(os.times()[:4]) - cpu_started, 3)
+        self.cpu[stage] = round(self.cpu.get(stage, 0.0) + count_cpu_seconds() - cpu_started, 3)
 
 
 class _Artifact:

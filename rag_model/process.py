@@ -233,6 +233,19 @@ def count_cores() -> int:
     return limit_by_environment(available, CORES_VARIABLE, "number of processors")
 
 
+_reported_cpu_seconds = list[float]()
+
+
+def count_cpu_seconds() -> float:
+    """Return the CPU seconds of this process, of its children that ended, and of reported processes."""
+    return sum(os.times()[:4]) + sum(_reported_cpu_seconds)
+
+
+def report_cpu_seconds(seconds: float) -> None:
+    """Count CPU seconds of processes that are not children of this one, such as forked workers."""
+    _reported_cpu_seconds.append(seconds)
+
+
 def limit_by_environment(available: int, variable: str, description: str) -> int:
     """Return the smaller of `available` and an environment variable; an empty variable is ignored.
 

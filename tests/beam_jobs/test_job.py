@@ -20,6 +20,7 @@ from beam_jobs.local_worker import ForkServer
 from beam_jobs.options import is_local, pipeline_options, worker_threads
 from beam_jobs.pipeline import Worker, explain_failure
 from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
+from rag_model.process import count_cpu_seconds
 from rag_model.store.store import Store
 from tests.beam_jobs import works
 
@@ -77,7 +78,9 @@ def test_job_runs_in_a_deleted_folder(launch: Launch, tmp_path: Path, monkeypatc
 def test_fork_server_reports_the_exits_of_all_workers_that_end_together(tmp_path: Path) -> None:
     server, log = ForkServer(str(tmp_path / "server.log")), str(tmp_path / "worker.log")
     exit_codes = [server.start_worker({}, log) for _ in range(30)]  # without variables, a worker fails at once
+    own_seconds, counted_seconds = sum(os.times()[:4]), count_cpu_seconds()
     assert [queue.get(timeout=120) for queue in exit_codes] == [1] * 30
+    assert count_cpu_seconds() - counted_seconds > sum(os.times()[:4]) - own_seconds, "workers' time is counted"
     assert server._is_running()
     server._process.kill()
 
