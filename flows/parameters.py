@@ -50,7 +50,7 @@ class _NonEmptyText:
     def __call__(self, kind: object, text: str | None) -> None:
         """Refuse an empty text."""
         if text == "":
-            raise ValueError("it is empty: give a value, or omit the option")
+            raise ValueError("Give a value, or omit the option.")
 
 
 _NON_EMPTY = _NonEmptyText()

@@ -87,18 +87,18 @@ class BlockLayout:
         """The number of blocks."""
         return -(-self.size // self.block_bytes) if self.bounds is None else len(self.bounds) - 1
 
-    def find(self, offsets: Numbers) -> Numbers:
+    def locate_offsets(self, offsets: Numbers) -> Numbers:
         """Return the block of each offset."""
         if self.bounds is None:
             return offsets // self.block_bytes
         blocks: Numbers = np.searchsorted(self.bounds, offsets, "right") - 1
         return blocks
 
-    def find_all(self, start: int, end: int) -> slice:
+    def locate_range(self, start: int, end: int) -> slice:
         """Return the blocks of the range [start, end)."""
         if self.bounds is None:
             return slice(start // self.block_bytes, -(-end // self.block_bytes))
-        first, last = self.find(np.array([start, end - 1])).tolist()
+        first, last = self.locate_offsets(np.array([start, end - 1])).tolist()
         return slice(first, last + 1)
 
     def get_starts(self, blocks: Numbers) -> Numbers:
@@ -114,9 +114,9 @@ class BlockLayout:
         end_pages = -(-self.get_starts(blocks + 1) // _DISK_PAGE_BYTES)
         return _DISK_PAGE_BYTES * int((end_pages - first_pages).sum())
 
-    def list_blocks(self, starts: Numbers, ends: Numbers) -> Numbers:
+    def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
         """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
-        firsts, lasts = self.find(starts), self.find(ends - 1)
+        firsts, lasts = self.locate_offsets(starts), self.locate_offsets(ends - 1)
         if len(firsts) == 1:  # the most frequent case, which the array operations below would slow down
             return np.arange(firsts[0], lasts[0] + 1 if ends[0] > starts[0] else firsts[0])
         counts = np.where(ends > starts, lasts + 1 - firsts, 0)
@@ -388,7 +388,7 @@ class CachedFile:
         self._is_stored = np.zeros(layout.count, bool)  # on the disk, perhaps by an earlier process
         self._last_used = np.zeros(layout.count, np.int64)  # by the clock of the cache
         for start, end in _iter_extents(descriptor, layout.size):
-            self._is_stored[layout.find_all(start, end)] = True
+            self._is_stored[layout.locate_range(start, end)] = True
 
     def list_stored(self) -> Numbers:
         """Return the blocks on the disk."""
@@ -403,7 +403,7 @@ class CachedFile:
 
     def count_missing_bytes(self, start: int, end: int) -> int:
         """Return how many bytes have to be fetched or verified to load the range [start, end)."""
-        blocks = self.layout.find_all(start, end)
+        blocks = self.layout.locate_range(start, end)
         missing = blocks.start + np.flatnonzero(~self._is_verified[blocks])
         return int((self.layout.get_starts(missing + 1) - self.layout.get_starts(missing)).sum())
 
@@ -413,14 +413,14 @@ class CachedFile:
         with self.cache.hold():
             self.load(starts, ends)
             with self.cache._lock:
-                self._last_used[self.layout.list_blocks(starts, ends)] = np.iinfo(np.int64).max
+                self._last_used[self.layout.locate_ranges(starts, ends)] = np.iinfo(np.int64).max
 
     def read(self, start: int, end: int) -> bytes:
         """Return the verified bytes [start, end), or those up to the end of the file."""
         end = min(end, self.size)
         if start >= end:
             return b""
-        blocks = self.layout.find_all(start, end)
+        blocks = self.layout.locate_range(start, end)
         with self.cache._lock:  # so that no block is removed before it is read
             if self._is_verified[blocks].all():
                 np.maximum(self._last_used[blocks], self.cache._clock, out=self._last_used[blocks])
@@ -440,7 +440,7 @@ class CachedFile:
 
     def _mark_used(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
         """Record that a search uses ranges; return the blocks that are not verified."""
-        blocks = self.layout.list_blocks(starts, np.minimum(ends, self.size))
+        blocks = self.layout.locate_ranges(starts, np.minimum(ends, self.size))
         self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)
         return blocks[~self._is_verified[blocks]]
 
@@ -548,9 +548,9 @@ class CachedFile:
         self._is_verified[block] = False
         start, end = self._get_bounds(block, block + 1)
         first_page, end_page = start - start % _DISK_PAGE_BYTES, -(-end // _DISK_PAGE_BYTES) * _DISK_PAGE_BYTES
-        if not self._is_stored[self.layout.find_all(first_page, start)].any():
+        if not self._is_stored[self.layout.locate_range(first_page, start)].any():
             start = first_page
-        if not self._is_stored[self.layout.find_all(end, end_page)].any():
+        if not self._is_stored[self.layout.locate_range(end, end_page)].any():
             end = end_page
         if not _punch_hole(self._descriptor, start, end - start):
             return False

@@ -349,7 +349,7 @@ def test_a_reader_that_leaves_early_is_no_error(library: Path, executable: Path)
     [
         (("search", "a", "--store", "nowhere"), 1, "there is no bookwheel store"),
         (("search", "a"), 2, "search needs --store"),
-        (("reindex", "--dump", "", "--store", "x"), 2, 'value "" for --dump. it is empty'),
+        (("reindex", "--dump", "", "--store", "x"), 2, 'value "" for --dump. Give a value, or omit'),
         (("rollback", "latest", "1", "--store", "nowhere"), 2, "rollback takes no argument '1'"),
     ],
 )
