@@ -133,8 +133,9 @@ class ForkServer:
             reported_seconds = float(cpu_seconds)
             self._exit_codes[int(number)].put(int(exit_code))
         # The server died. Queues of workers that had ended before are not read again.
+        server_exit_code = self._process.wait()
         for exit_codes in self._exit_codes:
-            exit_codes.put(1)
+            exit_codes.put(server_exit_code or 1)
 
 
 def _get_folder() -> str:
@@ -198,7 +199,12 @@ def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoRetu
         os.environ.update(environment)
         if folder:
             os.chdir(folder)
-        sys.path[:1] = [folder, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        # The launcher's folder and variable may have changed since the server's start.
+        paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+        if sys.flags.safe_path:
+            sys.path[:0] = paths
+        else:
+            sys.path[:1] = [folder, *paths]
         sdk_worker_main.main(sys.argv)  # type: ignore[no-untyped-call]
         exit_code = 0
     except BaseException:

@@ -5,6 +5,7 @@ Importing Beam takes a second, so only a job that needs workers imports this.
 
 import logging
 import re
+import signal
 import sys
 import tempfile
 import threading
@@ -75,11 +76,16 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
         return errors.error_from_dict(**reports[0])
     if raised_errors:
         return errors.error_from_dict(*raised_errors[-1])
-    if WORKER_DIED in str(failure):
+    if f"{WORKER_DIED} {-signal.SIGKILL}" in str(failure):
         return errors.ResourceError(
             f"a worker process of the {stage} job was killed, perhaps because memory ran out (log: "
             f"{log}): finished work is recorded; run again, with one worker (-- "
             "--direct_num_workers=1) if it happens again"
+        )
+    if WORKER_DIED in str(failure):
+        return errors.BookwheelError(
+            f"a worker process of the {stage} job ended (exit code {str(failure).rpartition(' ')[2]}); its log "
+            f"{log} says why: finished work is recorded; correct the cause and run again"
         )
     for pattern, error_class, sentence in _ENGINE_FAILURES:
         if pattern.search(str(failure)):

@@ -16,7 +16,7 @@ import pytest
 from beam_jobs import pipeline
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
-from beam_jobs.local_worker import ForkServer
+from beam_jobs.local_worker import WORKER_DIED, ForkServer
 from beam_jobs.options import is_local, pipeline_options, worker_threads
 from beam_jobs.pipeline import Worker, explain_failure
 from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
@@ -160,6 +160,8 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
         (SPARK_STOPPED, BookwheelError, r"IllegalStateException: the context is stopped\.\)"),
         (SPARK_FAILED, BookwheelError, r"\(RuntimeError: ZeroDivisionError: division by zero\)"),
         (RAISED, InputError, "^so$"),
+        (f"{WORKER_DIED} -9", ResourceError, "was killed, perhaps because memory ran out"),
+        (f"{WORKER_DIED} 3", BookwheelError, r"ended \(exit code 3\); its log .* says why"),
     ],
 )
 def test_what_an_engine_says_is_told(
