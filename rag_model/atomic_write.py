@@ -6,9 +6,11 @@ only then the file is renamed. A crash leaves a dot-file.
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from rag_model.errors import InputError
 
 TEMPORARY_PREFIX = ".landing-"  # files with this prefix are leftovers of a crash and are never read
 
@@ -36,6 +38,19 @@ def atomic_write(destination: Path, *, exclusive: bool = False) -> Iterator[Path
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def write_user_file(path: Path, pieces: Iterable[str]) -> None:
+    """Write the pieces of a text to a file that the user has named, atomically.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    try:
+        with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(pieces)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error
 
 
 def fsync(path: Path) -> None:

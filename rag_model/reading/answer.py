@@ -43,14 +43,14 @@ class _CitationMark:
     numbers: tuple[int, ...]
 
 
-def split_statements(text: str, most: int) -> tuple[Statement, ...]:
+def split_statements(text: str, n_entries: int) -> tuple[Statement, ...]:
     """Return the sentences of an answer, each with its citations of a context of `n_entries`
     entries.
 
     >>> split_statements("It is by Orwell [1]. It was published in 1945. [2, 3]", 3)[1]
     Statement(text='It was published in 1945.', cited=(2, 3), unknown=())
     """
-    plain, marks = _extract_citations(text, most)
+    plain, marks = _extract_citations(text, n_entries)
     spans = list(_sentence_spans(plain))
     cited: list[list[int]] = [[] for _ in spans]
     for mark in marks if spans else ():
@@ -59,8 +59,8 @@ def split_statements(text: str, most: int) -> tuple[Statement, ...]:
     return tuple(
         Statement(
             plain[start:end],
-            tuple(dict.fromkeys(number for number in numbers if number <= most)),
-            tuple(dict.fromkeys(number for number in numbers if number > most)),
+            tuple(dict.fromkeys(number for number in numbers if number <= n_entries)),
+            tuple(dict.fromkeys(number for number in numbers if number > n_entries)),
         )
         for (start, end), numbers in zip(spans, cited, strict=True)
     )
@@ -155,8 +155,7 @@ class TokenSupport:
     """One token of a RAG-Token answer, and the share of each passage."""
 
     # The texts of all tokens form the answer. The text is empty for special tokens, and for all but
-    # the
-    # last of several tokens that encode one character.
+    # the last of several tokens that encode one character.
     text: str
     posterior: tuple[float, ...]  # p(z_i|x,y) of each passage, in the order of the support
 
@@ -280,27 +279,22 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         {**support.hit.to_json(), "weight": support.weight, "posterior": support.posterior}
         for support in answer.support
     ]
-    likelihood = answer.log_likelihood
-    is_finite = likelihood is not None and math.isfinite(likelihood)
     value: dict[str, Any] = {
         "question": answer.question,
         "answer": answer.text,
         "memory": answer.memory,
         "ended": answer.ended,
-        "log_likelihood": likelihood if is_finite else None,
+        "log_likelihood": _none_unless_finite(answer.log_likelihood),
         "passages": passages,
         "tokens": [{"text": token.text, "posterior": list(token.posterior)} for token in answer.tokens],
     }
     if answer.closed_book is not None:
-        value["closed_book_log_likelihood"] = answer.closed_book if math.isfinite(answer.closed_book) else None
+        value["closed_book_log_likelihood"] = _none_unless_finite(answer.closed_book)
     if answer.confidence is not None:
-        score = answer.confidence.score
-        confidence = {**asdict(answer.confidence), "score": score if math.isfinite(score) else None}
+        confidence = {**asdict(answer.confidence), "score": _none_unless_finite(answer.confidence.score)}
         value |= {"abstained": answer.abstained, "confidence": confidence}
     if answer.route is not None:
-        route_score = answer.route.score
-        has_score = route_score is not None and math.isfinite(route_score)
-        value["route"] = {**asdict(answer.route), "score": route_score if has_score else None}
+        value["route"] = {**asdict(answer.route), "score": _none_unless_finite(answer.route.score)}
     if answer.problem is not None:
         value["problem"] = asdict(answer.problem)
     if answer.usage is not None:
@@ -310,6 +304,11 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         value["statements"] = [asdict(statement, dict_factory=_lists_for_tuples) for statement in answer.statements]
         value["citations"] = [excerpt.number for excerpt in answer.citations]
     return value
+
+
+def _none_unless_finite(number: float | None) -> float | None:
+    """Return a number, or None instead of an infinity, which JSON cannot represent."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _lists_for_tuples(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -29,7 +29,11 @@ from rag_model.reading.answer import ContextEntry
 from rag_model.reading.settings import Order
 from rag_model.retrieve.hits import Hit
 
+CountTokens = Callable[[Sequence[str]], list[int]]  # tokens of each text
 _SEED_LENGTH = 8  # characters of a text to search in the previous one
+# [2], [1, 3], [1-3].
+_BRACKETED_NUMBERS = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")
+_ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +55,12 @@ def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
     """Join equal and adjacent passages, in the order of their best hits; skip empty texts."""
     runs: list[PassageRun] = []
     for run_of_text in sorted(_merge_equal_texts(hits), key=_text_order):
-        position, extended = next(
-            (
-                (position, found)
-                for position, run in enumerate(runs)
-                if (found := _extend_run(run, run_of_text)) is not None
-            ),
-            (-1, run_of_text),
-        )
-        if position < 0:
-            runs.append(extended)
+        for position, run in enumerate(runs):
+            if (extended := _extend_run(run, run_of_text)) is not None:
+                runs[position] = extended
+                break
         else:
-            runs[position] = extended
+            runs.append(run_of_text)
     return sorted(runs, key=lambda run: run.positions[0])
 
 
@@ -72,9 +70,8 @@ def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
     for position, hit in enumerate(hits):
         if text := _write_on_line(hit.passage):
             positions.setdefault(text, []).append(position)
-    first = {text: hits[hit_positions[0]] for text, hit_positions in positions.items()}
     return [
-        PassageRun(first[text], tuple(hit_positions), text, first[text].passage)
+        PassageRun(hits[hit_positions[0]], tuple(hit_positions), text, hits[hit_positions[0]].passage)
         for text, hit_positions in positions.items()
     ]
 
@@ -155,13 +152,6 @@ def _section_id(passage: Passage) -> str:
     Headings may repeat in a page, but section numbers do not.
     """
     return passage.id.removeprefix(f"{passage.page_id}:").rpartition(".")[0]
-
-
-CountTokens = Callable[[Sequence[str]], list[int]]  # tokens of each text
-
-# [2], [1, 3], [1-3].
-_BRACKETED_NUMBERS = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")
-_ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
-from rag_model.atomic_write import atomic_write
+from rag_model.atomic_write import write_user_file
 from rag_model.errors import InputError, UsageError
 from rag_model.reading.answer import Answer, Confidence
 from rag_model.reading.reader import (
@@ -90,11 +90,7 @@ class Threshold:
             InputError: the file cannot be written.
         """
         text = json.dumps({"signal": self.signal, "least": self.least, **chosen}, ensure_ascii=False, indent=1)
-        try:
-            with atomic_write(path) as temporary:
-                temporary.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error
+        write_user_file(path, [text, "\n"])
 
     def apply(self, answer: Answer) -> Answer:
         """Return an answer with its confidence, and without its text if the score is below the
@@ -191,13 +187,3 @@ class AbstainingReader(RetrievingReader):
         callbacks.send_texts(enumerate(checked))
         timer.end_stage(CONFIDENCE)
         return add_stage_seconds(checked, timer)
-
-
-def with_threshold(reader: Reader, threshold: Threshold | None) -> Reader:
-    """Return a reader that withholds answers below a threshold; without a threshold, the same
-    reader.
-
-    Raises:
-        UsageError: as in `AbstainingReader`.
-    """
-    return reader if threshold is None else AbstainingReader(reader, threshold)

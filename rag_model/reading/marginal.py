@@ -5,7 +5,6 @@ that comes from the passage. If they differ, the generator disagrees with the re
 RAG-Token have such shares for each token.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -28,6 +27,7 @@ from rag_model.reading.reader import (
     AnswerTimer,
     RetrievingReader,
     add_stage_seconds,
+    batch_by_key,
     check_hit_lists,
 )
 from rag_model.retrieve.hits import Hit, Retriever
@@ -84,14 +84,12 @@ class MarginalReader(RetrievingReader):
         timer = AnswerTimer()
         check_hit_lists(questions, hits)
         answer_at: dict[int, Answer] = {}
-        hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
         generator = self.rag.generator
         if callbacks.should_stop is not None:
             generator = make_stoppable(generator, callbacks.should_stop)
         with _evaluation_mode(self.rag):
-            for positions in _batch_by_size([len(question_hits) for question_hits in hit_lists], self._batch):
+            for positions, batch_hits in self._iter_batches(hits):
                 batch_questions = [questions[position] for position in positions]
-                batch_hits = [hit_lists[position] for position in positions]
                 answers = self._answer_batch(generator, batch_questions, batch_hits, timer)
                 answer_at.update(zip(positions, answers, strict=True))
                 callbacks.send_texts(zip(positions, answers, strict=True))
@@ -113,17 +111,21 @@ class MarginalReader(RetrievingReader):
         check_hit_lists(questions, hits)
         check_hit_lists(texts, hits)
         likelihood_at: dict[int, float] = {}
-        hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
         generator = self.rag.generator
         with _evaluation_mode(self.rag):
-            for positions in _batch_by_size([len(question_hits) for question_hits in hit_lists], self._batch):
-                batch_hits = [hit_lists[position] for position in positions]
+            for positions, batch_hits in self._iter_batches(hits):
                 batch_questions = [questions[position] for position in positions]
                 contexts, scores = self._encode(generator, batch_questions, batch_hits)
                 targets = generator.encode_targets([texts[position] for position in positions])
                 log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
                 likelihood_at.update(zip(positions, log_p.tolist(), strict=True))
         return [likelihood_at[position] for position in range(len(questions))]
+
+    def _iter_batches(self, hits: Sequence[Sequence[Hit]]) -> Iterator[tuple[list[int], list[list[Hit]]]]:
+        """Yield positions of questions with equally many hits, and these hits, `CLOSED_BOOK` if none."""
+        hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
+        for positions in batch_by_key(list(map(len, hit_lists)), self._batch):
+            yield positions, [hit_lists[position] for position in positions]
 
     @torch.inference_mode()
     def _answer_batch(
@@ -192,16 +194,6 @@ def _token_texts(generator: Generator, tokens: Sequence[int]) -> list[str]:
     for end in range(1, len(tokens) + 1):
         pieces.append(decode_new_text(generator, tokens[:end], "".join(pieces), is_last=end == len(tokens)))
     return pieces
-
-
-def _batch_by_size(sizes: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Yield positions of equal sizes, at most `batch_size` at once."""
-    by_size: defaultdict[int, list[int]] = defaultdict(list)
-    for position, size in enumerate(sizes):
-        by_size[size].append(position)
-    for positions in by_size.values():
-        for start in range(0, len(positions), batch_size):
-            yield positions[start : start + batch_size]
 
 
 @contextmanager

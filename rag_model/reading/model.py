@@ -11,7 +11,7 @@ from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
 from rag_model.generate.rag_folder import get_rag_folder, is_rag_folder, load_rag_by_id, resolve_rag_id
 from rag_model.reading.concat import ConcatReader, K
-from rag_model.reading.confidence import with_threshold
+from rag_model.reading.confidence import AbstainingReader
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
 from rag_model.reading.marginal import LabelReader, MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
@@ -57,7 +57,7 @@ class ReadingModel:
         reader = self._open_passage_reader(retriever, settings, writer)
         if settings.reader == "auto":
             reader = AutoReader(reader, settings.route or Route())
-        return with_threshold(reader, settings.threshold)
+        return reader if settings.threshold is None else AbstainingReader(reader, settings.threshold)
 
     def _open_passage_reader(
         self, retriever: SnapshotRetriever | None, settings: ReaderSettings, writer: Writer | None
@@ -112,15 +112,13 @@ def load_reading_model(store: Store | None, identity: str, reader: ReaderName, a
         UsageError: `asks` is given, but the model has no question encoder.
     """
     folder = find_model_folder(store, identity)
-    if folder is not None and reader == "extractive":
-        if asks is not None:
-            raise UsageError(f"model {identity} has no question encoder, which --asks describes: leave --asks out")
-        return ReadingModel(identity, spans=SpanModel.load(folder))
-    if folder is not None and (reader == "marginal" or is_rag_folder(folder)):
+    if folder is not None and reader != "extractive" and (reader == "marginal" or is_rag_folder(folder)):
         rag = load_rag_by_id(store, identity, asks)
         return ReadingModel(identity, rag, rag.generator)
     if asks is not None:
         raise UsageError(f"model {identity} has no question encoder, which --asks describes: leave --asks out")
+    if folder is not None and reader == "extractive":
+        return ReadingModel(identity, spans=SpanModel.load(folder))
     return ReadingModel(identity, generator=None if folder is None else load_generator(folder))
 
 

@@ -6,7 +6,8 @@ to the whole time between the start of the clock and the last end.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -19,6 +20,15 @@ StopCheck = Callable[[], bool]  # called between tokens; True: no caller waits f
 # Position of a question in its batch, new text of its answer.
 TextCallback = Callable[[int, str], None]
 HitsCallback = Callable[[list[list[Hit]]], None]  # the hits of all questions, before they are read
+
+# The stages of an answer.
+WEIGHTS = "weights"  # answer without passages, if the reader chooses between weights and passages
+SEARCH = "search"  # from the question to its passages, with encoding and reading of texts
+ASSEMBLY = "assembly"  # build the inputs of the model: a prompt, or the tokens of each passage
+GENERATION = "generation"  # generate the answer, or choose a label
+EXTRACTION = "extraction"  # find a span, instead of assembly and generation
+CONFIDENCE = "confidence"  # compute the likelihoods that a threshold needs
+STAGES = (WEIGHTS, SEARCH, ASSEMBLY, GENERATION, EXTRACTION, CONFIDENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +131,6 @@ def check_hit_lists(questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> 
         raise UsageError(f"{len(questions)} questions have {len(hits)} lists of passages: give one list per question")
 
 
-WEIGHTS = "weights"  # answer without passages, if the reader chooses between weights and passages
-SEARCH = "search"  # from the question to its passages, with encoding and reading of texts
-ASSEMBLY = "assembly"  # build the inputs of the model: a prompt, or the tokens of each passage
-GENERATION = "generation"  # generate the answer, or choose a label
-EXTRACTION = "extraction"  # find a span, instead of both
-CONFIDENCE = "confidence"  # compute the likelihoods that a threshold needs
-STAGES = (WEIGHTS, SEARCH, ASSEMBLY, GENERATION, EXTRACTION, CONFIDENCE)
-
-
 class AnswerTimer:
     """Measures consecutive stages; the times of a repeated stage are added.
 
@@ -155,16 +156,20 @@ class AnswerTimer:
 
 def add_stage_seconds(answers: Sequence[Answer], timer: AnswerTimer) -> list[Answer]:
     """Return the answers of a batch, each with an equal share of the batch's seconds added."""
-    return [
-        replace(answer, seconds=_merge_stage_seconds(answer.seconds, timer.seconds, len(answers))) for answer in answers
-    ]
+    timed_answers = []
+    for answer in answers:
+        shares = {stage: seconds / len(answers) for stage, seconds in timer.seconds.items()}
+        seconds_by_stage = {**answer.seconds, **shares}
+        ordered_seconds = {stage: seconds_by_stage[stage] for stage in STAGES if stage in seconds_by_stage}
+        timed_answers.append(replace(answer, seconds=ordered_seconds))
+    return timed_answers
 
 
-def _merge_stage_seconds(
-    previous_seconds: Mapping[str, float], new_seconds: Mapping[str, float], n: int
-) -> dict[str, float]:
-    seconds_by_stage = {
-        **previous_seconds,
-        **{stage: stage_seconds / n for stage, stage_seconds in new_seconds.items()},
-    }
-    return {stage: seconds_by_stage[stage] for stage in STAGES if stage in seconds_by_stage}
+def batch_by_key(keys: Sequence[Hashable], batch_size: int) -> Iterator[list[int]]:
+    """Yield the positions of equal keys, at most `batch_size` at once."""
+    positions_by_key: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for position, key in enumerate(keys):
+        positions_by_key[key].append(position)
+    for positions in positions_by_key.values():
+        for start in range(0, len(positions), batch_size):
+            yield positions[start : start + batch_size]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
-from rag_model.atomic_write import atomic_write
+from rag_model.atomic_write import write_user_file
 from rag_model.digest import digest_folder, digest_json
 from rag_model.errors import InputError, UsageError
 from rag_model.reading.answer import Answer, RouteScore, TokenUsage, sum_usage
@@ -123,11 +123,7 @@ class Route:
             InputError: the file cannot be written.
         """
         text = json.dumps({**self.to_json(), **chosen}, ensure_ascii=False, indent=1)
-        try:
-            with atomic_write(path) as temporary:
-                temporary.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error
+        write_user_file(path, [text, "\n"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the route as a JSON object."""

@@ -32,11 +32,9 @@ class PromptSettings:
 
     instruction: str = INSTRUCTION  # the system message; may be empty
     # The user message, with {question} and {context}. {dated_context} instead of {context} adds the
-    # day
-    # of the revision to the titles. Literal braces are doubled.
+    # day of the revision to the titles. Literal braces are doubled.
     template: str = TEMPLATE
-    # `rank`: best first; `document`: as in the pages; `ends`: the best at both ends (1, 3, 5, 4,
-    # 2).
+    # `rank`: best first; `document`: as in the pages; `ends`: the best at both ends (1 3 5 4 2).
     order: Order = "rank"
     # Tokens of the passages with titles and numbers; None: the capacity of the model.
     budget: int | None = None

@@ -15,6 +15,7 @@ from rag_model.corpus.records import Passage
 
 UNKNOWN = "unknown"  # licence of a wiki that is not Wikimedia's, if the user names none
 _ADDRESS = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
+_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that a URL's end in text is clear
 _DEEDS = {
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
     "CC BY-SA 3.0": "https://creativecommons.org/licenses/by-sa/3.0/",
@@ -111,6 +112,3 @@ def script_url(base: str) -> str:
     if _WIKIMEDIA_HOST.fullmatch(host.lower()):
         return f"{host}/w/index.php"
     return f"{host}{quote(path or '/', safe=_PATH_CHARACTERS)}"
-
-
-_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that a URL's end in text is clear

@@ -8,8 +8,9 @@ them once. Retrievers hold handles (`IndexTokens`, `IndexLinks`, `PassageVectors
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,36 +34,6 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content, question_enco
 from rag_model.store.versions.snapshot import Snapshot
 
 _ENCODED_KINDS = ("vectors", "sparse")  # of indexes whose queries another encoder may encode
-
-
-class CandidateGraph(Protocol):
-    """The bottom layer of a graph over the passages; a node is a row."""
-
-    @property
-    def name(self) -> str:
-        """The name of the HNSW index."""
-        ...
-
-    def bottom(self, nodes: Rows) -> npt.NDArray[np.int32]:
-        """Return the (m, w) neighbours of (m,) nodes; -1 where a node has fewer."""
-        ...
-
-
-class TokenScorer(Protocol):
-    """Scores passages by their token vectors."""
-
-    @property
-    def name(self) -> str:
-        """The name of the index."""
-        ...
-
-    def encode(self, queries: Queries) -> Vectors:
-        """Return the (q, l, d) token vectors of the queries."""
-        ...
-
-    def score(self, query: Vectors, rows: Rows) -> Vectors:
-        """Return the (m,) float32 scores of an (l, d) query with (m,) rows; -inf without tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +170,13 @@ class RetrieverContext:
 
     def encoder(self, representation: str = EMBEDDINGS) -> QuestionEncoder:
         """Return the question encoder of a representation, loading it if necessary."""
-        if representation == EMBEDDINGS:
-            if self._encoder is None:
-                load = self._load_encoder
-                self._encoder = load_snapshot_encoder(self.snapshot) if load is None else load()
-            return self._encoder
-        if representation not in self._other_encoders:
-            self._other_encoders[representation] = load_snapshot_encoder(self.snapshot, representation)
-        return self._other_encoders[representation]
+        if representation != EMBEDDINGS:
+            if representation not in self._other_encoders:
+                self._other_encoders[representation] = load_snapshot_encoder(self.snapshot, representation)
+            return self._other_encoders[representation]
+        if self._encoder is None:
+            self._encoder = (self._load_encoder or partial(load_snapshot_encoder, self.snapshot))()
+        return self._encoder
 
     def checked_encoder(self, representation: str = EMBEDDINGS) -> QuestionEncoder:
         """Return the question encoder of a representation, after a check of its space.
@@ -280,7 +250,7 @@ class RetrieverContext:
 
 @dataclass(frozen=True, slots=True)
 class IndexTokens:
-    """A handle of an index over token vectors: a `TokenScorer`."""
+    """A handle of an index over token vectors, which scores passages by them."""
 
     context: RetrieverContext
     name: str
@@ -299,7 +269,7 @@ class IndexTokens:
 
 @dataclass(frozen=True, slots=True)
 class IndexLinks:
-    """A handle of the bottom layer of an HNSW index: a `CandidateGraph`."""
+    """A handle of the bottom layer of an HNSW index; a node is a row."""
 
     context: RetrieverContext
     name: str

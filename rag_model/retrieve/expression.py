@@ -8,9 +8,8 @@ list     = "[" [word {"," word}] "]"
 word     = any characters but spaces, brackets, commas, quotes and "=", or anything in quotes
 ```
 
-The call decides whether its words name an index or a
-model, or are numbers. Nothing is evaluated, and the length and the nesting are limited, so an
-expression may come from an untrusted user.
+The call decides whether its words name an index or a model, or are numbers. Nothing is evaluated,
+and the length and the nesting are limited, so an expression may come from an untrusted user.
 """
 
 import math
@@ -136,10 +135,7 @@ class Call(Node):
             UsageError: it is not a finite number.
         """
         node = self.options[argument] if isinstance(argument, str) else self.arguments[argument]
-        try:
-            value = float(str(node))
-        except ValueError:
-            value = math.nan
+        value = _parse_float(str(node))
         if not math.isfinite(value):
             raise node.error(f"{_describe_argument(self, argument)} is {node}: give a number")
         return int(str(node)) if re.fullmatch(r"-?[0-9]+", str(node)) else value
@@ -154,14 +150,17 @@ class Call(Node):
         if node is None:
             return None
         if not isinstance(node, WordList):
-            raise node.error(
-                f"{option} of {self.name} is {node}: give a list, as in {option}=[{_example_weights(count)}]"
-            )
+            example = ", ".join("1" * count)
+            raise node.error(f"{option} of {self.name} is {node}: give a list, as in {option}=[{example}]")
         if len(node.items) != count:
             raise node.error(
                 f"{option} of {self.name} is a list of {len(node.items)} for {count} legs: give one number per leg"
             )
-        return tuple(_parse_weight(item, option, maximum) for item in node.items)
+        values = tuple(_parse_float(item.text) for item in node.items)
+        for item, value in zip(node.items, values, strict=True):
+            if not 0 < value <= maximum:
+                raise item.error(f"{option} holds {item.text}: give numbers above 0, up to {maximum:,.0f}")
+        return values
 
     def _find_node(self, argument: int | str) -> Node | None:
         if isinstance(argument, str):
@@ -169,22 +168,16 @@ class Call(Node):
         return self.arguments[argument] if argument < len(self.arguments) else None
 
 
-def _parse_weight(word: Word, option: str, maximum: float) -> float:
+def _parse_float(text: str) -> float:
+    """Return a number, or NaN for another text."""
     try:
-        value = float(word.text)
+        return float(text)
     except ValueError:
-        value = math.nan
-    if not 0 < value <= maximum:
-        raise word.error(f"{option} holds {word.text}: give numbers above 0, up to {maximum:,.0f}")
-    return value
+        return math.nan
 
 
 def _describe_argument(call: Call, argument: int | str) -> str:
     return f"{argument} of {call.name}" if isinstance(argument, str) else f"argument {argument + 1} of {call.name}"
-
-
-def _example_weights(count: int) -> str:
-    return ", ".join("1" * count)
 
 
 def quote_expression(text: str) -> str:

@@ -139,30 +139,16 @@ class Hit:
         The row is left out, because it is valid in one snapshot only. `legs` is present only if the
         retriever has several stages, and metadata only if the snapshot has them.
         """
-        document: dict[str, Any] = {
-            "rank": self.rank,
-            "score": self.score,
-            "id": self.id,
-            "page_id": self.page_id,
-            "title": self.title,
-            "section": self.section,
-            "text": self.text,
-            "url": self.url,
-            "revised": self.revised,
-            "licence": self.licence,
-            "kind": self.kind,
-        }
-        metadata = {
-            "language": self.language,
-            "wikidata": self.wikidata,
-            "categories": [*self.categories],
-        }
+        document: dict[str, Any] = {name: getattr(self, name) for name in _ALWAYS_SENT}
+        metadata = {"language": self.language, "wikidata": self.wikidata, "categories": [*self.categories]}
         document |= {name: value for name, value in metadata.items() if value}
         if legs := self.visible_legs:
             document["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
         return document
 
 
+# The fields that the JSON of every hit has, in its order.
+_ALWAYS_SENT = ("rank", "score", "id", "page_id", "title", "section", "text", "url", "revised", "licence", "kind")
 # The types of the fields in the JSON of a hit. Those that may be missing are optional.
 HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
     {

@@ -43,10 +43,9 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
             not installed, or files that it needs were not pulled.
         UsageError: the snapshot has no such index.
     """
-    entries = snapshot.manifest.content.indexes
-    if name == EXACT and name not in entries:
+    entry = find_index_entry(snapshot, name)
+    if entry is None:
         return open_exact_index(snapshot)
-    entry = index_entry(snapshot, name)
     try:
         index = get_opener(entry).open(index_files(snapshot, name), entry, mmap=mmap)
     except KeyError as missing_key:
@@ -62,16 +61,16 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
     return index
 
 
-def index_entry(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """Return an index's entry in the manifest.
+def find_index_entry(snapshot: Snapshot, name: str) -> Mapping[str, Any] | None:
+    """Return an index's entry in the manifest; None for `exact` without a file.
 
     Raises:
         UsageError: the snapshot has no such index.
     """
-    entries = snapshot.manifest.content.indexes
-    if name not in entries:
+    entry = snapshot.manifest.content.indexes.get(name)
+    if entry is None and name != EXACT:
         raise UsageError(unknown_index_message(snapshot, name))
-    return dict(entries[name])
+    return entry
 
 
 def index_names(snapshot: Snapshot) -> tuple[str, ...]:
@@ -91,9 +90,8 @@ def representation_kind(snapshot: Snapshot, name: str) -> RepresentationType:
         StoreError: its kind is not installed.
         UsageError: the snapshot has no such index.
     """
-    if name == EXACT and name not in snapshot.manifest.content.indexes:
-        return "vectors"
-    return get_opener(index_entry(snapshot, name)).represents
+    entry = find_index_entry(snapshot, name)
+    return "vectors" if entry is None else get_opener(entry).represents
 
 
 def index_kind(snapshot: Snapshot, name: str) -> str:
@@ -103,9 +101,9 @@ def index_kind(snapshot: Snapshot, name: str) -> str:
         StoreError: its kind is not installed.
         UsageError: the snapshot has no such index.
     """
-    if name == EXACT and name not in snapshot.manifest.content.indexes:
+    entry = find_index_entry(snapshot, name)
+    if entry is None:
         return EXACT
-    entry = index_entry(snapshot, name)
     return str(entry.get("kind") or get_kind_of_entry(entry).name)
 
 
@@ -131,9 +129,9 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
     """
     if not parameters:
         return
-    if name == EXACT and name not in snapshot.manifest.content.indexes:
+    entry = find_index_entry(snapshot, name)
+    if entry is None:
         raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}: it takes none")
-    entry = index_entry(snapshot, name)
     get_opener(entry).check_search(entry, parameters)
 
 
@@ -223,12 +221,11 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     if isinstance(factory, FlatSpec):
         is_exact = True
     elif isinstance(factory, HnswSpec):
-        is_exact = factory.storage == "Flat" or entry.get("refine") == "vectors"
+        is_exact = factory.storage == "Flat"
     else:
         # A transform may drop or shift dimensions.
-        is_uncompressed = factory.codes.name == "Flat" and factory.rotation is None
-        is_exact = is_uncompressed or factory.refine == "Flat" or entry.get("refine") == "vectors"
-    return is_exact and entry.get("metric") == "ip"
+        is_exact = factory.refine == "Flat" or (factory.codes.name == "Flat" and factory.rotation is None)
+    return (is_exact or entry.get("refine") == "vectors") and entry.get("metric") == "ip"
 
 
 def derive_index_file(

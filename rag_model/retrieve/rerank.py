@@ -18,7 +18,7 @@ import numpy as np
 from rag_model.errors import InputError
 from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.retrieve.context import CandidateGraph, TokenScorer
+from rag_model.retrieve.context import IndexLinks, IndexTokens
 from rag_model.retrieve.expression import Call
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.indexes import index_file_sizes
@@ -103,8 +103,8 @@ class MaxSimRetriever(SnapshotRetriever):
     def __init__(
         self,
         leg: Leg,
-        tokens: TokenScorer,
-        graph: CandidateGraph | None = None,
+        tokens: IndexTokens,
+        graph: IndexLinks | None = None,
         depth: int = MAXSIM_DEPTH,
         rounds: int = _ROUNDS,
     ) -> None:
@@ -122,7 +122,6 @@ class MaxSimRetriever(SnapshotRetriever):
         super().__init__(leg.retriever.snapshot, f"maxsim({leg.name}, {tokens.name})")
         self._leg, self._tokens, self._depth = leg, tokens, depth
         self._graph, self._rounds = graph, rounds if graph is not None else 0
-        self._index_names = (tokens.name,) if graph is None else (tokens.name, graph.name)
 
     @property
     def most(self) -> int:
@@ -133,9 +132,8 @@ class MaxSimRetriever(SnapshotRetriever):
     @property
     def files(self) -> Mapping[str, int]:
         """The files of the index, and of the graph."""
-        return {
-            file: size for name in self._index_names for file, size in index_file_sizes(self.snapshot, name).items()
-        }
+        sizes = index_file_sizes(self.snapshot, self._tokens.name)
+        return sizes if self._graph is None else sizes | index_file_sizes(self.snapshot, self._graph.name)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Retrieve candidates, add their neighbours, and rank all by MaxSim; ties by row."""
@@ -147,14 +145,12 @@ class MaxSimRetriever(SnapshotRetriever):
         scored = [
             self._score_candidates(query, rows[rows >= 0]) for query, rows in zip(vectors, candidates.rows, strict=True)
         ]
+        legs = [leg_rows]
         if self._graph is not None:
             counts = (candidates.rows >= 0).sum(axis=1).tolist()
-            neighbours_scored = [
-                (row_list[count:], scores[count:]) for (row_list, scores), count in zip(scored, counts, strict=True)
-            ]
-            neighbours = _rank(f"neighbours({self._graph.name})", neighbours_scored)
-            return _rank(self.name, scored, (leg_rows, neighbours)).truncate(k)
-        return _rank(self.name, scored, (leg_rows,)).truncate(k)
+            neighbours = [(rows[count:], scores[count:]) for (rows, scores), count in zip(scored, counts, strict=True)]
+            legs.append(_rank(f"neighbours({self._graph.name})", neighbours))
+        return _rank(self.name, scored, tuple(legs)).truncate(k)
 
     def _score_candidates(self, query: Vectors, candidates: Rows) -> tuple[Rows, Vectors]:
         """Return all candidates of a query, (l, d), and their scores.

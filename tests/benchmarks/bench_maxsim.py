@@ -62,7 +62,7 @@ class Dense(SnapshotRetriever):
 
 
 class KnownQueryScorer:
-    """A `TokenScorer` of precomputed query vectors; the texts of the queries are row numbers."""
+    """An index of token vectors with precomputed query vectors; the texts of the queries are row numbers."""
 
     name = "tokens"
 

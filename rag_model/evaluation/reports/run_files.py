@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rag_model.atomic_write import atomic_write
+from rag_model.atomic_write import write_user_file
 from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.evaluation.answers.scores import ScoredAnswer
 from rag_model.evaluation.measures.retrieval import distinct_pages
@@ -52,7 +52,7 @@ def _find_write_problem(path: Path) -> str:
 
 def write_trec(outcomes: Sequence[RetrievalResult], path: Path, tag: str = "bookwheel") -> None:
     """Write a TREC run, `question Q0 passage rank score tag`; spaces in ids are percent-encoded."""
-    _write_lines(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
+    write_user_file(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
 
 
 def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
@@ -62,7 +62,7 @@ def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
     `score` is a string, as in DPR's own files.
     """
     entries = (json.dumps(_dpr_to_json(outcome), ensure_ascii=False) for outcome in outcomes)
-    _write_lines(path, _json_array(entries))
+    write_user_file(path, _json_array(entries))
 
 
 def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
@@ -70,7 +70,7 @@ def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 
     `first` is the rank of the first hit with an answer, or null.
     """
-    _write_lines(path, (json.dumps(_result_to_json(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
+    write_user_file(path, (json.dumps(_result_to_json(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
 
 
 def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
@@ -82,7 +82,7 @@ def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
     (null, or why the answer is empty or doubtful), and `passages`, each with `rank`, `id`,
     `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
     """
-    _write_lines(path, (json.dumps(_answer_to_json(answer), ensure_ascii=False) + "\n" for answer in scored))
+    write_user_file(path, (json.dumps(_answer_to_json(answer), ensure_ascii=False) + "\n" for answer in scored))
 
 
 def write_kilt(scored: Sequence[ScoredAnswer], path: Path) -> None:
@@ -91,12 +91,12 @@ def write_kilt(scored: Sequence[ScoredAnswer], path: Path) -> None:
         {"id": answer.question.id, "output": [{"answer": answer.reading.answer, "provenance": _kilt_pages(answer)}]}
         for answer in scored
     )
-    _write_lines(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_user_file(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def write_report(html: str, path: Path) -> None:
     """Write the HTML of a report."""
-    _write_lines(path, [html])
+    write_user_file(path, [html])
 
 
 def store_report(store: Store, page_id: str, html: str) -> str | None:
@@ -187,11 +187,3 @@ def _json_array(entries: Iterable[str]) -> Iterator[str]:
     for number, entry in enumerate(entries):
         yield (",\n" if number else "\n") + entry
     yield "\n]\n"
-
-
-def _write_lines(path: Path, pieces: Iterable[str]) -> None:
-    try:
-        with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(pieces)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error

@@ -4,7 +4,6 @@ A prompt is one context of the generator, so decoding is that of RAG-Token with 
 weight 1.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -20,7 +19,7 @@ from rag_model.generate.prompts import InstructionTemplate, tokenize_untrusted
 from rag_model.generate.rag_decoding import decode_token
 from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from rag_model.reading.answer import CLOSED_BOOK, TokenUsage
-from rag_model.reading.reader import StopCheck, TextCallback
+from rag_model.reading.reader import StopCheck, TextCallback, batch_by_key
 from rag_model.reading.writers.writer import (
     Completion,
     Prompt,
@@ -90,17 +89,11 @@ class LocalWriter:
         """Count the tokens of each text as part of a prompt, where names of special tokens are
         ordinary text.
         """
-        untrusted_spans = [((0, len(text)),) for text in texts]
-        return (
-            [
-                len(tokenized_text.ids)
-                for tokenized_text in tokenize_untrusted(
-                    self._generator.tokenizer, texts, untrusted_spans, add_special_tokens=False
-                )
-            ]
-            if texts
-            else []
-        )
+        if not texts:
+            return []
+        spans = [((0, len(text)),) for text in texts]
+        encodings = tokenize_untrusted(self._generator.tokenizer, texts, spans, add_special_tokens=False)
+        return [len(encoding.ids) for encoding in encodings]
 
     def write(
         self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
@@ -223,15 +216,8 @@ class LocalWriter:
         return self._generator.max_tokens - max_new_tokens if self._shares_context else self._generator.max_tokens
 
     def _iter_batches(self, prompts: Sequence[Prompt]) -> Iterator[list[int]]:
-        """Yield the row numbers of prompts with equal system messages, up to one batch at a
-        time.
-        """
-        rows_by_system: defaultdict[str, list[int]] = defaultdict(list)
-        for row, prompt in enumerate(prompts):
-            rows_by_system[prompt.system].append(row)
-        for rows in rows_by_system.values():
-            for start in range(0, len(rows), self._batch):
-                yield rows[start : start + self._batch]
+        """Yield the positions of prompts with equal system messages, up to one batch at a time."""
+        return batch_by_key([prompt.system for prompt in prompts], self._batch)
 
 
 def _to_completion(generator: Generator, decoded: DecodedAnswer, prompt_tokens: int) -> Completion:

@@ -17,7 +17,7 @@ N = 40
 
 
 class Scores:
-    """A `TokenScorer` whose scores are the rows, and which counts them."""
+    """An index of token vectors whose scores are the rows, and which counts them."""
 
     name = "tokens"
 
