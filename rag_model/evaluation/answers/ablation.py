@@ -218,7 +218,7 @@ def describe_retrieval_worth(
     extra_costs = list(
         _iter_extra_costs(results[OPEN_BOOK].costs, results[CLOSED_BOOK].costs, sum(search_milliseconds.values()))
     )
-    cost = f", for {_join_words(extra_costs)} more a question" if extra_costs else ""
+    cost = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
     return f"{_describe_gain(gain)}: {measure} is {' and '.join(ranges)}{cost}"
 
 
@@ -229,10 +229,10 @@ def _open_book_gain(against: Estimate) -> Estimate:
 
 def _describe_gain(gain: Estimate) -> str:
     if gain.low > 0:
-        return "retrieval earns its price here"
+        return "retrieval is worth its cost here"
     if gain.high < 0:
-        return "retrieval does not earn its price here"
-    return f"{gain.n:,} questions do not show that retrieval earns its price here"
+        return "retrieval is not worth its cost here"
+    return f"{gain.n:,} questions do not show that retrieval is worth its cost here"
 
 
 def _describe_range(gain: Estimate, other: str) -> str:

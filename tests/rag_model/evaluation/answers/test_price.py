@@ -1,4 +1,4 @@
-"""What answers cost, and the sentence that says whether retrieval earns its price."""
+"""What answers cost, and the sentence that says whether retrieval is worth its cost."""
 
 import pytest
 
@@ -30,15 +30,15 @@ def row(
 @pytest.mark.parametrize(
     ("closed", "verdict"),
     [
-        (5, "retrieval earns its price here: EM is 0.375 higher than closed book [+"),
+        (5, "retrieval is worth its cost here: EM is 0.375 higher than closed book [+"),
         (
             18,
-            "40 questions do not show that retrieval earns its price here: EM is 0.050 higher than closed book [",
+            "40 questions do not show that retrieval is worth its cost here: EM is 0.050 higher than closed book [",
         ),
-        (30, "retrieval does not earn its price here: EM is 0.250 lower than closed book [-"),
+        (30, "retrieval is not worth its cost here: EM is 0.250 lower than closed book [-"),
         (
             20,
-            "40 questions do not show that retrieval earns its price here: EM is 0.000 higher than closed book [+0.000",
+            "40 questions do not show that retrieval is worth its cost here: EM is 0.000 higher than closed book [+0.000",
         ),
     ],
 )
@@ -48,7 +48,7 @@ def test_the_interval_decides(closed: int, verdict: str) -> None:
         [book, row(CLOSED_BOOK, closed, 0.05, 10, book)], "EM", {"question encoder": 2.0, "exact": 1.0}
     )
     assert said.startswith(verdict)
-    assert said.endswith("for 3 ms of search, 200 ms of reading and 90 tokens more a question")
+    assert said.endswith("for 3 ms of search, 200 ms of reading and 90 tokens more per question")
 
 
 def test_a_search_by_words_is_compared_too() -> None:
