@@ -38,7 +38,7 @@ def row(
         (30, "retrieval is not worth its cost here: EM is 0.250 lower than closed book [-"),
         (
             20,
-            "40 questions do not show that retrieval is worth its cost here: EM is 0.000 higher than closed book [+0.000",
+            "40 questions do not show that retrieval is worth its cost here: EM is 0.000 higher than closed book [",
         ),
     ],
 )

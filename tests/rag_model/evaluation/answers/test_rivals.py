@@ -123,4 +123,4 @@ def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot
     assert (cited.value, cited.n) == (1, 2)  # of the third question nothing was found, and it alone is closed book
     assert list(seen.search_milliseconds) == ["bm25(k1=1.2)", "reading of passages"]
     assert "EM is 0.000 higher than closed book" in seen.retrieval_worth
-    assert seen.retrieval_worth.endswith("tokens more a question")
+    assert seen.retrieval_worth.endswith("tokens more per question")
