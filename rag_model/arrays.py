@@ -1,4 +1,4 @@
-"""Read untrusted `.npy` files, split row numbers among consecutive parts, locate lists of them.
+"""Read untrusted `.npy` files, split row numbers among parts, locate lists of row numbers in files.
 
 numpy parses a `.npy` header as Python literals, so a damaged header can raise any error of Python's
 tokenizer and parser; all of them become a `ValueError`. Python 3.11's parser is not thread-safe if
@@ -51,10 +51,10 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any
         parse_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         length_field = _HEADER_SIZES.get(version, _LATER_HEADER_SIZE)
         if len(data := file.read(length_field.size)) == length_field.size:
-            (length,) = length_field.unpack(data)
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError(f"Header info length ({length:,}) is more than {_MAX_HEADER_BYTES:,} bytes")
-            data += file.read(length)
+            (header_bytes,) = length_field.unpack(data)
+            if header_bytes > _MAX_HEADER_BYTES:
+                raise ValueError(f"Header info length ({header_bytes:,}) is more than {_MAX_HEADER_BYTES:,} bytes")
+            data += file.read(header_bytes)
         with _PARSER_LOCK:  # parse from memory: the file may be remote, and the lock must be short
             shape, fortran, dtype = parse_header(io.BytesIO(data))
         if dtype.hasobject or min(shape, default=0) < 0:
@@ -81,7 +81,7 @@ def _raise_value_error() -> Iterator[None]:
     except _PARSE_ERRORS as error:
         raise ValueError(f"not a .npy file ({type(error).__name__})") from error
     except ValueError as error:
-        # The following lines are advice on pickles.
+        # The other lines of numpy's message are advice on pickles, which does not apply.
         raise ValueError(str(error).partition("\n")[0]) from error
 
 
@@ -92,7 +92,8 @@ class Partition:
     """Consecutive parts of given lengths: row = rows of earlier parts + row within the part."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
-        self.starts = [0, *accumulate(lengths)]  # first row of each part, then the end
+        # first row of each part, and the number of all rows
+        self.starts = [0, *accumulate(lengths)]
         self.n = self.starts[-1]
         self._boundaries = np.array(self.starts)
 
@@ -108,72 +109,72 @@ class Partition:
 
 
 def concatenated_ranges(counts: Rows) -> Rows:
-    """Return 0 … c-1 for each count c, concatenated."""
+    """Return the numbers 0 … c-1 for each count c, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
 def keep_ascending(rows: Rows) -> Rows:
-    """Return (n,) the rows that are higher than all before them, and otherwise -1."""
+    """Return (n,) a copy in which each row that is not higher than all rows before it is -1."""
     return np.where(np.diff(np.maximum.accumulate(rows), prepend=-1) > 0, rows, -1)
 
 
 def match_digests(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> Rows:
-    """Return (n,) the position in `old` of each of `new`, -1 if there is none.
+    """Return (n,) the position in `old` of each digest in `new`, -1 if `old` does not contain it.
 
-    Of equal digests, the first of `new` is the first of `old`, and so on, so that each position is
-    there once.
+    The i-th copy of a digest in `new` matches its i-th copy in `old`, so no position occurs twice.
     """
     if not len(old):
         return np.full(len(new), -1)
     old_order, new_order = (np.argsort(digests, kind="stable") for digests in (old, new))
     old_sorted, new_sorted = old[old_order], new[new_order]
-    rank = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)  # among equal ones
-    places = np.searchsorted(old_sorted, new_sorted) + rank
-    is_found = places < len(old)
-    is_found[is_found] = old_sorted[places[is_found]] == new_sorted[is_found]
+    # number among equal digests
+    rank = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)
+    sorted_positions = np.searchsorted(old_sorted, new_sorted) + rank
+    is_match = sorted_positions < len(old)
+    is_match[is_match] = old_sorted[sorted_positions[is_match]] == new_sorted[is_match]
     positions = np.full(len(new), -1)
-    positions[new_order[is_found]] = old_order[places[is_found]]
+    positions[new_order[is_match]] = old_order[sorted_positions[is_match]]
     return positions
 
 
 def find_runs(rows: Rows) -> tuple[Rows, Rows]:
     """Return the position and the length of each run of rows that ascend by one, or are all -1."""
-    count = len(rows)
-    shifts = np.where(rows < 0, -count - 1, rows - np.arange(count))  # equal within a run
-    starts = np.flatnonzero(np.diff(shifts, prepend=-count - 2))
-    return starts, np.diff(starts, append=count)
+    n_rows = len(rows)
+    shifts = np.where(rows < 0, -n_rows - 1, rows - np.arange(n_rows))  # equal within a run
+    starts = np.flatnonzero(np.diff(shifts, prepend=-n_rows - 2))
+    return starts, np.diff(starts, append=n_rows)
 
 
 @dataclass(frozen=True)
 class RowLists:
     """The location of consecutive lists of row numbers in a file, such as the links of a graph."""
 
-    start: int  # offset of the first list
-    dtype: str  # of a number; -1 is an empty slot
-    code_bytes: int  # of each slot; all codes of a list come before its numbers
+    start: int  # offset of the first list in bytes
+    dtype: str  # type of a row number; -1 marks an empty slot
+    code_bytes: int  # bytes of each slot's code; all codes of a list come before its numbers
     by_row: bool  # whether list i belongs to row i
-    lengths: Rows  # (m,) slots of each list
-    gaps: Rows  # (m,) other bytes after each list
+    lengths: Rows  # (m,) number of slots of each list
+    gaps: Rows  # (m,) bytes between the end of each list and the next list
 
     @classmethod
     def empty(cls) -> Self:
-        """Return the lists of a file without any."""
+        """Return the value for a file without lists."""
         return cls(0, "<i4", 0, False, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @property
     def slot_bytes(self) -> int:
-        """The bytes of a slot, with its code."""
+        """Bytes per slot: its code and its row number."""
         return self.code_bytes + np.dtype(self.dtype).itemsize
 
     @cached_property
     def starts(self) -> Rows:
-        """The offset of each list, and of the first byte after the last one: (m + 1,)."""
+        """(m + 1,) offsets of the lists, and of the first byte after the last list."""
         return self.start + np.concatenate(
             [np.zeros(1, np.int64), np.cumsum(self.lengths * self.slot_bytes + self.gaps)]
         )
 
     @property
     def end(self) -> int:
-        """The offset after the last list."""
+        """Offset of the first byte after the last list."""
         return int(self.starts[-1])

@@ -1,7 +1,8 @@
 """Write a local file atomically: readers never see a partial file.
 
-The bytes go to a temporary file in the destination's folder, are forced to the disk (fsync), and
-only then the file is renamed. A crash leaves a dot-file.
+The bytes are written to a temporary file in the destination's folder and forced to the disk
+(fsync) before the file is renamed. A crash can leave the temporary file, whose name starts with a
+dot.
 """
 
 import os
@@ -26,18 +27,18 @@ def atomic_write(destination: Path, *, exclusive: bool = False) -> Iterator[Path
         OSError: The disk is full, or the folder is not writable.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = destination.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    temporary_path = destination.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     try:
-        yield temporary
-        fsync(temporary)
+        yield temporary_path
+        fsync(temporary_path)
         if exclusive:
-            os.link(temporary, destination)  # unlike a rename, a link fails if the name exists
+            os.link(temporary_path, destination)  # unlike a rename, a link fails if the name exists
         else:
-            temporary.replace(destination)
+            temporary_path.replace(destination)
         fsync(destination.parent)
     finally:
         with suppress(FileNotFoundError):
-            temporary.unlink()
+            temporary_path.unlink()
 
 
 def write_user_file(path: Path, pieces: Iterable[str]) -> None:

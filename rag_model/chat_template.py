@@ -13,8 +13,8 @@ from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 
-_SECONDS = 20.0  # including half a second for imports
-_MEMORY = 256 << 20  # bytes
+_SECONDS = 20.0  # CPU seconds of the child, half a second of them for imports
+_MEMORY = 256 << 20  # bytes that the child may allocate
 _MAX_CHARACTERS = 1 << 20
 _MAX_REASON = 300  # characters
 
@@ -35,10 +35,10 @@ def render_chat_template(
     return _render(json.dumps([template, list(messages), dict(special_tokens)]))
 
 
-@lru_cache(maxsize=256)  # a reader renders the same messages for every prompt
-def _render(arguments: str) -> str:
+@lru_cache(maxsize=256)  # a reader renders equal messages for every prompt
+def _render(arguments_json: str) -> str:
     try:
-        reply = run_in_child(__name__, json.loads(arguments), seconds=_SECONDS, memory=_MEMORY)
+        reply = run_in_child(__name__, json.loads(arguments_json), seconds=_SECONDS, memory=_MEMORY)
     except ChildDiedError as error:
         raise InputError(f"the chat template of the model {error}: use another model") from error
     if reply["refusal"]:
@@ -48,7 +48,7 @@ def _render(arguments: str) -> str:
     return str(reply["text"])
 
 
-def _render_in_this_child(arguments: Any) -> dict[str, str]:
+def _render_in_child(arguments: Any) -> dict[str, str]:
     template, messages, special_tokens = arguments
     jinja = require("jinja2", "model")
     from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - only the child needs it
@@ -71,4 +71,4 @@ def _render_in_this_child(arguments: Any) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    serve_call(_render_in_this_child)
+    serve_call(_render_in_child)

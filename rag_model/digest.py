@@ -1,4 +1,4 @@
-"""Identity: canonical JSON and SHA-256 digests, prefixed with the algorithm (`sha256:ab12…`)."""
+"""Compute ids: SHA-256 digests of bytes, files and canonical JSON, such as `sha256:ab12…`."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def digest_bytes(data: bytes | memoryview) -> str:
 
 
 def digest_chunks(chunks: Iterable[bytes | memoryview]) -> str:
-    """Return the id of a stream of bytes; only one chunk is in memory."""
+    """Return the id of a stream of bytes; only one chunk is in memory at a time."""
     hasher = hashlib.sha256()
     for chunk in chunks:
         hasher.update(chunk)

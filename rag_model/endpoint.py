@@ -1,5 +1,4 @@
-"""The parts that all clients of HTTP model endpoints share: address and key, retries, and one
-sentence for each way in which an endpoint fails.
+"""Parts that all clients of HTTP model endpoints share: address and key, retries, and errors.
 
 `EventLoopThread` runs asyncio in a thread, so that any other thread can wait for its work and
 cancel it.
@@ -27,42 +26,43 @@ from rag_model.untrusted_text import escape_controls, parse_json
 
 USER_AGENT = "bookwheel"
 LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
-_MAX_SHOWN = 300  # characters of an endpoint's message
+_MAX_SHOWN = 300  # characters of an endpoint's message that an error quotes
 _TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _PROMPT_TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size)|too (long|large)|maximum.{0,20}tokens|exceed", re.IGNORECASE
 )
 _INPUT_TOO_LARGE = re.compile(r"(input|prompt).{0,40}too (long|large)", re.IGNORECASE)
-_NO_QUOTA = "insufficient_quota"  # code of a 429 for which no retry helps
+_NO_QUOTA = "insufficient_quota"  # error code of a 429 reply after which retries are useless
 _OPENAI_URL = "https://api.openai.com/v1"  # the official client's own default
-_HEADER_VALUE = re.compile(r"[!-~]+")  # ASCII without space: what a header can hold
-_MAX_WAIT_SECONDS = 30.0  # between two attempts, if the endpoint sends no Retry-After
+_HEADER_VALUE = re.compile(r"[!-~]+")  # printable ASCII without spaces, which a header can contain
+_MAX_WAIT_SECONDS = 30.0  # longest wait between two attempts without a Retry-After
 _POLL_SECONDS = 0.05  # between two calls of `should_stop`
 _Result = TypeVar("_Result")
-_TextPiece = tuple[int, str]
+_TextFragment = tuple[int, str]  # (position of the prompt in the request, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Base URL and key of an endpoint. The key is not part of the object's repr."""
 
-    url: str  # base URL without a trailing slash; /chat/completions follows
+    url: str  # base URL without a trailing slash, such as http://localhost:8000/v1
     key: str = field(default="", repr=False)  # empty: no key is sent
-    key_variable: str = "OPENAI_API_KEY"  # environment variable of the key, for messages
+    key_variable: str = "OPENAI_API_KEY"  # environment variable that holds the key, for messages
 
     def __post_init__(self) -> None:
         """Check the address and the key.
 
         Raises:
-            UsageError: the URL is no http(s) address, or has a user, a password or a query; or the
-                key has a space.
+            UsageError: the URL is not an http(s) address or contains a user, a password or a
+                query, or the key contains a space or a character that is not printable ASCII.
         """
         try:
             refuse_secret(self.url)
-        except UsageError:  # its advice concerns stores; the secret is not repeated
+        except UsageError:  # that message is about stores; this one omits the secret
             raise UsageError(
-                "the endpoint's base URL has a user, a password, a query or a port that is no "
-                "number, which may be a secret: set a base URL such as http://localhost:8000/v1, "
+                "the endpoint's base URL contains a user, a password, a query or a port that is "
+                "not a number, which may be a secret: set a base URL such as "
+                "http://localhost:8000/v1, "
                 f"and {self.key_variable} to the key"
             ) from None
         if not _is_usable_url(self.url):
@@ -71,7 +71,8 @@ class Endpoint:
             )
         if self.key and not _HEADER_VALUE.fullmatch(self.key):
             raise UsageError(
-                f"{self.key_variable} holds a space or what is no printable ASCII: set it to the key alone"
+                f"{self.key_variable} contains a space or a character that is not printable "
+                "ASCII: set it to the key alone"
             )
 
     @classmethod
@@ -91,7 +92,7 @@ class Endpoint:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is OpenAI's API, as without a base URL in the environment."""
+        """Whether this is OpenAI's API, the default if the environment sets no base URL."""
         return self.url == _OPENAI_URL
 
     @property
@@ -105,13 +106,14 @@ class Endpoint:
 
 
 def _is_usable_url(url: str) -> bool:
-    """Return whether a request to a URL is possible; a failure when connecting would have no clear
-    message.
+    """Return whether a request can be sent to a URL.
+
+    It is checked first, because the error of a failed connection would not name the cause.
     """
     try:
         parts = urlsplit(url)
         httpx.Request("POST", url)
-        (parts.hostname or "").encode("idna")  # as the name is looked up
+        (parts.hostname or "").encode("idna")  # the encoding in which the name is looked up
         is_http = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except (ValueError, httpx.InvalidURL):
         return False
@@ -131,13 +133,13 @@ class FailedAttemptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EndpointErrors:
-    """Creates the errors of one endpoint and one model."""
+    """Builds the errors for one endpoint and one model."""
 
     endpoint: Endpoint
     model: str
-    product: str = "chat completions"  # what the API returns; its singular with the article follows
-    one_product: str = "a chat completion"
-    input_name: str = "the prompt"
+    product: str = "chat completions"  # what the API returns, in the plural
+    one_product: str = "a chat completion"  # one object that the API returns, with its article
+    input_name: str = "the prompt"  # name of the request's input in messages
     # What to do if an input is too long.
     length_advice: str = "give fewer passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
 
@@ -172,8 +174,8 @@ class EndpointErrors:
     def not_expected(self, reason: object) -> FailedAttemptError:
         """Return the error for a reply that violates the protocol."""
         return self._failed_attempt(
-            f"sent what is not {self.one_product} ({self._sanitize(str(reason))}): check that the "
-            "base URL ends as its API's, as in /v1"
+            f"sent a reply that is not {self.one_product} ({self._sanitize(str(reason))}): check "
+            "that the base URL ends with the path of its API, such as /v1"
         )
 
     def reply_incomplete(self) -> FailedAttemptError:
@@ -193,7 +195,7 @@ class EndpointErrors:
         if status in {401, 403}:
             problem = "accepts no request without a key" if not self.endpoint.key else "does not accept the key"
             return self._failed_attempt(
-                f"{problem} ({status}): set {self.endpoint.key_variable} to one that may use {self.model}"
+                f"{problem} ({status}): set {self.endpoint.key_variable} to a key that may use {self.model}"
             )
         if status == 404:
             return self._failed_attempt(
@@ -205,7 +207,9 @@ class EndpointErrors:
         ):
             return self._prompt_too_long(message)
         if status == 429 and code == _NO_QUOTA:
-            return self._failed_attempt(f"has no budget left for this key{detail}: add to it, or use another one")
+            return self._failed_attempt(
+                f"has no budget left for this key{detail}: increase the budget, or use another key"
+            )
         if status in _TRANSIENT_STATUSES:
             problem = "is busy" if status == 429 else "failed"
             return self._failed_attempt(
@@ -217,7 +221,7 @@ class EndpointErrors:
         return FailedAttemptError(
             PromptTooLongError(
                 f"{self.input_name} is longer than {self.model} at {self.endpoint.host} "
-                f"reads{self.quote(message)}: {self.length_advice}"
+                f"accepts{self.quote(message)}: {self.length_advice}"
             )
         )
 
@@ -262,23 +266,23 @@ def _parse_error_body(body: bytes) -> tuple[str, str]:
 
 
 def get_error_message(error: object) -> str:
-    """Return the message of an error object, in any of the formats of this protocol."""
+    """Return the message of an error object, in any of the formats that such endpoints use."""
     if isinstance(error, Mapping):
         return str(error.get("message") or error.get("detail") or error.get("error") or "")
     return str(error)
 
 
 class RetrySettings(Protocol):
-    """The settings of an endpoint that bound the attempts of a request."""
+    """Settings of an endpoint that limit the attempts of a request."""
 
     @property
     def tries(self) -> int:
-        """Attempts per request, the first included."""
+        """Maximum number of attempts per request, including the first."""
         ...
 
     @property
     def whole_seconds(self) -> float:
-        """Seconds per request, with all attempts and waits."""
+        """Maximum seconds per request, including all attempts and waits."""
         ...
 
     @property
@@ -290,12 +294,13 @@ class RetrySettings(Protocol):
 async def retry(
     settings: RetrySettings, attempt: Callable[[], Awaitable[_Result]], timeout_error: FailedAttemptError
 ) -> _Result:
-    """Return the result of the first successful attempt; waits between attempts grow, or follow
-    Retry-After.
+    """Return the result of the first successful attempt.
+
+    The waits between attempts follow the endpoint's Retry-After, or else grow.
 
     Raises:
-        FailedAttemptError: a permanent error, or no attempts are left; `timeout_error` if the total
-            time ran out.
+        FailedAttemptError: an attempt failed permanently, or the last attempt failed;
+            `timeout_error` if the total time ran out.
     """
     deadline, last_attempt = time.monotonic() + settings.whole_seconds, timeout_error
     for attempt_number in range(settings.tries):
@@ -342,20 +347,22 @@ class EventLoopThread:
         should_stop: Callable[[], bool] | None = None,
         on_text: Callable[[int, str], None] | None = None,
     ) -> _Result:
-        """Run `work` and return its result; `on_text` gets its text pieces, in the calling thread.
+        """Run `work` and return its result; the calling thread passes text fragments to `on_text`.
 
         Raises:
             StoppedError: `should_stop` returned True; the work was cancelled.
         """
-        text_pieces: SimpleQueue[_TextPiece | None] = SimpleQueue()
-        future = asyncio.run_coroutine_threadsafe(work(lambda place, text: text_pieces.put((place, text))), self._loop)
-        future.add_done_callback(lambda _: text_pieces.put(None))
+        fragments: SimpleQueue[_TextFragment | None] = SimpleQueue()
+        future = asyncio.run_coroutine_threadsafe(
+            work(lambda position, text: fragments.put((position, text))), self._loop
+        )
+        future.add_done_callback(lambda _: fragments.put(None))
         try:
-            while (text_piece := _get_next_piece(text_pieces)) is not None:
+            while (fragment := _get_next_fragment(fragments)) is not None:
                 if should_stop is not None and should_stop():
                     raise StoppedError("no caller waits for this answer any more, so it was cancelled")
-                if text_piece and on_text is not None:
-                    on_text(*text_piece)
+                if fragment and on_text is not None:
+                    on_text(*fragment)
             return future.result()
         except CancelledError as error:
             raise StoppedError("the endpoint's connections were closed, so this answer was cancelled") from error
@@ -364,7 +371,7 @@ class EventLoopThread:
 
     @property
     def is_current_thread(self) -> bool:
-        """Whether the caller runs in this thread."""
+        """Whether the caller runs in the thread of the event loop."""
         return threading.current_thread() is self._thread
 
     def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -385,16 +392,16 @@ def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _get_next_piece(pieces: "SimpleQueue[_TextPiece | None]") -> _TextPiece | tuple[()] | None:
-    """Return the next piece; () after a moment without one, None at the end."""
+def _get_next_fragment(fragments: "SimpleQueue[_TextFragment | None]") -> _TextFragment | tuple[()] | None:
+    """Return the next fragment, () if none arrives within `_POLL_SECONDS`, None at the end."""
     try:
-        return pieces.get(timeout=_POLL_SECONDS)
+        return fragments.get(timeout=_POLL_SECONDS)
     except Empty:
         return ()
 
 
 async def _cancel_and_finish(finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    other_tasks = _other_tasks()
+    other_tasks = _list_other_tasks()
     for task in other_tasks:
         task.cancel()
     await asyncio.gather(*other_tasks, return_exceptions=True)
@@ -404,8 +411,8 @@ async def _cancel_and_finish(finish: Callable[[], Coroutine[Any, Any, None]]) ->
 async def _close_generators() -> None:
     """Close unfinished async generators, about which Python would warn when the loop closes."""
     await asyncio.get_running_loop().shutdown_asyncgens()
-    await asyncio.gather(*_other_tasks(), return_exceptions=True)
+    await asyncio.gather(*_list_other_tasks(), return_exceptions=True)
 
 
-def _other_tasks() -> set[asyncio.Task[Any]]:
+def _list_other_tasks() -> set[asyncio.Task[Any]]:
     return asyncio.all_tasks() - {asyncio.current_task()}

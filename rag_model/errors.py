@@ -12,7 +12,7 @@ def format_error(error: BaseException) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a number with its noun in the right form, for messages.
+    """Return a number and its noun, in the singular or plural, for messages.
 
     >>> format_count(1, "passage"), format_count(2000, "passage")
     ('1 passage', '2,000 passages')
@@ -51,7 +51,7 @@ class RefConflictError(StoreError):
 
 
 class NotReadyError(BookwheelError):
-    """No snapshot is loaded yet, or not all of it."""
+    """No snapshot is loaded yet, or only a part of it."""
 
 
 class GoneError(BookwheelError):
@@ -98,7 +98,9 @@ class GateRefusedError(RefusedError):
     """The gate refused a snapshot: the snapshot is published, but the ref did not move."""
 
     def __init__(self, message: str, outcome: Any = None) -> None:
-        """Store the outcome that describes the snapshot; None if another process was refused."""
+        """Store the outcome that describes the snapshot; None if the error comes from another
+        process.
+        """
         super().__init__(message)
         self.outcome = outcome
 

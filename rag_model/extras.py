@@ -13,7 +13,7 @@ from types import ModuleType
 
 from rag_model.errors import MissingExtraError
 
-# Each of them installs the module `faiss`, so two of them overwrite each other's files.
+# Each of these distributions installs the module `faiss`, so two of them overwrite each other.
 _FAISS = (
     *("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu11", "faiss-gpu-cu12", "faiss-gpu-cu12-cuvs"),
     *("faiss-gpu-cu13-cuvs", "faiss-cuda"),
@@ -62,7 +62,8 @@ def hide_modules(*names: str) -> Iterator[None]:
 
 
 def format_versions(*distributions: str) -> str:
-    """Return names and versions of distributions as text for memo keys; `none` if not installed.
+    """Return the names and versions of distributions as text for memo keys; `none` if not
+    installed.
 
     >>> format_versions("no-such-distribution")
     'no-such-distribution none'
@@ -100,7 +101,7 @@ def check_single_faiss() -> None:
 
 
 def _get_version(distribution: str) -> str:
-    """Return a version; `faiss-cpu`, the name in memo keys, gives that of any faiss."""
+    """Return a version; for `faiss-cpu`, the name in memo keys, that of the installed faiss."""
     if distribution == _FAISS[0]:
         return next(iter(list_faiss_packages().values()), _NONE)
     return _get_distribution_version(distribution)

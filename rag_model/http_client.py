@@ -27,7 +27,7 @@ from rag_model.errors import InputError, UnreachableError, UsageError, format_er
 
 _Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 _ENCODING = "gzip"
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # makes zlib expect the gzip format
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # tells zlib to expect the gzip format
 
 
 class ReplyTooLargeError(Exception):
@@ -95,7 +95,7 @@ class _BodyDecoder:
         """Return decompressed bytes, at most one more than the limit, and the rest of the chunk."""
         if self._decompressor is None:
             return chunk, b""
-        if self._decompressor.eof:  # another member follows
+        if self._decompressor.eof:  # another gzip member follows
             self._decompressor = zlib.decompressobj(_GZIP_WINDOW)
         try:
             decoded = self._decompressor.decompress(chunk, self._bytes_left + 1)
@@ -108,10 +108,11 @@ CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the Us
 MAX_REDIRECTS = 5
 BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
-_CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)  # before a request was sent
+# raised before a request is sent
+_CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
-_MAX_REPLY_SECONDS = 300.0
-MAX_TRIES = 8  # of one request
+_MAX_REPLY_SECONDS = 300.0  # to receive one reply
+MAX_TRIES = 8  # attempts of one request
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
 _MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
 T = TypeVar("T")
@@ -121,7 +122,8 @@ _SECONDS_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
 class BusyError(Exception):
     """A request should be sent again later.
 
-    `seconds` is its `Retry-After`, if it sends one. `retry` gives up after `max_tries` requests.
+    `seconds` is the server's `Retry-After`, if it sent one. `retry` gives up after `max_tries`
+    requests.
     """
 
     def __init__(self, reason: str, seconds: float | None = None, max_tries: int = MAX_TRIES) -> None:
@@ -138,9 +140,11 @@ def open_polite_client(**headers: str) -> httpx.Client:
     contact = os.environ.get(CONTACT, "")
     if not re.fullmatch(r"[\x20-\x7e]{0,200}", contact):
         raise UsageError(f"{CONTACT} has characters other than printable ASCII: give an address or a URL")
-    agent = f"bookwheel (https://pypi.org/project/bookwheel{'; ' if contact else ''}{contact})"
+    user_agent = f"bookwheel (https://pypi.org/project/bookwheel{'; ' if contact else ''}{contact})"
     limits = httpx.Limits(max_connections=1)
-    return create_http_client(httpx.Client, headers={"User-Agent": agent, **headers}, timeout=_TIMEOUT, limits=limits)
+    return create_http_client(
+        httpx.Client, headers={"User-Agent": user_agent, **headers}, timeout=_TIMEOUT, limits=limits
+    )
 
 
 def is_confidential(scheme: str, host: str) -> bool:
@@ -155,7 +159,7 @@ def retry(
     """Call `send`, again after a pause while the server is busy, and return its result.
 
     Raises:
-        UnreachableError: The server cannot be reached, asks to wait for too long, or is busy for several tries.
+        UnreachableError: The server cannot be reached, asks to wait for too long, or stays busy.
     """
     pause = 1.0
     for attempt in range(1, MAX_TRIES + 1):

@@ -22,20 +22,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-# Bytes to try until a header fits; statistics may make it long.
+# Sizes in bytes that are read in turn until a header fits; statistics can make it long.
 _READ_SIZES = (256, 1 << 14, 1 << 20)
-_BUFFER_BYTES = 1 << 20  # bytes of a column that are read at once
+_BUFFER_BYTES = 1 << 20  # bytes of a column per read
 DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
 _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous one
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
-# MAP_NORESERVE.
+# 0x4000 is Linux's MAP_NORESERVE.
 _EMPTY_MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
 FREE_BYTES = 256 << 20  # decoded bytes that a row group of any file may have
 MAX_EXPANSION = 100  # a row group may decode to FREE_BYTES + this factor times the file size
 _VARINT_PATTERN = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _HEADER_PATTERN = rb"\x15(%b)\x15(%b)(?:\x15%b%%b|%%b)\x15(%b)\x15(%b)" % ((_VARINT_PATTERN,) * 5)
-# Headers of most writers, except statistics at the end. A match takes a tenth of `_parse_struct`'s
-# time.
+# Patterns of the headers that most writers produce, without the statistics at their end. Matching
+# takes a tenth of `_parse_struct`'s time.
 _USUAL_HEADERS = {
     DICTIONARY_PAGE: re.compile(rb"\x15\x04%b[\x11\x12]?\x00\x00" % (_HEADER_PATTERN % (b"\x3c", b"\x4c"))),
     DATA_PAGE: re.compile(
@@ -48,11 +48,11 @@ _MAX_DEPTH = 8  # nested structs; a page header has three levels
 
 
 class PagesError(ValueError):
-    """The pages of a column are invalid or too large; the message lacks a full stop."""
+    """The pages of a column are invalid or too large; the message starts with a verb."""
 
 
-# Header bytes, page type, decoded bytes, stored bytes, values, encoding. A class would take twice
-# as long.
+# (header bytes, page type, decoded bytes, stored bytes, number of values, encoding). Creating an
+# object of a class would take twice as long.
 _Page = tuple[int, int, int, int, int, int]
 ReadAt = Callable[[int, int], bytes]  # (offset, size) -> bytes of a file
 
@@ -90,7 +90,7 @@ def list_text_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list
 
 
 def compute_decoded_size(column: Any) -> int:
-    """Return the bytes of a column if every row had its own copy of its dictionary value."""
+    """Return the bytes that a column would take if no rows shared their dictionary values."""
     data_type = column.type
     if pa.types.is_dictionary(data_type):
         return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
@@ -127,7 +127,7 @@ def check_groups(
     first: int = 0,
     end: int | None = None,
 ) -> int:
-    """Check, with `check_pages`, columns of the row groups that have rows of [first, end).
+    """Check columns with `check_pages` in the row groups that contain rows of [first, end).
 
     `size` is the number of bytes of the file.
 
@@ -156,15 +156,15 @@ def iter_row_range(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows [first, end) in order, each batch of one row group; reads no other row groups."""
     for group, start, stop in _list_groups(file, first, end):
-        next_row, last = start, stop if end is None else min(stop, end)
+        next_row, end_row = start, stop if end is None else min(stop, end)
         # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. No
         # threads are used, because each would hold on to memory that it freed.
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
             skip_count, next_row = max(first - next_row, 0), next_row + len(batch)
-            selected = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - last, 0), 0))
+            selected = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end_row, 0), 0))
             if len(selected):
                 yield selected
-            if next_row >= last:
+            if next_row >= end_row:
                 break
 
 
@@ -178,19 +178,19 @@ def _list_groups(file: pq.ParquetFile, first: int, end: int | None) -> list[tupl
 def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_bytes: int) -> list[int]:
     """Check that columns of a row group decode to at most `max_bytes`, counting each value once.
 
-    A text that a dictionary encodes several times counts once: read such columns as dictionaries,
-    or few rows at a time. Returns, for each column, the maximum bytes of one value of its text
+    A dictionary value that several rows use counts once, so read such columns as dictionaries, or
+    a few rows at a time. Returns, for each column, the maximum bytes of one value of its text
     dictionary; 0 if it has none.
 
     Raises:
-        PagesError: The columns decode to more bytes, or their pages are invalid.
+        PagesError: The columns decode to more than `max_bytes`, or their pages are invalid.
         OSError: The file cannot be read.
     """
     total, dictionary_bytes = 0, []
     for chunk in chunks:
-        decoded, dictionary = _measure_column(read, chunk)
-        total += decoded
-        dictionary_bytes.append(dictionary)
+        decoded_bytes, text_bytes = _measure_column(read, chunk)
+        total += decoded_bytes
+        dictionary_bytes.append(text_bytes)
         if total > max_bytes:
             raise PagesError(f"decodes to more than {max_bytes >> 20:,} MiB, far more than its size")
     return dictionary_bytes
@@ -199,24 +199,30 @@ def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_byte
 def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     """Return the decoded bytes of a column and of its text dictionary."""
     physical_type = chunk.physical_type
-    offset, total, values, width, dictionary_bytes = find_column_start(chunk), 0, 0, _WIDTHS.get(physical_type, 0), 0
-    end, rows = offset + chunk.total_compressed_size, chunk.num_values
-    while values < rows and 0 <= offset < end:
-        length, page, decoded, stored, n_values, encoding = read_page_header(read, offset)
-        offset += length + stored
-        total += decoded
-        if page == DICTIONARY_PAGE:
+    offset, total_bytes, n_read, width, dictionary_bytes = (
+        find_column_start(chunk),
+        0,
+        0,
+        _WIDTHS.get(physical_type, 0),
+        0,
+    )
+    end, n_total = offset + chunk.total_compressed_size, chunk.num_values
+    while n_read < n_total and 0 <= offset < end:
+        header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding = read_page_header(read, offset)
+        offset += header_bytes + stored_bytes
+        total_bytes += decoded_bytes
+        if page_type == DICTIONARY_PAGE:
             if physical_type == "BYTE_ARRAY":
-                dictionary_bytes += decoded
+                dictionary_bytes += decoded_bytes
             elif not width:  # fixed-length values
-                width = decoded // max(1, n_values) + 1
-        elif page in (DATA_PAGE, _DATA_PAGE_V2):
-            values += n_values
+                width = decoded_bytes // max(1, n_values) + 1
+        elif page_type in (DATA_PAGE, _DATA_PAGE_V2):
+            n_read += n_values
             if encoding == _DELTA_BYTE_ARRAY:
-                total += decoded * n_values
-    if values != rows or offset > end:
+                total_bytes += decoded_bytes * n_values
+    if n_read != n_total or offset > end:
         raise PagesError(f"has pages of column {chunk.path_in_schema} that do not fit its footer")
-    return total + values * width, dictionary_bytes
+    return total_bytes + n_read * width, dictionary_bytes
 
 
 def find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
@@ -256,21 +262,21 @@ def read_page_header(read: ReadAt, offset: int) -> _Page:
 
 
 def _parse_usual_header(data: bytes) -> _Page | None:
-    """Parse a header in the form of most writers; None if it has another form."""
-    kind = data[1] >> 1
-    match = _USUAL_HEADERS[kind].match(data) if kind in _USUAL_HEADERS else None
+    """Parse a header of the form that most writers use; return None for other forms."""
+    page_type = data[1] >> 1
+    match = _USUAL_HEADERS[page_type].match(data) if page_type in _USUAL_HEADERS else None
     if not match:
         return None
-    length = match.end()
-    if data[length - 1]:
-        length = _skip_statistics(data, length)
-        if data[length] or data[length + 1]:
+    header_bytes = match.end()
+    if data[header_bytes - 1]:
+        header_bytes = _skip_statistics(data, header_bytes)
+        if data[header_bytes] or data[header_bytes + 1]:
             return None
-        length += 2
+        header_bytes += 2
     decoded, stored, values, encoding = match.groups()
     return (
-        length,
-        kind,
+        header_bytes,
+        page_type,
         _decode_unsigned(decoded),
         _decode_unsigned(stored),
         _decode_unsigned(values),
@@ -282,12 +288,12 @@ def _skip_statistics(data: bytes, start: int) -> int:
     """Return the end of a struct, with a fast path for short numbers, bytes and booleans."""
     offset = start
     while head := data[offset]:
-        kind, size = head & 15, data[offset + 1]
-        if kind == 8 and size < 128 and head > 15:
+        field_type, size = head & 15, data[offset + 1]
+        if field_type == 8 and size < 128 and head > 15:
             offset += size + 2
-        elif kind == 6 and size < 128 and head > 15:
+        elif field_type == 6 and size < 128 and head > 15:
             offset += 2
-        elif kind in (1, 2) and head > 15:
+        elif field_type in (1, 2) and head > 15:
             offset += 1
         else:
             return _parse_struct(data, start)[1]
@@ -305,25 +311,25 @@ def _decode_unsigned(data: bytes) -> int:
     return value >> 1
 
 
-def _build_page(fields: dict[int, Any], length: int) -> _Page:
-    kind, decoded, stored = (fields.get(number) for number in (1, 2, 3))
-    inner = fields.get(
-        {DATA_PAGE: 5, DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(kind if isinstance(kind, int) else -1, 0), {}
+def _build_page(fields: dict[int, Any], header_bytes: int) -> _Page:
+    page_type, decoded_bytes, stored_bytes = (fields.get(number) for number in (1, 2, 3))
+    page_fields = fields.get(
+        {DATA_PAGE: 5, DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(page_type if isinstance(page_type, int) else -1, 0), {}
     )
-    values = inner.get(1, 0) if isinstance(inner, dict) else 0
-    encoding = inner.get(4 if kind == _DATA_PAGE_V2 else 2, 0) if isinstance(inner, dict) else 0
-    values_or_none = (kind, decoded, stored, values, encoding)
+    n_values = page_fields.get(1, 0) if isinstance(page_fields, dict) else 0
+    encoding = page_fields.get(4 if page_type == _DATA_PAGE_V2 else 2, 0) if isinstance(page_fields, dict) else 0
+    values_or_none = (page_type, decoded_bytes, stored_bytes, n_values, encoding)
     numbers = [value for value in values_or_none if isinstance(value, int) and value >= 0]
     if len(numbers) < len(values_or_none):
         raise PagesError(_BAD_HEADER)
-    kind, decoded, stored, values, encoding = numbers
-    return length, kind, decoded, stored, values, encoding
+    page_type, decoded_bytes, stored_bytes, n_values, encoding = numbers
+    return header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding
 
 
 def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Parse a Thrift struct; return its numbers and structs by field, and its end.
+    """Parse a Thrift struct; return (its numbers and structs by field number, offset of its end).
 
-    Raises an IndexError if the bytes end inside the struct. A single loop, because it runs for
+    Raises an IndexError if the bytes end inside the struct. It is a single loop because it runs for
     every page.
     """
     if depth > _MAX_DEPTH:
@@ -336,27 +342,27 @@ def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, A
             field += head >> 4
         else:
             field, offset = _parse_zigzag(data, offset)
-        kind = head & 15
-        if kind == 5 and data[offset] < 128:  # most numbers have one byte
+        field_type = head & 15
+        if field_type == 5 and data[offset] < 128:  # most numbers have one byte
             values_by_field[field] = data[offset] >> 1 ^ -(data[offset] & 1)
             offset += 1
-        elif 4 <= kind <= 6:
+        elif 4 <= field_type <= 6:
             values_by_field[field], offset = _parse_zigzag(data, offset)
-        elif kind == 12:
+        elif field_type == 12:
             values_by_field[field], offset = _parse_struct(data, offset, depth + 1)
-        elif kind == 8:
+        elif field_type == 8:
             size, offset = parse_varint(data, offset)
             offset += size
-        elif kind in (3, 7):
-            offset += 1 if kind == 3 else 8
-        elif kind not in (1, 2):
+        elif field_type in (3, 7):
+            offset += 1 if field_type == 3 else 8
+        elif field_type not in (1, 2):
             raise PagesError("has a page whose header contains an unknown type")
     return values_by_field, offset + 1
 
 
 def _parse_zigzag(data: bytes, offset: int) -> tuple[int, int]:
-    count, offset = parse_varint(data, offset)
-    return count >> 1 ^ -(count & 1), offset
+    unsigned, offset = parse_varint(data, offset)
+    return unsigned >> 1 ^ -(unsigned & 1), offset
 
 
 def parse_varint(data: bytes, offset: int) -> tuple[int, int]:

@@ -28,10 +28,11 @@ class Registry(Generic[T]):
         """Create a registry.
 
         Args:
-            noun: what an object is, for messages.
-            group: group of entry points.
+            noun: word for an object in messages, such as `measure`.
+            group: group of entry points, such as `bookwheel.index_kinds`.
             built_in: built-in objects, name -> `module:object`.
-            base: class of which objects of packages must be instances; None: callers check them.
+            base: class of which the objects of installed packages must be instances; None if the
+                callers check them.
         """
         self.noun, self.group = noun, group
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
@@ -40,7 +41,7 @@ class Registry(Generic[T]):
         self._lock = RLock()  # reentrant: a module may look up another object while it is imported
 
     def find(self, name: str) -> T | None:
-        """Return the object of that name, or None if there is none.
+        """Return the object of this name, or None if there is none.
 
         Raises:
             InputError: The package that provides it cannot be imported or registers a wrong object,
@@ -76,7 +77,7 @@ class Registry(Generic[T]):
         return InputError(f"{self.describe(name)} {problem}: {expected}, or uninstall its package")
 
     def call(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function of the object of this name; an error of the call names the object's
+        """Call a function that belongs to the object of this name; errors name the object's
         package.
 
         Raises:
@@ -92,7 +93,7 @@ class Registry(Generic[T]):
             raise InputError(f"{self.describe(name)} fails ({reason}): repair or uninstall its package") from error
 
     def is_built_in(self, name: str) -> bool:
-        """Return whether the object of that name is built in."""
+        """Return whether the object of this name is built in."""
         return name in self._built_in
 
     def iter_built_in(self) -> Iterator[T]:
@@ -146,8 +147,12 @@ def _list_entry_points(group: str) -> Sequence[EntryPoint]:
 
 @lru_cache(maxsize=1)  # reads hundreds of files, and a build needs several groups
 def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[EntryPoint]]:
-    found = entry_points()
-    return {name: tuple(found.select(group=name)) for name in found.groups if name.startswith("bookwheel.")}
+    all_entry_points = entry_points()
+    return {
+        name: tuple(all_entry_points.select(group=name))
+        for name in all_entry_points.groups
+        if name.startswith("bookwheel.")
+    }
 
 
 def _get_change_time(folder: Path) -> int:

@@ -6,7 +6,7 @@ faults per passage, and parallel processes wait for one another in the kernel. P
 or serve therefore keep freed memory (`keep_freed_memory`); vectors do not depend on it.
 
 Training does the opposite (`release_freed_memory`). Keeping blocks made no step faster and took 8 %
-more memory. A third of a step's memory was fragmentation at glibc's defaults as well: batches
+more memory. At glibc's defaults too, a third of a step's memory was lost to fragmentation: batches
 differ in length, long-lived blocks lie between them, and torch's aligned blocks do not fit into a
 hole of their own size. Other allocators and other C libraries are left as they are.
 
@@ -16,7 +16,7 @@ crash or an exceeded limit ends only the child. The time limit is in CPU seconds
 machine even a small call can take 20 s. A child that waits instead of computing is killed after
 `_ELAPSED_FACTOR` times as many seconds.
 
-**Amounts.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
+**Sizes.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
 **Temporary folders.** A process holds a lock on each of its temporary folders. The kernel releases
 the lock when the process ends, even if it is killed, so a later process recognises abandoned
@@ -60,7 +60,7 @@ _KEEP_SETTINGS = {
 }
 _RELEASE_SETTINGS = {
     _MMAP_THRESHOLD: 4 * _MIB,  # larger blocks are mapped; for smaller ones mapping costs too much
-    _TRIM_THRESHOLD: _MIB // 8,  # glibc's default, as the next
+    _TRIM_THRESHOLD: _MIB // 8,  # glibc's default, as is the next
     _TOP_PAD: _MIB // 8,
 }
 
@@ -124,18 +124,22 @@ def claim_gpu(count: int) -> int:
     Args:
         count: the number of GPUs that CUDA sees, at least 1.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     # An entry names the same GPU in all processes, even if each of them sees other GPUs.
-    names = visible[:count] if len(visible) >= count > 0 and visible[0] else [str(number) for number in range(count)]
+    gpu_names = (
+        visible_gpus[:count]
+        if len(visible_gpus) >= count > 0 and visible_gpus[0]
+        else [str(number) for number in range(count)]
+    )
     with _gpu_lock:
-        return _claim_gpu(os.getpid(), tuple(re.sub(r"\W", "-", name.strip()) for name in names))
+        return _claim_gpu(os.getpid(), tuple(re.sub(r"\W", "-", name.strip()) for name in gpu_names))
 
 
 @cache
-def _claim_gpu(process: int, names: tuple[str, ...]) -> int:
+def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
     for position in range(_SHARING_PROCESSES):
-        for number, name in enumerate(names):
-            path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{name}-{position}.lock"
+        for number, gpu_name in enumerate(gpu_names):
+            path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{gpu_name}-{position}.lock"
             with suppress(OSError):  # held by another process, or the folder is read-only
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
                 try:
@@ -144,7 +148,7 @@ def _claim_gpu(process: int, names: tuple[str, ...]) -> int:
                     os.close(descriptor)
                     continue
                 return number  # the descriptor stays open as long as the process lives
-    return process % len(names)
+    return process_id % len(gpu_names)
 
 
 def use_system_allocator_for_arrow() -> None:
@@ -242,7 +246,7 @@ def count_cpu_seconds() -> float:
 
 
 def report_cpu_seconds(seconds: float) -> None:
-    """Count CPU seconds of processes that are not children of this one, such as forked workers."""
+    """Add CPU seconds of processes that are not children of this one, such as forked workers."""
     _reported_cpu_seconds.append(seconds)
 
 
@@ -253,16 +257,16 @@ def limit_by_environment(available: int, variable: str, description: str) -> int
         UsageError: The variable is not a whole number of at least 1; `description` says what it
             means.
     """
-    setting = os.environ.get(variable)
-    if not setting:
+    text = os.environ.get(variable)
+    if not text:
         return available
     with suppress(ValueError):
-        if (limit := int(setting)) > 0:
+        if (limit := int(text)) > 0:
             return min(limit, available)
-    raise UsageError(f"{variable} is {setting!r}: set it to a {description}, at least 1, or unset it")
+    raise UsageError(f"{variable} is {text!r}: set it to a {description}, at least 1, or unset it")
 
 
-_EXIT_SECONDS = 2.0  # that a child may need to end after it has closed its output
+_EXIT_SECONDS = 2.0  # time that a child has to end after it has closed its output
 _ELAPSED_FACTOR = 10  # seconds that may pass for each CPU second that a child may use
 
 
@@ -305,7 +309,7 @@ class ChildWorker:
         Args:
             module: module to run; its last statement is `serve_calls(open_function)` or, without a
                 state, `serve_call(function)`.
-            state: JSON value from which the child opens its function, once.
+            state: JSON value that the child passes to `open_function`, once.
             memory: bytes that the child may allocate in addition to Python and its modules.
         """
         self._module, self._request, self._memory = module, {"state": state, "memory": memory}, memory
@@ -358,7 +362,7 @@ class ChildWorker:
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         )
         self._process, self._finalizer = process, weakref.finalize(self, _end_process, process)
-        with suppress(OSError):  # the child died, and the call finds out how
+        with suppress(OSError):  # if the child died, the following call reports how
             _write_line(process.stdin, self._request)
         return process
 
@@ -409,7 +413,8 @@ def serve_call(function: Callable[[Any], Any]) -> None:
 def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Execute the calls of a `ChildWorker`: open the function once, and write one line per call."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library may print
+    # so that output of libraries does not mix with the replies
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     request = json.loads(sys.stdin.buffer.readline())
     _limit_resources(request["memory"])
     opened_functions: list[Callable[[Any], Any]] = []
@@ -463,7 +468,8 @@ def _answer_call(function: Callable[[Any], Any], value: Any) -> str:
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 22, 38, 2  # of the kernel's prctl.h and seccomp.h
 _IO_URING_SETUP = 425  # opens sockets too; the same number on all processors
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050001  # seccomp's verdicts; the second gives EPERM
+# seccomp's return values; the second makes a call fail with EPERM
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050001
 # By processor: its number in the kernel's audit.h, and the number of the system call `socket`.
 _SOCKET_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 

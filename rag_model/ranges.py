@@ -1,4 +1,4 @@
-"""Read ranges of remote files, verified and cached, before the files are there as a whole.
+"""Read verified and cached ranges of remote files, without downloading the whole files.
 
 A remote file is divided into blocks (`BlockLayout`), and each block has a digest: the first 16
 bytes of its SHA-256. A `CachedFile` is a sparse local file of the same size. `CachedFile.load`
@@ -35,9 +35,9 @@ from rag_model.errors import ResourceError, StoreError
 
 DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
-_MAX_RUN_BYTES = 1 << 20  # maximum of one request; longer ranges are read by parallel requests
+_MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
-_MAX_MEMORY_BYTES = 256 << 20  # maximum of the blocks in memory
+_MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory
 _HEADROOM_SHARES = 8  # an eviction frees an additional eighth of the maximum
 _DISK_PAGE_BYTES = 4 << 10  # allocation unit of the disk
 _SUFFIX = ".ranges"
@@ -58,28 +58,32 @@ def digest_ranges(data: bytes | memoryview, bounds: Iterable[int]) -> bytes:
 
 
 def pack_bounds(bounds: npt.ArrayLike) -> str:
-    """Return the boundaries of blocks, (blocks + 1,), as text; a block has less than 64 KiB."""
+    """Encode the boundaries of blocks, (blocks + 1,), as text; every block is smaller than 64
+    KiB.
+    """
     return base64.b64encode(np.diff(bounds).astype("<u2").tobytes()).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The division of a file into blocks: of equal size but the last, or with explicit boundaries."""
+    """The division of a file into blocks, of equal size except the last or with explicit
+    boundaries.
+    """
 
-    size: int  # of the file in bytes
-    block_bytes: int  # with boundaries only an estimate
+    size: int  # bytes of the file
+    block_bytes: int  # bytes per block; with explicit boundaries, an estimate
     bounds: Numbers | None = None  # (blocks + 1,) from 0 to `size`; None: blocks of equal size
 
     @classmethod
     def unpack(cls, size: int, block_bytes: int, packed: str) -> Self:
-        """Return the layout whose boundaries `pack_bounds` has packed.
+        """Return a layout from the text that `pack_bounds` returned.
 
         Raises:
             ValueError: the blocks do not add up to `size`.
         """
         lengths = np.frombuffer(base64.b64decode(packed), "<u2")
         if not lengths.all() or lengths.sum(dtype=np.int64) != size:
-            raise ValueError("the boundaries of blocks do not fit the file")
+            raise ValueError("the blocks do not add up to the size of the file")
         return cls(size, block_bytes, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
     @property
@@ -102,7 +106,9 @@ class BlockLayout:
         return slice(first, last + 1)
 
     def get_starts(self, blocks: Numbers) -> Numbers:
-        """Return the first offset of each block; that of block `count` is the size of the file."""
+        """Return the offset of each block; the offset of block number `count` is the size of the
+        file.
+        """
         if self.bounds is None:
             return np.minimum(blocks * self.block_bytes, self.size)
         starts: Numbers = self.bounds[blocks]
@@ -132,7 +138,9 @@ class RangeFile(io.RawIOBase):
     """
 
     def __init__(self, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
-        """Read the bytes [start, end) by `read(start, end)`; `name` is used in messages."""
+        """Create a file whose bytes [start, end) are `read(start, end)`; messages contain
+        `name`.
+        """
         self.name = name
         self._size, self._read, self._position = size, read, 0
 
@@ -159,7 +167,9 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return `size` bytes, or fewer at the end of the file; `readinto` would copy them."""
+        """Return `size` bytes, or fewer at the end of the file, without the copy that `readinto`
+        makes.
+        """
         end = self._size if size is None or size < 0 else min(self._position + size, self._size)
         data = self._read(self._position, end) if self._position < end else b""
         self._position += len(data)
@@ -170,7 +180,7 @@ class RangeCache:
     """Keeps blocks of remote files on the disk, up to a number of bytes. Thread-safe."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Keep the sparse files in `folder`, which is created when it is needed."""
+        """Create a cache with its sparse files in `folder`, which is created when it is needed."""
         self.folder, self.max_bytes = folder, max_bytes
         # Counts since the start. The requests of a round are sent together.
         self.rounds = self.requests = self.fetched_bytes = 0
@@ -206,15 +216,15 @@ class RangeCache:
             os.ftruncate(descriptor, layout.size)
         except OSError as error:
             raise _build_write_error(self.folder, error) from error
-        ranged = CachedFile(self, name, descriptor, layout, digests, read)
+        cached_file = CachedFile(self, name, descriptor, layout, digests, read)
         with self._lock:
-            self._files.append(ranged)
-            self._used_bytes += layout.count_disk_bytes(ranged.list_stored())
-        return ranged
+            self._files.append(cached_file)
+            self._used_bytes += layout.count_disk_bytes(cached_file.list_stored())
+        return cached_file
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep all blocks of files that are loaded in this context until it ends."""
+        """Keep all blocks that are loaded inside this context until it ends."""
         with self._lock:
             self._clock += 1
             start = self._clock
@@ -240,21 +250,23 @@ class RangeCache:
             return
         with self._lock:
             self.rounds += 1
-        pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
-        fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*pages, *missing]]
-        for fetch in fetches:  # pages of digests first: they verify the other blocks
+        digest_pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
+        fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing]]
+        for fetch in fetches:  # digests first, because they verify the other blocks
             fetch.file._store_runs([(run, future.result()) for run, future in fetch.runs])
 
     def _find_missing(
         self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers] | None]
     ) -> list[tuple["CachedFile", Numbers]]:
-        """Record that ranges are used; return the blocks that are not verified, by file."""
-        blocks: dict[CachedFile, list[Numbers]] = {}
+        """Record that ranges are used; return (file, blocks that are not verified) for each
+        file.
+        """
+        blocks_by_file: dict[CachedFile, list[Numbers]] = {}
         with self._lock:
-            for item in ranges:
-                if item is not None and len(unverified := item[0]._mark_used(*item[1:], self._clock)):
-                    blocks.setdefault(item[0], []).append(unverified)
-        return [(file, np.unique(np.concatenate(arrays))) for file, arrays in blocks.items()]
+            for file_range in ranges:
+                if file_range is not None and len(unverified := file_range[0]._mark_used(*file_range[1:], self._clock)):
+                    blocks_by_file.setdefault(file_range[0], []).append(unverified)
+        return [(file, np.unique(np.concatenate(arrays))) for file, arrays in blocks_by_file.items()]
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
@@ -265,13 +277,14 @@ class RangeCache:
             os.close(file._descriptor)
 
     def _start_fetch(self, file: "CachedFile", blocks: Numbers) -> "_Fetch":
-        """Request runs of adjacent blocks."""
+        """Start requests for blocks, one for each run of adjacent blocks."""
         if not len(blocks):
             return _Fetch(file, [])
         starts, is_first = file.layout.get_starts(blocks), np.append(True, np.diff(blocks) > 1)
         run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(blocks)), 0))]
-        requests = (starts - run_starts) // _MAX_RUN_BYTES  # number of the request within the run
-        runs = np.split(blocks, np.flatnonzero(is_first[1:] | (np.diff(requests) > 0)) + 1)
+        # number of the request within the run
+        request_numbers = (starts - run_starts) // _MAX_RUN_BYTES
+        runs = np.split(blocks, np.flatnonzero(is_first[1:] | (np.diff(request_numbers) > 0)) + 1)
         return _Fetch(file, [(run, self._pool.submit(self._fetch, file, run)) for run in runs])
 
     def _fetch(self, file: "CachedFile", run: Numbers) -> bytes:
@@ -300,17 +313,17 @@ class RangeCache:
 
     def _evict(self, target_bytes: int) -> None:
         """Remove the least recently used blocks until at most `target_bytes` are left."""
-        limit = min(self._running, default=self._clock + 1)
-        candidates = [file._list_evictable(limit) for file in self._files]
-        times = np.concatenate([np.empty(0, np.int64), *(used for _, used in candidates)])
+        clock_limit = min(self._running, default=self._clock + 1)
+        candidates = [file._list_evictable(clock_limit) for file in self._files]
+        last_used_times = np.concatenate([np.empty(0, np.int64), *(used for _, used in candidates)])
         owners = np.repeat(np.arange(len(self._files)), [len(used) for _, used in candidates])
         blocks = np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in candidates)])
-        for i in np.argsort(times, kind="stable").tolist():
+        for i in np.argsort(last_used_times, kind="stable").tolist():
             if self._used_bytes <= target_bytes:
                 return
             file = self._files[owners[i]]
             if not file._free_block(int(blocks[i])):
-                return  # this file system cannot free a part of a file
+                return  # the file system cannot free a part of a file
             self._used_bytes -= file.layout.count_disk_bytes(blocks[i : i + 1])
 
     def _create_file(self, identity: str) -> int:
@@ -357,7 +370,7 @@ class StoredDigests:
     """The location of a file's digests in another file."""
 
     file: "CachedFile"
-    first: int  # number of the first block's digest
+    first: int  # position of the first block's digest, counted in digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,9 +397,12 @@ class CachedFile:
         self.cache, self.name, self.layout, self.size = cache, name, layout, layout.size
         self.path = Path(f"/proc/self/fd/{descriptor}")  # valid even if the file is deleted
         self._descriptor, self._digests, self._read = descriptor, digests, read
-        self._is_verified = np.zeros(layout.count, bool)  # verified by this process, and still on the disk
-        self._is_stored = np.zeros(layout.count, bool)  # on the disk, perhaps by an earlier process
-        self._last_used = np.zeros(layout.count, np.int64)  # by the clock of the cache
+        # (count,) verified by this process, and still on the disk
+        self._is_verified = np.zeros(layout.count, bool)
+        # (count,) on the disk, perhaps written by an earlier process
+        self._is_stored = np.zeros(layout.count, bool)
+        # (count,) time of the last use, by the clock of the cache
+        self._last_used = np.zeros(layout.count, np.int64)
         for start, end in _iter_extents(descriptor, layout.size):
             self._is_stored[layout.locate_range(start, end)] = True
 
@@ -452,7 +468,9 @@ class CachedFile:
         return self._digests.file, starts, starts + DIGEST_BYTES
 
     def _read_digests(self, first: int, count: int) -> bytes:
-        """Return the digests of adjacent blocks, whose pages of digests are already loaded."""
+        """Return the digests of adjacent blocks; if they are in another file, they must be
+        loaded.
+        """
         if isinstance(self._digests, bytes):
             return self._digests[DIGEST_BYTES * first : DIGEST_BYTES * (first + count)]
         descriptor = self._digests.file._descriptor
@@ -465,7 +483,7 @@ class CachedFile:
             return blocks
         if (location := self._locate_digests(stored)) is not None:
             self.cache.load([location])
-        is_sound = np.array([self._matches(block, self._read_stored(block)) for block in stored.tolist()])
+        is_sound = np.array([self._matches_digest(block, self._read_stored(block)) for block in stored.tolist()])
         self._is_verified[stored[is_sound]] = True
         return np.setdiff1d(blocks, stored[is_sound], assume_unique=True)
 
@@ -473,7 +491,7 @@ class CachedFile:
         start, end = self._get_bounds(block, block + 1)
         return os.pread(self._descriptor, end - start, start)
 
-    def _matches(self, block: int, data: bytes) -> bool:
+    def _matches_digest(self, block: int, data: bytes) -> bool:
         """Return whether bytes have the digest of a block."""
         return digest_ranges(data, [0, len(data)]) == self._read_digests(block, 1)
 
@@ -507,11 +525,11 @@ class CachedFile:
         sound_blocks = []
         for block, (start, end) in zip(run.tolist(), pairwise(bounds), strict=True):
             block_data = data[start - bounds[0] : end - bounds[0]]
-            if not self._matches(block, block_data):
+            if not self._matches_digest(block, block_data):
                 problem = f"bytes {start:,} to {end:,} of {self.name} do not match their digest"
                 _LOG.warning("%s and are read again", problem)
                 block_data = self._read_remote(block, block + 1)
-                if not self._matches(block, block_data):
+                if not self._matches_digest(block, block_data):
                     raise StoreError(
                         f"{problem}, although they were read twice: run `verify`, and restore the file from a copy"
                     )
@@ -536,7 +554,7 @@ class CachedFile:
             view, start = view[size:], start + size
 
     def _list_evictable(self, limit: int) -> tuple[Numbers, Numbers]:
-        """Return the stored blocks last used before the clock `limit`, and these times."""
+        """Return the stored blocks last used before the clock `limit`, and when each was used."""
         blocks = np.flatnonzero(self._is_stored & (self._last_used < limit))
         return blocks, self._last_used[blocks]
 

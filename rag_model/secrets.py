@@ -23,7 +23,7 @@ _EMBEDDED_URL = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]+:[/\\]{2}[^\s\"'<>]+")
 _URL_PREFIX = re.compile(r"[A-Za-z][\w+.-]+:/")
 _INVISIBLE = re.compile(r"[\x00-\x20\x7f]")
 _SCHEME_WITHOUT_HOST = re.compile(r"(?P<scheme>https?):(?![/\\:])", re.IGNORECASE)
-# Also if `::` is a part of the password.
+# Also matches if `::` is a part of the password.
 _USER_ANYWHERE = re.compile(r"(?P<scheme>[\w+.-]*):[/\\]{2}[^/\\?#]*@")
 # Schemes in which `?` is a glob character, as in `part-?.bz2`, unless an assignment follows.
 _GLOB_SCHEMES = frozenset([
@@ -45,11 +45,11 @@ _VARIABLES = {
 # user:password@ of a URL; a password may contain / and @. In hf:// URLs the @ after a slash starts
 # a revision.
 _USER = re.compile(r"(?<=://)(?<!hf://)[^@\s]+(?:@[^@\s]*)*@|(?<=hf://)[^@/\s]*@")
-_QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # signatures are in the query
+_QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # a signature is a part of the query
 _SECRET_NAMES = re.compile(
     r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCOUNT_KEY|CONNECTION_STRING", re.IGNORECASE
 )
-# In a connection string.
+# A secret in an Azure connection string.
 _AZURE_SECRET = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")
 _MIN_SECRET_LENGTH = 6  # characters; shorter values are words
 
@@ -68,7 +68,7 @@ def refuse_secret(url: str) -> None:
     """
     text = _INVISIBLE.sub("", url)  # libraries ignore these characters too
     if scheme_only := _SCHEME_WITHOUT_HOST.match(text):
-        raise _secret_error(scheme_only["scheme"].lower(), "names no host behind //")
+        raise _secret_error(scheme_only["scheme"].lower(), "has no host after //")
     urls = [url_match for url_match in map(_URL.match, text.split("::")) if url_match]
     for link in urls:
         scheme = link["scheme"].lower()
@@ -115,10 +115,10 @@ def _build_url_patterns(start: str, blanks: str, stops: str) -> list[str]:
     """
     slashes, host = rf"{blanks}(?:[/\\]{blanks})+", rf"[^/\\?#{stops}]"
     harmless, end = "|".join(sorted(HARMLESS_PARAMETERS)), rf"(?:[=?&;#{stops}]|(?![\s\S]))"
-    globbing = rf"(?i:{'|'.join(sorted(_GLOB_SCHEMES))}){blanks}:"
+    glob_start = rf"(?i:{'|'.join(sorted(_GLOB_SCHEMES))}){blanks}:"
     scheme = rf"{start}[A-Za-z]{blanks}(?:[\w+.-]{blanks})+:{slashes}"
-    glob_scheme = rf"{start}{globbing}{slashes}"
-    other_scheme = rf"{start}(?!{globbing})[A-Za-z]{blanks}(?:[\w+.-]{blanks})+:{slashes}"
+    glob_scheme = rf"{start}{glob_start}{slashes}"
+    other_scheme = rf"{start}(?!{glob_start})[A-Za-z]{blanks}(?:[\w+.-]{blanks})+:{slashes}"
     rest = rf"[^{stops}]" if stops else r"[\s\S]"
     return [
         rf"{scheme}{host}*(?:@|%40)",
@@ -151,7 +151,7 @@ def refuse_secrets(value: object) -> None:
     Raises:
         UsageError: A string contains a URL that may contain a secret.
     """
-    for text in _iter_texts(value):
+    for text in _iter_strings(value):
         refuse_secret(text)
         for url in _EMBEDDED_URL.findall(text):
             refuse_secret(url)
@@ -171,7 +171,7 @@ def mask_secrets(text: str) -> str:
 def _has_user(host: str) -> bool:
     """Return whether a URL's authority contains more than a host and a port."""
     decoded_host = unquote(host)
-    # After the brackets of an IPv6 address.
+    # The port follows the brackets of an IPv6 address.
     port = decoded_host.rpartition("]")[2].partition(":")[2]
     return "@" in decoded_host or (bool(port) and not port.isdigit() and not decoded_host.startswith("arn:"))
 
@@ -198,16 +198,16 @@ def _secret_error(scheme: str, problem: str) -> UsageError:
     )
 
 
-def _iter_texts(value: object) -> Iterator[str]:
+def _iter_strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from _iter_texts([*value.items()])
+        yield from _iter_strings([*value.items()])
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from _iter_texts([getattr(value, field.name) for field in fields(value)])
+        yield from _iter_strings([getattr(value, field.name) for field in fields(value)])
     elif isinstance(value, Iterable) and not isinstance(value, bytes):
         for item in value:
-            yield from _iter_texts(item)
+            yield from _iter_strings(item)
 
 
 def _list_secrets() -> list[str]:

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 _PANIC_CLASS = "PanicException"  # pyo3's class, which cannot be imported
 _TRIAL_SECONDS = 20.0  # CPU seconds for all texts of the trial; a harmless tokenizer takes 0.1 s
-_TEXT_SECONDS = 0.5  # for one text of the trial; a harmless tokenizer takes a millisecond
-_MEMORY = 1 << 30  # bytes of a child
+_TEXT_SECONDS = 0.5  # CPU seconds for one text of the trial; a harmless tokenizer takes 1 ms
+_MEMORY = 1 << 30  # bytes that a child may allocate
 _TRIAL_LENGTH = 2_000  # characters; the longest query that a service accepts
+# Texts that the trial repeats.
 _RUNS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
-_MAX_RUNS = 64
+_MAX_RUNS = 64  # characters, literals or pairs of the rules that the trial repeats
 # CPU seconds of a call: `_CALL_SECONDS`, and one more for each `_CHARACTERS_PER_SECOND`, which
 # is a tenth of the speed of a common tokenizer.
 _CALL_SECONDS = 10.0
@@ -85,7 +86,7 @@ _KNOWN_PATTERNS = frozenset(
 
 
 def load_tokenizer_file(file: Path) -> "Tokenizer":
-    """Load a tokenizer; one with patterns of its own is a `GuardedTokenizer`.
+    """Load a tokenizer, as a `GuardedTokenizer` if it has patterns that no common model has.
 
     Raises:
         InputError: The file is missing or damaged, makes texts grow too much, or one of its
@@ -213,11 +214,13 @@ class GuardedTokenizer:
             InputError: the tokenizer fails, or takes too long or too much memory.
         """
         if is_pretokenized:
-            raise InputError("the model's tokenizer has patterns of its own, which split whole texts only")
+            raise InputError(
+                "the model's tokenizer has uncommon patterns, which cannot split a list of words: use another model"
+            )
         n_characters = sum(len(text) for item in inputs for text in ([item] if isinstance(item, str) else item))
-        rules = self._tokenizer
-        settings = [rules.truncation, rules.padding, rules.encode_special_tokens]
-        replies = self._call("encode", [list(inputs), add_special_tokens, settings], n_characters)
+        tokenizer = self._tokenizer
+        settings = [tokenizer.truncation, tokenizer.padding, tokenizer.encode_special_tokens]
+        replies = self._call_child("encode", [list(inputs), add_special_tokens, settings], n_characters)
         return [_build_encoding(reply) for reply in replies]
 
     encode_batch_fast = encode_batch
@@ -230,9 +233,9 @@ class GuardedTokenizer:
         """
         ids = [int(number) for number in ids]
         n_characters = sum(len(self._tokenizer.id_to_token(number) or "") for number in ids)
-        return str(self._call("decode", [ids, skip_special_tokens], n_characters))
+        return str(self._call_child("decode", [ids, skip_special_tokens], n_characters))
 
-    def _call(self, method: str, arguments: list[Any], n_characters: int) -> Any:
+    def _call_child(self, method: str, arguments: list[Any], n_characters: int) -> Any:
         if self._worker is None:
             self._worker = ChildWorker(__name__, self._tokenizer.to_str(), memory=_MEMORY)
         try:
@@ -272,8 +275,8 @@ def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
     return tokenizer
 
 
-def _open_tokenizer(rules: str) -> Any:
-    tokenizer = require("tokenizers", "model").Tokenizer.from_str(rules)
+def _open_tokenizer(tokenizer_json: str) -> Any:
+    tokenizer = require("tokenizers", "model").Tokenizer.from_str(tokenizer_json)
 
     def encode(inputs: Sequence[Any], add_special_tokens: bool, settings: Sequence[Any]) -> Any:
         truncation, padding, tokenizer.encode_special_tokens = settings
@@ -347,11 +350,12 @@ def _check_growth(file: Path, rules: Mapping[str, Any]) -> None:
             f"at most {_MAX_WORD:,} are allowed: use another model"
         )
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        factor, added = _bound_growth(_iter_steps(rules.get(name)))
-        if factor > _MAX_GROWTH or added > _MAX_ADDED:
+        factor, added_characters = _bound_growth(_iter_steps(rules.get(name)))
+        if factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
             raise InputError(
                 f"the {name} of the tokenizer {file} makes a text up to {factor:,.0f} times as long, and "
-                f"{added:,.0f} characters longer; at most {_MAX_GROWTH} times and {_MAX_ADDED:,} characters "
+                f"{added_characters:,.0f} characters longer; at most {_MAX_GROWTH} times and "
+                f"{_MAX_ADDED:,} characters "
                 "are allowed: use another model"
             )
 
@@ -370,35 +374,37 @@ def _iter_steps(rule: Any) -> Iterator[dict[str, Any]]:
 
 
 def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
-    """Return bounds (f, a) of a chain of rules: it makes n characters at most f n + a characters.
+    """Return (f, a) such that a chain of rules turns n characters into at most f n + a characters.
 
     Unicode's normal forms are not counted, because repeating them does not make a text longer.
     """
-    factor, added = 1.0, 0.0
+    factor, added_characters = 1.0, 0.0
     for step in steps:
-        step_factor, step_added = _bound_step(step)
-        factor, added = factor * step_factor, added * step_factor + step_added
-        if factor > _MAX_GROWTH or added > _MAX_ADDED:
+        step_factor, added_by_step = _bound_step(step)
+        factor, added_characters = factor * step_factor, added_characters * step_factor + added_by_step
+        if factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
             break
-    return factor, added
+    return factor, added_characters
 
 
 def _bound_step(step: Mapping[str, Any]) -> tuple[float, float]:
-    kind = step.get("type")
-    if kind == "Replace":
-        content, pattern = len(step["content"]), step["pattern"]
+    step_type = step.get("type")
+    if step_type == "Replace":
+        content_length, pattern = len(step["content"]), step["pattern"]
         min_match = len(pattern.get("String", "")) or int(pattern.get("Regex") in _KNOWN_PATTERNS)
         # A pattern that matches the empty text may match before every character, and at the end.
-        return (max(1.0, content / min_match), 0.0) if min_match else (1.0 + content, content)
-    if kind == "Prepend":
+        return (max(1.0, content_length / min_match), 0.0) if min_match else (1.0 + content_length, content_length)
+    if step_type == "Prepend":
         return 1.0, len(step["prepend"])
-    if kind == "Precompiled":
+    if step_type == "Precompiled":
         return max(1.0, _find_longest_replacement(step["precompiled_charsmap"]) / _UNICODE_GROWTH), 0.0
-    if kind == "TemplateProcessing":
+    if step_type == "TemplateProcessing":
         templates = (step["single"], 1), (step["pair"], 2)
-        copies = (sum("Sequence" in piece for piece in template) / parts for template, parts in templates)
+        copies = (
+            sum("Sequence" in element for element in template) / n_sequences for template, n_sequences in templates
+        )
         return max(1.0, *copies), max(len(step["single"]), len(step["pair"]))
-    return _FACTOR_BY_TYPE.get(str(kind), 1.0), 0.0
+    return _FACTOR_BY_TYPE.get(str(step_type), 1.0), 0.0
 
 
 def _find_longest_replacement(charsmap: str | None) -> int:
@@ -413,10 +419,12 @@ def _find_longest_replacement(charsmap: str | None) -> int:
 
 def _iter_trial_texts(rules: Any) -> Iterator[str]:
     """Yield texts that repeat a character or literal of the rules, or a common character."""
-    sources = [_NOT_LITERAL.sub("", pattern) for pattern in _find_patterns(rules)]
+    pattern_texts = [_NOT_LITERAL.sub("", pattern) for pattern in _find_patterns(rules)]
     literals = [literal for literal in _find_literals(rules) if 0 < len(literal) <= _TRIAL_LENGTH]
-    characters = [*"".join(sources), *"".join(literals)]
-    pairs = [source[start : start + 2] for source in sources for start in range(len(source) - 1)]
+    characters = [*"".join(pattern_texts), *"".join(literals)]
+    pairs = [
+        pattern_text[start : start + 2] for pattern_text in pattern_texts for start in range(len(pattern_text) - 1)
+    ]
     rule_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
     # The regex engine skips texts without the characters that a pattern requires, so add them all.
     required = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]

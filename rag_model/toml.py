@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from rag_model.errors import UsageError
 
 T = TypeVar("T")
-# A second TOML type that is accepted for a Python type.
-_WRITTEN_AS: dict[Any, type] = {float: int, Path: str}
+# A second type of TOML value that is accepted for a field of a Python type.
+_ACCEPTED_TYPES: dict[Any, type] = {float: int, Path: str}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def from_table(dataclass_type: type[T], table: Any, where: str) -> T:
 
 def _suggest_key(key: str, field_names: list[str]) -> str:
     matches = difflib.get_close_matches(key, field_names, 1)
-    return f"did you mean {matches[0]!r}?" if matches else f"it knows {', '.join(field_names)}"
+    return f"did you mean {matches[0]!r}?" if matches else f"choose from {', '.join(field_names)}"
 
 
 def _check_value(hint: Any, value: Any, where: str) -> Any:
@@ -77,7 +77,7 @@ def _check_value(hint: Any, value: Any, where: str) -> Any:
         return _check_items(origin, arguments, value, where)
     if hint is float and isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{where} is {value}: give a finite number")
-    if type(value) is _WRITTEN_AS.get(hint):
+    if type(value) is _ACCEPTED_TYPES.get(hint):
         return hint(value)
     if hint is not Any and isinstance(hint, type) and type(value) is not hint:
         raise UsageError(f"{where} must be {_describe_type(hint)}, not {value!r}")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rag_model.errors import InputError, UsageError
 
-# Nested arrays and objects; files of bookwheel and of model hubs have fewer than 20 levels.
+# Levels of nested arrays and objects; files of bookwheel and of model hubs have fewer than 20.
 MAX_DEPTH = 64
 _CONTAINERS = dict, list
 _ESCAPED_SURROGATE = b"\\ud"  # start of an escaped surrogate, which must come in pairs
@@ -38,7 +38,8 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        if "int_max_str_digits" not in str(error):  # Python's own message advises programmers
+        # Python's own message gives advice to programmers
+        if "int_max_str_digits" not in str(error):
             raise
         raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits():,} digits") from error
     _check_depth(value)
@@ -60,10 +61,10 @@ def limit_blank_lines(lines: Iterable[Line], name: str) -> Iterator[Line]:
     Raises:
         InputError: There are too many blank lines.
     """
-    allowed = _MAX_BLANK_LINES
+    blank_lines_left = _MAX_BLANK_LINES
     for line in lines:
-        allowed += _BLANK_LINES_PER_LINE if line.strip() else -1
-        if allowed < 0:
+        blank_lines_left += _BLANK_LINES_PER_LINE if line.strip() else -1
+        if blank_lines_left < 0:
             raise InputError(f"{name} has more than {_MAX_BLANK_LINES:,} blank lines: remove them")
         yield line
 

@@ -13,9 +13,10 @@ from urllib.parse import quote
 
 from rag_model.corpus.records import Passage
 
-UNKNOWN = "unknown"  # licence of a wiki that is not Wikimedia's, if the user names none
+UNKNOWN = "unknown"  # the licence if neither the wiki's host nor the user determines it
 _ADDRESS = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
-_PATH_CHARACTERS = "/%:@!$&*+,;=~"  # others are escaped, so that a URL's end in text is clear
+# other characters are escaped, to mark where a URL ends in a text
+_PATH_CHARACTERS = "/%:@!$&*+,;=~"
 _DEEDS = {
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
     "CC BY-SA 3.0": "https://creativecommons.org/licenses/by-sa/3.0/",
@@ -26,7 +27,7 @@ _DEEDS = {
 # Licences of Wikimedia's wikis, by patterns of hosts. Wikinews is left out, because its licence
 # depends on the language and on the date of a page.
 _WIKIMEDIA_LICENCES = {
-    r"www\.wikidata\.org": "CC0 1.0",  # applies to the main namespace; others are not read
+    r"www\.wikidata\.org": "CC0 1.0",  # licence of the main namespace, the only one that is read
     r"([a-z0-9-]+\.)?(wikipedia|wiktionary|wikibooks|wikiquote|wikisource|wikiversity|wikivoyage)\.org": "CC BY-SA 4.0",
     r"(commons|species|meta|incubator)\.wikimedia\.org|www\.mediawiki\.org": "CC BY-SA 4.0",
 }
@@ -40,8 +41,8 @@ _WIKIMEDIA_HOST = re.compile(
 class Attribution:
     """The wiki that the passages of a snapshot come from."""
 
-    script: str  # such as https://en.wikipedia.org/w/index.php; empty if articles have no address
-    licence: str  # such as CC BY-SA 4.0, or `UNKNOWN`
+    script: str  # URL such as https://en.wikipedia.org/w/index.php; empty if articles have no URL
+    licence: str  # licence, such as CC BY-SA 4.0, or `UNKNOWN`
 
     @classmethod
     def from_corpus(cls, corpus: Mapping[str, Any]) -> Self:
@@ -55,7 +56,7 @@ class Attribution:
         return f"{self.script}?oldid={passage.rev_id}" if self.script and passage.rev_id else ""
 
     def credit_line(self, passage: Passage) -> str:
-        """Return a line with title, revision, authors, licence, changes; empty without a
+        """Return a line with title, revision, authors, licence and changes; empty if there is no
         licence.
         """
         if not self.licence:

@@ -1,9 +1,9 @@
 """The resources that retrievers read, and the context that opens them.
 
 `RetrieverNeeds` lists the indexes, vectors, encoders and models of a retriever before anything is
-opened: planning, serving, pulls and resource estimates read it. `RetrieverContext` opens each of
-them once. Retrievers hold handles (`IndexTokens`, `IndexLinks`, `PassageVectors`, `QueryEncoder`,
-`NamedScorer`), which open their resource when they are first used.
+opened. Planning, serving, pulls and resource estimates use the list. `RetrieverContext` opens each
+of them once. Retrievers hold handles (`IndexTokens`, `IndexLinks`, `PassageVectors`,
+`QueryEncoder`, `NamedScorer`), which open their resource when they are first used.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,17 +33,18 @@ from rag_model.retrieve.retriever import Queries, QuestionEncoder
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_ENCODED_KINDS = ("vectors", "sparse")  # of indexes whose queries another encoder may encode
+_ENCODED_KINDS = ("vectors", "sparse")  # types of indexes whose queries another encoder may encode
 
 
 @dataclass(frozen=True, slots=True)
 class RetrieverNeeds:
-    """The resources that a retriever and its legs read, each once, in the expression's order."""
+    """The resources that a retriever and its child retrievers read, in the expression's order."""
 
     indexes: tuple[str, ...] = ()  # names of indexes that are searched or scored
     graphs: tuple[str, ...] = ()  # names of HNSW indexes whose links are read
     vectors: tuple[str, ...] = ()  # representations whose vectors are read by row
-    encoders: tuple[str, ...] = ()  # representations whose question encoder is used in addition
+    # representations whose question encoder is used, besides those of `indexes`
+    encoders: tuple[str, ...] = ()
     models: tuple[str, ...] = ()  # names of cross-encoders
 
     @classmethod
@@ -57,18 +58,18 @@ class RetrieverNeeds:
 
     @property
     def index_names(self) -> tuple[str, ...]:
-        """The indexes of which a file is read."""
+        """The names of the indexes whose files are read."""
         return tuple(dict.fromkeys([*self.indexes, *self.graphs]))
 
     def reads_vectors(self, content: Content) -> bool:
-        """Whether the vectors of passages are read: by row, or by an index that compares or reranks
-        by them.
+        """Whether passage vectors are read, by row or by an index that searches or reranks with
+        them.
         """
         entries = [content.indexes.get(name) for name in self.index_names]
         return bool(self.vectors) or any(entry is None or entry.get("refine") == "vectors" for entry in entries)
 
     def files(self, snapshot: Snapshot) -> dict[str, int]:
-        """Return the snapshot's files that are read, but for encoders, in bytes by path."""
+        """Return the size in bytes of each file of the snapshot that is read, except encoders."""
         content = snapshot.manifest.content
         sizes = {path: size for name in self.index_names for path, size in index_file_sizes(snapshot, name).items()}
         for representation in self.vectors:
@@ -80,7 +81,7 @@ class RetrieverNeeds:
 class RetrieverContext:
     """Opens the indexes, vectors, encoders and models of one snapshot, each once.
 
-    All retrievers that are composed from a context share what it has opened.
+    All retrievers that are built with a context share its open resources.
     """
 
     def __init__(
@@ -91,20 +92,21 @@ class RetrieverContext:
         *,
         mmap: bool = True,
     ) -> None:
-        """Start without opening anything.
+        """Create a context; nothing is opened yet.
 
         Args:
-            snapshot: to search.
-            load_encoder: loads the question encoder of `embeddings`; None: that of the snapshot.
-            scorers: loads cross-encoders.
+            snapshot: the snapshot to search.
+            load_encoder: loads the question encoder of `embeddings`; None: the snapshot's encoder.
+            scorers: the cache that loads cross-encoders.
             mmap: map index files instead of loading them.
         """
         self.snapshot, self.scorers = snapshot, scorers or PairScorerCache()
         self._load_encoder, self._mmap = load_encoder, mmap
-        self._encoder: QuestionEncoder | None = None  # of `embeddings`
-        self._other_encoders: dict[str, QuestionEncoder] = {}  # by representation
-        self._index_encoders: dict[str, QuestionEncoder | None] = {}  # by index; checked
-        # By name: `VectorIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`.
+        self._encoder: QuestionEncoder | None = None  # question encoder of `embeddings`
+        self._other_encoders: dict[str, QuestionEncoder] = {}  # question encoders by representation
+        # by index, after a check of their spaces
+        self._index_encoders: dict[str, QuestionEncoder | None] = {}
+        # Each value is a `VectorIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, by name.
         self._indexes: dict[str, Any] = {}
         self._graphs: dict[str, GraphFile] = {}  # by name of the index
         self._vectors: dict[str, VectorRows] = {}  # by representation
@@ -126,7 +128,7 @@ class RetrieverContext:
             InputError: an index, an encoder or a model is damaged, or a model is not a
                 cross-encoder.
             MissingExtraError: the extra that runs an encoder or a model is not installed.
-            RefusedError: the space of an encoder is not that of the index.
+            RefusedError: the space of an encoder differs from the space of the index.
             StoreError: a file is missing, or the kind of an index is not installed.
         """
         for name in needs.indexes:
@@ -179,10 +181,11 @@ class RetrieverContext:
         return self._encoder
 
     def checked_encoder(self, representation: str = EMBEDDINGS) -> QuestionEncoder:
-        """Return the question encoder of a representation, after a check of its space.
+        """Return the question encoder of a representation, after checking that its space is the
+        snapshot's.
 
         Raises:
-            RefusedError: it encodes into another space.
+            RefusedError: it encodes into a space other than the snapshot's.
         """
         encoder = self.encoder(representation)
         check_question_encoder(encoder, self.snapshot, representation)
@@ -192,7 +195,7 @@ class RetrieverContext:
         """Return the question encoder of an index; None if it is searched by text.
 
         Raises:
-            RefusedError: the encoder's space is not that of the index.
+            RefusedError: the encoder's space differs from the space of the index.
         """
         if name not in self._index_encoders:
             kind = representation_kind(self.snapshot, name)
@@ -206,17 +209,17 @@ class RetrieverContext:
         return self._index_encoders[name]
 
     def use_encoder(self, encoder: QuestionEncoder, indexes: Sequence[str]) -> None:
-        """Encode the queries of those of `indexes` that are in the space of `encoder` with it.
+        """Use `encoder` for the queries of all `indexes` that are in its space.
 
         Raises:
             RefusedError: none of the indexes is in its space.
             UsageError: none of the indexes is searched by vectors or terms.
         """
         content, snapshot = self.snapshot.manifest.content, self.snapshot
-        encoded = [name for name in indexes if representation_kind(snapshot, name) in _ENCODED_KINDS]
-        representations = list(dict.fromkeys(map(content.representation_of, encoded)))
+        encoded_indexes = [name for name in indexes if representation_kind(snapshot, name) in _ENCODED_KINDS]
+        representations = list(dict.fromkeys(map(content.representation_of, encoded_indexes)))
         if not representations:
-            raise UsageError("the retriever searches no index by vectors or terms: leave the question encoder out")
+            raise UsageError("the retriever searches no index by vectors or terms: omit the question encoder")
         question_space = encoder.space()
         spaces = {name: content.space_of(name) for name in representations}
         matching = [
@@ -233,16 +236,14 @@ class RetrieverContext:
                 self._other_encoders[name] = encoder
 
     def with_encoder(self, encoder: QuestionEncoder) -> "RetrieverContext":
-        """Return a context with the same resources, but another question encoder of
-        `embeddings`.
-        """
+        """Return a context with the same open resources, but with `encoder` for `embeddings`."""
         context = RetrieverContext(self.snapshot, lambda: encoder, self.scorers, mmap=self._mmap)
         context._indexes, context._graphs, context._vectors = self._indexes, self._graphs, self._vectors
         context._other_encoders = self._other_encoders
         return context
 
     def close(self) -> None:
-        """Release everything that is open."""
+        """Release all open resources."""
         for resources in (self._indexes, self._graphs, self._vectors, self._other_encoders, self._index_encoders):
             resources.clear()
         self._encoder = None
@@ -288,7 +289,7 @@ class PassageVectors:
 
     @property
     def files(self) -> dict[str, int]:
-        """The files of the vectors, in bytes by path."""
+        """The size in bytes of each file of the vectors."""
         return RetrieverNeeds(vectors=(self.representation,)).files(self.context.snapshot)
 
     def read_rows(self, rows: Rows) -> Vectors:
@@ -331,7 +332,7 @@ def load_snapshot_encoder(snapshot: Snapshot, representation: str = EMBEDDINGS) 
 
     Raises:
         MissingExtraError: the model extra is not installed.
-        StoreError: the snapshot has none.
+        StoreError: the snapshot has no such encoder.
     """
     return load_any_encoder(snapshot.folder(question_encoder_path(representation)))
 

@@ -1,10 +1,9 @@
 """Retrieval by one index, which is searched by vectors, token vectors, weighted terms or text.
 
-Dense retrieval by vectors needs no encoder and no extra.
-
-`ProductRetriever` adds inner products to the hits of retrievers whose scores are another quantity.
-p(z|x) of a reader is a softmax over the inner products of the query's vector with the passages'
-vectors (Lewis et al. 2020, section 2.2). A fused or reranked score must not replace them.
+Retrieval with given query vectors needs no encoder and no extra.
+`ProductRetriever` adds inner products to the hits of retrievers with other scores. A reader
+computes p(z|x) as a softmax over the inner products of the query's vector with the passages'
+vectors (Lewis et al. 2020, section 2.2). Fused or reranked scores cannot replace them.
 """
 
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ class IndexRetriever(SnapshotRetriever):
     def __init__(self, context: RetrieverContext, index: str, parameters: Mapping[str, float] | None = None) -> None:
         """Search `index` with `parameters`, which override the search parameters of the snapshot."""
         super().__init__(context.snapshot, index)
-        self.index = index  # unlike `name`, this has no search parameters
+        self.index = index  # name of the index; unlike `name`, without search parameters
         self.parameters: Mapping[str, float] = parameters or {}
         self.exact_products = scores_are_products(context.snapshot.manifest.content.indexes, index)
         self._context = context
@@ -41,14 +40,16 @@ class IndexRetriever(SnapshotRetriever):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The file of the index, and the vectors that it reranks by."""
+        """The file of the index, and those of the vectors that it reranks with, in bytes by
+        path.
+        """
         return index_file_sizes(self.snapshot, self.index)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the index by the encoded queries, or by their texts."""
+        """Search the index with the encoded queries, or with their texts."""
         encoder = self._context.index_encoder(self.index)
-        encoded = queries.texts if encoder is None else queries.vectors(encoder)
-        scores, rows = self._context.index(self.index).search(encoded, k, **self.parameters)
+        query_values = queries.texts if encoder is None else queries.vectors(encoder)
+        scores, rows = self._context.index(self.index).search(query_values, k, **self.parameters)
         return RankedRows(self.name, rows, scores, scores if self.exact_products else None)
 
 
@@ -59,13 +60,13 @@ class DenseRetriever(IndexRetriever):
         """Open an index; without `encoder` it can be searched by vector only.
 
         Args:
-            snapshot: to search.
-            encoder: of the queries.
+            snapshot: the snapshot to search.
+            encoder: the encoder of the queries.
             index: name of an index of the snapshot, or `exact`; None: the snapshot's default.
 
         Raises:
             UsageError: the snapshot has no such index.
-            RefusedError: the encoder's space is not the snapshot's.
+            RefusedError: the encoder's space differs from the snapshot's.
         """
         content = snapshot.manifest.content
         name = content.default_retriever if index is None else index
@@ -106,7 +107,7 @@ class DenseRetriever(IndexRetriever):
         """Return the best `k` passages for each of (q, d) float32 vectors, in order.
 
         Raises:
-            UsageError: the vectors have another dimension than the snapshot's or are not finite, or
+            UsageError: the vectors are not finite, their dimension differs from the snapshot's, or
                 `k` is out of range.
         """
         self.check_depth(k)
@@ -115,20 +116,20 @@ class DenseRetriever(IndexRetriever):
 
 
 class ProductRetriever(SnapshotRetriever):
-    """A retriever that adds the inner products with the snapshot's vectors to the hits of another
-    one.
+    """A retriever that adds inner products with the snapshot's vectors to another retriever's
+    hits.
     """
 
     exact_products = True
 
     def __init__(self, inner: SnapshotRetriever, encoder: QueryEncoder, vectors: PassageVectors) -> None:
-        """Multiply the vectors of the queries by those of the hits of `inner`."""
+        """Wrap `inner`; `encoder` encodes the queries, and `vectors` reads those of its hits."""
         super().__init__(inner.snapshot, inner.name)
         self._inner, self._encoder, self._vectors = inner, encoder, vectors
 
     @property
     def most(self) -> int:
-        """That of the inner retriever."""
+        """The maximum number of passages of the inner retriever."""
         return self._inner.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
@@ -140,18 +141,18 @@ class ProductRetriever(SnapshotRetriever):
         for query_vector, rows, query_products in zip(
             self._encoder.encode(queries), ranked.rows, products, strict=True
         ):
-            valid = rows >= 0
-            query_products[valid] = inner_products(vectors[np.searchsorted(unique_rows, rows[valid])], query_vector)
+            is_hit = rows >= 0
+            query_products[is_hit] = inner_products(vectors[np.searchsorted(unique_rows, rows[is_hit])], query_vector)
         return replace(ranked, products=products)
 
 
 def inner_products(vectors: Vectors, queries: Vectors) -> Vectors:
-    """Return the (…, k) float32 inner products of (…, k, d) vectors with (…, d) queries, summed in
+    """Return the (…, k) float32 inner products of (…, k, d) vectors and (…, d) queries, summed in
     float64.
 
-    Readers and trainings both use this function, so that a passage has one p(z|x). The sums are in
-    float64 because float32 sums depend on their order, and a low temperature amplifies the
-    difference.
+    Readers and trainings both use this function, so that they compute the same p(z|x). The sums are
+    in float64 because float32 sums depend on the order of addition, and a low temperature amplifies
+    the difference.
     """
     products: Vectors = np.einsum("...kd,...d->...k", vectors, queries, dtype=np.float64).astype(np.float32)
     return products

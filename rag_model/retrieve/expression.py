@@ -8,8 +8,8 @@ list     = "[" [word {"," word}] "]"
 word     = any characters but spaces, brackets, commas, quotes and "=", or anything in quotes
 ```
 
-The call decides whether its words name an index or a model, or are numbers. Nothing is evaluated,
-and the length and the nesting are limited, so an expression may come from an untrusted user.
+Each call decides whether its words are names of indexes, names of models or numbers. Nothing is
+evaluated, and length and nesting are limited, so an expression may come from an untrusted user.
 """
 
 import math
@@ -21,11 +21,11 @@ from rag_model.corpus.records import PASSAGE_KINDS
 from rag_model.errors import UsageError
 
 MAX_CHARACTERS = 1_000
-MAX_NESTING = 8  # calls inside one another
-_MAX_QUOTED = 60  # characters of an expression in an error message
+MAX_NESTING = 8  # levels of nested calls
+_MAX_QUOTED = 60  # characters of an expression that an error message quotes
 _DEPTH = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
 _PLAIN = re.compile(r"[^\s(),=\[\]'\"]+")
-# The options of `where`, and the column of passages that each compares.
+# The options of `where`, and the column of the passages to which each option refers.
 WHERE_COLUMNS = {
     "kind": "kind",
     "language": "language",
@@ -41,7 +41,7 @@ class Node:
     """A node of an expression, with its position in the text."""
 
     source: str = field(compare=False)  # the whole expression
-    offset: int = field(compare=False)  # of the node's first character, from 0
+    offset: int = field(compare=False)  # position of the node's first character, from 0
 
     def error(self, message: str) -> UsageError:
         """Return an error about this node, with its position."""
@@ -61,7 +61,7 @@ class Word(Node):
         return f"'{self.text}'" if "'" not in self.text else f'"{self.text}"'
 
     def with_depth(self) -> tuple[str, int | None]:
-        """Split a leg into name and depth: `hnsw:100` is hnsw and 100.
+        """Split the text into a name and a depth: `hnsw:100` is hnsw and 100.
 
         Raises:
             UsageError: the depth is below 1.
@@ -70,7 +70,7 @@ class Word(Node):
         if match is None:
             return self.text, None
         if int(match[2]) < 1:
-            raise self.error(f"{match[1]!r} is asked for {match[2]} passages: ask for at least 1")
+            raise self.error(f"the depth of {match[1]!r} is {match[2]} passages: give at least 1")
         return match[1], int(match[2])
 
 
@@ -100,19 +100,19 @@ class Call(Node):
         return f"{self.name}({', '.join(inside)})" + ("" if self.depth is None else f":{self.depth}")
 
     def check_options(self, *allowed: str) -> None:
-        """Check that the call has no options but `allowed`.
+        """Check that the call has no options except `allowed`.
 
         Raises:
-            UsageError: it has another option; the message names the first.
+            UsageError: it has an option that is not allowed; the message names the first.
         """
         for name, node in self.options.items():
             if name not in allowed:
-                advice = f"it takes {' and '.join(allowed)}" if allowed else "it takes none"
+                advice = f"its options are {' and '.join(allowed)}" if allowed else "it has no options"
                 raise node.error(f"{self.name} has no option {name!r}: {advice}")
 
     def get_int(self, argument: int | str, default: int, minimum: int, maximum: int) -> int:
-        """Return an argument (by position) or an option (by name) as an integer, `default` if it is
-        not given.
+        """Return an argument (by position) or an option (by name) as an integer, or `default` if
+        it is missing.
 
         Raises:
             UsageError: it is not an integer from `minimum` to `maximum`.
@@ -128,8 +128,8 @@ class Call(Node):
         return int(text)
 
     def get_number(self, argument: int | str) -> int | float:
-        """Return an argument (by position) or an option (by name), which must be given, as an int
-        or, if it is written with a point, as a float.
+        """Return an argument (by position) or an option (by name), which must exist, as an int, or
+        as a float if it is not written as a whole number.
 
         Raises:
             UsageError: it is not a finite number.
@@ -141,7 +141,7 @@ class Call(Node):
         return int(str(node)) if re.fullmatch(r"-?[0-9]+", str(node)) else value
 
     def get_floats(self, option: str, count: int, maximum: float) -> tuple[float, ...] | None:
-        """Return an option as `count` numbers above 0 and up to `maximum`; None if it is not given.
+        """Return an option as `count` numbers above 0 and up to `maximum`; None if it is missing.
 
         Raises:
             UsageError: it is not a list of `count` such numbers.
@@ -154,7 +154,8 @@ class Call(Node):
             raise node.error(f"{option} of {self.name} is {node}: give a list, as in {option}=[{example}]")
         if len(node.items) != count:
             raise node.error(
-                f"{option} of {self.name} is a list of {len(node.items)} for {count} legs: give one number per leg"
+                f"{option} of {self.name} is a list of {len(node.items)} for {count} retrievers: "
+                "give one number per retriever"
             )
         values = tuple(_parse_float(item.text) for item in node.items)
         for item, value in zip(node.items, values, strict=True):
@@ -188,8 +189,8 @@ def quote_expression(text: str) -> str:
 def expression_error(source: str, offset: int, message: str) -> UsageError:
     """Return an error about the part of an expression at `offset`, which is counted from 0."""
     if _PLAIN.fullmatch(source):
-        return UsageError(message)  # the position in a single name says nothing
-    return UsageError(f"the retriever {quote_expression(source)} is wrong at character {offset + 1}: {message}")
+        return UsageError(message)  # the position in a single name is of no help
+    return UsageError(f"the retriever {quote_expression(source)} is invalid at character {offset + 1}: {message}")
 
 
 def parse(text: str) -> Word | Call:
@@ -202,7 +203,7 @@ def parse(text: str) -> Word | Call:
         UsageError: it is too long, nested too deeply, or malformed; the message gives the position.
     """
     if not text.strip():
-        raise UsageError("the retriever is empty: name an index, as hnsw, or a call, as rrf(hnsw, ivfpq)")
+        raise UsageError("the retriever is empty: name an index, such as hnsw, or a call, such as rrf(hnsw, ivfpq)")
     if len(text) > MAX_CHARACTERS:
         raise UsageError(
             f"the retriever {quote_expression(text)} has {len(text):,} characters: use at most {MAX_CHARACTERS:,}"
@@ -224,7 +225,7 @@ def choose_expression(index: str | None, retriever: str | None) -> str | None:
 
 
 def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tuple[str, ...]:
-    """Return the expressions of `--index` or `--retriever` where each may be repeated.
+    """Return the expressions of `--index` or `--retriever`, where each option may be repeated.
 
     See `choose_expression`.
 
@@ -248,7 +249,8 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
     ('where(bm25, kind=[table, infobox])', 'where(language=de)')
 
     Raises:
-        UsageError: the condition has another form.
+        UsageError: the condition is not of the form `FIELD=VALUE[,VALUE...]`, or its field or kind
+            is unknown.
     """
     if condition is None:
         return expression
@@ -275,55 +277,55 @@ class _Parser:
         self._next = 0
 
     def parse(self) -> Word | Call:
-        node = self._node(1)
+        node = self._parse_node(1)
         if isinstance(node, WordList):
             raise node.error("a list is not a retriever: name an index or a call")
         if self._peek_mark() is not None:
-            raise self._error_here("the retriever should end here: check for a missing bracket or comma before it")
+            raise self._error_at_next("the retriever should end here: check for a missing bracket or comma before it")
         assert isinstance(node, Word | Call)
         return node
 
-    def _node(self, nesting: int) -> Node:
+    def _parse_node(self, nesting: int) -> Node:
         if self._next_is("["):
-            return self._list()
-        word = self._word()
+            return self._parse_list()
+        word = self._parse_word()
         if not self._next_is("("):
             return word
         if nesting > MAX_NESTING:
-            raise word.error(f"calls are nested more than {MAX_NESTING} deep: remove some")
-        return self._call(word, nesting)
+            raise word.error(f"calls are nested more than {MAX_NESTING} levels deep: remove some")
+        return self._parse_call(word, nesting)
 
-    def _call(self, name: Word, nesting: int) -> Call:
+    def _parse_call(self, name: Word, nesting: int) -> Call:
         bracket = self._next
         self._next += 1
         arguments: list[Node] = []
         options: dict[str, Node] = {}
         while not self._next_is(")"):
             if arguments or options:
-                self._comma(bracket)
-            node = self._argument(bracket, nesting)
+                self._skip_comma(bracket)
+            node = self._parse_argument(bracket, nesting)
             if isinstance(node, Word) and self._next_is("="):
                 self._next += 1
                 if node.text in options:
                     raise node.error(f"the option {node.text!r} is given twice: leave one out")
-                options[node.text] = self._argument(bracket, nesting)
+                options[node.text] = self._parse_argument(bracket, nesting)
             elif options:
                 raise node.error("an argument follows an option: put options last")
             else:
                 arguments.append(node)
         self._next += 1
-        return Call(self._text, name.offset, name.text, tuple(arguments), options, self._call_depth(name))
+        return Call(self._text, name.offset, name.text, tuple(arguments), options, self._parse_call_depth(name))
 
-    def _argument(self, bracket: int, nesting: int) -> Node:
+    def _parse_argument(self, bracket: int, nesting: int) -> Node:
         if self._next >= len(self._tokens):
             raise self._unclosed_error(bracket)
-        return self._node(nesting + 1)
+        return self._parse_node(nesting + 1)
 
-    def _comma(self, bracket: int) -> None:
+    def _skip_comma(self, bracket: int) -> None:
         if self._next >= len(self._tokens):
             raise self._unclosed_error(bracket)
         if not self._next_is(","):
-            raise self._error_here("a comma or a closing bracket is missing before this")
+            raise self._error_at_next("a comma or a closing bracket is missing before this")
         self._next += 1
 
     def _unclosed_error(self, bracket: int) -> UsageError:
@@ -332,7 +334,7 @@ class _Parser:
             self._text, offset, f"the bracket {mark!r} is not closed: add {')' if mark == '(' else ']'!r}"
         )
 
-    def _call_depth(self, name: Word) -> int | None:
+    def _parse_call_depth(self, name: Word) -> int | None:
         if self._next < len(self._tokens):
             offset, text, quoted = self._tokens[self._next]
             if not quoted and text.startswith(":"):
@@ -345,25 +347,27 @@ class _Parser:
                 return depth
         return None
 
-    def _list(self) -> WordList:
+    def _parse_list(self) -> WordList:
         bracket, offset = self._next, self._tokens[self._next][0]
         self._next += 1
         items: list[Word] = []
         while not self._next_is("]"):
             if items:
-                self._comma(bracket)
+                self._skip_comma(bracket)
             if self._next >= len(self._tokens):
                 raise self._unclosed_error(bracket)
-            items.append(self._word())
+            items.append(self._parse_word())
         self._next += 1
         return WordList(self._text, offset, tuple(items))
 
-    def _word(self) -> Word:
+    def _parse_word(self) -> Word:
         if self._next >= len(self._tokens):
-            raise expression_error(self._text, len(self._text), "the retriever ends where a name is expected: add it")
+            raise expression_error(
+                self._text, len(self._text), "the retriever ends where a name is expected: add the name"
+            )
         offset, text, quoted = self._tokens[self._next]
         if not quoted and text in "(),=[]":
-            raise self._error_here(f"{text!r} is where a name is expected: add the name, or remove {text!r}")
+            raise self._error_at_next(f"{text!r} is where a name is expected: add the name, or remove {text!r}")
         self._next += 1
         return Word(self._text, offset, text)
 
@@ -377,12 +381,12 @@ class _Parser:
         _, text, quoted = self._tokens[self._next]
         return text if not quoted and text in "(),=[]" else ""
 
-    def _error_here(self, message: str) -> UsageError:
+    def _error_at_next(self, message: str) -> UsageError:
         return expression_error(self._text, self._tokens[self._next][0], message)
 
 
 def _tokenize(text: str) -> list[tuple[int, str, bool]]:
-    """Return the tokens of an expression: the offset, the text, and whether it was quoted."""
+    """Return (offset, text, whether it was quoted) for each token of an expression."""
     tokens: list[tuple[int, str, bool]] = []
     offset = 0
     end = len(text.rstrip())
@@ -390,7 +394,13 @@ def _tokenize(text: str) -> list[tuple[int, str, bool]]:
         match = _TOKEN.match(text, offset)
         if match is None:
             raise expression_error(text, offset, "a quote is not closed: add another one after the name")
-        kind = match.lastgroup or ""
-        tokens.append((match.start(kind), match[kind][1:-1] if kind == "quoted" else match[kind], kind == "quoted"))
+        token_type = match.lastgroup or ""
+        tokens.append(
+            (
+                match.start(token_type),
+                match[token_type][1:-1] if token_type == "quoted" else match[token_type],
+                token_type == "quoted",
+            )
+        )
         offset = match.end()
     return tokens

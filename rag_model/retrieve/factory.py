@@ -1,19 +1,24 @@
-"""Build and open the retrievers of expressions.
+"""Build and open retrievers from expressions.
 
 | expression | retrieves |
 | --- | --- |
-| `hnsw` | by an index of the snapshot; `exact` compares every vector |
-| `bm25(k1=1.2, b=.75)` | by an index with search parameters, which override those of the snapshot |
-| `hnsw:100` | the same, searched to a depth of 100 passages even if fewer are returned |
+| `hnsw` | with an index of the snapshot; `exact` compares every vector |
+| `bm25(k1=1.2, b=.75)` | with an index and search parameters, which override those of the snapshot
+|
+| `hnsw:100` | with an index that is searched to a depth of 100 passages, even if fewer are returned
+|
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
-| `interpolate(A, B, alpha)` | by the scores of A plus alpha times those of B, as Pyserini's hybrid search (`fusion`) |
+| `interpolate(A, B, alpha)` | by the scores of A plus alpha times those of B, as in Pyserini's
+hybrid search (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 hits of A (`rerank`) |
-| `where(A, kind=table)` | by A, of passages of a kind (`where`) |
-| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: hits of A, and their neighbours (`rerank`) |
+| `where(A, kind=table)` | the hits of A whose passages are of a kind (`where`) |
+| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: the hits of A and their
+neighbours (`rerank`) |
 
 A new kind of retriever is a file with a function `build(call, factory)`, and a line in `CALLS`.
-Packages register theirs by an entry point of the group `bookwheel.retrievers`. A builder gets its
-legs, and handles of what it reads, from the factory, which records them as the retriever's needs.
+Packages register their builders by entry points of the group `bookwheel.retrievers`. A builder
+gets its child retrievers (`leg`) and its resource handles from the factory, which records the
+resources as the retriever's needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,25 +71,26 @@ def open_retriever(
     store: Store | None = None,
     products: bool = False,
 ) -> SnapshotRetriever:
-    """Open the retriever of an expression, which is checked before anything is opened.
+    """Open the retriever of an expression, after checking the expression.
 
     >>> open_retriever(snapshot, "rrf(hnsw, ivfpq)").search(["who wrote animal farm?"], 5)  # doctest: +SKIP
 
     Args:
-        snapshot: to search.
-        expression: an index or a composition; None: the snapshot's default retriever.
-        encoder: of the queries, or its name; None: that of the snapshot, loaded if a leg needs
-            vectors.
-        store: to resolve `model:NAME` in; None: the store that the snapshot was opened from.
-        products: compute the `inner_product` of each hit, which readers need; reads the snapshot's
-            vectors unless the index computes it.
+        snapshot: the snapshot to search.
+        expression: the name of an index, or a call; None: the snapshot's default retriever.
+        encoder: the encoder of the queries, or its name; None: the snapshot's encoder, which is
+            loaded if queries must be encoded.
+        store: the store that contains `model:NAME`; None: the store that the snapshot was opened
+            from.
+        products: compute the `inner_product` of each hit, which readers need; this reads the
+            snapshot's vectors unless the index computes it.
 
     Raises:
         InputError: an encoder or a model is incomplete, or a model is not a cross-encoder.
         MissingExtraError: queries must be encoded, and the model extra is not installed.
-        RefusedError: the encoder's space is not the snapshot's.
+        RefusedError: the encoder's space differs from the snapshot's.
         StoreError: a file is missing or damaged.
-        UsageError: the expression is wrong; the message gives the position and the alternatives.
+        UsageError: the expression is invalid; the message gives the position and the alternatives.
     """
     expressions = None if expression is None else [expression]
     return open_retrievers(snapshot, expressions, encoder=encoder, store=store, products=products)[0]
@@ -100,14 +106,14 @@ def open_retrievers(
 ) -> tuple[SnapshotRetriever, ...]:
     """Open several retrievers, which share their indexes and models; see `open_retriever`.
 
-    All expressions are checked before anything is opened. None is the snapshot's default retriever.
+    All expressions are checked first. None stands for the snapshot's default retriever.
 
     Raises:
-        BookwheelError: as `open_retriever`.
+        BookwheelError: as for `open_retriever`.
     """
     texts = [snapshot.manifest.content.default_retriever] if expressions is None else list(expressions)
-    source = snapshot.location if isinstance(snapshot.location, str) else None
-    context = RetrieverContext(snapshot, _encoder_loader(encoder), PairScorerCache(store or source))
+    store_url = snapshot.location if isinstance(snapshot.location, str) else None
+    context = RetrieverContext(snapshot, _get_encoder_loader(encoder), PairScorerCache(store or store_url))
     built_retrievers = [build_retriever(context, text, products=products) for text in texts]
     if isinstance(encoder, str):
         names = RetrieverNeeds.merge(retriever.needs for retriever in built_retrievers).index_names
@@ -125,11 +131,11 @@ def open_retrievers(
 def plan_retriever(snapshot: Snapshot, expression: str | None, *, products: bool = False) -> RetrieverNeeds:
     """Check an expression, and list the resources of its retriever.
 
-    None is the snapshot's default retriever. Nothing is opened, so the files of the snapshot may be
-    elsewhere.
+    None stands for the snapshot's default retriever. Nothing is opened, so the files of the
+    snapshot need not be on this machine.
 
     Raises:
-        UsageError: it is wrong; the message gives the position and the alternatives.
+        UsageError: it is invalid; the message gives the position and the alternatives.
     """
     text = snapshot.manifest.content.default_retriever if expression is None else expression
     return build_retriever(RetrieverContext(snapshot), text, products=products).needs
@@ -137,7 +143,7 @@ def plan_retriever(snapshot: Snapshot, expression: str | None, *, products: bool
 
 @dataclass(frozen=True, slots=True)
 class BuiltRetriever:
-    """A retriever, and what must be opened before it is used."""
+    """A retriever, and the resources that must be opened before it is used."""
 
     retriever: SnapshotRetriever
     needs: RetrieverNeeds
@@ -145,12 +151,12 @@ class BuiltRetriever:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Restrictions of an expression in a request: no models, no calls of plugins, and few
-    indexes.
+    """Restrictions of an expression in a request: no models, no plugin calls, and only the indexes
+    that are served.
     """
 
-    indexes: tuple[str, ...]  # that may be named
-    max_depth: int | None = None  # of a leg, and of search parameters; None: any
+    indexes: tuple[str, ...]  # names of the indexes that an expression may contain
+    max_depth: int | None = None  # maximum depth and search parameter; None: unlimited
 
 
 def build_retriever(
@@ -159,20 +165,20 @@ def build_retriever(
     """Build the retriever of an expression without opening anything; `RetrieverContext.open` does.
 
     Args:
-        context: opens the resources.
-        expression: in any spelling.
+        context: the context that opens the resources.
+        expression: the expression, in any spelling.
         products: compute the inner product of each hit.
         limits: restrictions of a request; None: no restrictions.
 
     Raises:
-        UsageError: the expression is wrong; the message gives the position and the alternatives.
+        UsageError: the expression is invalid; the message gives the position and the alternatives.
     """
     factory = RetrieverFactory(context, limits)
     retriever = factory.retriever(parse(expression))
     if products and not retriever.exact_products:
         retriever = ProductRetriever(retriever, factory.encoder(), factory.vectors())
     elif products:
-        factory.encoder()  # a reader uses the query vectors
+        factory.encoder()  # records that the encoder is needed: a reader uses the query vectors
     return BuiltRetriever(retriever, factory.needs)
 
 
@@ -202,9 +208,9 @@ class InstalledRetriever(SnapshotRetriever):
         """Return the rows of the inner retriever after checking them."""
         ranked: Any = CALLS.call(self._call_name, self._inner.find, queries, k)
         if not isinstance(ranked, RankedRows):
-            raise self._wrong_result(f"found {ranked!r:.60}", "return RankedRows")
+            raise self._wrong_result(f"returned {ranked!r:.60}", "return RankedRows")
         if problem := _find_row_problem(ranked, len(queries), k, self.snapshot.n):
-            raise self._wrong_result(f"found {problem}", f"return up to {k} rows and scores for each query")
+            raise self._wrong_result(f"returned {problem}", f"return up to {k} rows and scores for each query")
         return ranked
 
     def _wrong_result(self, problem: str, expected: str) -> InputError:
@@ -216,9 +222,9 @@ def _find_row_problem(ranked: RankedRows, n_queries: int, k: int, n: int) -> str
     arrays = {"rows": (ranked.rows, np.integer), "scores": (ranked.scores, np.floating)}
     if ranked.products is not None:
         arrays["products"] = (ranked.products, np.floating)
-    for name, (array, kind) in arrays.items():
-        if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, kind):
-            return f"{name} that are not an array of {kind.__name__} numbers"
+    for name, (array, number_type) in arrays.items():
+        if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, number_type):
+            return f"{name} that are not an array of {number_type.__name__} numbers"
         if array.ndim != 2 or len(array) != n_queries or array.shape[1] > k or array.shape != ranked.rows.shape:
             return f"{name} of shape {array.shape} for {n_queries} queries"
     is_hit = ranked.rows >= 0
@@ -234,20 +240,20 @@ def _find_row_problem(ranked: RankedRows, n_queries: int, k: int, n: int) -> str
 class RetrieverFactory:
     """Builds the retriever of one expression.
 
-    Builders get their legs, and what they read, from it.
+    Builders get their child retrievers and their resource handles from it.
     """
 
     def __init__(self, context: RetrieverContext, limits: RequestLimits | None = None) -> None:
-        """Build retrievers that read from `context`."""
+        """Create a factory whose retrievers read from `context`."""
         self.max_depth = None if limits is None else limits.max_depth
         self._context, self._limits = context, limits
-        self._recorded: list[RetrieverNeeds] = []
-        self._searched_indexes: list[str] = []  # with repetitions, in the expression's order
+        self._recorded_needs: list[RetrieverNeeds] = []
+        self._searched_indexes: list[str] = []  # names with repetitions, in the expression's order
 
     @property
     def needs(self) -> RetrieverNeeds:
         """All resources that builders have requested so far."""
-        return RetrieverNeeds.merge(self._recorded)
+        return RetrieverNeeds.merge(self._recorded_needs)
 
     @property
     def default_expression(self) -> str:
@@ -264,7 +270,7 @@ class RetrieverFactory:
         return leg.retriever if leg.depth is None else DeepRetriever(leg)
 
     def leg(self, node: Node) -> Leg:
-        """Return a leg: an index or a call, with or without a depth.
+        """Return a child retriever, from an index or a call, with or without a depth.
 
         Raises:
             UsageError: it is neither an index nor a call, or its name is unknown.
@@ -274,36 +280,36 @@ class RetrieverFactory:
         if not isinstance(node, Word):
             raise node.error(f"{node} is not a retriever: name an index, or a call")
         name, depth = node.with_depth()
-        return Leg(self._index_retriever(node, name, {}), self._check_depth(node, depth))
+        return Leg(self._build_index_retriever(node, name, {}), self._check_depth(node, depth))
 
     def tokens(self, node: Node) -> IndexTokens:
         """Return a handle of an index over token vectors, to score candidates.
 
         Raises:
-            UsageError: it is another kind of index, or its name is unknown.
+            UsageError: it is not an index over token vectors, or its name is unknown.
         """
-        name = self._index_of_kind(node, "tokens", "an index over token vectors")
-        self._recorded.append(RetrieverNeeds(indexes=(name,)))
+        name = self._get_index_of_kind(node, "tokens", "an index over token vectors")
+        self._recorded_needs.append(RetrieverNeeds(indexes=(name,)))
         return IndexTokens(self._context, name)
 
     def graph(self, node: Node | None) -> IndexLinks | None:
-        """Return a handle of the links of the named HNSW index.
+        """Return a handle of the links of the HNSW index that `node` names.
 
-        Without a name it is the first HNSW index that the expression has searched so far, or else
+        Without `node` it is the first HNSW index that the expression has searched so far, or else
         the first of the snapshot; None if there is none.
 
         Raises:
-            UsageError: it is another kind of index, or its name is unknown.
+            UsageError: it is not an HNSW index, or its name is unknown.
         """
         if node is not None:
-            name = self._index_of_kind(node, "hnsw", "a graph")
+            name = self._get_index_of_kind(node, "hnsw", "a graph")
         else:
-            names = (*self._searched_indexes, *self._index_names())
+            names = (*self._searched_indexes, *self._get_index_names())
             first = next((name for name in names if index_kind(self._context.snapshot, name) == "hnsw"), None)
             if first is None:
                 return None
             name = first
-        self._recorded.append(RetrieverNeeds(graphs=(name,)))
+        self._recorded_needs.append(RetrieverNeeds(graphs=(name,)))
         return IndexLinks(self._context, name)
 
     def scorer(self, node: Node) -> NamedScorer:
@@ -315,32 +321,32 @@ class RetrieverFactory:
         if not isinstance(node, Word):
             raise node.error(f"{node} is not a model: give a folder, or model:NAME of the store")
         if self._limits is not None:
-            raise node.error("a request may not name a model: ask for a retriever that the service was started with")
-        self._recorded.append(RetrieverNeeds(models=(node.text,)))
+            raise node.error("a request may not name a model: use a retriever with which the service was started")
+        self._recorded_needs.append(RetrieverNeeds(models=(node.text,)))
         return NamedScorer(self._context, node.text)
 
     def vectors(self, representation: str = EMBEDDINGS) -> PassageVectors:
         """Return a handle of the passages' vectors, which are read by row."""
-        self._recorded.append(RetrieverNeeds(vectors=(representation,)))
+        self._recorded_needs.append(RetrieverNeeds(vectors=(representation,)))
         return PassageVectors(self._context, representation)
 
     def encoder(self, representation: str = EMBEDDINGS) -> QueryEncoder:
         """Return a handle of a question encoder, for queries in the space of the passages'
         vectors.
         """
-        self._recorded.append(RetrieverNeeds(encoders=(representation,)))
+        self._recorded_needs.append(RetrieverNeeds(encoders=(representation,)))
         return QueryEncoder(self._context, representation)
 
-    def _index_names(self) -> tuple[str, ...]:
+    def _get_index_names(self) -> tuple[str, ...]:
         return index_names(self._context.snapshot) if self._limits is None else self._limits.indexes
 
-    def _index_of_kind(self, node: Node, kind: str, description: str) -> str:
+    def _get_index_of_kind(self, node: Node, kind: str, description: str) -> str:
         if not isinstance(node, Word):
             raise node.error(f"{node} is not {description}: give the name of one")
         self._check_index(node, node.text)
         snapshot = self._context.snapshot
         if index_kind(snapshot, node.text) != kind:
-            alternatives = [name for name in self._index_names() if index_kind(snapshot, name) == kind]
+            alternatives = [name for name in self._get_index_names() if index_kind(snapshot, name) == kind]
             advice = "the snapshot has none, add one to its recipe"
             if alternatives:
                 advice = f"choose one of {', '.join(alternatives)}"
@@ -348,7 +354,7 @@ class RetrieverFactory:
         return node.text
 
     def _check_index(self, node: Node, name: str) -> None:
-        names, snapshot = self._index_names(), self._context.snapshot
+        names, snapshot = self._get_index_names(), self._context.snapshot
         if name not in names:
             message = unknown_index_message(snapshot, name)
             if self._limits is not None:
@@ -357,16 +363,16 @@ class RetrieverFactory:
             raise node.error(message)
         self._searched_indexes.append(name)
         if len(self._searched_indexes) > MAX_LEGS:
-            raise node.error(f"more than {MAX_LEGS} indexes are searched: remove some")
+            raise node.error(f"more than {MAX_LEGS} indexes are searched: remove some of them")
 
     def _build_call(self, call: Call) -> SnapshotRetriever:
         builder = None
         if self._limits is None or CALLS.is_built_in(call.name):
             builder = CALLS.find(call.name)
-        if builder is None and call.name in self._index_names():
-            return self._with_parameters(call)
+        if builder is None and call.name in self._get_index_names():
+            return self._build_with_parameters(call)
         if builder is None:
-            calls, indexes = ", ".join(CALLS.list_names()), ", ".join(self._index_names())
+            calls, indexes = ", ".join(CALLS.list_names()), ", ".join(self._get_index_names())
             raise call.error(f"there is no call {call.name!r}: choose one of {calls}, or name an index: {indexes}")
         return builder(call, self) if CALLS.is_built_in(call.name) else self._build_installed(call, builder)
 
@@ -386,25 +392,25 @@ class RetrieverFactory:
             raise CALLS.wrong_plugin_error(call.name, f"built {retriever!r:.60}", "return a SnapshotRetriever")
         return CALLS.call(call.name, InstalledRetriever, call.name, retriever)
 
-    def _with_parameters(self, call: Call) -> SnapshotRetriever:
+    def _build_with_parameters(self, call: Call) -> SnapshotRetriever:
         """Return the retriever of an index with search parameters: `bm25(k1=1.2, b=.75)`."""
         if call.arguments:
             raise call.error(f"{call.name} is an index: it takes only search parameters, as in {call.name}(NAME=1)")
         parameters = {name: call.get_number(name) for name in call.options}
         for name, value in parameters.items():
             if self.max_depth is not None and value > self.max_depth:
-                raise call.error(f"{name} is {value:,}: ask for at most {self.max_depth:,} here")
+                raise call.error(f"{name} is {value:,}: at most {self.max_depth:,} is allowed here")
         try:
-            retriever = self._index_retriever(call, call.name, parameters)
+            retriever = self._build_index_retriever(call, call.name, parameters)
         except UsageError as error:
             raise call.error(str(error)) from error
         retriever.name = str(replace(call, depth=None))
         return retriever
 
-    def _index_retriever(self, node: Node, name: str, parameters: Mapping[str, Any]) -> IndexRetriever:
+    def _build_index_retriever(self, node: Node, name: str, parameters: Mapping[str, Any]) -> IndexRetriever:
         self._check_index(node, name)
         check_search_parameters(self._context.snapshot, name, parameters)
-        self._recorded.append(RetrieverNeeds(indexes=(name,)))
+        self._recorded_needs.append(RetrieverNeeds(indexes=(name,)))
         return IndexRetriever(self._context, name, parameters)
 
     def _check_depth(self, node: Node, depth: int | None) -> int | None:
@@ -413,7 +419,7 @@ class RetrieverFactory:
         return depth
 
 
-def _encoder_loader(encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder] | None:
+def _get_encoder_loader(encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder] | None:
     if encoder is None:
         return None
     return lambda: load_question_encoder(encoder) if isinstance(encoder, str) else encoder

@@ -1,14 +1,15 @@
 """Fusion of ranked lists: by ranks, `rrf(A, B, …, k=60, weights=[…])`, or by scores,
 `interpolate(A, B, alpha)`.
 
-Reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): RRF(d) = sum over legs of w / (k +
-rank), with ranks from 1 and k = 60. It uses no scores, so it fuses legs of any kind.
+Reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): RRF(d) = sum over retrievers of w / (k +
+rank), with ranks from 1 and k = 60. It uses no scores, so it fuses retrievers of any kind.
 
 Interpolation is that of Pyserini's `HybridSearcher` (`pyserini/search/hybrid/_searcher.py`):
-score(d) = A(d) + alpha * B(d), where a leg that has not retrieved d gives it the leg's lowest score
-for the query. Pyserini's dense leg is A and its sparse leg B; with `--weight-on-dense` it is the
-other way round. With `normalization=true` the scores of a leg are first mapped to [-0.5, 0.5] by
-its lowest and highest score. If these are equal, Pyserini divides by zero; here they become 0.
+score(d) = A(d) + alpha * B(d). A retriever that has not retrieved d gives d its lowest score for
+the query. Pyserini's dense retriever is A and its sparse retriever B, or the reverse with
+`--weight-on-dense`. With `normalization=true` the scores of each retriever are first mapped
+linearly from its lowest and highest score to [-0.5, 0.5]. If these are equal, Pyserini divides by
+zero; here the scores become 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,23 +22,23 @@ from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, Scores, SnapshotRetriever
 
 RRF_K = 60  # Cormack et al. 2009, section 3
-DEPTH = 100  # of a leg without a depth of its own: the depth of DPR and BEIR
+DEPTH = 100  # default depth of a child retriever, as in DPR and BEIR
 _MAX_K = 1_000_000
-_DIGITS = 10  # decimal digits to which scores, relative to the best, are compared
+_DIGITS = 10  # decimal digits of a score, relative to the best score, that are compared
 _MAX_WEIGHT = 1e6
 Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
 
 
 class FusedRetriever(SnapshotRetriever):
-    """A `Retriever` that fuses the lists of its legs."""
+    """A `Retriever` that fuses the ranked lists of its child retrievers."""
 
     def __init__(self, name: str, legs: Sequence[Leg], fuse_lists: Fusion) -> None:
-        """Fuse two legs or more, of one snapshot and of different names.
+        """Create a fusion of two or more child retrievers of one snapshot, with different names.
 
         Args:
-            name: its spelling in an expression, without depths.
-            legs: each is searched to its own depth, or else to 100, or `k` passages if that is
-                more.
+            name: spelling of the fusion in an expression, without depths.
+            legs: child retrievers; each is searched to its own depth, or else to the maximum of 100
+                and `k` passages.
             fuse_lists: returns the fused rows, -1 after the last, and their scores.
         """
         super().__init__(legs[0].retriever.snapshot, name)
@@ -45,11 +46,11 @@ class FusedRetriever(SnapshotRetriever):
 
     @property
     def most(self) -> int:
-        """The sum over all legs, up to the number of passages."""
+        """The sum over all child retrievers, at most the number of passages."""
         return min(self.snapshot.n, sum(leg.most for leg in self._legs))
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search every leg, and rank by the fused score; ties by row."""
+        """Search every child retriever, and rank by the fused score; ties are ordered by row."""
         ranked_legs = tuple(leg.find(queries, max(DEPTH, k)) for leg in self._legs)
         rows, scores = self._fuse_lists(ranked_legs)
         passages = {row: passage for ranked in ranked_legs for row, passage in ranked.passages.items()}
@@ -57,14 +58,14 @@ class FusedRetriever(SnapshotRetriever):
 
 
 def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows, Scores]:
-    """Rank the rows of several lists by RRF(d) = sum of w / (k + rank), best first, ties by row.
+    """Rank the rows of several lists by RRF(d) = sum of w / (k + rank), best first; ties by row.
 
     A list adds nothing to the score of a row that it does not contain.
 
     Args:
         lists: (q, k_i) int64 each, -1 after the last row.
-        k: of the equation.
-        weights: w, one per list.
+        k: the constant k of the equation.
+        weights: the weight w of each list.
 
     Returns:
         (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, 0 where the row is -1; m is
@@ -74,27 +75,29 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     rows = np.hstack(lists)  # (q, sum of k_i)
     contributions = [w / (k + np.arange(1, leg.shape[1] + 1)) for leg, w in zip(lists, weights, strict=True)]
     contribution_grid = np.broadcast_to(np.concatenate(contributions), rows.shape)
-    valid = rows >= 0
-    span = int(rows.max(initial=0)) + 1
-    key = (np.arange(q)[:, None] * span + rows)[valid]  # unique for each query and row
-    contribution = contribution_grid[valid]
-    # A fixed order, so that the sum does not depend on that of the legs.
-    order = np.lexsort((contribution, key))
-    keys, group = np.unique(key[order], return_inverse=True)
-    sums = np.bincount(group, weights=contribution[order], minlength=len(keys))
-    query, row = np.divmod(keys, span)
+    is_hit = rows >= 0
+    row_range = int(rows.max(initial=0)) + 1
+    # unique for each query and row
+    query_row_keys = (np.arange(q)[:, None] * row_range + rows)[is_hit]
+    contribution = contribution_grid[is_hit]
+    # Add in a fixed order, so that the sum does not depend on the order of the lists.
+    order = np.lexsort((contribution, query_row_keys))
+    unique_keys, group = np.unique(query_row_keys[order], return_inverse=True)
+    fused_scores = np.bincount(group, weights=contribution[order], minlength=len(unique_keys))
+    query, row = np.divmod(unique_keys, row_range)
     # 1/1002 + 2/1002 and 3/1002 differ in the last bit, but they are a tie.
-    rounded = np.round(sums / sums.max(initial=1e-300), _DIGITS)
+    rounded = np.round(fused_scores / fused_scores.max(initial=1e-300), _DIGITS)
     order = np.lexsort((row, -rounded, query))
-    query, row, sums = query[order], row[order], sums[order]
+    query, row, fused_scores = query[order], row[order], fused_scores[order]
     ends = np.cumsum(np.bincount(query, minlength=q))[:-1]
-    return _pad_lists(np.split(row, ends), np.split(sums, ends))
+    return _pad_lists(np.split(row, ends), np.split(fused_scores, ends))
 
 
 def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normalize: bool = False) -> tuple[Rows, Scores]:
-    """Rank the rows of two lists by score(d) = first(d) + alpha * second(d), best first, ties by row.
+    """Rank the rows of two lists by score(d) = first(d) + alpha * second(d), best first; ties by
+    row.
 
-    A list that lacks a row gives it the list's lowest score for the query, or 0 if it has no rows.
+    A row that a list lacks gets the list's lowest score for the query, or 0 if the list is empty.
 
     Returns:
         (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, as `fuse`.
@@ -111,13 +114,15 @@ def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normaliz
 
 
 def _iter_lists(ranked: RankedRows) -> Iterator[tuple[Rows, Scores]]:
-    """Yield the rows and scores of each query."""
+    """Yield (rows, scores) of each query."""
     for rows, scores in zip(ranked.rows, ranked.scores, strict=True):
         yield rows[rows >= 0], scores[rows >= 0].astype(np.float64)
 
 
 def _score_rows(rows: Rows, list_rows: Rows, list_scores: Scores, *, normalize: bool) -> Scores:
-    """Return the score that a list gives each of `rows`, which are sorted and contain its rows."""
+    """Return the score of each of `rows` in a list; `rows` are sorted and contain the list's
+    rows.
+    """
     low, high = (list_scores.min(), list_scores.max()) if len(list_scores) else (0.0, 1.0)
     scores = np.full(len(rows), low)
     scores[np.searchsorted(rows, list_rows)] = list_scores
@@ -125,7 +130,7 @@ def _score_rows(rows: Rows, list_rows: Rows, list_scores: Scores, *, normalize: 
 
 
 def _pad_lists(row_lists: Sequence[Rows], score_lists: Sequence[Scores]) -> tuple[Rows, Scores]:
-    """Return the lists of all queries as (q, m) grids: -1 and 0 after the end of a shorter one."""
+    """Return (rows, scores) as (q, m) arrays, padded with row -1 and score 0."""
     rows = np.full((len(row_lists), max(map(len, row_lists), default=0)), -1, np.int64)
     scores = np.zeros(rows.shape)
     for number, (row_list, score_list) in enumerate(zip(row_lists, score_lists, strict=True)):
@@ -137,11 +142,12 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     """Build `rrf(A, B, …, k=60, weights=[1, 1, …])`.
 
     Raises:
-        UsageError: fewer than two legs, two of one name, or `k` or `weights` out of range.
+        UsageError: there are fewer than two child retrievers, two have the same name, or `k` or
+            `weights` is out of range.
     """
     call.check_options("k", "weights")
     if len(call.arguments) < 2:
-        raise call.error("rrf fuses the lists of two legs or more: name them, as in rrf(hnsw, ivfpq)")
+        raise call.error("rrf fuses two or more retrievers: name them, as in rrf(hnsw, ivfpq)")
     legs = _build_legs(call.arguments, factory)
     k = call.get_int("k", RRF_K, 1, _MAX_K)
     weights = call.get_floats("weights", len(legs), _MAX_WEIGHT) or (1.0,) * len(legs)
@@ -153,11 +159,12 @@ def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetrie
     """Build `interpolate(A, B, alpha, normalization=false)`.
 
     Raises:
-        UsageError: there are not two legs of different names and a weight from 0.
+        UsageError: there are not two child retrievers with different names, or the weight is
+            missing or out of range.
     """
     call.check_options("alpha", "normalization")
     if len(call.arguments) + ("alpha" in call.options) != 3:
-        raise call.error("interpolate takes two legs and the weight of the second: interpolate(exact, bm25, 1.3)")
+        raise call.error("interpolate takes two retrievers and the weight of the second: interpolate(exact, bm25, 1.3)")
     legs = _build_legs(call.arguments[:2], factory)
     alpha = call.get_number("alpha" if "alpha" in call.options else 2)
     if not 0 <= alpha <= _MAX_WEIGHT:
@@ -177,5 +184,5 @@ def _build_legs(arguments: Sequence[Node], factory: RetrieverFactory) -> list[Le
     for argument in arguments:
         legs.append(factory.leg(argument))
         if legs[-1].name in [leg.name for leg in legs[:-1]]:
-            raise argument.error(f"the leg {legs[-1].name} is given twice: give it a larger weight instead")
+            raise argument.error(f"the retriever {legs[-1].name} is given twice: give it a larger weight instead")
     return legs

@@ -1,7 +1,7 @@
-"""Hits: ranked passages with their credit, and with the legs that retrieved them.
+"""Hits: ranked passages with their credit lines, and with the child retrievers that returned them.
 
-`Hit` is the only form of a hit: retrievers return it, the command line and the service send its
-JSON, and the client reads it back. `rag_model.serving.http.messages` describes the JSON for
+`Hit` is the only class for hits: retrievers return it, the command line and the service send its
+JSON, and the client parses it. `rag_model.serving.http.messages` describes the JSON for
 OpenAPI.
 """
 
@@ -15,41 +15,40 @@ from rag_model.corpus.records import CATEGORY_SEPARATOR, PROSE, Passage, format_
 
 @dataclass(frozen=True, slots=True)
 class LegHit:
-    """The rank and the score of a passage in one leg of a retriever."""
+    """The rank and the score of a passage in one child retriever."""
 
-    leg: str  # as the expression names it: `hnsw`, `rrf(hnsw, ivfpq)`
+    leg: str  # spelling of the child retriever in the expression, such as `hnsw`
     rank: int  # from 1
-    score: float  # of that leg; larger is better
+    score: float  # score by that child retriever; larger is better
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
     """One passage that a query has retrieved, ready to be shown and credited.
 
-    In a hit that was read from a reply, `row` is -1, and of the passage only the properties below
-    are known.
+    In a hit that was read from a reply, `row` is -1, and `passage` has only the values that the
+    properties below return.
     """
 
     rank: int  # from 1
     score: float  # larger is better; comparable within one retriever and snapshot only
-    row: int  # global row: valid in this snapshot only
+    row: int  # row of the passage in this snapshot
     passage: Passage
-    url: str  # of the article's revision; empty where the source has none
+    url: str  # URL of the article's revision; empty if the source has none
     licence: str  # the line of credit that showing the text requires; empty if none is known
-    # Of the vectors of query and passage, for p(z|x); None: not computed.
+    # Inner product of the vectors of query and passage, for p(z|x); None: not computed.
     inner_product: float | None = None
-    # The legs that retrieved it, in the expression's order; a single index is its own leg.
+    # Child retrievers that returned the passage, in the expression's order; for an index, itself.
     legs: tuple[LegHit, ...] = ()
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Create a hit from the fields of its JSON, with legs as `LegHit`, and fields of a
-        subclass.
+        """Create a hit from the fields of its JSON and of a subclass; `legs` must contain `LegHit`.
 
         Raises:
             ValueError: `revised` is not a date.
         """
-        extra = {name: value for name, value in fields.items() if name not in HIT_JSON_FIELDS}
+        subclass_fields = {name: value for name, value in fields.items() if name not in HIT_JSON_FIELDS}
         revised = fields.get("revised")
         passage = Passage(
             fields["id"],
@@ -75,7 +74,7 @@ class Hit:
             url=fields["url"],
             licence=fields["licence"],
             legs=tuple(fields.get("legs") or ()),
-            **extra,
+            **subclass_fields,
         )
 
     @property
@@ -130,7 +129,7 @@ class Hit:
 
     @property
     def visible_legs(self) -> tuple[LegHit, ...]:
-        """The legs; none if they only repeat rank and score, as for a single index."""
+        """The entries of `legs`; none if they only repeat rank and score, as for a single index."""
         return self.legs if any((leg.rank, leg.score) != (self.rank, self.score) for leg in self.legs) else ()
 
     def to_json(self) -> dict[str, Any]:
@@ -139,17 +138,17 @@ class Hit:
         The row is left out, because it is valid in one snapshot only. `legs` is present only if the
         retriever has several stages, and metadata only if the snapshot has them.
         """
-        document: dict[str, Any] = {name: getattr(self, name) for name in _ALWAYS_SENT}
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _ALWAYS_SENT}
         metadata = {"language": self.language, "wikidata": self.wikidata, "categories": [*self.categories]}
-        document |= {name: value for name, value in metadata.items() if value}
+        fields |= {name: value for name, value in metadata.items() if value}
         if legs := self.visible_legs:
-            document["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
-        return document
+            fields["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
+        return fields
 
 
 # The fields that the JSON of every hit has, in its order.
 _ALWAYS_SENT = ("rank", "score", "id", "page_id", "title", "section", "text", "url", "revised", "licence", "kind")
-# The types of the fields in the JSON of a hit. Those that may be missing are optional.
+# The types of the fields in the JSON of a hit; `OPTIONAL_HIT_JSON_FIELDS` may be missing.
 HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
     {
         "rank": int,
@@ -169,7 +168,8 @@ HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
         "categories": tuple[str, ...],
     }
 )
-OMITTED_HIT_JSON_FIELDS = frozenset({"categories", "language", "legs", "wikidata"})  # if empty
+# omitted if empty
+OMITTED_HIT_JSON_FIELDS = frozenset({"categories", "language", "legs", "wikidata"})
 OPTIONAL_HIT_JSON_FIELDS = OMITTED_HIT_JSON_FIELDS | {"kind", "revised"}
 
 

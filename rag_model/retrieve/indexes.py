@@ -1,4 +1,4 @@
-"""The index files of a snapshot: opened by name, whatever their kind, or derived from a previous
+"""Open the indexes of a snapshot by name, or derive their files from those of a previous
 snapshot.
 """
 
@@ -22,7 +22,8 @@ from rag_model.store.pulling.delta_files import read_new_terms
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
-_RANGED_KINDS = ("bm25", "impact", "ivf")  # also searched by ranges if the file is small
+# kinds that are read by ranges even without an outline, if not small
+_RANGED_KINDS = ("bm25", "impact", "ivf")
 
 
 def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
@@ -30,17 +31,17 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
 
     The index `exact` needs no file.
 
-    The file is mapped, or loaded into memory without `mmap`. Vectors that the index reranks by are
-    mapped in any case.
+    The file is mapped, or loaded into memory if not `mmap`. Vectors with which the index reranks
+    are always mapped.
 
     Returns:
-        According to the kind: a `VectorIndex`, a `TokenIndex` over token vectors, a `SparseIndex`
-        over weighted terms, or a `TextIndex`.
+        A `VectorIndex`, a `TokenIndex` (token vectors), a `SparseIndex` (weighted terms) or a
+        `TextIndex`, depending on the kind.
 
     Raises:
         InputError: the file is damaged.
-        StoreError: the index has another number of rows than the snapshot has passages, its kind is
-            not installed, or files that it needs were not pulled.
+        StoreError: the number of rows differs from the number of passages, the kind is not
+            installed, or files that the index needs were not pulled.
         UsageError: the snapshot has no such index.
     """
     entry = find_index_entry(snapshot, name)
@@ -50,14 +51,14 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
         index = get_opener(entry).open(index_files(snapshot, name), entry, mmap=mmap)
     except KeyError as missing_key:
         raise StoreError(
-            f"the manifest of snapshot {snapshot.id[:12]} lacks {missing_key} of index {name}: build it again"
+            f"the manifest of snapshot {snapshot.id[:12]} lacks {missing_key} of index {name}: rebuild the index"
         ) from missing_key
     except StoreError as error:
         if entry.get("refine") != "vectors" or snapshot.is_remote:
             raise
-        raise StoreError(f"index {name} reranks its hits by the embeddings, but {error}") from error
+        raise StoreError(f"index {name} reranks its hits with the embeddings, but {error}") from error
     if index.n != snapshot.n:
-        raise StoreError(f"index {name} holds {index.n} rows for {snapshot.n} passages: reindex the snapshot")
+        raise StoreError(f"index {name} holds {index.n} rows for {snapshot.n} passages: rebuild the snapshot")
     return index
 
 
@@ -112,11 +113,11 @@ def open_graph(snapshot: Snapshot, name: str) -> GraphFile:
 
     Raises:
         InputError: the file is missing, damaged, or not a graph.
-        StoreError: the graph has another number of nodes than the snapshot has passages.
+        StoreError: the number of nodes differs from the number of passages.
     """
     graph = GraphFile.open(snapshot.path(snapshot.manifest.content.index_file(name)))
     if graph.n != snapshot.n:
-        raise StoreError(f"index {name} holds {graph.n} rows for {snapshot.n} passages: reindex the snapshot")
+        raise StoreError(f"index {name} holds {graph.n} rows for {snapshot.n} passages: rebuild the snapshot")
     return graph
 
 
@@ -131,12 +132,12 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
         return
     entry = find_index_entry(snapshot, name)
     if entry is None:
-        raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}: it takes none")
+        raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}, which has none: remove it")
     get_opener(entry).check_search(entry, parameters)
 
 
 def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
-    """Return the paths of an index and of the rows that it was built over."""
+    """Return the files of an index: its own, and those of the rows over which it was built."""
     content = snapshot.manifest.content
     rows = partial(list_row_files, snapshot, content.representation_of(name))
     path = content.index_file(name)
@@ -148,13 +149,14 @@ def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
 
 
 def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
-    """Whether an index is searched in the snapshot's store by ranges of its files, without a copy."""
+    """Return whether an index can be searched by reading ranges of its files in the store."""
     content, ranges = snapshot.manifest.content, snapshot.ranges
     if ranges is None or name not in content.indexes:
         return False
     entry, path = content.indexes[name], content.index_file(name)
     is_small = entry.get("kind") in _RANGED_KINDS and "Refine" not in str(entry.get("factory"))
-    if ranges.get_outline(path) is None and not is_small:  # other small files have no outline either
+    # small files of other kinds have no outline either
+    if ranges.get_outline(path) is None and not is_small:
         return False
     rows = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]
     paths = [path, *(rows if entry.get("refine") == "vectors" else [])]
@@ -162,7 +164,9 @@ def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
 
 
 def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
-    """Return a representation's row files in row order: of an object store, without fetching them."""
+    """Return a representation's row files in row order; files in an object store are not
+    fetched.
+    """
     if not snapshot.is_remote:
         return snapshot.row_files(representation)
     content = snapshot.manifest.content
@@ -175,8 +179,8 @@ def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
 
 
 def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
-    """Return the files that a search reads: that of the index and vectors it reranks by, in bytes
-    by path.
+    """Return the size in bytes, by path, of each file that a search reads: the index, and the
+    vectors with which it searches or reranks.
     """
     content = snapshot.manifest.content
     entry = content.indexes.get(name)
@@ -187,9 +191,7 @@ def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
 
 
 def open_exact_index(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:
-    """Open exact search over the vectors of a representation, with the metric of the indexes over
-    it.
-    """
+    """Open exact search over the vectors of a representation, with the metric of its indexes."""
     return ExactIndex(
         snapshot.row_files(representation), index_metric(snapshot.manifest.content.indexes, representation)
     )
@@ -203,17 +205,18 @@ def index_metric(indexes: Mapping[str, Mapping[str, Any]], representation: str) 
 
 
 def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:
-    """Whether the scores of an index are inner products with the snapshot's `embeddings`.
+    """Return whether the scores of an index are exact inner products with the snapshot's
+    `embeddings`.
 
-    Codes (PQ, SQ8, fp16) approximate them, unless the hits are reranked by the vectors. Distances
-    are not inner products.
+    Codes (PQ, SQ8, fp16) only approximate inner products, unless the hits are reranked with the
+    vectors. Distances are not inner products.
     """
     entry = indexes.get(name)
     if entry is None:
         # `exact` without a file compares the vectors
         return index_metric(indexes, EMBEDDINGS) == "ip"
     if entry.get("over", EMBEDDINGS) != EMBEDDINGS:
-        return False  # of another vector space, or of text
+        return False  # the index is over another vector space or over text
     try:
         factory = parse_factory(str(entry.get("factory")))
     except UsageError:  # a factory string of a plugin, whose scores are unknown
@@ -236,16 +239,16 @@ def derive_index_file(
     new_terms: Path | None,
     out: Path,
 ) -> bool:
-    """Write an index file of a snapshot, if its kind can derive it from a previous snapshot's file.
+    """Derive an index file of a snapshot from a previous snapshot's file, if its kind supports it.
 
     Args:
         previous: the snapshot that was pulled last.
-        snapshot: the one that is being pulled; its passages are on this disk.
-        path: of the index file, in `snapshot`.
+        snapshot: the snapshot that is being pulled; its passages are on this disk.
+        path: path of the index file in `snapshot`.
         previous_rows: returns the row of each passage in `previous`, (n,); -1 for new passages.
-        new_terms: the weighted terms of new rows, for an index that is over such terms; None: the
-            store has none for `previous`.
-        out: path to write.
+        new_terms: file with the weighted terms of the new rows, for an index over weighted terms;
+            None: the store has none for `previous`.
+        out: path of the new file.
 
     Returns:
         Whether the file was written. Missing or damaged inputs are not an error, because the file
@@ -260,18 +263,18 @@ def derive_index_file(
         kind = get_kind(entries[1]["kind"])
         if not isinstance(kind, DerivingKind) or entries[0].get("kind") != kind.name:
             return False
-        files = *entries, previous.path(previous_content.index_file(name))
+        inputs = *entries, previous.path(previous_content.index_file(name))
         if kind.represents == TEXT:
-            return kind.derive(*files, previous_rows(), _text_reader(snapshot), out) is not None
+            return kind.derive(*inputs, previous_rows(), _get_text_reader(snapshot), out) is not None
         if new_terms is None:
             return False
         base_rows, terms = read_new_terms(new_terms, content.files[path].size)
-        return kind.derive(*files, base_rows, lambda rows: iter([terms]), out) is not None
+        return kind.derive(*inputs, base_rows, lambda rows: iter([terms]), out) is not None
     except BookwheelError:
         return False
 
 
-def _text_reader(snapshot: Snapshot) -> Callable[[Rows], Iterator[pa.RecordBatch]]:
+def _get_text_reader(snapshot: Snapshot) -> Callable[[Rows], Iterator[pa.RecordBatch]]:
     """Return a function that yields title and text of the passages at ascending rows."""
 
     def read_texts(rows: Rows) -> Iterator[pa.RecordBatch]:

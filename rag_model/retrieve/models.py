@@ -1,6 +1,6 @@
 """Resolve the name of a model: a folder, a name on the hub, or `model:NAME`, a model of the store.
 
-A model of the store has parts in folders of their own: a question encoder, a generator, and so on.
+A model of the store has one folder per part: the question encoder, the generator, and so on.
 `PairScorerCache` loads the cross-encoders that expressions name.
 """
 
@@ -19,23 +19,25 @@ from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, GENE
 
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
-    """A question encoder and its passage encoder, as `Encoder.load` takes them."""
+    """The names of a question encoder and of its passage encoder, as `Encoder.load` accepts
+    them.
+    """
 
     question: str
     passage: str | None  # None: the model was trained with the passage vectors frozen
 
 
 def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderNames:
-    """Return the encoders of a model: a folder, a hub name, or `model:` and a ref, ref@number, id
-    or prefix.
+    """Return the encoder names of a model: a folder, a hub name, or `model:` with a ref,
+    ref@number, id or prefix of an id.
 
     A DPR model has both encoders; a RAG model has only the question encoder. `question` names the
-    question encoder, if it is not the one that belongs to `name`.
+    question encoder if it differs from the one that belongs to `name`.
 
     Raises:
         StoreError: the store has no such model, or one of its files is damaged.
-        UsageError: the model has no question encoder in a folder of its own, or the revision of a
-            passage encoder does not name its question encoder.
+        UsageError: the model has no question encoder in a folder of its own, or the name of a
+            passage encoder does not determine that of its question encoder.
     """
     if not name.startswith(MODEL_PREFIX):
         return EncoderNames(question or derive_question_encoder_name(name), name)
@@ -46,7 +48,7 @@ def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderName
     return EncoderNames(question or str(question_folder), str(passage) if passage.is_dir() else None)
 
 
-_WITHOUT_PART = {  # message if a model has no such part, and the kind of model that has it
+_WITHOUT_PART = {  # by part: (error if a model lacks it, kind of model that has it)
     GENERATOR: (f"has no generator in a folder {GENERATOR}/", "model that answers questions"),
     COLBERT: ("is not a ColBERT", "model that `finetune colbert` trained"),
     MASKED_LM: ("has no masked language model", "model that `finetune realm` trained"),
@@ -76,7 +78,7 @@ def resolve_part(store: Store | None, name: str, part: str) -> str:
 
 
 def resolve_part_folder(store: Store | None, name: str, part: str) -> Path:
-    """Return the folder of the model of `resolve_part`; a model of the hub is downloaded.
+    """Return the folder of a model as `resolve_part` does, and download it if it is on the hub.
 
     Raises:
         InputError: there is no such folder, and the hub has no such model or cannot be reached.
@@ -104,7 +106,9 @@ class HasFolder(Protocol):
 
 
 def list_model_files(model: object) -> dict[str, int]:
-    """Return the files of a model, in bytes by path; none if it was not loaded from a folder."""
+    """Return the size in bytes of each file of a model; empty if it was not loaded from a
+    folder.
+    """
     if not isinstance(model, HasFolder) or model.folder is None:
         return {}
     return {str(path): path.stat().st_size for path in sorted(model.folder.rglob("*")) if path.is_file()}
@@ -114,9 +118,9 @@ class PairScorerCache:
     """Loads each cross-encoder once, for all retrievers that use it. Thread-safe."""
 
     def __init__(self, store: Store | str | None = None) -> None:
-        """Resolve `model:NAME` in `store`, a store or its URL.
+        """Create an empty cache that resolves `model:NAME` in `store`, a store or its URL.
 
-        Without a store only folders and hub names are resolved.
+        Without a store, only folders and hub names are resolved.
         """
         self._store = store
         self._loaded: dict[str, PairScorer] = {}
@@ -133,7 +137,7 @@ class PairScorerCache:
         """
         with self._lock:
             if name not in self._loaded:
-                from rag_model.encoders.cross_encoder import CrossEncoder  # noqa: PLC0415 - few searches rerank
+                from rag_model.encoders.cross_encoder import CrossEncoder  # noqa: PLC0415 - few searches use a reranker
 
                 folder = resolve_part_folder(self._open_store(name), name, CROSS_ENCODER)
                 self._loaded[name] = CrossEncoder.load(folder)

@@ -1,4 +1,4 @@
-"""Reranking of the hits of another retriever, by a model or by token vectors.
+"""Rerank the hits of another retriever, with a model or with token vectors.
 
 `rerank(A, MODEL, 50)` reorders the first 50 hits of A by the scores of a model. A model that reads
 query and passage together (a cross-encoder) ranks similar passages better than vectors do, but it
@@ -6,9 +6,9 @@ costs one forward pass per pair. So it reads only the best hits of a cheaper ret
 
 `maxsim(A, INDEX, 500)` is late interaction: it reranks up to 500 passages by MaxSim over token
 vectors. The candidates are the hits of A and, for one round or more, the neighbours of the best
-candidates in the bottom layer of an HNSW graph: a passage near a good one is often good, even if A
-has missed it (MacAvaney and Tonellotto 2024, "A Reproducibility Study of PLAID", arXiv 2404.14989:
-better than PLAID at every cost). Each candidate is scored once.
+candidates in the bottom layer of an HNSW graph: a neighbour of a relevant passage is often
+relevant, even if A has missed it (MacAvaney and Tonellotto 2024, "A Reproducibility Study of
+PLAID", arXiv 2404.14989: better than PLAID at every cost). Each candidate is scored once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,27 +25,29 @@ from rag_model.retrieve.indexes import index_file_sizes
 from rag_model.retrieve.models import PairScorer, list_model_files
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 
-_RERANK_DEPTH = 50  # passages read per query; a depth beyond 100 costs more time than it gains quality
+_RERANK_DEPTH = 50  # passages scored per query; beyond 100 the quality grows little
 _MAX_RERANK_DEPTH = 1_000
-MAXSIM_DEPTH = 500  # passages scored per query: 60,000 tokens
+MAXSIM_DEPTH = 500  # passages scored per query, about 60,000 tokens
 MAX_MAXSIM_DEPTH = 10_000
-_ROUNDS = 1  # of neighbours; a second round adds little
+_ROUNDS = 1  # rounds in which neighbours are added; a second one adds little
 _MAX_ROUNDS = 4
 
 
 class RerankedRetriever(SnapshotRetriever):
-    """A `Retriever` that reranks the first `depth` hits of a leg by the scores of a model."""
+    """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
     def __init__(self, leg: Leg, scorer: PairScorer, model: str, depth: int = _RERANK_DEPTH) -> None:
-        """Read the first `depth` hits of `leg` with `scorer`, which an expression names `model`."""
+        """Score the first `depth` hits of `leg` with `scorer`, which an expression names
+        `model`.
+        """
         super().__init__(leg.retriever.snapshot, f"rerank({leg.name}, {model})")
-        self.depth_advice = "or let it read more by its third argument, as in rerank(A, MODEL, 100)"
+        self.depth_advice = "or increase its third argument, as in rerank(A, MODEL, 100)"
         self.exact_products = leg.retriever.exact_products
         self._leg, self._scorer, self._depth = leg, scorer, depth
 
     @property
     def most(self) -> int:
-        """The number of passages that are read."""
+        """The number of passages that are scored."""
         return min(self._depth, self._leg.most)
 
     @property
@@ -54,7 +56,7 @@ class RerankedRetriever(SnapshotRetriever):
         return list_model_files(self._scorer)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the leg, and rank its hits by the model's scores; ties by row.
+        """Search the child retriever, and rank its hits by the model's scores; ties by row.
 
         All pairs of all queries are scored in one call, so that the model can batch them by length.
 
@@ -64,18 +66,20 @@ class RerankedRetriever(SnapshotRetriever):
         leg_rows = self._leg.find(queries, self._depth)
         candidates = leg_rows.truncate(self._depth)
         passages = self.read_passages(candidates.rows, candidates.passages)
-        valid = candidates.rows >= 0  # (q, depth)
-        pair_passages = [passages[row] for row in candidates.rows[valid].tolist()]
-        pair_queries = np.repeat(np.arange(len(queries)), valid.sum(axis=1)).tolist()
+        is_hit = candidates.rows >= 0  # (q, depth)
+        pair_passages = [passages[row] for row in candidates.rows[is_hit].tolist()]
+        pair_queries = np.repeat(np.arange(len(queries)), is_hit.sum(axis=1)).tolist()
         pair_scores = self._scorer.scores(
             [queries.texts[number] for number in pair_queries],
             [passage.title for passage in pair_passages],
             [passage.text for passage in pair_passages],
         )
         if not np.isfinite(pair_scores).all():
-            raise InputError(f"{self.name} gave a score that is not finite: its model is broken, fetch it again")
+            raise InputError(
+                f"{self.name} returned a score that is not finite: its model is damaged, so download it again"
+            )
         scores = np.full(candidates.rows.shape, -np.inf, np.float32)
-        scores[valid] = pair_scores
+        scores[is_hit] = pair_scores
         order = np.lexsort((candidates.rows, -scores), axis=1)
         products = None if candidates.products is None else np.take_along_axis(candidates.products, order, 1)
         rows, scores = np.take_along_axis(candidates.rows, order, 1), np.take_along_axis(scores, order, 1)
@@ -90,7 +94,9 @@ def build_rerank(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     """
     call.check_options()
     if len(call.arguments) not in {2, 3}:
-        raise call.error("rerank takes a retriever, a model and how many passages it reads: rerank(hnsw, MODEL, 50)")
+        raise call.error(
+            "rerank takes a retriever, a model and the number of passages to score: rerank(hnsw, MODEL, 50)"
+        )
     leg = factory.leg(call.arguments[0])
     depth = call.get_int(2, _RERANK_DEPTH, 1, _MAX_RERANK_DEPTH)
     scorer = factory.scorer(call.arguments[1])
@@ -98,7 +104,9 @@ def build_rerank(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
 
 
 class MaxSimRetriever(SnapshotRetriever):
-    """A `Retriever` that reranks the candidates of a leg, and their graph neighbours, by MaxSim."""
+    """A `Retriever` that reranks the hits of a child retriever, and their graph neighbours, by
+    MaxSim.
+    """
 
     def __init__(
         self,
@@ -108,16 +116,17 @@ class MaxSimRetriever(SnapshotRetriever):
         depth: int = MAXSIM_DEPTH,
         rounds: int = _ROUNDS,
     ) -> None:
-        """Score at most `depth` passages per query.
+        """Create a retriever that scores at most `depth` passages per query.
 
         Args:
-            leg: retrieves the first candidates: to its own depth, or else to half of `depth` but at
-                least as many passages as are returned.
+            leg: child retriever of the first candidates; it is searched to its own depth, or else
+                to half of `depth`, but at least to `k`.
             tokens: the index of token vectors, with its question encoder.
-            graph: adds neighbours of the candidates; None: the leg's candidates only.
+            graph: the graph whose neighbours are added to the candidates; None: no neighbours are
+                added.
             depth: passages scored per query.
             rounds: number of times that neighbours of the best candidates are added; the rounds
-                share the part of `depth` that the leg leaves.
+                share the part of `depth` that the first candidates leave.
         """
         super().__init__(leg.retriever.snapshot, f"maxsim({leg.name}, {tokens.name})")
         self._leg, self._tokens, self._depth = leg, tokens, depth
@@ -131,31 +140,34 @@ class MaxSimRetriever(SnapshotRetriever):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files of the index, and of the graph."""
+        """The files of the token index and of the graph, in bytes by path."""
         sizes = index_file_sizes(self.snapshot, self._tokens.name)
         return sizes if self._graph is None else sizes | index_file_sizes(self.snapshot, self._graph.name)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Retrieve candidates, add their neighbours, and rank all by MaxSim; ties by row."""
-        # The candidates may have few neighbours, so the leg retrieves at least k passages.
+        """Retrieve candidates, add their neighbours, and rank all of them by MaxSim; ties by
+        row.
+        """
+        # The candidates may have few neighbours, so at least k candidates are retrieved.
         leg_depth = max(self._depth // 2, min(k, self._depth)) if self._rounds else self._depth
         leg_rows = self._leg.find(queries, leg_depth)
         candidates = leg_rows.truncate(self._depth)
         vectors = self._tokens.encode(queries)  # (q, l, d)
-        scored = [
+        scored_candidates = [
             self._score_candidates(query, rows[rows >= 0]) for query, rows in zip(vectors, candidates.rows, strict=True)
         ]
         legs = [leg_rows]
         if self._graph is not None:
-            counts = (candidates.rows >= 0).sum(axis=1).tolist()
-            neighbours = [(rows[count:], scores[count:]) for (rows, scores), count in zip(scored, counts, strict=True)]
+            n_first = (candidates.rows >= 0).sum(axis=1).tolist()
+            neighbours = [
+                (rows[count:], scores[count:]) for (rows, scores), count in zip(scored_candidates, n_first, strict=True)
+            ]
             legs.append(_rank(f"neighbours({self._graph.name})", neighbours))
-        return _rank(self.name, scored, tuple(legs)).truncate(k)
+        return _rank(self.name, scored_candidates, tuple(legs)).truncate(k)
 
     def _score_candidates(self, query: Vectors, candidates: Rows) -> tuple[Rows, Vectors]:
-        """Return all candidates of a query, (l, d), and their scores.
-
-        Those of the leg come first.
+        """Return (candidates, scores) of an (l, d) query, with neighbours after the first
+        candidates.
         """
         scores = self._tokens.score(query, candidates)
         for rounds_left in range(self._rounds, 0, -1):
@@ -168,13 +180,13 @@ class MaxSimRetriever(SnapshotRetriever):
         return candidates, scores
 
     def _find_neighbours(self, ranked: Rows, candidates: Rows, capacity: int) -> Rows:
-        """Return up to `capacity` new neighbours of the `ranked` rows.
+        """Return up to `capacity` neighbours of the `ranked` rows that are not in `candidates`.
 
-        Those of the best row come first.
+        The neighbours of the best row come first.
         """
         if self._graph is None or capacity < 1:
             return np.empty(0, np.int64)
-        # (m, w) -> (m w,)
+        # (m, w) -> (m * w,)
         links = self._graph.bottom(ranked[:capacity]).reshape(-1).astype(np.int64)
         links = links[(links >= 0) & (links < self.snapshot.n)]
         links = links[~np.isin(links, candidates)]
@@ -182,13 +194,16 @@ class MaxSimRetriever(SnapshotRetriever):
         return links[np.sort(positions)][:capacity]
 
 
-def _rank(name: str, scored: Sequence[tuple[Rows, Vectors]], legs: tuple[RankedRows, ...] = ()) -> RankedRows:
+def _rank(name: str, scored_lists: Sequence[tuple[Rows, Vectors]], legs: tuple[RankedRows, ...] = ()) -> RankedRows:
     """Rank the scored rows of each query, best first; ties by row."""
-    width = max(len(rows) for rows, _ in scored)
-    rows, scores = np.full((len(scored), width), -1, np.int64), np.full((len(scored), width), -np.inf, np.float32)
-    for query, (query_rows, query_scores) in enumerate(scored):
+    width = max(len(rows) for rows, _ in scored_lists)
+    rows, scores = (
+        np.full((len(scored_lists), width), -1, np.int64),
+        np.full((len(scored_lists), width), -np.inf, np.float32),
+    )
+    for query, (query_rows, query_scores) in enumerate(scored_lists):
         rows[query, : len(query_rows)], scores[query, : len(query_rows)] = query_rows, query_scores
-    rows[scores == -np.inf] = -1  # passages without tokens
+    rows[scores == -np.inf] = -1  # passages without tokens have score -inf
     scores, rows = select_top_k(scores, rows, width)
     passages = {row: passage for ranked in legs for row, passage in ranked.passages.items()}
     return RankedRows(name, rows, scores, legs=legs, passages=passages)
@@ -207,8 +222,8 @@ def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     call.check_options("graph", "rounds")
     if len(call.arguments) not in {2, 3}:
         raise call.error(
-            "maxsim takes a retriever, an index over token vectors and how many passages it "
-            "scores: maxsim(hnsw:100, tokens, 500)"
+            "maxsim takes a retriever, an index over token vectors and the number of passages to "
+            "score: maxsim(hnsw:100, tokens, 500)"
         )
     leg = factory.leg(call.arguments[0])
     tokens = factory.tokens(call.arguments[1])

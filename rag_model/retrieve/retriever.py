@@ -1,7 +1,7 @@
-"""The base of all retrievers: queries in, ranked rows out, and hits with their passages in the end.
+"""The base class of all retrievers, which turns queries into ranked rows and those into hits.
 
-Retrievers that are composed of others exchange rows and scores (`RankedRows`). Passages are read
-once, for the rows that are returned to the caller.
+A retriever returns rows and scores (`RankedRows`) to an outer retriever. Passages are read once,
+for the rows that are returned to the caller.
 """
 
 import time
@@ -26,13 +26,13 @@ from rag_model.store.versions.snapshot import Snapshot
 
 DEFAULT_K = 5  # passages per query
 Scores = npt.NDArray[np.floating]
-# Unicode categories of letters, marks, numbers, punctuation and symbols. Spaces, controls and
-# zero-width characters are in others.
+# Unicode categories of letters, marks, numbers, punctuation and symbols, but not of spaces,
+# controls and zero-width characters.
 _VISIBLE_CATEGORIES = frozenset("LMNPS")
 
 
 class QuestionEncoder(Protocol):
-    """The encoder of queries that retrieval needs; `Encoder` implements it."""
+    """Interface of a query encoder; `Encoder` implements it."""
 
     def space(self) -> Space:
         """Return the space of its question vectors."""
@@ -41,8 +41,8 @@ class QuestionEncoder(Protocol):
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
         """Return the float32 vectors of n texts, in order.
 
-        The shape is (n, d); (n, l, d) for a ColBERT; and (n, l, 2), pairs of term and weight, for a
-        sparse encoder.
+        The shape is (n, d) for a dense encoder, (n, l, d) for a ColBERT, and (n, l, 2), pairs of
+        term and weight, for a sparse encoder.
         """
         ...
 
@@ -50,23 +50,25 @@ class QuestionEncoder(Protocol):
 class Queries:
     """A batch of query texts, and their vectors.
 
-    Each encoder encodes the whole batch once, when the first leg requests its vectors.
+    Each encoder encodes the whole batch once, when a retriever first requests its vectors.
     """
 
     def __init__(self, texts: Sequence[str], timer: "SearchObserver | None" = None) -> None:
-        """Hold `texts`, in order; `timer` runs, and measures, every stage of their search."""
+        """Create a batch of `texts`, in order; `timer` runs and measures every stage of their
+        search.
+        """
         self.texts = texts
         self.timer = timer
-        self.encoding_seconds = 0.0  # total of all encoders
+        self.encoding_seconds = 0.0  # sum over all encoders
         self.reading_seconds = 0.0  # time to read the passages of hits, including those of subsets
         self.used_encoders: list[QuestionEncoder] = []  # one entry for each request for vectors
-        self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's identity
+        self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's `id()`
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
         self._parent: tuple[Queries, Sequence[int]] | None = None
 
     @classmethod
     def from_vectors(cls, texts: Sequence[str], encoder: QuestionEncoder, vectors: Vectors) -> Self:
-        """Hold `texts` whose (n, d) vectors by `encoder` have been computed already."""
+        """Create a batch of `texts` whose (n, d) vectors `encoder` has already computed."""
         queries = cls(texts)
         queries._vectors.append((encoder, vectors))
         return queries
@@ -87,10 +89,7 @@ class Queries:
         return vectors
 
     def find_vectors(self, encoder: QuestionEncoder | None) -> Vectors | None:
-        """Return the vectors that `encoder` has computed already.
-
-        The result is None if it has not encoded yet.
-        """
+        """Return the vectors that `encoder` has already computed; None if there are none."""
         return next((vectors for owner, vectors in self._vectors if owner is encoder), None)
 
     def seconds_of(self, encoder: QuestionEncoder) -> float:
@@ -104,7 +103,7 @@ class Queries:
         return subset
 
     def record_reading(self, seconds: float) -> None:
-        """Count seconds in which the passages of hits were read."""
+        """Add seconds in which the passages of hits were read."""
         self.reading_seconds += seconds
         if self._parent is not None:
             self._parent[0].record_reading(seconds)
@@ -116,9 +115,9 @@ class Queries:
             subset_vectors: Vectors = parent.vectors(encoder)[list(positions)]
             self._record_seconds(encoder, parent.seconds_of(encoder) - seconds_before)
             return subset_vectors
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         vectors = encoder.encode_questions(self.texts)
-        self._record_seconds(encoder, time.perf_counter() - started)
+        self._record_seconds(encoder, time.perf_counter() - start_time)
         return vectors
 
     def _record_seconds(self, encoder: QuestionEncoder, seconds: float) -> None:
@@ -135,7 +134,7 @@ def check_queries(queries: Sequence[str]) -> None:
     """Check that every query is a text that can be encoded.
 
     Raises:
-        UsageError: a query is empty or not valid UTF-8; the message gives its number, from 1.
+        UsageError: a query is empty or is not valid UTF-8; the message gives its number, from 1.
     """
     for number, query in enumerate(queries, start=1):
         if not has_visible_text(query):
@@ -150,12 +149,13 @@ def check_queries(queries: Sequence[str]) -> None:
 class RankedRows:
     """The result of a retriever for q queries: up to k rows each, best first."""
 
-    name: str  # of the retriever, as the expression names it
+    name: str  # spelling of the retriever in the expression
     rows: Rows  # (q, k) int64 global rows, each at most once per query; -1 after the last
     scores: Scores  # (q, k), larger is better; undefined where the row is -1
     products: Scores | None = None  # (q, k) inner products of query and passage; None: not computed
-    legs: tuple["RankedRows", ...] = ()  # the lists it was computed from, in the expression's order
-    passages: Mapping[int, Passage] = field(default_factory=dict)  # those read already, by row
+    legs: tuple["RankedRows", ...] = ()  # lists of the child retrievers, in the expression's order
+    # passages that have been read, by row
+    passages: Mapping[int, Passage] = field(default_factory=dict)
 
     def truncate(self, k: int) -> "RankedRows":
         """Return the first `k` rows of each query."""
@@ -165,9 +165,9 @@ class RankedRows:
         return replace(self, rows=self.rows[:, :k], scores=self.scores[:, :k], products=products)
 
     def iter_lists(self) -> Iterator["RankedRows"]:
-        """Yield the lists it was computed from at every level, inputs first.
+        """Yield the lists from which this one was computed, at every level, inputs first.
 
-        For an index this is the list itself.
+        For an index, the result is this list.
         """
         if not self.legs:
             yield self
@@ -184,10 +184,10 @@ class SnapshotRetriever(ABC):
 
     exact_products = False  # whether `find` fills in `RankedRows.products`
     is_stage = True  # whether `StageTimer` reports it as a stage
-    depth_advice = "or search deeper"  # ends the error message for a `k` above `most`
+    depth_advice = "or search deeper"  # end of the error message for a `k` above `most`
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
-        """Hold the snapshot; `name` is its spelling in an expression, without a depth."""
+        """Create a retriever; `name` is its spelling in an expression, without a depth."""
         self.snapshot, self.name = snapshot, name
         self._attribution = Attribution.from_corpus(snapshot.manifest.content.corpus)
 
@@ -197,18 +197,21 @@ class SnapshotRetriever(ABC):
 
     @property
     def most(self) -> int:
-        """The largest number of passages that it can return for a query."""
+        """The maximum number of passages that this retriever returns for a query."""
         return self.snapshot.n
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files that it reads itself, without those of its legs: bytes by name."""
+        """The files that this retriever reads, without those of child retrievers, in bytes by
+        name.
+        """
         return {}
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Return the best `k` passages of each query, best first, in the order of the queries.
 
-        A list is shorter than `k` only if fewer passages were found, as by an approximate index.
+        A list is shorter than `k` only if fewer passages were found, for example by an approximate
+        index.
 
         Raises:
             UsageError: a query is empty or not valid UTF-8; or `k` is below 1, above the number of
@@ -227,9 +230,9 @@ class SnapshotRetriever(ABC):
         self.check_depth(k)
         if not len(queries):
             return []
-        ranked, started = self.find(queries, k), time.perf_counter()
+        ranked, start_time = self.find(queries, k), time.perf_counter()
         hits = self.build_hits(ranked)
-        queries.record_reading(time.perf_counter() - started)
+        queries.record_reading(time.perf_counter() - start_time)
         return hits
 
     def build_hits(self, ranked: RankedRows) -> list[list[Hit]]:
@@ -239,7 +242,7 @@ class SnapshotRetriever(ABC):
             row: (self._attribution.url(passage), self._attribution.credit_line(passage))
             for row, passage in passages.items()
         }
-        leg_ranks = [_ranks_by_row(leg) for leg in ranked.iter_lists()] if ranked.legs else None
+        leg_ranks = [_index_ranks_by_row(leg) for leg in ranked.iter_lists()] if ranked.legs else None
         products = None if ranked.products is None else ranked.products.tolist()
         hits: list[list[Hit]] = []
         for query, (rows, scores) in enumerate(zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)):
@@ -254,7 +257,9 @@ class SnapshotRetriever(ABC):
                         passages[row],
                         *credits_by_row[row],
                         product,
-                        (LegHit(ranked.name, rank, score),) if leg_ranks is None else _leg_hits(leg_ranks, query, row),
+                        (LegHit(ranked.name, rank, score),)
+                        if leg_ranks is None
+                        else _build_leg_hits(leg_ranks, query, row),
                     )
                     for rank, (row, score, product) in enumerate(candidates, start=1)
                 ]
@@ -287,20 +292,20 @@ class SnapshotRetriever(ABC):
             raise UsageError(f"k is {k} but {self.name} gives {passages_text}: ask for fewer, {self.depth_advice}")
 
 
-# The name of a leg, and for each query the rank and the score of each row.
+# (name of a child retriever, (rank, score) by row for each query).
 _LegRanks = tuple[str, list[dict[int, tuple[int, float]]]]
 
 
-def _ranks_by_row(ranked: RankedRows) -> _LegRanks:
-    lines = zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
+def _index_ranks_by_row(ranked: RankedRows) -> _LegRanks:
+    row_lists = zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
     return ranked.name, [
-        {row: (rank, score) for rank, (row, score) in enumerate(zip(*line, strict=True), start=1) if row >= 0}
-        for line in lines
+        {row: (rank, score) for rank, (row, score) in enumerate(zip(*row_list, strict=True), start=1) if row >= 0}
+        for row_list in row_lists
     ]
 
 
-def _leg_hits(leg_ranks: Sequence[_LegRanks], query: int, row: int) -> tuple[LegHit, ...]:
-    entries = ((leg, lines[query].get(row)) for leg, lines in leg_ranks)
+def _build_leg_hits(leg_ranks: Sequence[_LegRanks], query: int, row: int) -> tuple[LegHit, ...]:
+    entries = ((leg, ranks_by_query[query].get(row)) for leg, ranks_by_query in leg_ranks)
     return tuple(LegHit(leg, *entry) for leg, entry in entries if entry is not None)
 
 
@@ -316,23 +321,25 @@ class SearchObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A retriever as an input of another one, with its depth in passages per query: `hnsw:100`."""
+    """A child retriever of another retriever, with its depth in passages per query: `hnsw:100`."""
 
     retriever: SnapshotRetriever
     depth: int | None = None  # None: the depth that the outer retriever chooses
 
     @property
     def name(self) -> str:
-        """Its spelling in an expression, without the depth."""
+        """The spelling of the retriever in an expression, without the depth."""
         return self.retriever.name
 
     @property
     def most(self) -> int:
-        """The largest number of passages that it can return for a query."""
+        """The maximum number of passages that it returns for a query."""
         return self.retriever.most if self.depth is None else min(self.depth, self.retriever.most)
 
     def find(self, queries: Queries, default_depth: int) -> RankedRows:
-        """Search to its own depth, or else to `default_depth`, but never deeper than `most`."""
+        """Search to its own depth, or else to `default_depth`, but not deeper than the retriever's
+        `most`.
+        """
         depth = min(self.depth or default_depth, self.retriever.most)
         if queries.timer is None:
             return self.retriever.find(queries, depth)
@@ -347,33 +354,34 @@ class DeepRetriever(SnapshotRetriever):
     is_stage = False
 
     def __init__(self, leg: Leg) -> None:
-        """Search `leg` to its own depth."""
+        """Create a retriever that searches `leg` to its own depth."""
         super().__init__(leg.retriever.snapshot, leg.name)
         self.exact_products = leg.retriever.exact_products
         self._leg = leg
 
     @property
     def most(self) -> int:
-        """The leg's."""
+        """The maximum number of passages of the child retriever."""
         return self._leg.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search to the leg's depth and return the first `k` rows."""
+        """Search to the child retriever's depth and return the first `k` rows."""
         return self._leg.find(queries, k).truncate(k)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrieverStage:
-    """One retriever of an expression, or one list that it computed, with the result for a batch of
+    """The result of one retriever of an expression, or of a list that it computed, for a batch of
     queries.
     """
 
-    name: str  # as the expression spells it, without a depth
+    name: str  # spelling in the expression, without a depth
     ranked: RankedRows  # to the depth that was requested
-    seconds: float  # its own time, without that of its legs and of the question encoders
+    seconds: float  # time without that of its inputs and of the question encoders
     retriever: SnapshotRetriever | None = None  # None: an intermediate list of `RankedRows.legs`
-    encoders: tuple[QuestionEncoder, ...] = ()  # question encoders that it or one of its legs used
-    legs: tuple["RetrieverStage", ...] = ()  # its inputs, in order
+    # question encoders that the stage or its inputs used
+    encoders: tuple[QuestionEncoder, ...] = ()
+    legs: tuple["RetrieverStage", ...] = ()  # stages of its inputs, in order
 
     @property
     def files(self) -> Mapping[str, int]:
@@ -400,8 +408,8 @@ def label_stages(stages: Sequence[RetrieverStage]) -> list[str]:
 
 
 class StageTimer:
-    """Measures every leg, fusion and rerank of one retriever, with its rows and its time, for one
-    batch of queries after another. Without a timer nothing is measured. Not thread-safe.
+    """Measures the rows and the time of every stage of a retriever, such as an index, a fusion or a
+    reranker, for one batch of queries at a time. Not thread-safe.
 
     >>> timer = StageTimer()  # doctest: +SKIP
     >>> queries = Queries(["who wrote animal farm?"], timer)  # doctest: +SKIP
@@ -410,8 +418,8 @@ class StageTimer:
     """
 
     def __init__(self) -> None:
-        """Start without stages."""
-        self._open: list[list[RetrieverStage]] = [[]]  # finished stages of each running one
+        """Create a timer without stages."""
+        self._open: list[list[RetrieverStage]] = [[]]  # finished input stages of each running stage
 
     @property
     def stages(self) -> tuple[RetrieverStage, ...]:
@@ -427,20 +435,20 @@ class StageTimer:
         return self.time_find(retriever, queries, k)
 
     def time_find(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
-        """Measure a search, and record it as a stage of the retriever that is running."""
+        """Measure a search, and record it as an input stage of the running retriever."""
         legs: list[RetrieverStage] = []
         self._open.append(legs)
         encoding_before, encoders_before = queries.encoding_seconds, len(queries.used_encoders)
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             ranked = retriever.find(queries, k)
         finally:
             self._open.pop()
-        elapsed = time.perf_counter() - started - (queries.encoding_seconds - encoding_before)
+        elapsed = time.perf_counter() - start_time - (queries.encoding_seconds - encoding_before)
         if retriever.is_stage:
             own_seconds = elapsed - sum(stage.seconds for leg in legs for stage in leg.iter_stages())
             encoders = tuple({id(encoder): encoder for encoder in queries.used_encoders[encoders_before:]}.values())
-            inputs = (*legs, *_extra_stages(ranked, legs))
+            inputs = (*legs, *_iter_extra_stages(ranked, legs))
             stage = RetrieverStage(retriever.name, ranked, max(own_seconds, 0.0), retriever, encoders, inputs)
             self._open[-1].append(stage)
         else:
@@ -448,9 +456,11 @@ class StageTimer:
         return ranked
 
 
-def _extra_stages(ranked: RankedRows, legs: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
-    """Yield the lists that a retriever computed itself, such as the graph neighbours of its
-    candidates.
-    """
+def _iter_extra_stages(ranked: RankedRows, legs: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
+    """Yield stages for the lists that a retriever computed itself, such as graph neighbours."""
     leg_names = {leg.name for leg in legs}
-    yield from (RetrieverStage(extra.name, extra, 0.0) for extra in ranked.legs if extra.name not in leg_names)
+    yield from (
+        RetrieverStage(ranked_list.name, ranked_list, 0.0)
+        for ranked_list in ranked.legs
+        if ranked_list.name not in leg_names
+    )

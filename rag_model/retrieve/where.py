@@ -21,12 +21,12 @@ from rag_model.retrieve.expression import WHERE_COLUMNS, Call, Node, Word, WordL
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
 
-_GROWTH = 4  # factor for the depth if too few hits match
+_GROWTH = 4  # factor by which the depth grows if fewer than `k` hits match
 _MAX_REQUEST_DEPTH = 10_000  # maximum depth of a search for a request
 
 
 class FilteredRetriever(SnapshotRetriever):
-    """Retriever of those hits of another one whose passages have given values in columns."""
+    """A retriever of the hits of another retriever whose passages have given values in columns."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class FilteredRetriever(SnapshotRetriever):
         conditions: Mapping[str, tuple[str, ...]],
         max_depth: int | None,
     ) -> None:
-        """Filter the hits of `leg`.
+        """Create a filter of the hits of `leg`.
 
         Args:
             name: spelling of this retriever in an expression.
-            leg: searched to its own depth, or else to the necessary depth.
+            leg: child retriever; it is searched to its own depth, or else to the necessary depth.
             conditions: allowed values of the returned passages, by column.
-            max_depth: maximum depth of the leg; None: unlimited.
+            max_depth: maximum depth of the child retriever; None: unlimited.
         """
         super().__init__(leg.retriever.snapshot, name)
         self.exact_products = leg.retriever.exact_products
@@ -49,14 +49,14 @@ class FilteredRetriever(SnapshotRetriever):
 
     @property
     def most(self) -> int:
-        """Maximum number of hits: that of the leg, because all of its hits may match."""
+        """The maximum number of hits of the child retriever, because all of its hits may match."""
         return self._leg.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the leg until each query has `k` matching passages, or the leg is exhausted.
+        """Search the child retriever until each query has `k` matching hits or no hits are left.
 
         Raises:
-            UsageError: the snapshot has no passage of the kinds.
+            UsageError: the snapshot has no passage of the given kinds.
         """
         conditions = self._conditions.items()
         masks = {field: self.snapshot.match_rows(field, values) for field, values in conditions}
@@ -68,10 +68,10 @@ class FilteredRetriever(SnapshotRetriever):
         depth = min(most, k * -(-len(is_allowed) // n_allowed))
         while True:
             ranked = self._leg.find(queries, depth)
-            keep = (ranked.rows >= 0) & is_allowed[ranked.rows]
+            is_match = (ranked.rows >= 0) & is_allowed[ranked.rows]
             is_exhausted = ranked.rows.shape[1] < depth or bool((ranked.rows[:, -1] < 0).all())
-            if depth >= most or is_exhausted or int(keep.sum(axis=1).min()) >= min(k, n_allowed):
-                return self._select(ranked, keep, k)
+            if depth >= most or is_exhausted or int(is_match.sum(axis=1).min()) >= min(k, n_allowed):
+                return self._select(ranked, is_match, k)
             depth = min(most, depth * _GROWTH)
 
     def _create_kind_error(self) -> UsageError:
@@ -87,10 +87,10 @@ class FilteredRetriever(SnapshotRetriever):
             message += f": build it with --structures {','.join([*requested, *missing])}, or leave out the condition"
         return UsageError(message)
 
-    def _select(self, ranked: RankedRows, keep: npt.NDArray[Any], k: int) -> RankedRows:
-        """Return the first `k` kept rows of each query, in their order."""
-        order = np.argsort(~keep, axis=1, kind="stable")
-        rows = np.take_along_axis(np.where(keep, ranked.rows, -1), order, axis=1)
+    def _select(self, ranked: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
+        """Return the first `k` rows of each query for which `is_match` is true, in their order."""
+        order = np.argsort(~is_match, axis=1, kind="stable")
+        rows = np.take_along_axis(np.where(is_match, ranked.rows, -1), order, axis=1)
         scores = np.take_along_axis(ranked.scores, order, axis=1)
         products = None if ranked.products is None else np.take_along_axis(ranked.products, order, axis=1)
         legs = ranked.legs or (ranked,)
@@ -101,8 +101,8 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     """Build the retriever of `where(A, kind=KIND)`.
 
     Raises:
-        UsageError: there is no condition or an unknown kind, the snapshot lacks the metadata, or
-            there is more than one retriever.
+        UsageError: there is no condition, a kind is unknown, the snapshot lacks the metadata, or
+            there is more than one child retriever.
     """
     call.check_options(*WHERE_COLUMNS)
     if len(call.arguments) > 1:
@@ -119,7 +119,7 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     if missing := sorted({*conditions} - {"kind", "title", *recipe.get("metadata", ())}):
         raise call.error(
             f"the passages of this snapshot have no {missing[0]}: "
-            f'add metadata = ["{missing[0]}"] to [chunk] of the recipe and build it again'
+            f'add metadata = ["{missing[0]}"] to [chunk] of the recipe and rebuild the snapshot'
         )
     max_depth = None if factory.max_depth is None else _MAX_REQUEST_DEPTH
     return FilteredRetriever(str(replace(call, depth=None)), leg, conditions, max_depth)

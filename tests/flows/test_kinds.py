@@ -164,7 +164,7 @@ def test_it_is_served(plugin: Path, reindex: Any, tmp_path: Path) -> None:
     [
         ("wrods", "has no index 'wrods': choose one of words, hnsw, exact"),
         ("rrf(words, hnsw", "does not fit its indexes"),
-        ("rrf(words)", "two legs or more"),
+        ("rrf(words)", "two or more retrievers"),
     ],
 )
 def test_a_recorded_retriever_fits_the_recipe(

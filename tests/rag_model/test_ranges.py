@@ -74,5 +74,5 @@ def test_eviction_of_a_block_keeps_its_neighbour_that_is_being_written(
 
 @pytest.mark.parametrize("lengths", [[3, 5], [3, 0, 4], []])
 def test_boundaries_of_another_file_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match="do not fit the file"):
+    with pytest.raises(ValueError, match="do not add up to the size"):
         BlockLayout.unpack(7, _PAGE, pack_bounds([0, *np.cumsum(lengths, dtype=int).tolist()]))

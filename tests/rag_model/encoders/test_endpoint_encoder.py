@@ -124,7 +124,7 @@ def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
         (write_reply([base64.b64encode(b"\0\0\x80?").decode(), "%%%"]), "base64"),
         (replies(200, {"data": [{"index": 1, "embedding": [1.0]}] * 2}), "missing or repeated"),
         (replies(200, {"object": "list"}), "KeyError"),
-        (replies(200, b"<html>"), "what is not a list of embeddings"),
+        (replies(200, b"<html>"), "a reply that is not a list of embeddings"),
         (replies(401, {"error": f"bad key {KEY}"}), "does not accept the key"),
         (replies(404, {}), "no model tiny, or no embeddings at this address"),
         (replies(302, {}, Location="http://elsewhere.example/v1"), "redirects to elsewhere.example"),

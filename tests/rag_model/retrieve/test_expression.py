@@ -79,7 +79,7 @@ def test_what_is_no_expression_is_refused_with_its_place(text: str, sentence: st
 def test_a_depth_below_one_is_refused() -> None:
     word = parse("hnsw:-5")
     assert isinstance(word, Word)
-    with pytest.raises(UsageError, match="'hnsw' is asked for -5 passages: ask for at least 1"):
+    with pytest.raises(UsageError, match="the depth of 'hnsw' is -5 passages: give at least 1"):
         word.with_depth()
 
 

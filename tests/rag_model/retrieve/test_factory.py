@@ -117,7 +117,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("rrf(hnsw(efSearch=0), ivfpq)", "character 5: efSearch must be at least 1, not 0"),
         ("ivfpq(efSearch=9)", "efSearch is not a search parameter of this index: it takes nprobe"),
         ("hnsw(efSearch=many)", "efSearch of hnsw is many: give a number"),
-        ("exact(efSearch=2)", "efSearch is not a search parameter of exact: it takes none"),
+        ("exact(efSearch=2)", "efSearch is not a search parameter of exact, which has none"),
         ("hnsw(efSearch=1000000)", "efSearch is 1,000,000, but the index holds"),
         ("rrf(hnsw, __import__)", "has no index '__import__'"),
         (f"rrf({MANY})", "more than 16 indexes are searched"),
@@ -127,7 +127,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("rerank(hnsw, ce, many)", "argument 3 of rerank is many"),
         ("rerank(hnsw, [ce])", r"\[ce\] is not a model"),
         ("rerank(hnsw, ce, 50, 3)", "rerank takes a retriever"),
-        ("rerank(hnsw, ce, k=3)", "rerank has no option 'k': it takes none"),
+        ("rerank(hnsw, ce, k=3)", "rerank has no option 'k': it has no options"),
     ],
 )
 def test_unknown_words_are_refused_with_those_that_are_known(

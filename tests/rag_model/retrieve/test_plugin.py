@@ -71,7 +71,7 @@ def test_no_row_comes_twice_and_none_is_lost(questions: list[list[list[int]]], k
     [
         ("interleave(hnsw)", "character 1: interleave takes two legs or more"),
         ("interleave(hnsw, hnsw:3)", "character 18: the leg hnsw is given twice"),
-        ("interleave(hnsw, exact, k=3)", "interleave has no option 'k': it takes none"),
+        ("interleave(hnsw, exact, k=3)", "interleave has no option 'k': it has no options"),
         ("interleave(hnsw, nowhere)", "nowhere"),
     ],
 )
@@ -159,20 +159,20 @@ ONES = "np.ones((len(queries), 2))"
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        ("3", "found 3: return RankedRows"),
-        ("None", "found None: return RankedRows"),
+        ("3", "returned 3: return RankedRows"),
+        ("None", "returned None: return RankedRows"),
         ("fail()", r"fails \(KeyError: 'secret'\)"),
-        ("ranked([[1, 2]], [[1.0, 0.5]])", "found rows that are not an array of integer numbers"),
-        (f"ranked({ONES}, {ONES})", "found rows that are not an array of integer numbers"),
-        ("ranked(np.array([1, 2]), np.ones(2))", r"found rows of shape \(2,\) for 3 queries"),
-        ("ranked(np.array([[1, 2]]), np.ones((1, 2)))", r"found rows of shape \(1, 2\) for 3 queries"),
-        ("ranked(np.arange(27).reshape(3, 9) % 9, np.ones((3, 9)))", r"found rows of shape \(3, 9\)"),
-        ("ranked(np.array([[1, 2]] * 3), np.ones((3, 1)))", r"found scores of shape \(3, 1\)"),
-        (f"ranked(np.array([[1, 12]] * 3), {ONES})", "found a row outside the 12 rows of the snapshot"),
-        (f"ranked(np.array([[1, -2]] * 3), {ONES})", "found a row outside the 12 rows of the snapshot"),
-        (f"ranked(np.array([[-1, 2]] * 3), {ONES})", "found a row after -1"),
-        (f"ranked(np.array([[2, 2]] * 3), {ONES})", "found a row twice for one query"),
-        (f"ranked(np.array([[1, 2]] * 3), {ONES} * np.nan)", "found a score that is not finite"),
+        ("ranked([[1, 2]], [[1.0, 0.5]])", "returned rows that are not an array of integer numbers"),
+        (f"ranked({ONES}, {ONES})", "returned rows that are not an array of integer numbers"),
+        ("ranked(np.array([1, 2]), np.ones(2))", r"returned rows of shape \(2,\) for 3 queries"),
+        ("ranked(np.array([[1, 2]]), np.ones((1, 2)))", r"returned rows of shape \(1, 2\) for 3 queries"),
+        ("ranked(np.arange(27).reshape(3, 9) % 9, np.ones((3, 9)))", r"returned rows of shape \(3, 9\)"),
+        ("ranked(np.array([[1, 2]] * 3), np.ones((3, 1)))", r"returned scores of shape \(3, 1\)"),
+        (f"ranked(np.array([[1, 12]] * 3), {ONES})", "returned a row outside the 12 rows of the snapshot"),
+        (f"ranked(np.array([[1, -2]] * 3), {ONES})", "returned a row outside the 12 rows of the snapshot"),
+        (f"ranked(np.array([[-1, 2]] * 3), {ONES})", "returned a row after -1"),
+        (f"ranked(np.array([[2, 2]] * 3), {ONES})", "returned a row twice for one query"),
+        (f"ranked(np.array([[1, 2]] * 3), {ONES} * np.nan)", "returned a score that is not finite"),
     ],
 )
 def test_what_a_package_finds_is_checked(

@@ -88,7 +88,7 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
     ("text", "says"),
     [
         ("[gates]", "recipe.toml has no setting 'gates': did you mean 'gate'?"),
-        ("[chunk]\nxyz = 1", r"recipe.toml, chunk has no setting 'xyz': it knows chunker, words"),
+        ("[chunk]\nxyz = 1", r"recipe.toml, chunk has no setting 'xyz': choose from chunker, words"),
         ("chunk = 3", "recipe.toml, chunk must be a table of settings, not 3"),
         ("part_bytes = 1.5", "part_bytes must be a whole number, not 1.5"),
         ("[chunk]\nwords = true", "chunk, words must be a whole number, not True"),

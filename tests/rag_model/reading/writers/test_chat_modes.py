@@ -183,7 +183,7 @@ def test_reasoning_is_no_part_of_a_likelihood() -> None:
 @pytest.mark.parametrize("log_p", ["-1e400", str(-(10**400)), '"low"', "[]"])
 def test_a_likelihood_that_is_no_number_is_one_sentence(log_p: str) -> None:
     body = f'{{"choices": [{{"delta": {{"content": "a"}}, "logprobs": {{"content": [{{"logprob": {log_p}}}]}}}}]}}'
-    with pytest.raises(EndpointError, match=r"^the endpoint at \S+ sent what is not a chat completion"):
+    with pytest.raises(EndpointError, match=r"^the endpoint at \S+ sent a reply that is not a chat completion"):
         write(streams(f"data: {body}\n\n".encode(), END))
 
 

@@ -141,7 +141,7 @@ def test_what_passes_is_tried_again(step: Step) -> None:
         (replies(403, b""), 1, EndpointError, "does not accept the key (403)"),
         (replies(404, {"error": {"message": "no such model"}}), 1, EndpointError, "has no model tiny"),
         (replies(400, LONG), 1, PromptTooLongError, "the prompt is longer than tiny"),
-        (replies(413, b""), 1, PromptTooLongError, "reads: give fewer passages"),
+        (replies(413, b""), 1, PromptTooLongError, "accepts: give fewer passages"),
         (replies(400, {"error": "top_p is odd"}), 1, EndpointError, "refused the request (400) (top_p is odd)"),
         (replies(429, {"error": {"code": "insufficient_quota"}}), 1, EndpointError, "no budget left"),
         (replies(429, b"", Retry_After="3600"), 1, EndpointError, "is busy (429): ask again later"),
@@ -149,9 +149,9 @@ def test_what_passes_is_tried_again(step: Step) -> None:
         (replies(307, b"", Location="http://elsewhere.example/v1"), 1, EndpointError, "redirects to elsewhere.example"),
         (replies(307, b"", Location="http://[bad/x"), 1, EndpointError, "redirects to an invalid address"),
         (streams(event("a", ["stop"])), 1, EndpointError, "finish_reason is no text"),  # type: ignore[arg-type]
-        (replies(200, b"<html>welcome</html>"), 1, EndpointError, "sent what is not a chat completion"),
-        (replies(200, b'{"choices": [7]}'), 1, EndpointError, "sent what is not a chat completion"),
-        (streams(b"data: what?\n\n"), 1, EndpointError, "sent what is not a chat completion"),
+        (replies(200, b"<html>welcome</html>"), 1, EndpointError, "sent a reply that is not a chat completion"),
+        (replies(200, b'{"choices": [7]}'), 1, EndpointError, "sent a reply that is not a chat completion"),
+        (streams(b"data: what?\n\n"), 1, EndpointError, "sent a reply that is not a chat completion"),
         (streams(event("\x1b[2J", content=1).replace(b'"\\u001b[2J"', b"5")), 1, EndpointError, "content is no text"),
         (streams(*WHOLE[:2]), 3, EndpointError, "ended its answer half-way"),
         (
