@@ -1,9 +1,9 @@
-"""Beam search over a marginal: the score of a hypothesis is a sum over several passages.
+"""Beam search with marginal scores: the score of a hypothesis is a sum over several passages.
 
 A *group* is one search for an answer. In RAG-Token a group is a question; its d = k passages are
 marginalized at every step. In RAG-Sequence a group is a question with one passage, d = 1. A
-hypothesis has d rows of the generator's state, which are selected together. Only hypotheses that
-can still win keep their rows, so a finished group costs nothing.
+hypothesis has d rows of the generator's state, which are selected together. Hypotheses that can no
+longer be among the best answers lose their rows, so a finished group costs nothing.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,18 @@ from rag_model.errors import InputError
 from rag_model.generate.decoding import DecodingSettings, ProposeTokens, send_to
 from rag_model.generate.generator import Generator, State
 
-GPU_BLOCK = 8  # steps of a greedy search between two reads of its tokens by the host
-_NO_TOKEN = "the generator gives no token a probability: its weights are damaged, fetch or train it again"
+GPU_BLOCK = 8  # steps of a greedy search before the host reads their tokens
+_NO_TOKEN = "the generator gives no token a probability: its weights are damaged, so download or train it again"
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A complete or partial answer."""
+    """A complete or partial answer of a beam search."""
 
-    tokens: tuple[int, ...]
-    log_p: float  # Σ_i log p(y_i | x, y_<i), nats
-    shares: tuple[tuple[float, ...], ...]  # p(z_i | x, y_≤i) of every token; empty where d = 1
+    tokens: tuple[int, ...]  # token ids of the answer
+    log_p: float  # Σ_i log p(y_i | x, y_<i) in nats
+    # p(z_i | x, y_≤i) of the d passages for every token; empty if d = 1
+    shares: tuple[tuple[float, ...], ...]
 
     def score(self, penalty: float) -> float:
         """Return the score that ranks hypotheses: log p / tokens^penalty."""
@@ -38,12 +39,14 @@ class _Extension:
     """A live hypothesis extended by one token."""
 
     hypothesis: Hypothesis
-    parent: int  # row of the live hypothesis
+    parent: int  # number of the hypothesis that was extended
 
 
 def propose_most_likely(beams: int) -> ProposeTokens:
-    """Propose the 2 x `beams` most likely tokens (1 if greedy); up to half of them may end
-    answers.
+    """Return a function that proposes the 2 x `beams` most likely tokens, or 1 token if `beams` is
+    1.
+
+    As at most half of the candidates can be ends of answers, `beams` hypotheses remain.
     """
     breadth = 1 if beams == 1 else 2 * beams
 
@@ -65,32 +68,32 @@ def beam_search(
     """Return the best `n_answers` answers of each group, best first; fewer if the beams found
     fewer.
 
-    A candidate is an answer if it ends and is among the first `beams` of its group, or if it has
-    `token_limit` tokens. The search of a group ends when no live hypothesis can reach the best
-    `n_answers` answers any more.
+    A candidate becomes an answer if it has the end token or `token_limit` tokens, and is among the
+    first `beams` candidates of its group. The search of a group ends when no live hypothesis can
+    reach the best `n_answers` answers any more.
 
     Args:
         generator: computes the next logits from a state.
         prefilled: the result of `generator.prefill`: (g d, v) logits and the state, which is not
             changed.
         log_prior: (g, d) log p(z|x); zeros if d = 1.
-        settings: `beams`, `token_limit`, `length_penalty`.
-        propose: selects the candidate next tokens.
-        n_answers: answers per group, at most `beams`.
+        settings: decoding settings; `beams`, `token_limit` and `length_penalty` are used.
+        propose: function that selects the candidates for the next token.
+        n_answers: number of answers per group, at most `beams`.
 
     Raises:
         InputError: the logits of a group are NaN or -infinity.
     """
-    block = GPU_BLOCK if log_prior.is_cuda else 1
-    if settings.beams == 1 and block > 1 and not getattr(generator, "reads_tokens", False):
-        return search_greedily(generator, prefilled, log_prior, settings, propose, block)
+    steps_per_read = GPU_BLOCK if log_prior.is_cuda else 1
+    if settings.beams == 1 and steps_per_read > 1 and not getattr(generator, "reads_tokens", False):
+        return search_greedily(generator, prefilled, log_prior, settings, propose, steps_per_read)
     logits, state = prefilled
     del prefilled
     live = [[Hypothesis((), 0.0, ())] for _ in log_prior]
     finished: list[list[Hypothesis]] = [[] for _ in log_prior]
     while any(live):
         groups = [group for group, hypotheses in enumerate(live) for _ in hypotheses]
-        extensions = _extend_hypotheses(logits, log_prior, groups, live, propose, _forbidden_token(generator))
+        extensions = _extend_hypotheses(logits, log_prior, groups, live, propose, _get_forbidden_token(generator))
         parents: list[int] = []
         for group, candidates in enumerate(extensions):
             survivors = _separate_finished(candidates, finished[group], generator.end_token, settings, n_answers)
@@ -124,15 +127,15 @@ def _extend_hypotheses(
     logits: Tensor,
     log_prior: Tensor,
     groups: Sequence[int],
-    live: Sequence[Sequence[Hypothesis]],
+    live_hypotheses: Sequence[Sequence[Hypothesis]],
     propose: ProposeTokens,
     forbidden_token: int | None,
 ) -> list[list[_Extension]]:
     """Return all proposed extensions of all live hypotheses, by group."""
     prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
     columns = _propose_columns(logits, prior, groups, propose, forbidden_token)
-    extensions: list[list[_Extension]] = [[] for _ in live]
-    parents = [hypothesis for hypotheses in live for hypothesis in hypotheses]
+    extensions: list[list[_Extension]] = [[] for _ in live_hypotheses]
+    parents = [hypothesis for hypotheses in live_hypotheses for hypothesis in hypotheses]
     for row, (group, parent, candidates) in enumerate(zip(groups, parents, columns.tolist(), strict=True)):
         for gain, token, *shares in candidates:
             if not gain > -float("inf"):  # NaN is excluded as well
@@ -150,9 +153,10 @@ def _extend(hypothesis: Hypothesis, gain: float, token: float, shares: Sequence[
 def _propose_columns(
     logits: Tensor, prior: Tensor, groups: Sequence[int], propose: ProposeTokens, forbidden_token: int | None
 ) -> Tensor:
-    """Return (h, c, 2 + d) float64: log p, token, and p(z_i | x, y_≤i) of the candidates.
+    """Return (h, c, 2 + d) float64: log p, token id, and p(z_i | x, y_≤i) of each candidate.
 
-    Without the shares if d = 1. One tensor needs one copy to the host; float64 holds all exactly.
+    If d = 1, the shape is (h, c, 2). A single tensor needs a single copy to the host, and float64
+    represents all values exactly.
     """
     joint, marginal = log_marginal(logits, prior)
     if forbidden_token is not None:
@@ -173,26 +177,26 @@ def search_greedily(
     log_prior: Tensor,
     settings: DecodingSettings,
     propose: ProposeTokens,
-    block: int,
+    steps_per_read: int,
 ) -> list[list[Hypothesis]]:
-    """Return the one answer of each group, as `beam_search` with one beam.
+    """Return a list with one answer for each group, as `beam_search` does with one beam.
 
-    The host reads the tokens of `block` steps at a time, so a GPU does not wait for it after each
-    step; steps after the end of an answer are dropped.
+    The host reads the tokens of `steps_per_read` steps at a time, so that a GPU does not wait for
+    the host after each step; steps after the end of an answer are dropped.
 
     Raises:
         InputError: the logits of a group are NaN or -infinity.
     """
     logits, state = prefilled
-    d, device, forbidden_token = log_prior.shape[1], log_prior.device, _forbidden_token(generator)
+    d, device, forbidden_token = log_prior.shape[1], log_prior.device, _get_forbidden_token(generator)
     answers = [Hypothesis((), 0.0, ()) for _ in log_prior]
     live, prior = list(range(len(answers))), log_prior
-    # an own state, because the steps change it
+    # a copy of the state, because the steps change it
     state = generator.select_rows(state, torch.arange(len(answers) * d))
     steps = 0
     while live:
         columns = list[Tensor]()
-        for _ in range(min(block, settings.token_limit - steps)):
+        for _ in range(min(steps_per_read, settings.token_limit - steps)):
             if columns:
                 chosen = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
                 logits, state = generator.step(state, chosen.repeat_interleave(d))
@@ -222,7 +226,7 @@ def search_greedily(
 def _separate_finished(
     candidates: list[_Extension], finished: list[Hypothesis], end: int, settings: DecodingSettings, n_answers: int
 ) -> list[_Extension]:
-    """Move the answers among a group's candidates to `finished`; return the live hypotheses."""
+    """Move a group's finished candidates to `finished`; return those to extend further."""
     candidates.sort(key=lambda extension: extension.hypothesis.log_p, reverse=True)
     live: list[_Extension] = []
     for rank, candidate in enumerate(candidates[: 2 * settings.beams]):
@@ -242,8 +246,9 @@ def _separate_finished(
 
 
 def _score_upper_bound(hypothesis: Hypothesis, settings: DecodingSettings) -> float:
-    """Return an upper bound of a live hypothesis's final score: unchanged log p at the most
-    favourable length.
+    """Return an upper bound of a live hypothesis's final score.
+
+    It assumes that further tokens do not lower log p, and the most favourable length.
     """
     best_length = settings.token_limit if settings.length_penalty > 0 else len(hypothesis.tokens) + 1
     return hypothesis.log_p / float(best_length**settings.length_penalty)
@@ -254,13 +259,13 @@ def _append_tokens(
 ) -> tuple[Tensor, State]:
     """Append one token to each live hypothesis, in all of its d rows."""
     d, device = log_prior.shape[1], log_prior.device
-    # (h, 1) + (d,) -> (h, d), on the CPU: the generator sends it without waiting
+    # (h, 1) + (d,) -> (h, d), on the CPU: the generator copies it to its device without waiting
     rows = torch.tensor(parents)[:, None] * d + torch.arange(d)
     state = generator.select_rows(state, rows.flatten())
     # (h,) -> (h d,)
     return generator.step(state, send_to(torch.tensor(tokens), device).repeat_interleave(d))
 
 
-def _forbidden_token(generator: Generator) -> int | None:
+def _get_forbidden_token(generator: Generator) -> int | None:
     """Return the padding token, which no answer may contain; None if it is also the end token."""
     return generator.pad_token if generator.pad_token != generator.end_token else None

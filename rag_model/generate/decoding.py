@@ -1,16 +1,15 @@
-"""Settings and results of decoding, and sampling (Lewis et al. 2020, section 2.5).
+"""Settings and results of decoding, and functions for sampling (Lewis et al. 2020, section 2.5).
 
 RAG-Token is a language model, p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x, z, y_<i), decoded by one
 beam search. p(y|x) of RAG-Sequence does not factorize over tokens: one beam per passage proposes
 candidates, which are ranked by their marginal.
 
-Sampling applies temperature, then top-k, then the nucleus, in the order of transformers. Every
-group has its own random stream, so that an answer depends on its seed and not on the other
-questions of the batch.
+Sampling applies temperature, top-k and top-p in this order, as transformers does. Every group has
+its own random stream, so that an answer does not depend on the other questions of the batch.
 
-Key-value caches of transformers are passed on, and rows selected without changing the source. Since
-transformers 5.24 arguments and results are named `cache`, before `past_key_values`; both are
-supported.
+Decoding continues from the key-value caches of transformers; selecting rows of a cache does not
+change it. Since transformers 5.24 the arguments and results are named `cache`, in earlier releases
+`past_key_values`; both names are supported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +28,10 @@ from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 
 _AnyCache = TypeVar("_AnyCache", bound=Cache)
-_ARGUMENT_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before
-_OUTPUT_FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}  # of this release
+# in transformers 5.24 and later, and in earlier releases
+_ARGUMENT_NAMES = ("cache", "past_key_values")
+# field names in the installed release
+_OUTPUT_FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}
 
 
 def build_continuation_arguments(module: Any, cache: Cache) -> dict[str, Any]:
@@ -47,8 +48,8 @@ def send_to(tensor: Tensor, device: torch.device) -> Tensor:
 
 @cache_results
 def _find_argument_name(forward: Callable[..., Any]) -> str:
-    """Return the argument name in a method's signature, or this release's name if the method takes
-    any keyword.
+    """Return the name of the cache argument in a method's signature, or else, for a method with
+    arbitrary keywords, the name in the installed release.
     """
     return next(
         name for names in (signature(forward).parameters, _OUTPUT_FIELDS) for name in _ARGUMENT_NAMES if name in names
@@ -63,9 +64,9 @@ def get_cache(outputs: Mapping[str, Any]) -> Any:
 def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = False) -> _AnyCache:
     """Return a cache of `rows`, (m,) int64; continuing from it does not change `cache`.
 
-    With `same_contexts` row i of the result has the same context as row i of `cache`, as when a
-    beam is reordered. Then the cross-attention keys and values, which are most of a cache, are not
-    copied.
+    With `same_contexts` row i of the result must have the same context as row i of `cache`, as when
+    a beam is reordered. Then the cross-attention keys and values, the largest part of a cache, are
+    not copied.
     """
     selected: Any = _copy_cache(cache)
     (selected.self_attention_cache if same_contexts else selected).reorder_cache(rows)
@@ -73,9 +74,7 @@ def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = F
 
 
 def _copy_cache(cache: Any) -> Any:
-    """Return a shallow copy with the same tensors; a layer that appends tokens allocates new
-    tensors.
-    """
+    """Return a copy that shares the tensors; a layer that appends tokens allocates new tensors."""
     copied = copy(cache)
     if isinstance(cache, EncoderDecoderCache):
         copied.self_attention_cache = _copy_cache(cache.self_attention_cache)
@@ -87,26 +86,28 @@ def _copy_cache(cache: Any) -> Any:
 
 
 Mode = Literal["thorough", "fast"]
-DEFAULT_NEW_TOKENS = 50  # tokens of an answer, as in transformers' eval_rag.py
+DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
 ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
-"""Maps (h, v) log p of the next token, and the group of each row, to (h, c) log p and tokens, best first."""
+"""Function of (h, v) log p of the next token and the group of each row.
+
+It returns (h, c) log p and (h, c) tokens of the candidates, best first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draw an answer instead of searching for the best one; the defaults draw from the model's own
-    distribution.
-    """
+    """Settings to draw an answer at random; the defaults draw from the model's own distribution."""
 
-    temperature: float = 1.0  # above 0; below 1 it sharpens p(y_i)
-    top_k: int = 0  # tokens to draw from; 0: all
-    # Probability mass to draw from, in (0, 1] (nucleus sampling, Holtzman et al. 2020)
+    # divisor of log p(y_i), above 0; values below 1 sharpen the distribution
+    temperature: float = 1.0
+    top_k: int = 0  # number of most likely tokens to draw from; 0: all tokens
+    # Probability mass of the most likely tokens to draw from, in (0, 1] (Holtzman et al. 2020).
     top_p: float = 1.0
     seed: int = 0  # equal seeds draw equal answers
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise UsageError(f"the temperature is {self.temperature}: give one above 0, or do not sample")
+            raise UsageError(f"the temperature is {self.temperature}: give a number above 0, or do not sample")
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}: give the number of tokens to draw from, or 0 for all")
         if not 0 < self.top_p <= 1:
@@ -119,15 +120,15 @@ class DecodingSettings:
     questions.
     """
 
-    # Appendix A: greedy for questions, "we did not find beam search improved results"; 4 to write
-    # text.
+    # Number of beams. Appendix A: 1 (greedy) for questions, "we did not find beam search improved
+    # results"; 4 for longer texts.
     beams: int = 1
-    # Tokens of an answer, the end token and any reasoning included; longer answers are truncated.
-    # None: `DEFAULT_NEW_TOKENS`, or behind an endpoint the default of `ChatSettings`.
+    # Maximum tokens of an answer, including the end token and any reasoning; None:
+    # `DEFAULT_NEW_TOKENS`, or for an endpoint the default of `ChatSettings`.
     max_new_tokens: int | None = None
-    # Section 2.5: argmax of p(y|x); a beam ranks by log p / tokens^penalty (fairseq: 1)
+    # A beam ranks by log p / tokens^penalty: 0 in section 2.5 (argmax of p(y|x)), 1 in fairseq.
     length_penalty: float = 0.0
-    # RAG-Sequence, appendix A: thorough for questions, "answers are generally short".
+    # Decoding of RAG-Sequence. Appendix A: thorough for questions, "answers are generally short".
     mode: Mode = "thorough"
     sampling: Sampling | None = None
 
@@ -137,13 +138,13 @@ class DecodingSettings:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens (--max-tokens) is {self.max_new_tokens}: give at least 1")
         if self.mode not in {"thorough", "fast"}:
-            raise UsageError(f"there is no decoding mode {self.mode!r}: choose thorough or fast")
+            raise UsageError(f"the decoding mode {self.mode!r} is unknown: choose thorough or fast")
         if self.sampling is not None and self.beams > 1:
             raise UsageError(f"sampling does not use {self.beams} beams: set beams to 1, or do not sample")
 
     @property
     def token_limit(self) -> int:
-        """Maximum tokens of an answer of a model in memory."""
+        """Maximum tokens of an answer, for a model that runs in this process."""
         return DEFAULT_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
 
@@ -151,20 +152,20 @@ class DecodingSettings:
 class DecodedAnswer:
     """The answer of one question, and the contribution of each of its k passages."""
 
-    # At least one; the last is the end token, unless the answer was truncated.
+    # One or more token ids; the last is the end token, unless the answer was truncated.
     tokens: tuple[int, ...]
     log_likelihood: float  # log p(y|x) in nats, without length penalty; a lower bound in fast mode
     posterior: tuple[float, ...]  # p(z|x,y), sums to 1; for RAG-Token the mean over the tokens
-    shares: tuple[tuple[float, ...], ...] = ()  # RAG-Token: (t, k), p(z_i|x,y) of every token
+    shares: tuple[tuple[float, ...], ...] = ()  # (t, k) p(z_i|x,y) of every token; RAG-Token only
 
 
 def derive_seed(sampling: Sampling | None, text: str) -> int:
-    """Return the seed for continuing a text, independent of the other texts of its batch."""
+    """Return a seed that depends only on the text to continue and on the sampling seed."""
     return int(digest_json([sampling.seed, text]).partition(":")[2][:15], 16) if sampling else 0
 
 
 def create_random_streams(seeds: Sequence[int]) -> list[torch.Generator]:
-    """Return one random number generator per seed, on the CPU, so that all devices draw equal
+    """Return one random number generator per seed; on the CPU, so that all devices draw equal
     numbers.
     """
     return [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -176,8 +177,9 @@ def draw_uniform(generators: Sequence[torch.Generator]) -> Tensor:
 
 
 def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -> ProposeTokens:
-    """Propose one token per row, drawn with the stream of its group; its log p is that of the
-    unmodified model.
+    """Return a function that draws one token per row with the random stream of the row's group.
+
+    It returns the token's log p in the unmodified model.
     """
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -189,20 +191,22 @@ def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -
 
 
 def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
-    """Return one token per row, (n,) int64: the one at which the cumulative p, most likely first,
-    exceeds the number.
+    """Return (n,) int64 tokens: per row, the first token at which the cumulative p exceeds the
+    number.
+
+    The tokens are in descending order of p.
 
     Args:
         log_p: (n, v) log p of the tokens.
         sampling: temperature, top_k and top_p.
-        numbers: (n,) float64 in [0, 1).
+        numbers: (n,) float64 random numbers in [0, 1).
     """
     p, order = (log_p.double() / sampling.temperature).softmax(-1).sort(-1, descending=True)
     if sampling.top_k:
         p[:, sampling.top_k :] = 0
     preceding_p = p.cumsum(-1) - p
     p = p.where(preceding_p < sampling.top_p * p.sum(-1, keepdim=True), 0)
-    total = p.cumsum(-1)
-    ranks = (total <= numbers[:, None] * total[:, -1:]).sum(-1)  # (n, v) -> (n,)
-    last = (p > 0).sum(-1) - 1  # the product may round up to the total
-    return order.gather(-1, ranks.minimum(last).clamp(min=0)[:, None])[:, 0]  # (n, 1) -> (n,)
+    cumulative_p = p.cumsum(-1)
+    ranks = (cumulative_p <= numbers[:, None] * cumulative_p[:, -1:]).sum(-1)  # (n, v) -> (n,)
+    last_rank = (p > 0).sum(-1) - 1  # the product may round up to the total
+    return order.gather(-1, ranks.minimum(last_rank).clamp(min=0)[:, None])[:, 0]  # (n, 1) -> (n,)

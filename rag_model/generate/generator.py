@@ -1,13 +1,12 @@
-"""The protocol of generators, both encoder-decoder and decoder-only: contexts and targets in,
-logits out.
+"""The `Generator` protocol, which encoder-decoder and decoder-only models implement.
 
-A *context* is one question with one passage, as the generator reads them. For b questions with k
-passages each there are n = b k contexts, question by question. Teacher forcing scores whole
-targets. Decoding goes token by token from a `State`, whose rows can be selected and repeated, as
-beam search needs.
+A *context* is the tokenized input of a generator: one question with one passage. For b questions
+with k passages each there are n = b k contexts, question by question. Teacher forcing scores whole
+targets. Decoding appends one token at a time to a `State`, whose rows can be selected and repeated
+for beam search.
 
-`make_stoppable` and `report_tokens` wrap a generator: to stop decoding between two tokens, and to
-report a text while it is generated.
+`make_stoppable` wraps a generator so that decoding can be stopped between two tokens, and
+`report_tokens` so that a text is reported while it is generated.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,37 +18,39 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.errors import StoppedError
 
-State: TypeAlias = Any  # caches, masks, lengths; the type depends on the generator
-_INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # decoded for the first bytes of a character
+# decoding state, such as caches and masks; the type depends on the generator
+State: TypeAlias = Any
+# a tokenizer's text for incomplete bytes of a character
+_INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Tokenized and padded questions with passages."""
+    """Tokenized and padded contexts of b questions with k passages each."""
 
-    tokens: Tensor  # (n, s) int64, n = b k
-    mask: Tensor  # (n, s) bool: False where padded
+    tokens: Tensor  # (n, s) int64 token ids, n = b k
+    mask: Tensor  # (n, s) bool, False for padding
     k: int  # contexts per question
 
     def to(self, device: Any) -> "Contexts":
-        """Move to another device."""
+        """Return a copy on a device."""
         return Contexts(self.tokens.to(device), self.mask.to(device), self.k)
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Padded answers to score: one target per question, which ends with the end token."""
+    """Tokenized and padded answers to score, one per question; each ends with the end token."""
 
-    tokens: Tensor  # (b, t) int64
-    mask: Tensor  # (b, t) bool: True where a token counts
+    tokens: Tensor  # (b, t) int64 token ids
+    mask: Tensor  # (b, t) bool, False for padding
 
     def to(self, device: Any) -> "Targets":
-        """Move to another device."""
+        """Return a copy on a device."""
         return Targets(self.tokens.to(device), self.mask.to(device))
 
 
 class Generator(Protocol):
-    """Computes p(y_i | x, z, y_<i)."""
+    """A model that computes p(y_i | x, z, y_<i)."""
 
     @property
     def module(self) -> nn.Module:
@@ -78,16 +79,16 @@ class Generator(Protocol):
 
     @property
     def max_answer(self) -> int:
-        """Maximum tokens of an answer, the end token included; every context leaves room for
-        them.
+        """Maximum tokens of an answer, including the end token; contexts are truncated to leave
+        room.
         """
         ...
 
     def encode_contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
         """Tokenize each question with each of its k passages.
 
-        If both together are too long, the passage is truncated first. A question longer than the
-        model's limit is truncated at its end.
+        If question and passage are too long together, the passage is truncated first. A question
+        longer than the model's limit is truncated at its end.
         """
         ...
 
@@ -96,15 +97,15 @@ class Generator(Protocol):
         ...
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
-        """Return (b, k, t, v) logits, with gradient: position i predicts token i of the target.
+        """Return (b, k, t, v) logits, with gradient; position i predicts token i of the target.
 
-        They have the dtype of the model; `likelihood` sums over v in float32 or wider.
+        The logits have the dtype of the model; `likelihood` sums over v in float32 or float64.
         """
         ...
 
     def prefill(self, contexts: Contexts) -> tuple[Tensor, State]:
-        """Run the contexts; return the (n, v) float32 logits of the first token, and the decoding
-        state.
+        """Process the contexts; return the (n, v) float32 logits of the first token and the
+        decoding state.
         """
         ...
 
@@ -118,16 +119,15 @@ class Generator(Protocol):
         ...
 
     def extend(self, state: State, tokens: Tensor) -> Tensor:
-        """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits.
+        """Append (m, t) int64 continuations in one forward pass; return (m, t, v) float32 logits.
 
-        Position i predicts the token after token i; rows may be padded at their end. `state` must
+        Position i predicts the token after token i. Rows may be padded at their end. `state` must
         not be used again.
         """
         ...
 
     def select_rows(self, state: State, rows: Tensor) -> State:
-        """Return a state of `rows`, (m,) int64: reorders, drops or repeats rows, as beam search
-        does.
+        """Return a state with the given `rows`, (m,) int64, which may reorder, drop or repeat rows.
 
         The result is independent: steps from it do not change `state`.
         """
@@ -139,11 +139,11 @@ class Generator(Protocol):
 
 
 def make_stoppable(generator: Generator, stop: Callable[[], bool]) -> Generator:
-    """Wrap a generator: before each forward pass `stop` is called, and `StoppedError` is raised if
-    it returns True.
+    """Wrap a generator so that each forward pass first raises `StoppedError` if `stop()` is
+    true.
     """
-    wrapped: Any = _StoppableGenerator(generator, stop)
-    return wrapped  # type: ignore[no-any-return]
+    stoppable_generator: Any = _StoppableGenerator(generator, stop)
+    return stoppable_generator  # type: ignore[no-any-return]
 
 
 class _StoppableGenerator:
@@ -171,8 +171,9 @@ class _StoppableGenerator:
 
 
 def decode_new_text(generator: Generator, tokens: Sequence[int], emitted: str, *, is_last: bool) -> str:
-    """Return the text of `tokens` after `emitted`; empty while the last token is an incomplete
-    character.
+    """Return the text of `tokens` without its beginning `emitted`, which has been reported already.
+
+    The result is empty while the last token ends inside a character.
     """
     text = generator.decode(tokens)
     if text.endswith(_INCOMPLETE_CHARACTER) and not is_last:
@@ -181,20 +182,20 @@ def decode_new_text(generator: Generator, tokens: Sequence[int], emitted: str, *
 
 
 def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> Generator:
-    """Wrap a generator: `on_token` is called with the index and all tokens of a context after each
-    new token.
+    """Wrap a generator so that `on_token` gets the index and all tokens of a context at each new
+    token.
 
-    Only for searches with one hypothesis per context. They end without a step, so `on_token` does
-    not get the last token.
+    Use it only for searches with one hypothesis per context. A search takes no step after the last
+    token, so `on_token` is not called for that token.
     """
-    wrapped: Any = _ReportingGenerator(generator, on_token)
-    return wrapped  # type: ignore[no-any-return]
+    reporting_generator: Any = _ReportingGenerator(generator, on_token)
+    return reporting_generator  # type: ignore[no-any-return]
 
 
 class _ReportingGenerator:
-    """A state is the inner state with the context index and the tokens of each row."""
+    """Generator whose state is (inner state, list of (context index, tokens) of each row)."""
 
-    reads_tokens = True  # at every step
+    reads_tokens = True  # the host must read the tokens of every step
 
     def __init__(self, generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> None:
         self._generator, self._on_token = generator, on_token
@@ -204,19 +205,19 @@ class _ReportingGenerator:
         return logits, (state, [(context, ()) for context in range(len(contexts.tokens))])
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        inner, rows = state
-        extended = [
+        inner_state, rows = state
+        row_histories = [
             (context, (*previous_tokens, token))
             for (context, previous_tokens), token in zip(rows, tokens.tolist(), strict=True)
         ]
-        for row_context, tokens_so_far in extended:
+        for row_context, tokens_so_far in row_histories:
             self._on_token(row_context, tokens_so_far)
-        logits, inner = self._generator.step(inner, tokens)
-        return logits, (inner, extended)
+        logits, inner_state = self._generator.step(inner_state, tokens)
+        return logits, (inner_state, row_histories)
 
     def select_rows(self, state: State, rows: Tensor) -> State:
-        inner, histories = state
-        return self._generator.select_rows(inner, rows), [histories[row] for row in rows.tolist()]
+        inner_state, histories = state
+        return self._generator.select_rows(inner_state, rows), [histories[row] for row in rows.tolist()]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)

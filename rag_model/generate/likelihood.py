@@ -7,15 +7,14 @@ the question:
     RAG-Token     p(y|x) = Π_i Σ_z p(z|x) p(y_i|x,z,y_<i)      each token has its own passage
 
 For a target of one token, as in classification, both are the same. Shapes: b questions, k passages
-each, t tokens, a vocabulary of v. A passage whose score is -inf contributes nothing, so a question
-may have fewer than k passages.
+each, t tokens, v words in the vocabulary. A passage whose score is -inf contributes nothing, so a
+question may have fewer than k passages.
 
-Where transformers' RAG classes differ from the equations, this module follows the equations:
-`RagSequenceForGeneration` adds log p(z|x) to the second token, and so loses it if a target has only
-one token.
+This module follows the equations where transformers' RAG classes differ from them:
+`RagSequenceForGeneration` adds log p(z|x) to the second token, so a target of one token lacks it.
 
-Classification (section 3.4) compares the likelihoods of the labels' words as whole targets, which
-include the beginning and end tokens, because the loss of a training includes them.
+Classification (section 3.4) compares the likelihoods of the labels as whole targets, including the
+beginning and end tokens, because the training loss includes these tokens.
 """
 
 from dataclasses import dataclass
@@ -28,17 +27,18 @@ from torch.utils.checkpoint import checkpoint
 
 from rag_model.generate.generator import Generator, State
 
-_CPU_VALUES = 1 << 17  # logits processed at a time; fit the cache of a core
-_CUDA_VALUES = 1 << 26  # so many that kernel launches cost little
+_CPU_VALUES = 1 << 17  # logits processed at a time; they fit into the cache of a core
+_CUDA_VALUES = 1 << 26  # logits processed at a time; enough that kernel launches cost little
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Log-likelihood of answers, and posterior of passages; natural logarithms."""
+    """Log-likelihood of answers and posterior of passages, as natural logarithms."""
 
     log_p: Tensor  # (b,) log p(y|x)
-    posterior: Tensor  # (b, k) log p(z|x,y); for RAG-Token the log of the mean over the tokens
-    tokens: Tensor | None  # (b, k, t) log p(z_i|x,y_≤i) of RAG-Token; undefined for padding
+    # (b, k) log p(z|x,y); for RAG-Token, log of the mean of p(z_i|x,y) over the tokens
+    posterior: Tensor
+    tokens: Tensor | None  # (b, k, t) log p(z_i|x,y_≤i), undefined for padding; RAG-Token only
 
 
 def log_prior(scores: Tensor, temperature: float = 1.0) -> Tensor:
@@ -56,11 +56,11 @@ def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihoo
     Args:
         prior: (b, k) log p(z|x).
         log_p: (b, k, t) log p(y_i|x,z,y_<i).
-        mask: (b, t) bool, False for tokens that do not count.
+        mask: (b, t) bool, False for tokens that are ignored.
     """
     joint = prior + _sum_tokens(log_p, mask)  # (b, k, t) -> (b, k)
-    total = joint.logsumexp(1)
-    return Likelihood(total, (joint - total[:, None]).detach(), None)
+    marginal = joint.logsumexp(1)
+    return Likelihood(marginal, (joint - marginal[:, None]).detach(), None)
 
 
 def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
@@ -69,30 +69,29 @@ def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
     The arguments are those of `sequence_likelihood`.
     """
     joint = prior[..., None] + log_p  # (b, k) -> (b, k, 1) -> (b, k, t)
-    total = joint.logsumexp(1)
-    shares = (joint - total[:, None]).detach()  # total: (b, t) -> (b, 1, t)
+    marginals = joint.logsumexp(1)
+    shares = (joint - marginals[:, None]).detach()  # marginals: (b, t) -> (b, 1, t)
     token_counts = mask.sum(1).clamp(min=1)[:, None]  # (b, t) -> (b, 1)
     # (b, k, t) -> (b, k)
     posterior = shares.masked_fill(~mask[:, None], -torch.inf).logsumexp(2) - token_counts.log()
-    return Likelihood(total.masked_fill(~mask, 0).sum(1), posterior, shares)
+    return Likelihood(marginals.masked_fill(~mask, 0).sum(1), posterior, shares)
 
 
 def sequence_uniform(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
     """Return the label smoothing term of RAG-Sequence, (b,), as in transformers'
     `RagSequenceForGeneration`.
 
-    log Σ_z exp(v log p(z|x) + Σ_i Σ_w log p(w|x,z,y_<i)) over words w; `totals` is (b, k, t) Σ_w
-    log p(w|x,z,y_<i).
+    It is log Σ_z exp(v log p(z|x) + Σ_i Σ_w log p(w|x,z,y_<i)), where w are the words of the
+    vocabulary; `totals` is (b, k, t) Σ_w log p(w|x,z,y_<i).
     """
     return (vocabulary * prior + _sum_tokens(totals, mask)).logsumexp(1)
 
 
 def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
-    """Return the label smoothing term of RAG-Token, (b,): Σ_i Σ_w log Σ_z p(z|x) p(w|x,z,y_<i);
-    logits (b, k, t, v).
+    """Return the label smoothing term of RAG-Token, (b,): Σ_i Σ_w log Σ_z p(z|x) p(w|x,z,y_<i).
 
-    Goes token by token and recomputes in the backward pass: the (b, t, v) mixture is never held in
-    memory.
+    `logits` are (b, k, t, v). It processes one token at a time and recomputes in the backward pass,
+    so that the (b, t, v) mixture is never in memory.
     """
     steps = [
         checkpoint(_sum_mixture_log_p, prior, step, use_reentrant=False, preserve_rng_state=False)
@@ -102,18 +101,18 @@ def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def smooth_labels(log_p: Tensor, uniform: Tensor, epsilon: float, vocabulary: int) -> Tensor:
-    """Return the loss (1 - ε) (-log p(y|x)) + ε / v (-uniform), (b,), as fairseq and transformers
-    smooth labels.
+    """Return the smoothed loss (1 - ε) (-log p(y|x)) + ε / v (-uniform), (b,), as in fairseq and
+    transformers.
     """
     return -(1 - epsilon) * log_p - epsilon / vocabulary * uniform
 
 
 def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tuple[Tensor, Tensor]:
-    """Return (b, k, t) log p(y_i|…) of (b, k, t, v) logits for targets (b, t), at least float32,
-    with gradient.
+    """Return (log p(y_i|…), Σ_w log p(w|…)), each (b, k, t), at least float32, with gradient.
 
-    With `totals`, return also (b, k, t) Σ_w log p(w|…), else zeros. Processes some rows of the
-    logits at a time; the only tensor of their size is their gradient in the backward pass.
+    `logits` are (b, k, t, v), and `targets` (b, t). Without `totals`, the sums are zeros. It
+    processes a few rows of the logits at a time, so that the only further tensor of their size is
+    their gradient.
     """
     target_ids = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
     rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)
@@ -123,17 +122,19 @@ def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tu
 
 
 class _TargetLogP(torch.autograd.Function):
-    """Log softmax at one word per row, and its sum over all words; (n, v), (n,) -> (n,), (n,)."""
+    """Log softmax at one word per row, and its sum over all words: (n, v), (n,) -> (n,), (n,)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, totals: bool) -> tuple[Tensor, Tensor]:
-        """Save the logits unchanged, and log Σ exp of each row."""
+        """Return the log softmax and the sums; save the logits unchanged, and log Σ exp of each
+        row.
+        """
         norms, sums = (logits.new_zeros(len(logits), dtype=_wide_dtype(logits.dtype)) for _ in range(2))
-        for rows in _row_slices(logits):
-            piece = _to_wide(logits[rows])
-            norms[rows] = piece.logsumexp(-1)
+        for rows in _split_rows(logits):
+            row_logits = _to_wide(logits[rows])
+            norms[rows] = row_logits.logsumexp(-1)
             if totals:
-                sums[rows] = piece.sum(-1) - logits.shape[-1] * norms[rows]
+                sums[rows] = row_logits.sum(-1) - logits.shape[-1] * norms[rows]
         ctx.save_for_backward(logits, targets, norms)
         ctx.totals = totals
         # (n, v) -> (n, 1) -> (n,)
@@ -142,27 +143,28 @@ class _TargetLogP(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, target_gradient: Tensor, total_gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient by the logits l: ∂ log p(y) / ∂ l_w = [w = y] - p(w), ∂ Σ log p / ∂
-        l_w = 1 - v p(w).
+        """Return the gradient with respect to the logits l.
+
+        ∂ log p(y) / ∂ l_w = [w = y] - p(w), and ∂ Σ log p / ∂ l_w = 1 - v p(w).
         """
         logits, targets, norms = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        for rows in _row_slices(logits):
-            piece = (_to_wide(logits[rows]) - norms[rows, None]).exp_()
-            # (r,); piece is (r, v), r <= n rows at a time
+        for rows in _split_rows(logits):
+            row_gradient = (_to_wide(logits[rows]) - norms[rows, None]).exp_()
+            # (r,); row_gradient is (r, v), for r <= n rows at a time
             weight = target_gradient[rows] + (logits.shape[-1] * total_gradient[rows] if ctx.totals else 0)
-            piece.mul_(-weight[:, None])
+            row_gradient.mul_(-weight[:, None])
             if ctx.totals:
-                piece.add_(total_gradient[rows, None])
+                row_gradient.add_(total_gradient[rows, None])
             # (r, 1) added into (r, v)
-            gradient[rows] = piece.scatter_add_(1, targets[rows, None], target_gradient[rows, None])
+            gradient[rows] = row_gradient.scatter_add_(1, targets[rows, None], target_gradient[rows, None])
         return gradient, None, None
 
 
-def _row_slices(logits: Tensor) -> list[slice]:
-    values = _CUDA_VALUES if logits.is_cuda else _CPU_VALUES
-    size = max(1, values // logits.shape[-1])
-    return [slice(start, start + size) for start in range(0, len(logits), size)]
+def _split_rows(logits: Tensor) -> list[slice]:
+    max_values = _CUDA_VALUES if logits.is_cuda else _CPU_VALUES
+    n_rows = max(1, max_values // logits.shape[-1])
+    return [slice(start, start + n_rows) for start in range(0, len(logits), n_rows)]
 
 
 def _sum_mixture_log_p(prior: Tensor, logits: Tensor) -> Tensor:
@@ -175,9 +177,7 @@ def _to_wide(values: Tensor) -> Tensor:
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums over a vocabulary: float32 for half precision, else the dtype
-    itself.
-    """
+    """Return the dtype for sums over a vocabulary: float32 for half precision, else `dtype`."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -189,7 +189,7 @@ def target_log_p_from_state(generator: Generator, first_logits: Tensor, state: S
     """Return (b, k, t) log p(y_i|x,z,y_<i) of one target for all contexts, without gradient.
 
     Args:
-        generator: a generator.
+        generator: the generator of the state.
         first_logits: (b k, v) logits of the first token, from `Generator.prefill`.
         state: the state from `Generator.prefill`, which is not changed.
         tokens: (t,) tokens of the target.

@@ -1,9 +1,10 @@
 """Load a generator from a Hugging Face folder, a hub name, or a folder with one GGUF file.
 
-The config determines the family. The prompt template is the one saved in the folder, else
-`PaperTemplate` for an encoder-decoder, else `InstructionTemplate`, inside the tokenizer's chat
-template if there is one (`apply_chat_template`). Only safetensors and GGUF are read, because
-pickled weights can execute code.
+The config determines whether it is an encoder-decoder or decoder-only. The prompt template is the
+one saved in the folder. Without it, an encoder-decoder gets `PaperTemplate`, and a decoder-only
+model `InstructionTemplate`, inside the tokenizer's chat template if there is one
+(`apply_chat_template`). Only safetensors and GGUF are read, because pickled weights can execute
+code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +37,10 @@ from rag_model.generate.prompts import (
 from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from rag_model.tokenizer import load_with_guard
 
-_UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
+_UNBOUNDED = 100_000  # maximum input tokens of a model without a limit
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-_ANSWER_CUE = "Answer:"  # the last word of the default instruction
-# Stands for the user message when the text around it is determined.
+_ANSWER_CUE = "Answer:"  # last line of the default instruction
+# Placeholder for the user message, to determine the text around it in the chat template.
 _MESSAGE_MARK = "\N{BLACK STAR}"
 
 
@@ -47,17 +48,17 @@ def load_generator(
     name: str | Path, template: PromptTemplate | None = None, device: str | None = None, dtype: str | None = None
 ) -> Generator:
     """Load a generator from a folder or by its hub name, in evaluation mode; call `.module.train()`
-    to train it.
+    before training it.
 
-    `template` replaces the template of the folder. `device` is `cpu` or `cuda:1`, by default a GPU
-    if there is one, else the CPU. `dtype` is by default that of `choose_inference_dtype`; training
-    needs `float32`.
+    `template` replaces the template of the folder. `device` is a name such as `cpu` or `cuda:1`, by
+    default a GPU if there is one, else the CPU. `dtype` is by default the result of
+    `choose_inference_dtype`; training needs `float32`.
 
     Raises:
         InputError: the model is not found, a file is missing, pickled or corrupt, or it is not a
             generator.
-        UsageError: this machine has no such device, torch has no such dtype, or the template is for
-            the other family.
+        UsageError: this machine has no such device, torch has no such dtype, or a decoder-only
+            model is given a template other than `InstructionTemplate`.
         MissingExtraError: the folder holds a GGUF file, and the package `gguf` is not installed.
     """
     folder, resolved_device = resolve_folder(name), resolve_device(device)
@@ -68,7 +69,7 @@ def load_generator(
     tokenizer = _load_tokenizer(folder, weight_source)
     family = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     module = _load_module(folder, family, {**weight_source, "dtype": resolved_dtype}).to(resolved_device).eval()
-    chosen_template = template or _read_own_template(folder, config, tokenizer)
+    chosen_template = template or _read_folder_template(folder, config, tokenizer)
     if config.is_encoder_decoder:
         return _build_seq2seq(folder, module, tokenizer, chosen_template)
     return _build_causal(folder, module, tokenizer, chosen_template)
@@ -88,17 +89,17 @@ def load_generator_tokenizer(name: str | Path) -> Any:
 def apply_chat_template(
     tokenizer: Any, template: InstructionTemplate | None = None, system: str = ""
 ) -> InstructionTemplate:
-    """Put a template inside the chat template of `tokenizer`: the text before and after the user
-    message.
+    """Return a template whose `before` and `after` are the text of the chat template of `tokenizer`
+    around the user message.
 
-    `system` is the system message; if the chat template does not support one, it begins the user
-    message.
+    `system` is the system message; if the chat template does not support one, it is put at the
+    beginning of the user message.
 
     The default template is `DEFAULT_INSTRUCTION`, whose last word, `Answer:`, begins the model's
-    reply, so that a small chat model answers from the passage more often. SmolLM2-135M-Instruct
-    with the gold passage, 24 questions: F1 .22 and 13.5 nats per answer; with only the chat
-    template .17 and 17.8 (it begins "The answer to this question is:"), with only the instruction
-    .05 and 16.4 (half of the answers are empty).
+    reply, so that a small chat model answers from the passage more often. On 24
+    questions with the gold passage, SmolLM2-135M-Instruct has F1 .22 and 13.5 nats per answer. With
+    only the chat template it has .17 and 17.8 (answers begin "The answer to this question is:"),
+    and with only the instruction .05 and 16.4 (half of the answers are empty).
 
     Raises:
         UsageError: the chat template does not contain the user message, or refuses it.
@@ -108,7 +109,8 @@ def apply_chat_template(
     prefix, mark, suffix = rendered.rpartition(_MESSAGE_MARK)
     if not mark or _MESSAGE_MARK in prefix.replace(system, "", 1):
         raise UsageError(
-            f"the chat template turns one message into {rendered!r}, which has no place for a prompt: give a template"
+            f"the chat template turns one message into {rendered!r}, which does not contain the "
+            "message: give a template"
         )
     if template is None:
         instruction = InstructionTemplate(DEFAULT_INSTRUCTION.removesuffix(f"\n{_ANSWER_CUE}"), special=False)
@@ -117,10 +119,10 @@ def apply_chat_template(
 
 
 def _render_around_mark(tokenizer: Any, system: str) -> str:
-    """Render the chat template with a system message and a mark in place of the user message."""
+    """Render the chat template with a system message and a placeholder for the user message."""
     user_message = {"role": "user", "content": _MESSAGE_MARK}
     if system:
-        # Some chat templates raise an error for a system message, and some leave it out.
+        # Some chat templates raise an error for a system message, and some omit it.
         with suppress(TemplateRefusalError):
             rendered = _render_messages(tokenizer, [{"role": "system", "content": system}, user_message])
             if system in rendered:
@@ -134,8 +136,8 @@ def _render_messages(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> s
 
 
 def _find_weight_source(folder: Path) -> dict[str, Any]:
-    """Return transformers' arguments for the weights; check that they are complete and not
-    pickled.
+    """Return the arguments of transformers that select the weights, after a check that the weights
+    are complete and not pickled.
     """
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
@@ -174,7 +176,7 @@ def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
     if tokenizer.eos_token_id is None:
-        raise InputError(f"the tokenizer of generator {folder} names no eos_token, so no answer would end: set one")
+        raise InputError(f"the tokenizer of generator {folder} has no eos_token, so answers would never end: set one")
     return tokenizer
 
 
@@ -193,7 +195,7 @@ def _load_module(folder: Path, family: Any, arguments: dict[str, Any]) -> Any:
     return module
 
 
-def _read_own_template(folder: Path, config: Any, tokenizer: Any) -> PromptTemplate:
+def _read_folder_template(folder: Path, config: Any, tokenizer: Any) -> PromptTemplate:
     if recorded_template := read_optional_json(folder / RECORD_FILE).get("form"):
         return template_from_json(recorded_template)
     if config.is_encoder_decoder:
@@ -205,7 +207,7 @@ def _build_seq2seq(folder: Path, module: Any, tokenizer: Any, template: PromptTe
     start_candidates = (module.config.decoder_start_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
     start_token = next((token for token in start_candidates if token is not None), None)
     if start_token is None:
-        raise InputError(f"generator {folder} names no decoder_start_token_id: set it in the model's config")
+        raise InputError(f"generator {folder} has no decoder_start_token_id: set it in the model's config")
     empty_ids = tokenizer("")["input_ids"]
     first_token = empty_ids[0] if len(empty_ids) > 1 else None
     end_token = tokenizer.eos_token_id
@@ -223,11 +225,11 @@ def _build_seq2seq(folder: Path, module: Any, tokenizer: Any, template: PromptTe
 
 def _build_causal(folder: Path, module: Any, tokenizer: Any, template: PromptTemplate) -> Generator:
     if not isinstance(template, InstructionTemplate):
-        raise UsageError(f"generator {folder} is decoder-only, which reads a prompt: give an InstructionTemplate")
+        raise UsageError(f"generator {folder} is decoder-only, so it needs an InstructionTemplate: give one")
     max_tokens = _read_max_tokens(module.config)
     if template.max_answer >= max_tokens:
         raise UsageError(
-            f"max_answer {template.max_answer} leaves no room for a prompt in generator {folder}: use less"
+            f"max_answer {template.max_answer} leaves no room for a prompt in generator {folder}: use a smaller value"
         )
     return CausalGenerator(
         module, tokenizer, template, tokenizer.eos_token_id, _choose_pad_token(tokenizer), max_tokens
@@ -239,7 +241,9 @@ def _choose_pad_token(tokenizer: Any) -> int:
 
 
 def _read_max_tokens(config: Any) -> int:
-    """Return the maximum tokens of an input; relative positions, as in T5, have no limit."""
+    """Return the maximum tokens of an input; models with relative positions, such as T5, have no
+    limit.
+    """
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED
     return min((int(limit) for name in _LENGTH_KEYS if (limit := getattr(config, name, None))), default=_UNBOUNDED)

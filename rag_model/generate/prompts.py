@@ -1,14 +1,13 @@
-"""Prompt templates: render a question and a passage as a generator's input, tokenize and truncate
-it.
+"""Render a question and a passage as a generator's input with a template, tokenize and truncate it.
 
-A template renders one text and records the span of each part. If the text is too long for the
-model, the passage is truncated first, then its title, then the question; separators and
-instructions stay. So a long passage never displaces the question, as it would if the whole text
-were truncated at its end.
+A template renders a text and records the span of each part that may be truncated. If the text is
+too long for the model, the passage is truncated first, then its title, then the question;
+separators and instructions stay. Truncating the whole text at its end instead could remove the
+question.
 
 Passages and questions are untrusted: the name of a special token in them is tokenized as ordinary
-text. Otherwise a passage with `<|im_end|>` would end the user message, and one with `</s>` the
-input.
+text. Otherwise a passage with `<|im_end|>` would end the user message, and a passage with `</s>`
+would end the input.
 """
 
 import re
@@ -27,7 +26,7 @@ from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
 from rag_model.tokenizer import explain_tokenizer_errors
 
-Span = tuple[int, int]  # characters [first, end)
+Span = tuple[int, int]  # character offsets (start, end) in a text
 _TRUNCATION_ORDER = ("text", "title", "question")
 DEFAULT_INSTRUCTION = (
     "Answer the question in a few words, from the passage.\n\n"
@@ -39,9 +38,9 @@ DEFAULT_INSTRUCTION = (
 class TokenizedText:
     """The tokens of a text; the lists have one entry per token."""
 
-    ids: list[int]
-    offsets: Sequence[Span]  # the characters of each token
-    added: Sequence[int]  # 1 if the tokenizer added the token around the text
+    ids: list[int]  # token ids
+    offsets: Sequence[Span]  # span of each token in the text
+    added: Sequence[int]  # 1 for special tokens that the tokenizer added around the text, else 0
 
 
 @explain_tokenizer_errors()
@@ -50,10 +49,11 @@ def tokenize_untrusted(
 ) -> list[TokenizedText]:
     """Tokenize each text; with `add_special_tokens` the tokenizer adds special tokens around it.
 
-    In the spans of `untrusted` the name of a special token is split after its first character, and
-    both sides are tokenized separately. Texts without such names are tokenized as a whole.
+    If a span of `untrusted` contains the name of a special token, the text is split after the first
+    character of the name, and both sides are tokenized separately. Texts without such names are
+    tokenized as a whole.
     """
-    # verbose=False, because the caller truncates too long texts
+    # verbose=False suppresses warnings about long texts, which the caller truncates
     encodings = tokenizer(
         list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
     )
@@ -76,31 +76,31 @@ def tokenize_untrusted(
                 if any(first < offset <= end for first, end in untrusted_spans)
             }
         )
-        tokenized.append(_tokenize_pieces(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
+        tokenized.append(_tokenize_segments(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
     return tokenized
 
 
 def _iter_cut_offsets(text: str, names: tuple[str, ...]) -> Iterator[int]:
     """Yield the offset after the first character of each special token name; names may overlap."""
     if any(name in text for name in names):
-        for match in _pattern(names).finditer(text):
+        for match in _compile_names(names).finditer(text):
             yield match.start() + 1
 
 
 @lru_cache(maxsize=16)
-def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_names(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?={'|'.join(map(re.escape, names))})")
 
 
-def _tokenize_pieces(tokenizer: Any, text: str, cuts: Sequence[int], tokenized_text: TokenizedText) -> TokenizedText:
-    """Tokenize the pieces between `cuts`, and add the special tokens of the whole text around
+def _tokenize_segments(tokenizer: Any, text: str, cuts: Sequence[int], tokenized_text: TokenizedText) -> TokenizedText:
+    """Tokenize the segments between `cuts`, and add the special tokens of the whole text around
     them.
     """
     prefix, suffix = _split_added_tokens(tokenized_text)
-    pieces = list(pairwise([0, *cuts, len(text)]))
-    encodings = tokenizer([text[first:end] for first, end in pieces], add_special_tokens=False, verbose=False)
+    segments = list(pairwise([0, *cuts, len(text)]))
+    encodings = tokenizer([text[first:end] for first, end in segments], add_special_tokens=False, verbose=False)
     ids, offsets = list(prefix), [(0, 0)] * len(prefix)
-    for (start, _), encoding in zip(pieces, encodings.encodings, strict=True):
+    for (start, _), encoding in zip(segments, encodings.encodings, strict=True):
         ids += encoding.ids
         offsets += [(start + first, start + end) for first, end in encoding.offsets]
     added = [1] * len(prefix) + [0] * (len(ids) - len(prefix)) + [1] * len(suffix)
@@ -120,7 +120,7 @@ def _split_added_tokens(tokenized_text: TokenizedText) -> tuple[list[int], list[
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A context as one text, and its parts that may be truncated, in this order."""
+    """The text of a context, and the spans that may be truncated, in the order of truncation."""
 
     text: str
     truncatable: tuple[Span, ...]
@@ -131,12 +131,12 @@ class PromptTemplate(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Maximum tokens of a context, special tokens included."""
+        """Maximum tokens of a context, including special tokens."""
         ...
 
     @property
     def max_answer(self) -> int:
-        """Maximum tokens of an answer, the end token included."""
+        """Maximum tokens of an answer, including the end token."""
         ...
 
     def render(self, question: str, passage: Passage) -> RenderedPrompt:
@@ -148,15 +148,15 @@ class PromptTemplate(Protocol):
 class PaperTemplate:
     """`title / passage // question`: the input format of the generators of Lewis et al. 2020.
 
-    Defaults are those of transformers' `RagConfig`. Like it, this template removes quotes around
-    titles and replaces two spaces by one.
+    The defaults are those of transformers' `RagConfig`. As in transformers, quotes around titles
+    are removed, and two spaces are replaced by one.
     """
 
-    prefix: str = ""  # inserted unchanged before the title, such as a task name for T5: `answer: `
+    prefix: str = ""  # text before the title, such as the task name `answer: ` for T5
     title_sep: str = " / "
     doc_sep: str = " // "
-    max_length: int = 300  # tokens of a context, special ones included
-    # Tokens of an answer, the end token included; longer answers are truncated.
+    max_length: int = 300  # maximum tokens of a context, including special tokens
+    # Maximum tokens of an answer, including the end token; longer answers are truncated.
     max_answer: int = 128
 
     def __post_init__(self) -> None:
@@ -176,15 +176,15 @@ class InstructionTemplate:
     `before` and `after` are the text of the tokenizer's chat template around the user message.
     """
 
-    # With {title}, {text} and {question}; literal braces are doubled.
+    # Text with the fields {title}, {text} and {question}; literal braces are doubled.
     template: str = DEFAULT_INSTRUCTION
     before: str = ""
     after: str = ""
-    answer_prefix: str = " "  # inserted unchanged before an answer; empty for chat templates
+    answer_prefix: str = " "  # text before an answer; empty for chat templates
     # Whether the tokenizer adds special tokens; a chat template already contains them.
     special: bool = True
-    max_length: int = 512  # tokens of a context, special ones included
-    # Tokens of an answer, the end token included; longer answers are truncated.
+    max_length: int = 512  # maximum tokens of a context, including special tokens
+    # Maximum tokens of an answer, including the end token; longer answers are truncated.
     max_answer: int = 128
 
     def __post_init__(self) -> None:
@@ -197,7 +197,8 @@ class InstructionTemplate:
             ) from error
         if "question" not in template_fields or set(template_fields) - set(_TRUNCATION_ORDER):
             raise UsageError(
-                f"prompt template {self.template!r} needs {{question}}, and may use only {{title}} and {{text}} too"
+                f"prompt template {self.template!r} must contain {{question}}, and may contain "
+                f"{{title}} and {{text}}: correct it"
             )
 
     def render(self, question: str, passage: Passage) -> RenderedPrompt:
@@ -220,18 +221,18 @@ def _check_template(template: "PaperTemplate | InstructionTemplate") -> None:
 
 def _concatenate(parts: Sequence[tuple[str, str]]) -> RenderedPrompt:
     spans: dict[str, list[Span]] = {name: [] for name in _TRUNCATION_ORDER}
-    length = 0
+    offset = 0
     for name, text in parts:
         if name:
-            spans[name].append((length, length + len(text)))
-        length += len(text)
+            spans[name].append((offset, offset + len(text)))
+        offset += len(text)
     return RenderedPrompt(
         "".join(text for _, text in parts), tuple(span for name in _TRUNCATION_ORDER for span in spans[name])
     )
 
 
 def _collapse_double_spaces(prompt: RenderedPrompt) -> RenderedPrompt:
-    """Replace two spaces by one, like `str.replace`, and shift the spans."""
+    """Replace each pair of spaces by one space, as `str.replace` does, and shift the spans."""
     dropped_offsets = [match.end() - 1 for match in re.finditer("  ", prompt.text)]
     truncatable = tuple(
         (start - bisect_left(dropped_offsets, start), end - bisect_left(dropped_offsets, end))
@@ -243,8 +244,9 @@ def _collapse_double_spaces(prompt: RenderedPrompt) -> RenderedPrompt:
 def render_prompts(
     template: PromptTemplate, questions: Sequence[str], passages: Sequence[Sequence[Passage]]
 ) -> tuple[list[RenderedPrompt], int]:
-    """Render each question with each of its passages, question by question; return also the
-    passages per question.
+    """Render each question with each of its passages; return (prompts, passages per question).
+
+    The prompts of one question are adjacent.
 
     Raises:
         UsageError: the number of passages differs between questions, or a question has none.
@@ -253,7 +255,8 @@ def render_prompts(
     if len(questions) != len(passages) or len(passage_counts) != 1 or 0 in passage_counts:
         raise UsageError(
             f"{len(questions)} questions with {sorted(passage_counts)} passages cannot be read "
-            "together: give equally many, and an empty one where there is no passage"
+            "together: give each question the same number of passages, with empty passages if "
+            "necessary"
         )
     pairs = zip(questions, passages, strict=True)
     return [
@@ -264,32 +267,32 @@ def render_prompts(
 def tokenize_prompts(
     tokenizer: Any, prompts: Sequence[RenderedPrompt], max_tokens: int, *, special: bool = True
 ) -> list[list[int]]:
-    """Tokenize prompts, and truncate each to `max_tokens`; `tokenizer` is a fast tokenizer of
-    transformers.
+    """Tokenize prompts with a fast tokenizer of transformers, and truncate each to `max_tokens`.
 
-    The name of a special token in passage, title or question, such as `<|im_start|>`, becomes
-    ordinary tokens.
+    The name of a special token in a passage, title or question, such as `<|im_start|>`, is
+    tokenized as ordinary text.
 
     Raises:
         UsageError: a prompt is too long even without passage, title and question.
     """
-    rows = tokenize_untrusted(
+    tokenized_prompts = tokenize_untrusted(
         tokenizer,
         [prompt.text for prompt in prompts],
         [prompt.truncatable for prompt in prompts],
         add_special_tokens=special,
     )
     return [
-        row.ids
-        if len(row.ids) <= max_tokens
-        else [row.ids[i] for i in _select_kept_tokens(row, prompt.truncatable, max_tokens)]
-        for row, prompt in zip(rows, prompts, strict=True)
+        tokenized_prompt.ids
+        if len(tokenized_prompt.ids) <= max_tokens
+        else [tokenized_prompt.ids[i] for i in _select_kept_tokens(tokenized_prompt, prompt.truncatable, max_tokens)]
+        for tokenized_prompt, prompt in zip(tokenized_prompts, prompts, strict=True)
     ]
 
 
 def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], max_tokens: int) -> list[int]:
-    """Return the positions of the kept tokens: each span loses its last tokens, but no part of a
-    character.
+    """Return the positions of the tokens to keep.
+
+    Each span in turn loses tokens from its end; all tokens of a character are removed together.
     """
     kept_positions = list(range(len(encoding.ids)))
     for span in truncatable:
@@ -312,22 +315,22 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
 
 
 def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]:
-    for position, (first, end) in enumerate(encoding.offsets):
-        if not encoding.added[position] and span[0] <= max(first, end - 1) < span[1]:
+    for position, (start, end) in enumerate(encoding.offsets):
+        if not encoding.added[position] and span[0] <= max(start, end - 1) < span[1]:
             yield position
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Return (n, s) int64 tokens and their (n, s) bool mask; shorter rows are padded on the right
-    or left.
+    """Return ((n, s) int64 tokens, (n, s) bool mask) of rows, padded on the right or on the
+    left.
     """
     lengths = torch.tensor([len(row) for row in rows])
     width = max(len(row) for row in rows)
-    fill = [[pad] * (width - len(row)) for row in rows]
+    paddings = [[pad] * (width - len(row)) for row in rows]
     tokens = torch.tensor(
         [
             [*(padding if left else ()), *row, *(() if left else padding)]
-            for row, padding in zip(rows, fill, strict=True)
+            for row, padding in zip(rows, paddings, strict=True)
         ]
     )
     columns = torch.arange(width)
@@ -337,7 +340,7 @@ def pad_rows(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> 
 
 
 def truncate_with_end_token(tokens: Sequence[int], max_tokens: int, end_token: int) -> list[int]:
-    """Truncate an answer to `max_tokens` tokens; the last one is `end_token`."""
+    """Truncate an answer to `max_tokens` tokens, of which the last is `end_token`."""
     answer_tokens = list(tokens[:-1] if tokens and tokens[-1] == end_token else tokens)
     return [*answer_tokens[: max_tokens - 1], end_token]
 

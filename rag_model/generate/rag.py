@@ -1,11 +1,11 @@
 """A RAG model: a question encoder and a generator, whose answers are marginalized over passages.
 
-The index is fixed. If it is rebuilt during training, a passage encoder may be trained too, and
-p(z|x) uses it.
+Normally the index is fixed. If it is rebuilt during training, the passage encoder may be trained
+too, and then p(z|x) is computed with its vectors.
 
 The gradient of log p(y|x) reaches the generator through p(y|x,z) and the question encoder through
-p(z|x): a passage that makes the answer more likely than the other passages do moves nearer to the
-question.
+p(z|x): the question's vector moves towards passages that make the answer more likely than the
+other passages do.
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,11 @@ class RagSettings:
 
     kind: Variant = "sequence"
     k: int = 5  # passages per question; the paper trains with 5 or 10
-    # Of p(z|x); normalised encoders need less, because cosines lie in [-1, 1].
+    # Temperature of p(z|x); normalized vectors need a lower one, because cosines lie in [-1, 1].
     temperature: float = 1.0
-    label_smoothing: float = 0.0  # ε; fairseq's RAG and BART fine-tuning use .1
-    exclude_bos: bool = False  # exclude the token that begins every target, such as BART's <s>
+    label_smoothing: float = 0.0  # ε of label smoothing; fairseq's RAG and BART fine-tuning use .1
+    # exclude the first token of targets, such as BART's <s>, from the loss
+    exclude_bos: bool = False
     weighed_by: PassageWeighting = (
         "products"  # logits of p(z|x): inner products of vectors, or the retriever's own scores
     )
@@ -52,7 +53,7 @@ class RagSettings:
         for name, choices in (("kind", get_args(Variant)), ("weighed_by", get_args(PassageWeighting))):
             if getattr(self, name) not in choices:
                 value = getattr(self, name)
-                raise UsageError(f"{name} {value!r} of a RAG model is unknown: use one of {', '.join(choices)}")
+                raise UsageError(f"{name} {value!r} of a RAG model is unknown: choose from {', '.join(choices)}")
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(
                 f"k {self.k}, temperature {self.temperature} and label_smoothing "
@@ -62,8 +63,8 @@ class RagSettings:
 
 
 class Rag(nn.Module):
-    """p(y|x) over retrieved passages; `settings.k` is the requested number, the scores have the
-    actual number.
+    """Model of p(y|x) over retrieved passages; `settings.k` is the number of passages to retrieve,
+    which may differ from the number of scores k.
     """
 
     def __init__(
@@ -73,20 +74,22 @@ class Rag(nn.Module):
         settings: RagSettings | None = None,
         passage: TrainableEncoder | None = None,
     ) -> None:
-        """Combine a generator and a question encoder, whose forward maps b questions to (b, d)
+        """Combine a generator with a question encoder, whose `forward` maps b questions to (b, d)
         vectors.
 
-        `passage` is the passage encoder if it is trained too; without it p(z|x) uses the vectors of
-        a snapshot.
+        `passage` is the passage encoder if it is trained too; None: p(z|x) uses the vectors of a
+        snapshot.
         """
         super().__init__()
         self.question, self.passage = question, passage
-        self.body = generator.module  # registered as a submodule
+        self.body = generator.module  # registers the generator's weights as a submodule
         self.generator = generator
         self.settings = settings or RagSettings()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; frozen parts stay in evaluation mode, without dropout."""
+        """Set training or evaluation mode; frozen parts stay in evaluation mode, without
+        dropout.
+        """
         super().train(mode)
         for part in (self.question, self.passage, self.body):
             if part is not None and not any(weights.requires_grad for weights in part.parameters()):
@@ -103,12 +106,11 @@ class Rag(nn.Module):
         return log_prior(scores, self.settings.temperature)
 
     def log_likelihood(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Likelihood:
-        """Return log p(y|x) of the targets, with gradient, and the passages' posterior, without
-        gradient.
+        """Return log p(y|x) of the targets, with gradient, and the posterior of the passages,
+        without gradient.
 
         Raises:
-            UsageError: scores, contexts and targets do not belong to the same questions and
-                passages.
+            UsageError: the shapes of scores, contexts and targets do not fit together.
         """
         return self._compute_likelihood(scores, contexts, targets)[0]
 
@@ -118,10 +120,11 @@ class Rag(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (b, l) log p(label|x), and the (b, k, l) posterior log p(z|x,label).
 
-        A label is scored as a whole target, over the tokens that the loss includes.
+        A label is scored as a whole target; the tokens that the loss excludes are excluded here
+        too.
 
         Args:
-            generator: the generator of this model, or a stoppable wrapper of it.
+            generator: the generator of this model, or `make_stoppable` of it.
             prior: (b, k) log p(z|x).
             contexts: the b questions with k passages each.
             labels: l tensors of (t,) tokens, as `Generator.encode_targets` returns them.
@@ -143,7 +146,7 @@ class Rag(nn.Module):
         the settings.
 
         Raises:
-            UsageError: as `log_likelihood`.
+            UsageError: as for `log_likelihood`.
         """
         likelihood, prior, logits, totals = self._compute_likelihood(scores, contexts, targets)
         epsilon, vocabulary_size = self.settings.label_smoothing, logits.shape[-1]

@@ -1,12 +1,13 @@
 """Decode RAG-Sequence and RAG-Token (Lewis et al. 2020, section 2.5).
 
-RAG-Sequence: one beam per passage proposes candidates, which are ranked by p(y|x) = Σ_z p(z|x)
-p(y|x,z). *Thorough* decoding scores every candidate under every passage, which gives the exact
-marginal. *Fast* decoding sets p(y|x,z) to zero if y is not among the candidates of the beam of z.
+RAG-Sequence: one beam search per passage proposes candidates, which are ranked by p(y|x) = Σ_z
+p(z|x) p(y|x,z). *Thorough* decoding scores every candidate under every passage, which gives the
+exact marginal. *Fast* decoding sets p(y|x,z) to zero if y is not among the candidates from passage
+z.
 
 RAG-Token: one search over the marginal of all passages, p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x,
-z, y_<i). Every token has its own passage z_i; its posterior p(z_i | x, y) is the share of each
-passage in that sum.
+z, y_<i). Every token has its own passage z_i, whose posterior p(z_i | x, y) is the passage's share
+of that sum.
 """
 
 from collections.abc import Sequence
@@ -25,25 +26,25 @@ from rag_model.generate.decoding import (
 )
 from rag_model.generate.generator import Contexts, Generator, State
 
-# y -> log p(y|x,z) of the k passages; -inf if unknown
+# Maps the tokens of y to log p(y|x,z) of the k passages, which is -inf if unknown.
 CandidateScores = dict[tuple[int, ...], list[float]]
 _UNKNOWN = -float("inf")
-_MAX_LOGITS = 1 << 24  # per forward pass: 64 MB
+_MAX_LOGITS = 1 << 24  # logits per forward pass, 64 MB
 
 
 @torch.inference_mode()
 def decode_sequence(
     generator: Generator, contexts: Contexts, log_prior: Tensor, settings: DecodingSettings, seeds: Sequence[int]
 ) -> list[DecodedAnswer]:
-    """Return the candidate with the highest p(y|x) for each question, or a drawn answer, in order.
+    """Return the answer with the highest p(y|x), or a randomly drawn answer, for each question.
 
     Args:
-        generator: computes p(y_i | x, z, y_<i).
-        contexts: b questions with k passages each.
+        generator: the model of p(y_i | x, z, y_<i).
+        contexts: the contexts of b questions with k passages each.
         log_prior: (b, k) log p(z|x).
-        settings: beams, lengths and mode; the length penalty ranks within a beam, never the
-            candidates.
-        seeds: one per question, for sampling.
+        settings: beams, lengths and mode; the length penalty affects the beam searches, but not the
+            choice between candidates.
+        seeds: the random seed of each question, for sampling.
     """
     prefilled = generator.prefill(contexts)
     if settings.sampling:
@@ -61,16 +62,14 @@ def decode_sequence(
 def _propose_candidates(
     generator: Generator, prefilled: tuple[Tensor, State], k: int, settings: DecodingSettings
 ) -> list[CandidateScores]:
-    """Run one beam search per passage; return the union of the candidates of each question's
-    beams.
-    """
+    """Run one beam search per passage; return the union of the candidates for each question."""
     logits = prefilled[0]
     prior = logits.new_zeros(len(logits), 1)  # (b k, 1)
-    beams = beam_search(
+    hypotheses_by_context = beam_search(
         generator, prefilled, prior, settings, propose_most_likely(settings.beams), n_answers=settings.beams
     )
-    candidates_by_question: list[CandidateScores] = [{} for _ in range(len(beams) // k)]
-    for row, hypotheses in enumerate(beams):
+    candidates_by_question: list[CandidateScores] = [{} for _ in range(len(hypotheses_by_context) // k)]
+    for row, hypotheses in enumerate(hypotheses_by_context):
         for hypothesis in hypotheses:
             candidates_by_question[row // k].setdefault(hypothesis.tokens, [_UNKNOWN] * k)[row % k] = hypothesis.log_p
     return candidates_by_question
@@ -84,13 +83,11 @@ def _sample_candidates(
     sampling: Sampling,
     seeds: Sequence[int],
 ) -> list[CandidateScores]:
-    """Draw a passage from p(z|x), then an answer from p(y|x,z); together this is a draw from
-    p(y|x).
-    """
+    """Draw a passage from p(z|x), then an answer from p(y|x,z), which is a draw from p(y|x)."""
     k, random_streams = log_prior.shape[1], create_random_streams(seeds)
-    total = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
+    cumulative_p = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
     # (b, k) -> (b,)
-    drawn_passages = (total <= draw_uniform(random_streams)[:, None]).sum(-1).clamp(max=k - 1)
+    drawn_passages = (cumulative_p <= draw_uniform(random_streams)[:, None]).sum(-1).clamp(max=k - 1)
     rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
     logits, state = prefilled
     rows = rows.to(logits.device)
@@ -108,8 +105,9 @@ def _sample_candidates(
 def _fill_in_missing_scores(
     generator: Generator, prefilled: tuple[Tensor, State], candidates_by_question: Sequence[CandidateScores], k: int
 ) -> None:
-    """Compute log p(y|x,z) where the beam of z did not find y; uses about 64 MB of logits at a
-    time.
+    """Compute log p(y|x,z) of the candidates y that the beam search of z did not return.
+
+    The logits take about 64 MB at a time.
     """
     missing_scores = [
         (question * k + z, tokens, log_p_by_passage, z)
@@ -118,20 +116,20 @@ def _fill_in_missing_scores(
         for z in range(k)
         if log_p_by_passage[z] == _UNKNOWN
     ]
-    # Similar lengths together need little padding.
+    # Answers of similar length need little padding when they are scored together.
     missing_scores.sort(key=lambda missing_score: len(missing_score[1]))
     while missing_scores:
-        count = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
-        chunk = missing_scores[-count:]
-        del missing_scores[-count:]
+        chunk_size = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
+        chunk = missing_scores[-chunk_size:]
+        del missing_scores[-chunk_size:]
         scores = log_likelihoods(
             generator,
             prefilled,
             [missing_score[0] for missing_score in chunk],
             [missing_score[1] for missing_score in chunk],
         )
-        for (_, _, passage_log_p, z), score in zip(chunk, scores.tolist(), strict=True):
-            passage_log_p[z] = score
+        for (_, _, answer_log_p, z), score in zip(chunk, scores.tolist(), strict=True):
+            answer_log_p[z] = score
 
 
 def log_likelihoods(
@@ -140,10 +138,10 @@ def log_likelihoods(
     """Return log p(y|x,z) of one answer per row, (m,), in one forward pass over prefilled contexts.
 
     Args:
-        generator: computes p(y_i | x, z, y_<i).
-        prefilled: the result of `generator.prefill`; unchanged.
-        rows: the context of each answer.
-        answers: their tokens, at least one each.
+        generator: the model of p(y_i | x, z, y_<i).
+        prefilled: the result of `generator.prefill`, which is not changed.
+        rows: the row of each answer's context.
+        answers: the tokens of each answer, at least one.
     """
     logits, state = prefilled
     row_ids = torch.tensor(rows, device=logits.device)
@@ -152,19 +150,21 @@ def log_likelihoods(
     tokens = torch.tensor(
         [[*answer, *[generator.pad_token] * (width - len(answer))] for answer in answers], device=logits.device
     )
-    scores = _log_p(logits[row_ids], tokens[:, 0])  # (n, v) -> (m, v) -> (m,)
+    scores = _gather_log_p(logits[row_ids], tokens[:, 0])  # (n, v) -> (m, v) -> (m,)
     if width > 1:
         lengths = torch.tensor([len(answer) for answer in answers], device=logits.device)
         # (m, t - 1, v) -> (m, t - 1)
-        later_scores = _log_p(generator.extend(generator.select_rows(state, row_ids), tokens[:, :-1]), tokens[:, 1:])
+        later_scores = _gather_log_p(
+            generator.extend(generator.select_rows(state, row_ids), tokens[:, :-1]), tokens[:, 1:]
+        )
         # (t - 1,) and (m, 1) -> (m, t - 1)
         is_answer_token = torch.arange(1, width, device=logits.device) < lengths[:, None]
         scores = scores + later_scores.where(is_answer_token, 0).sum(-1)  # (m, t - 1) -> (m,)
     return scores
 
 
-def _log_p(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the log softmax of (…, v) logits at (…) tokens, without another tensor of the logits'
+def _gather_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log softmax of (…, v) logits at (…) tokens, without a second tensor of that
     size.
     """
     # (…, v) -> (…, 1) -> (…)
@@ -185,14 +185,14 @@ def _choose_best(candidates: CandidateScores, log_prior: Tensor) -> DecodedAnswe
 def decode_token(
     generator: Generator, contexts: Contexts, log_prior: Tensor, settings: DecodingSettings, seeds: Sequence[int]
 ) -> list[DecodedAnswer]:
-    """Return the best answer of each question, or a drawn one, in order.
+    """Return the best answer, or a randomly drawn answer, for each question.
 
     Args:
-        generator: computes p(y_i | x, z, y_<i).
-        contexts: b questions with k passages each.
+        generator: the model of p(y_i | x, z, y_<i).
+        contexts: the contexts of b questions with k passages each.
         log_prior: (b, k) log p(z|x).
         settings: beams and lengths; `mode` is not used.
-        seeds: one per question, for sampling.
+        seeds: the random seed of each question, for sampling.
     """
     sampling = settings.sampling
     propose = (

@@ -1,17 +1,17 @@
-"""Save and load a RAG model as a folder, and find one by name; safetensors only.
+"""Save and load a RAG model as a folder, with safetensors only, and find one by name.
 
 ```
-config.json, model.safetensors  transformers' layout, as of facebook/rag-token-nq: a DPR question
-question_encoder_tokenizer/     encoder and an encoder-decoder in one file of weights, which
+config.json, model.safetensors  transformers' layout, as in facebook/rag-token-nq: a DPR question
+question_encoder_tokenizer/     encoder and an encoder-decoder in one weight file, which
 generator_tokenizer/            `RagTokenForGeneration.from_pretrained` opens
 bookwheel.json                  settings and prompt template
 ---
 question/  generator/           all other models: two folders that `from_pretrained` opens
-passage/                        the passage encoder, if it was trained too; answering does not
-bookwheel.json                  read it
+passage/                        the passage encoder if it was trained too (unused for answers)
+bookwheel.json                  settings and prompt template
 ```
 transformers' layout stores neither pooling nor prompts nor a temperature. A BERT with CLS pooling
-equals DPR's question encoder without its projection, so it is saved as one.
+computes the same as DPR's question encoder without a projection, so it is saved as one.
 """
 
 import json
@@ -57,7 +57,7 @@ class SavableGenerator(Generator, Protocol):
 
     @property
     def prompt_template(self) -> PromptTemplate:
-        """The template of its contexts."""
+        """The template that renders its contexts."""
         ...
 
     @property
@@ -69,16 +69,15 @@ class SavableGenerator(Generator, Protocol):
 def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
     """Write a RAG model to `folder`.
 
-    `target_space` is the space of the passages that the question encoder was trained against. It is
-    not used if the passage encoder was trained too, because then the question encoder belongs to
-    the space of that encoder.
+    `target_space` is the space of the passage vectors with which the question encoder was trained.
+    If the passage encoder was trained too, that encoder's space is used instead.
 
     Raises:
         UsageError: its question encoder is not a `TrainableEncoder`.
     """
-    question, generator = rag.question, _as_savable(rag.generator)
+    question, generator = rag.question, _cast_to_savable(rag.generator)
     if not isinstance(question, TrainableEncoder):
-        raise UsageError(f"a question encoder of type {type(question).__name__} can't be saved: use TrainableEncoder")
+        raise UsageError(f"a question encoder of type {type(question).__name__} cannot be saved: use TrainableEncoder")
     folder.mkdir(parents=True, exist_ok=True)
     if rag.passage is not None:
         target_space = rag.passage.save_passage_encoder(folder / PASSAGE)
@@ -94,11 +93,11 @@ def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
 
 
 def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) -> Rag:
-    """Load a folder of `save_rag`, or one like facebook/rag-token-nq or facebook/rag-sequence-nq.
+    """Load a folder that `save_rag` wrote, or a model such as facebook/rag-token-nq.
 
-    `device` and `dtype` as in `load_generator`. The question encoder is float32, the precision it
-    was trained in, because its vectors are compared with passage vectors. The model is in
-    evaluation mode.
+    For `device` and `dtype`, see `load_generator`. The question encoder is always float32, as in
+    training, because its vectors are compared with passage vectors. The model is in evaluation
+    mode.
 
     Raises:
         InputError: a file is missing, pickled or corrupt, or it is not a RAG model.
@@ -106,14 +105,15 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
     record = read_optional_json(folder / RECORD_FILE)
     if not (folder / CONFIG).is_file():
         if not record:
-            raise InputError(f"{folder} holds no RAG model: give a folder that has {RECORD_FILE} or {CONFIG}")
+            raise InputError(f"{folder} contains no RAG model: give a folder with {RECORD_FILE} or {CONFIG}")
         question = TrainableEncoder.load(folder / QUESTION, QUESTION, device=device)
         prompt_template, settings = _parse_record(record, folder)
         return Rag(question, load_generator(folder / GENERATOR, prompt_template, device, dtype), settings).eval()
     config = read_json_object(folder / CONFIG)
     if config.get("model_type") != "rag":
         raise InputError(
-            f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model, "
+            f"{folder} contains a {config.get('model_type')} model: give the folder of a RAG "
+            "model, "
             "or read a generator alone with --reader concat"
         )
     with temporary_folder("rag") as name:
@@ -124,13 +124,13 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
             _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
         )
         generator = load_generator(name / GENERATOR, prompt_template, device, dtype)
-    # Has the tokenizer, and the record of the passage space.
+    # This folder has the tokenizer and the record of the passage space.
     question.folder = folder / _TOKENIZERS[QUESTION]
     return Rag(question, generator, settings).eval()
 
 
 def is_rag_folder(folder: Path) -> bool:
-    """Return whether a folder has a RAG model, and not a generator alone."""
+    """Return whether a folder contains a RAG model, and not only a generator."""
     has_settings = "settings" in read_optional_json(folder / RECORD_FILE)
     return has_settings or read_optional_json(folder / CONFIG).get("model_type") == "rag"
 
@@ -146,7 +146,7 @@ def read_rag_settings(folder: Path) -> RagSettings:
     return _read_paper_settings(read_json_object(folder / CONFIG))
 
 
-def _as_savable(generator: Any) -> SavableGenerator:
+def _cast_to_savable(generator: Any) -> SavableGenerator:
     savable: SavableGenerator = generator
     return savable
 
@@ -154,8 +154,8 @@ def _as_savable(generator: Any) -> SavableGenerator:
 def _convert_to_dpr(
     rag: Rag, question: TrainableEncoder, generator: SavableGenerator
 ) -> "transformers.DPRQuestionEncoder | None":
-    """Return the question encoder as DPR's class; None if transformers' layout cannot store all
-    settings.
+    """Return the question encoder as an object of DPR's class; None if transformers' layout cannot
+    store all settings.
     """
     spec = question.spec
     fits_dpr = (
@@ -218,7 +218,7 @@ def _extract_part(folder: Path, config: Mapping[str, Any], part: str, dest: Path
 
 
 def _read_part_tensors(folder: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    read_tensor_headers(folder)  # raises an error that names a truncated or pickled file
+    read_tensor_headers(folder)  # raises an error if a file is truncated or pickled
     tensors: dict[str, torch.Tensor] = {}
     try:
         for path in (path for path in list_weight_files(folder) if path.suffix == ".safetensors"):
@@ -259,11 +259,12 @@ def _read_paper_settings(config: Mapping[str, Any]) -> RagSettings:
 
 
 def resolve_rag_id(store: Store, model: str) -> str:
-    """Return the current id of a named RAG model in the store, the full path if `model` is a
-    folder, or `NAME@COMMIT` if it is a hub name.
+    """Return the id of a RAG model: its id in the store, the absolute path of a folder, or
+    `NAME@COMMIT` for a hub name.
 
     Raises:
-        InputError: `model` is the path of a folder that does not exist, or the hub does not have it.
+        InputError: `model` is the path of a folder that does not exist, or the hub does not have
+            it.
         StoreError: the store has no such model.
         UsageError: the model has no generator.
     """
@@ -274,13 +275,12 @@ def resolve_rag_id(store: Store, model: str) -> str:
     model_id = store.models.resolve_trusted(model.removeprefix(MODEL_PREFIX))
     content = store.models.get(model_id).content
     if GENERATOR not in detect_model_parts(content.files):
-        raise UsageError(f"model {model} is a {content.kind}, which generates no answers: give a RAG model")
+        raise UsageError(f"model {model} is a {content.kind}, which cannot generate answers: give a RAG model")
     return model_id
 
 
 def get_rag_folder(store: Store | None, identity: str) -> Path:
-    """Return the folder of a model by its `resolve_rag_id` id; a model of the store is copied to a
-    local folder.
+    """Return the folder of a model with an id of `resolve_rag_id`; a model of the store is copied.
 
     Raises:
         InputError: the hub does not have the model.
@@ -290,16 +290,17 @@ def get_rag_folder(store: Store | None, identity: str) -> Path:
 
 
 def load_rag_by_id(store: Store | None, identity: str, passage_encoder: str | None = None) -> Rag:
-    """Load a model by its `resolve_rag_id` id; a folder needs no store.
+    """Load a model with an id of `resolve_rag_id`; a folder needs no store.
 
-    `passage_encoder` names the passage encoder that the model's question encoder was trained with.
-    A model that was trained elsewhere does not record it, and it cannot be derived from the
-    weights: DPR's encoders for other data look alike. If the model records it, both must agree.
+    `passage_encoder` names the passage encoder with which the question encoder was trained. Models
+    that were trained with other programs do not record it, and it cannot be derived from the
+    weights. If the model records it, both must agree.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
         InputError: the model is incomplete or corrupt.
-        RefusedError: the model records another passage space than that of `passage_encoder`.
+        RefusedError: the passage space that the model records differs from that of
+            `passage_encoder`.
     """
     rag = load_rag(get_rag_folder(store, identity))
     if passage_encoder is not None:

@@ -1,12 +1,13 @@
-"""Generators of transformers, both decoder-only and encoder-decoder.
+"""Generators that run transformers models, decoder-only and encoder-decoder.
 
-`CausalGenerator`: Llama, SmolLM, GPT-2 and all other models of `AutoModelForCausalLM`. A context is a
-prompt with the passage and the question; an answer is its continuation. Prompts are left-padded, so
-that all answers begin in the same column; position ids count from the first token of each prompt.
+`CausalGenerator`: Llama, SmolLM, GPT-2 and all other models of `AutoModelForCausalLM`. A context is
+a prompt with the passage and the question; an answer is its continuation. Prompts are left-padded,
+so that all answers begin in the same column; position ids count from the first token of each
+prompt.
 
 `Seq2SeqGenerator`: BART, T5 and all other models of `AutoModelForSeq2SeqLM`. The encoder reads a
-question with a passage once. The decoder begins with its start token; its targets are the tokens of
-an answer: `<s> … </s>` for BART, `… </s>` for T5.
+question with a passage once. The decoder's first input is its start token; its targets are the
+tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class _TransformerGenerator:
 
     @property
     def vocabulary_size(self) -> int:
-        """Width of the logits."""
+        """The number of logits per token."""
         return int(self.module.get_output_embeddings().weight.shape[0])
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -48,10 +49,10 @@ class _TransformerGenerator:
 
 @dataclass(frozen=True, slots=True)
 class CausalState:
-    """Decoding state of m rows: the prompts and the tokens generated after them."""
+    """Decoding state of m rows: the cache of the prompts and of the tokens generated after them."""
 
     cache: Cache
-    mask: Tensor  # (m, s + generated tokens) int64, 0 where padded
+    mask: Tensor  # (m, s + generated tokens) int64, 0 for padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,14 @@ class CausalGenerator(_TransformerGenerator):
     prompt_template: InstructionTemplate
     end_token: int
     pad_token: int  # the end token if the tokenizer has no padding token; masks distinguish them
-    max_tokens: int  # prompt and answer together
-    first_token: int | None = field(default=None, init=False)  # no token precedes every answer
+    max_tokens: int  # maximum tokens of prompt and answer together
+    first_token: int | None = field(
+        default=None, init=False
+    )  # answers of decoder-only models have no common first token
 
     @property
     def max_answer(self) -> int:
-        """Maximum tokens of an answer, the end token included."""
+        """Maximum tokens of an answer, including the end token."""
         return self.prompt_template.max_answer
 
     def encode_contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
@@ -85,8 +88,10 @@ class CausalGenerator(_TransformerGenerator):
     def encode_targets(self, answers: Sequence[str]) -> Targets:
         """Tokenize one answer per question."""
         texts = [self.prompt_template.answer_prefix + answer for answer in answers]
-        rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        token_rows = [truncate_with_end_token(row, self.prompt_template.max_answer, self.end_token) for row in rows]
+        input_ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        token_rows = [
+            truncate_with_end_token(row, self.prompt_template.max_answer, self.end_token) for row in input_ids
+        ]
         return Targets(*pad_rows(token_rows, self.pad_token)).to(self.module.device)
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
@@ -105,8 +110,8 @@ class CausalGenerator(_TransformerGenerator):
 
     @torch.no_grad()
     def prefill(self, contexts: Contexts) -> tuple[Tensor, CausalState]:
-        """Run the prompts; return the (n, v) float32 logits of the first token, and the decoding
-        state.
+        """Process the prompts; return the (n, v) float32 logits of the first token, and the
+        decoding state.
         """
         prompts, mask = _pad_left(contexts)
         outputs = self._run(prompts, mask, 1, use_cache=True)
@@ -138,15 +143,13 @@ class CausalGenerator(_TransformerGenerator):
         return CausalState(select_cache_rows(state.cache, rows), state.mask[rows])
 
     def _run(self, tokens: Tensor, mask: Tensor, n_last: int, **cache_arguments: Any) -> Any:
-        """Run the model; return the logits of the last `n_last` tokens, and skip the others if the
-        model can.
-        """
+        """Run the model; return its outputs with the logits of the last `n_last` tokens only."""
         optional_arguments: dict[str, Any] = {
             # (m, s + t) -> (m, t)
             "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :],
             "logits_to_keep": n_last,
         }
-        # Models with ALiBi take no position_ids.
+        # Models with ALiBi do not accept position_ids.
         parameters = signature(self.module.forward).parameters
         optional_arguments = {name: value for name, value in optional_arguments.items() if name in parameters}
         outputs = self.module(input_ids=tokens, attention_mask=mask, **optional_arguments, **cache_arguments)
@@ -155,9 +158,7 @@ class CausalGenerator(_TransformerGenerator):
 
 
 def _pad_left(contexts: Contexts) -> tuple[Tensor, Tensor]:
-    """Return the (n, s) tokens and the (n, s) int64 mask of contexts, with all padding moved to the
-    left.
-    """
+    """Return (tokens, int64 mask) of contexts, (n, s) each, with all padding moved to the left."""
     # (n, s): padding first, then the tokens in order.
     order = contexts.mask.long().argsort(dim=1, stable=True)
     return contexts.tokens.gather(1, order), contexts.mask.gather(1, order).long()
@@ -165,12 +166,12 @@ def _pad_left(contexts: Contexts) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Seq2SeqState:
-    """Decoding state of m rows: generated tokens and encoded contexts."""
+    """Decoding state of m rows: the cache of the generated tokens, and the encoded contexts."""
 
     cache: EncoderDecoderCache
-    hidden: Tensor  # (m, s, d): the encoder's output
-    mask: Tensor  # (m, s)
-    # (m,) int64, on the CPU: the context of each row, which decides what is copied without waiting
+    hidden: Tensor  # (m, s, d) output of the encoder
+    mask: Tensor  # (m, s) int64, 0 for padding
+    # (m,) int64 context of each row; on the CPU, so that reading it does not wait for a GPU
     context: Tensor
 
 
@@ -180,14 +181,15 @@ class Seq2SeqGenerator(_TransformerGenerator):
 
     prompt_template: PromptTemplate
     decoder_start_token: int  # the decoder's first input token
-    first_token: int | None  # the token that begins every answer, such as BART's <s>
+    # first token of every answer, such as BART's <s>; None if there is none
+    first_token: int | None
     end_token: int
     pad_token: int
-    max_tokens: int  # of an encoder input
+    max_tokens: int  # maximum tokens of an encoder input
 
     @property
     def max_answer(self) -> int:
-        """Maximum tokens of an answer, the end token included."""
+        """Maximum tokens of an answer, including the end token."""
         return min(self.prompt_template.max_answer, self.max_tokens)
 
     def encode_contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
@@ -203,8 +205,8 @@ class Seq2SeqGenerator(_TransformerGenerator):
 
     def encode_targets(self, answers: Sequence[str]) -> Targets:
         """Tokenize one answer per question."""
-        rows = self.tokenizer(list(answers))["input_ids"]
-        token_rows = [truncate_with_end_token(row, self.max_answer, self.end_token) for row in rows]
+        input_ids = self.tokenizer(list(answers))["input_ids"]
+        token_rows = [truncate_with_end_token(row, self.max_answer, self.end_token) for row in input_ids]
         return Targets(*pad_rows(token_rows, self.pad_token)).to(self.module.device)
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:

@@ -1,21 +1,21 @@
-"""Readers answer questions from retrieved passages.
+"""Answer questions from retrieved passages.
 
-There are three ways to read k passages:
+Readers differ in how they read k passages:
 
-marginal.MarginalReader     each passage separately, answers weighed by p(z|x): RAG as in the paper
+marginal.MarginalReader     each passage separately, with answers weighted by p(z|x), as in RAG
 concat.ConcatReader         all passages in one prompt, for a model in memory or behind an HTTP API
-extractive.ExtractiveReader a span of one passage, by a model that is trained to find it
+extractive.ExtractiveReader a span of one passage, with a model that predicts its start and end
 
-marginal.LabelReader        chooses one of several labels by their likelihoods
+marginal.LabelReader        one of several given labels, chosen by likelihood
 confidence.AbstainingReader withholds the answers of another reader below a threshold
-routing.AutoReader          answers from the weights or from passages, by a route
+routing.AutoReader          answers from the model's weights or from passages, by a threshold
 
 reader.Reader               the protocol of readers; the time that each stage of an answer takes
 model.open_reader           opens a reader over a snapshot by name
 model.ReadingModel          a model that is loaded once for several readers
 settings.ReaderSettings     the settings of a reader
 settings.PromptSettings     the settings of a prompt with all passages, and its template
-assembly                    passages become one context: joined, ordered, numbered, within a budget
+assembly                    joins passages to one numbered context within a token budget
 answer.Answer               the record of an answer: text, passages, tokens, seconds, citations
-writers.writer.Writer       the protocol of the models that continue a prompt
+writers.writer.Writer       the protocol of models that complete a prompt
 """

@@ -1,10 +1,10 @@
 """The record of an answer: its text, its passages, and its cost in tokens and seconds.
 
 The statements of an answer are parsed with their citations of context entries: [1], [1, 2], [1; 2],
-[1][2] and [1-3] are citations. A bracket is text if no number in it can be a citation, such as
-[2024] with a context of five entries, or if it is inside a quotation, whose brackets are those of
-the source. A number of one or two digits that is not in the context is unknown: the model made it
-up.
+[1][2] and [1-3] are citations. Brackets are ordinary text if no
+number in them can be a citation, such as [2024] with a context of five entries, or if they are
+inside a quotation. A number of one or two digits that the context does not have is an unknown
+citation, which the model made up.
 
 A citation belongs to the statement that contains or precedes it, even after the full stop.
 """
@@ -23,14 +23,14 @@ from rag_model.retrieve.hits import Hit
 _BRACKET = re.compile(r"\s*\[\s*(\d{1,4}(?:\s*[-\N{EN DASH},;]\s*\d{1,4})*)\s*\]")
 _RANGE = re.compile(r"(\d+)\s*[-\N{EN DASH}]\s*(\d+)|(\d+)")
 _QUOTATION = re.compile(r'(?<![^\s(\[])(?:"[^"\n]*"|“[^”\n]*”|«[^»\n]*»|„[^“”\n]*[“”])(?!\w)')
-_MAX_UNKNOWN = 99  # larger numbers that are not in the context are text, such as years
+_MAX_UNKNOWN = 99  # larger numbers without an entry in the context are text, such as years
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One sentence of an answer with its citations."""
 
-    text: str  # without citations
+    text: str  # text without citations
     cited: tuple[int, ...]  # distinct numbers of context entries, in the order of the text
     unknown: tuple[int, ...] = ()  # distinct numbers that are not in the context
 
@@ -39,35 +39,35 @@ class Statement:
 class _CitationMark:
     """A citation that was removed from a text."""
 
-    offset: int  # characters of the remaining text before it
+    offset: int  # position of the citation in the remaining text
     numbers: tuple[int, ...]
 
 
 def split_statements(text: str, n_entries: int) -> tuple[Statement, ...]:
-    """Return the sentences of an answer, each with its citations of a context of `n_entries`
+    """Return the sentences of an answer, each with its citations of a context with `n_entries`
     entries.
 
     >>> split_statements("It is by Orwell [1]. It was published in 1945. [2, 3]", 3)[1]
     Statement(text='It was published in 1945.', cited=(2, 3), unknown=())
     """
     plain, marks = _extract_citations(text, n_entries)
-    spans = list(_sentence_spans(plain))
-    cited: list[list[int]] = [[] for _ in spans]
-    for mark in marks if spans else ():
-        sentence = bisect_right([start for start, _ in spans], max(0, mark.offset - 1)) - 1
-        cited[max(0, sentence)] += mark.numbers
+    sentence_spans = list(_iter_sentence_spans(plain))
+    citations_by_sentence: list[list[int]] = [[] for _ in sentence_spans]
+    for mark in marks if sentence_spans else ():
+        sentence_index = bisect_right([start for start, _ in sentence_spans], max(0, mark.offset - 1)) - 1
+        citations_by_sentence[max(0, sentence_index)] += mark.numbers
     return tuple(
         Statement(
             plain[start:end],
             tuple(dict.fromkeys(number for number in numbers if number <= n_entries)),
             tuple(dict.fromkeys(number for number in numbers if number > n_entries)),
         )
-        for (start, end), numbers in zip(spans, cited, strict=True)
+        for (start, end), numbers in zip(sentence_spans, citations_by_sentence, strict=True)
     )
 
 
 def remove_citations(text: str, n_entries: int) -> str:
-    """Return an answer without its citations of a context of `n_entries` entries.
+    """Return an answer without its citations of a context with `n_entries` entries.
 
     >>> remove_citations("George Orwell [1][2].", 5)
     'George Orwell.'
@@ -77,10 +77,10 @@ def remove_citations(text: str, n_entries: int) -> str:
 
 def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMark]]:
     plain, marks, position = "", list[_CitationMark](), 0
-    quoted = [match.span() for match in _QUOTATION.finditer(text) if match.span() != (0, len(text.rstrip()))]
+    quotation_spans = [match.span() for match in _QUOTATION.finditer(text) if match.span() != (0, len(text.rstrip()))]
     for match in _BRACKET.finditer(text) if n_entries else ():
         numbers = tuple(_parse_numbers(match[1], n_entries))
-        if not numbers or any(start < match.start(1) < end for start, end in quoted):
+        if not numbers or any(start < match.start(1) < end for start, end in quotation_spans):
             continue
         plain += text[position : match.start()]
         marks.append(_CitationMark(len(plain), numbers))
@@ -89,49 +89,51 @@ def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMa
 
 
 def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
-    """Yield the numbers of a bracket that can be citations: context entries and small ones."""
+    """Yield the numbers in brackets that can be citations: entries of the context, or at most
+    99.
+    """
     for match in _RANGE.finditer(bracket):
         first, last = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
-        last_meant = last if last <= max(n_entries, _MAX_UNKNOWN) else first - 1
-        yield from (number for number in range(max(1, first), last_meant + 1))
+        max_number = last if last <= max(n_entries, _MAX_UNKNOWN) else first - 1
+        yield from (number for number in range(max(1, first), max_number + 1))
 
 
-def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+def _iter_sentence_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield the [start, end) offsets of each sentence."""
-    pieces = list(_token_spans(text))
-    first_piece = 0
-    for index, (start, end) in enumerate(pieces):
-        if index + 1 == len(pieces) or _is_boundary(text, (start, end), pieces[index + 1]):
-            yield pieces[first_piece][0], end
-            first_piece = index + 1
+    token_spans = list(_iter_token_spans(text))
+    first_token = 0
+    for index, (start, end) in enumerate(token_spans):
+        if index + 1 == len(token_spans) or _is_boundary(text, (start, end), token_spans[index + 1]):
+            yield token_spans[first_token][0], end
+            first_token = index + 1
 
 
-def _token_spans(text: str) -> Iterator[tuple[int, int]]:
+def _iter_token_spans(text: str) -> Iterator[tuple[int, int]]:
     for token in re.finditer(r"\S+", text):
         start = token.start()
-        for piece in split_token(token[0]):
-            size = len(piece.removeprefix(" "))
+        for part in split_token(token[0]):
+            size = len(part.removeprefix(" "))
             yield start, start + size
             start += size
 
 
-def _is_boundary(text: str, piece_span: Sequence[int], next_span: Sequence[int]) -> bool:
-    piece, next_piece = text[slice(*piece_span)], text[slice(*next_span)]
-    between = text[piece_span[1] : next_span[0]]
+def _is_boundary(text: str, token_span: Sequence[int], next_span: Sequence[int]) -> bool:
+    token, next_token = text[slice(*token_span)], text[slice(*next_span)]
+    between = text[token_span[1] : next_span[0]]
     if not between:
-        return ends_run(piece)
-    return ends_line(piece, next_piece) if "\n" in between else ends_sentence(piece, next_piece)
+        return ends_run(token)
+    return ends_line(token, next_token) if "\n" in between else ends_sentence(token, next_token)
 
 
 CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "", inner_product=0.0)
-"""The empty passage; an answer read from it comes from the weights of the model."""
+"""A hit with an empty passage; an answer from it comes from the weights of the model."""
 
 
 Memory = Literal["weights", "passages"]
 
 
 def name_memory(text: str, read_texts: Iterable[str]) -> Memory | None:
-    """Return the memory that an answer comes from: `passages` if the model read any.
+    """Return the memory from which an answer comes: `passages` if a non-empty text was read.
 
     >>> name_memory("Orwell", []), name_memory("Orwell", ["by Orwell"]), name_memory("", [])
     ('weights', 'passages', None)
@@ -143,7 +145,9 @@ def name_memory(text: str, read_texts: Iterable[str]) -> Memory | None:
 
 @dataclass(frozen=True, slots=True)
 class SupportingPassage:
-    """One passage and its share of an answer, which is known if passages are marginalised."""
+    """One passage and its share of an answer, which is known if the reader marginalizes over
+    passages.
+    """
 
     hit: Hit
     weight: float | None = None  # p(z|x)
@@ -166,13 +170,14 @@ class ContextEntry:
 
     number: int  # from 1, in the order of the prompt
     title: str
-    section: str  # of its first passage; empty: none
-    url: str  # of the article's revision; empty: the source has none
-    revision: int  # of the article; 0: the source has no revisions
+    section: str  # heading of the section of its first passage; empty in the introduction
+    url: str  # URL of the article's revision; empty if the source has none
+    revision: int  # revision id of the article; 0 if the source has no revisions
     # Positions of its hits in `Answer.support`, ascending; hits with equal texts share an entry.
     places: tuple[int, ...]
-    text: str  # as in the prompt
-    cut: bool = False  # the end did not fit into the budget, and the text ends with an ellipsis
+    text: str  # text of the entry in the prompt
+    # whether the end did not fit into the budget; then the text ends with an ellipsis
+    cut: bool = False
     revised: str | None = None  # time of the revision, ISO 8601 in UTC; None: unknown
 
 
@@ -180,15 +185,16 @@ class ContextEntry:
 class TokenUsage:
     """The tokens of an answer and their cost."""
 
-    # By the model's own tokenizer; the sum over all contexts if passages are marginalised.
+    # Number of prompt tokens, summed over all contexts if the reader marginalizes over passages.
     prompt_tokens: int
-    new_tokens: int  # of the answer
-    cost: float | None = None  # in the currency of the given prices; None: no prices are known
-    estimated: bool = False  # the endpoint reported no tokens, so that they were counted here
+    new_tokens: int  # number of tokens of the answer
+    cost: float | None = None  # in the currency of the prices; None: no prices are set
+    # whether the tokens were counted here, because the endpoint sent no counts
+    estimated: bool = False
 
 
 def sum_usage(usages: Sequence[TokenUsage]) -> TokenUsage:
-    """Return the usage of several answers together; the cost is unknown if one of them is."""
+    """Return the total usage of several answers; its cost is unknown if one of the costs is."""
     costs = [usage.cost for usage in usages]
     return TokenUsage(
         sum(usage.prompt_tokens for usage in usages),
@@ -202,8 +208,9 @@ def sum_usage(usages: Sequence[TokenUsage]) -> TokenUsage:
 class AnswerProblem:
     """The reason why a model gave no answer, or a doubtful one."""
 
-    # `reasoning`: the model reasoned and did not answer; `refused`: by the model; `filtered`: by
-    # the endpoint; `tool_call`: instead of an answer; `empty`; `prompt_truncated`: by the endpoint.
+    # `reasoning`: the model reasoned and did not answer; `refused`: the model refused; `filtered`:
+    # the endpoint's filter stopped it; `tool_call`: the model called a tool instead; `empty`: the
+    # model wrote nothing; `prompt_truncated`: the endpoint truncated the prompt.
     kind: str
     message: str  # one sentence, without a full stop
 
@@ -212,18 +219,18 @@ class AnswerProblem:
 class Confidence:
     """The confidence of an answer by one signal (`confidence`)."""
 
-    signal: str
-    score: float  # larger is more confident
-    least: float  # the answer is withheld if the score is below this threshold
+    signal: str  # name of the signal
+    score: float  # score of the answer; larger is more confident
+    least: float  # threshold; the answer is withheld if the score is below it
 
 
 @dataclass(frozen=True, slots=True)
 class RouteScore:
     """The score by which the reader `auto` chose the memory that answers (`routing`)."""
 
-    signal: str
-    score: float | None  # nats a token; None: an answer is empty
-    least: float | None  # the weights answer if the score is at least this; None: never
+    signal: str  # name of the signal
+    score: float | None  # score in nats per token; None: an answer is empty
+    least: float | None  # the weights answer if the score is at least this threshold; None: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,25 +239,26 @@ class Answer:
 
     question: str
     text: str  # may be empty
-    # Log p(y|x), nats, with the end token; fast decoding gives a lower bound.
+    # Log p(y|x) in nats, including the end token; a lower bound with fast decoding.
     log_likelihood: float | None
-    support: tuple[SupportingPassage, ...]  # in the order of the passages
+    support: tuple[SupportingPassage, ...]  # one entry per passage, best passage first
     tokens: tuple[TokenSupport, ...] = ()  # RAG-Token only
-    ended: bool = True  # False: cut at the maximum number of tokens
+    ended: bool = True  # False: truncated at the maximum number of tokens
     usage: TokenUsage | None = None  # None: not counted
-    context: tuple[ContextEntry, ...] = ()  # of the prompt; hits without an entry did not fit
-    # Log p(text|question), nats, with the end token; None: not computed.
+    # entries of the prompt; hits without an entry did not fit
+    context: tuple[ContextEntry, ...] = ()
+    # Log p(text|question) without passages in nats, including the end token; None: not computed.
     closed_book: float | None = None
-    confidence: Confidence | None = None  # None: no threshold
-    abstained: bool = False  # the score is below the threshold: the text is empty
+    confidence: Confidence | None = None  # None: there is no threshold
+    abstained: bool = False  # whether the score is below the threshold, so that the text is empty
     problem: AnswerProblem | None = None  # the reason why the text is empty or doubtful
     route: RouteScore | None = None  # None: the reader does not choose between two memories
-    # By stage; shares of the batch.
+    # Seconds by stage: an equal share of the seconds of the batch.
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def memory(self) -> Memory | None:
-        """The memory that the text was read from; None without a text."""
+        """The memory from which the text comes; None if the text is empty."""
         read_texts = [entry.text for entry in self.context] or [
             support.hit.passage.text for support in self.support if support.hit.row >= 0
         ]
@@ -279,7 +287,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         {**support.hit.to_json(), "weight": support.weight, "posterior": support.posterior}
         for support in answer.support
     ]
-    value: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "question": answer.question,
         "answer": answer.text,
         "memory": answer.memory,
@@ -289,21 +297,23 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "tokens": [{"text": token.text, "posterior": list(token.posterior)} for token in answer.tokens],
     }
     if answer.closed_book is not None:
-        value["closed_book_log_likelihood"] = _none_unless_finite(answer.closed_book)
+        fields["closed_book_log_likelihood"] = _none_unless_finite(answer.closed_book)
     if answer.confidence is not None:
         confidence = {**asdict(answer.confidence), "score": _none_unless_finite(answer.confidence.score)}
-        value |= {"abstained": answer.abstained, "confidence": confidence}
+        fields |= {"abstained": answer.abstained, "confidence": confidence}
     if answer.route is not None:
-        value["route"] = {**asdict(answer.route), "score": _none_unless_finite(answer.route.score)}
+        fields["route"] = {**asdict(answer.route), "score": _none_unless_finite(answer.route.score)}
     if answer.problem is not None:
-        value["problem"] = asdict(answer.problem)
+        fields["problem"] = asdict(answer.problem)
     if answer.usage is not None:
-        value["usage"] = asdict(answer.usage)
+        fields["usage"] = asdict(answer.usage)
     if all(support.posterior is None for support in answer.support):
-        value["context"] = [asdict(excerpt, dict_factory=_lists_for_tuples) for excerpt in answer.context]
-        value["statements"] = [asdict(statement, dict_factory=_lists_for_tuples) for statement in answer.statements]
-        value["citations"] = [excerpt.number for excerpt in answer.citations]
-    return value
+        fields["context"] = [asdict(excerpt, dict_factory=_convert_tuples_to_lists) for excerpt in answer.context]
+        fields["statements"] = [
+            asdict(statement, dict_factory=_convert_tuples_to_lists) for statement in answer.statements
+        ]
+        fields["citations"] = [excerpt.number for excerpt in answer.citations]
+    return fields
 
 
 def _none_unless_finite(number: float | None) -> float | None:
@@ -311,6 +321,6 @@ def _none_unless_finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _lists_for_tuples(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _convert_tuples_to_lists(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a record's fields with lists instead of tuples, as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in pairs}

@@ -1,21 +1,21 @@
-"""Assemble retrieved passages to one text of numbered entries, within a budget of tokens.
+"""Join retrieved passages to one text of numbered entries, within a budget of tokens.
 
     Title: Animal Farm
     [1] Animal Farm is a beast fable by George Orwell, …
     [2] Reception: Contemporary reviews were …
 
-If the prompt uses dates, the day of the page's revision follows the title: `Title: Animal Farm
+If the prompt asks for dates, the day of the page's revision follows the title: `Title: Animal Farm
 (2026-11-01)`.
 
-Equal texts share an entry, adjacent passages of a page are joined, and consecutive entries of a
-page share a title. Each entry is one line, and a number in brackets inside a passage becomes a
-number in parentheses, so that the text of a passage cannot imitate an entry. The best passages fill
-the budget; the last one may be cut and then ends with an ellipsis. Equal hits and settings give
-equal contexts.
+Passages with equal texts share an entry, adjacent passages of a page are joined, and consecutive
+entries of a page share a title. Each entry is one line, and a number in brackets inside a passage
+becomes a number in parentheses, so that the text of a passage cannot imitate an entry. Passages are
+added in the order of their rank until the budget is used; the last one may be truncated and then
+ends with an ellipsis. The same hits and settings always give the same context.
 
-Passages are adjacent if passage b starts at or before the word at which passage a of the same
-revision ends. If they share words, these must be the same in both texts; otherwise the passages
-remain separate, so that no text is lost.
+Two passages of a revision are adjacent if the second one starts at or before the end of the first
+one. If they overlap, the overlap must be the same in both texts; otherwise the passages remain
+separate, so that no text is lost.
 """
 
 import re
@@ -29,9 +29,9 @@ from rag_model.reading.answer import ContextEntry
 from rag_model.reading.settings import Order
 from rag_model.retrieve.hits import Hit
 
-CountTokens = Callable[[Sequence[str]], list[int]]  # tokens of each text
-_SEED_LENGTH = 8  # characters of a text to search in the previous one
-# [2], [1, 3], [1-3].
+CountTokens = Callable[[Sequence[str]], list[int]]  # returns the number of tokens of each text
+_SEED_LENGTH = 8  # first characters of a text that are searched in the previous text
+# Numbers in brackets, such as [2], [1, 3] and [1-3].
 _BRACKETED_NUMBERS = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")
 _ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
 
@@ -40,21 +40,21 @@ _ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
 class PassageRun:
     """One passage, or several adjacent passages, as one text."""
 
-    first: Hit  # the text begins with this hit
-    positions: tuple[int, ...]  # of its hits, ascending; the first is the best hit
+    first: Hit  # hit of the passage with which the text begins
+    positions: tuple[int, ...]  # positions of its hits, ascending; the first one is the best hit
     text: str
-    last: Passage  # the text ends with this passage
+    last: Passage  # passage with which the text ends
 
     @property
     def end(self) -> int:
-        """The number of the word after the last one, counted as `Passage.start_word`."""
+        """The number of the first word after the run, counted like `Passage.start_word`."""
         return self.last.start_word + self.last.n_words
 
 
 def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
     """Join equal and adjacent passages, in the order of their best hits; skip empty texts."""
     runs: list[PassageRun] = []
-    for run_of_text in sorted(_merge_equal_texts(hits), key=_text_order):
+    for run_of_text in sorted(_merge_equal_texts(hits), key=_get_sort_key):
         for position, run in enumerate(runs):
             if (extended := _extend_run(run, run_of_text)) is not None:
                 runs[position] = extended
@@ -77,12 +77,12 @@ def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
 
 
 def _write_on_line(passage: Passage) -> str:
-    """Return the text of a passage on one line; rows of a table remain apart."""
+    """Return the text of a passage on one line; the rows of a table are separated by semicolons."""
     lines = [passage.text] if passage.kind == PROSE else passage.text.split("\n")
     return "; ".join(" ".join(line.split()) for line in lines)
 
 
-def _text_order(run: PassageRun) -> tuple[str, int, str, int, int, int]:
+def _get_sort_key(run: PassageRun) -> tuple[str, int, str, int, int, int]:
     passage = run.first.passage
     return passage.page_id, passage.rev_id, passage.kind, passage.start_word, -passage.n_words, run.positions[0]
 
@@ -91,11 +91,14 @@ def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
     """Return `run` extended by the new words of `next_run`; None if they are not adjacent."""
     passage, next_passage = run.first.passage, next_run.first.passage
     is_same_page = (passage.page_id, passage.rev_id) == (next_passage.page_id, next_passage.rev_id)
-    is_prose = passage.kind == next_passage.kind == PROSE  # others repeat their head lines
+    # passages of other kinds repeat their header lines
+    is_prose = passage.kind == next_passage.kind == PROSE
     if not is_same_page or not is_prose or next_passage.start_word > run.end:
         return None
     addition = (
-        _text_after_overlap(run, next_run) if next_passage.start_word < run.end else _adjacent_text(run, next_run)
+        _get_text_after_overlap(run, next_run)
+        if next_passage.start_word < run.end
+        else _get_adjacent_text(run, next_run)
     )
     if addition is None:
         return None
@@ -108,22 +111,24 @@ def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
     )
 
 
-def _adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
-    """Return the text of `next_run` with the space before it; None if it is in another section."""
-    if _section_id(run.last) != _section_id(next_run.first.passage):
+def _get_adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
+    """Return the text of `next_run` after a space if necessary; None if it is in another
+    section.
+    """
+    if _get_section_id(run.last) != _get_section_id(next_run.first.passage):
         return None
     unspaced = UNSPACED.match(run.text[-1]) and UNSPACED.match(next_run.text[0])
     return next_run.text if unspaced else f" {next_run.text}"
 
 
-def _text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
-    """Return the text of `next_run` after the shared words; None if these differ."""
+def _get_text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
+    """Return the text of `next_run` after the overlap; None if the overlapping words differ."""
     start = next_run.first.passage.start_word
     n_shared = min(run.end, next_run.end) - start
     words, next_words = split_words(run.text), split_words(next_run.text)
     if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - start):
-        # Text without spaces: word counts differ at its ends.
-        return _text_after_character_overlap(run.text, next_run.text)
+        # In text without spaces, the ends of a passage change the number of words.
+        return _get_text_after_character_overlap(run.text, next_run.text)
     offset = start - run.first.passage.start_word
     is_equal = [word.strip() for word in words[offset : offset + n_shared]] == [
         word.strip() for word in next_words[:n_shared]
@@ -131,7 +136,7 @@ def _text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
     return "".join(next_words[n_shared:]) if is_equal else None
 
 
-def _text_after_character_overlap(text: str, next_text: str) -> str | None:
+def _get_text_after_character_overlap(text: str, next_text: str) -> str | None:
     """Return the text of `next_text` after its overlap with the end of `text`.
 
     The result is empty if `text` contains `next_text`, and None if they do not overlap.
@@ -146,8 +151,8 @@ def _text_after_character_overlap(text: str, next_text: str) -> str | None:
     return None
 
 
-def _section_id(passage: Passage) -> str:
-    """Return the section in a passage's id `<page>:<section>.<number>`.
+def _get_section_id(passage: Passage) -> str:
+    """Return the section number in a passage's id, `<page>:<section>.<number>`.
 
     Headings may repeat in a page, but section numbers do not.
     """
@@ -156,9 +161,9 @@ def _section_id(passage: Passage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """Numbered passages as one text, with the entry of each number."""
+    """Numbered passages as one text, and the entry of each number."""
 
-    text: str  # empty: no passages
+    text: str  # text of all entries; empty without passages
     excerpts: tuple[ContextEntry, ...]  # in the order of their numbers
 
 
@@ -168,7 +173,7 @@ class _Entry:
 
     run: PassageRun
     text: str
-    day: str = ""  # of its revision; empty: unknown, or not requested
+    day: str = ""  # day of the revision; empty: unknown, or not requested
     cut: bool = False
 
     @property
@@ -183,7 +188,9 @@ class _Entry:
 def assemble(
     hits: Sequence[Hit], count: CountTokens, budget: int, order: Order = "rank", *, dated: bool = False
 ) -> PromptContext:
-    """Return the context of a question's hits, best first, with at most `budget` tokens by `count`.
+    """Return a context from a question's hits, best first, with at most `budget` tokens.
+
+    `count` counts tokens.
 
     With `dated`, the day of the revision follows the title.
 
@@ -207,11 +214,11 @@ def assemble(
         excess = count([context.text])[0] - budget
         if excess <= 0:
             return context
-        capacity -= excess  # a text may have more tokens than its lines together
+        capacity -= excess  # the whole text may have more tokens than the sum of its lines
 
 
 def _select_fitting(entries: Sequence[_Entry], count: CountTokens, capacity: int) -> list[_Entry]:
-    """Return the best entries with at most `capacity` tokens together; the last one may be cut."""
+    """Return the best entries that fit into `capacity` tokens; the last one may be truncated."""
     fitting_entries: list[_Entry] = []
     for entry, tokens in zip(entries, count([_render_line(entry) for entry in entries]), strict=True):
         if tokens <= capacity:
@@ -224,8 +231,9 @@ def _select_fitting(entries: Sequence[_Entry], count: CountTokens, capacity: int
 
 
 def _truncate_to_fit(entry: _Entry, count: CountTokens, capacity: int) -> _Entry | None:
-    """Return an entry cut to the first words that fit; None if the first word does not fit."""
-    n_fitting, n_too_many = 0, len(split_words(entry.text))  # words that fit, and words that do not
+    """Return an entry with as many first words as fit; None if the first word does not fit."""
+    # a number of words that fits, and one that does not
+    n_fitting, n_too_many = 0, len(split_words(entry.text))
     while n_too_many - n_fitting > 1:
         middle = (n_fitting + n_too_many) // 2
         if count([_render_line(_truncate(entry, middle))])[0] <= capacity:
@@ -244,13 +252,15 @@ def _order_entries(entries: Sequence[_Entry], order: Order) -> list[_Entry]:
     if order == "document":
         pages = list(dict.fromkeys(entry.run.first.passage.page_id for entry in entries))
         return sorted(
-            entries, key=lambda entry: (pages.index(entry.run.first.passage.page_id), *_corpus_position(entry))
+            entries, key=lambda entry: (pages.index(entry.run.first.passage.page_id), *_get_corpus_position(entry))
         )
     return [*entries[::2], *entries[1::2][::-1]] if order == "ends" else list(entries)
 
 
-def _corpus_position(entry: _Entry) -> tuple[int, int]:
-    """Return the sort key of an entry: rows follow the corpus, while words may restart."""
+def _get_corpus_position(entry: _Entry) -> tuple[int, int]:
+    """Return the sort key of an entry; rows come first, because word numbers may restart in a
+    page.
+    """
     return entry.run.first.row, entry.run.first.passage.start_word
 
 
@@ -283,12 +293,12 @@ def _render_line(entry: _Entry, number: int = 1, *, titled: bool = True) -> str:
     day = f" ({entry.day})" if entry.day else ""
     title = f"\nTitle: {entry.title}{day}\n" if titled else ""
     kind = entry.run.first.passage.kind
-    # The text of other kinds starts with the section.
+    # The text of tables, infoboxes and lists starts with the section.
     label = entry.section if kind == PROSE else kind.capitalize()
     section = f"{label}: " if label else ""
     return f"{title}[{number}] {section}{entry.text}\n"
 
 
 def _flatten(text: str) -> str:
-    """Return a text on one line, with numbers in parentheses instead of brackets."""
+    """Return a text on one line, with parentheses instead of brackets around numbers."""
     return _BRACKETED_NUMBERS.sub(r"(\1)", " ".join(text.split()))

@@ -1,4 +1,6 @@
-"""Answer each question from one prompt, with all passages, numbered, before the question."""
+"""Answer each question with one prompt that contains all passages, numbered, and then the
+question.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,11 +25,11 @@ from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import check_queries
 
 K = 5  # default passages per question, as in `RagSettings`
-_SPARE_TOKENS = 8  # a prompt may have a few more tokens than its parts
+_SPARE_TOKENS = 8  # reserve, as a prompt may have more tokens than the sum of its parts
 
 
 class ConcatReader(RetrievingReader):
-    """Answers questions with any writer, from the passages of a retriever."""
+    """A `Reader` that completes one prompt per question with a writer."""
 
     def __init__(
         self,
@@ -40,12 +42,12 @@ class ConcatReader(RetrievingReader):
         """Create a reader.
 
         Args:
-            retriever: any retriever, inner products are not needed; None: answer from given
-                passages only.
-            writer: continues the prompt.
+            retriever: the retriever of passages, with or without inner products; None: only
+                `answer_from` can be called.
+            writer: the model that completes the prompt.
             settings: the format of the prompt.
             k: default number of passages per question.
-            passages: passages that the retriever can return, an upper bound of `k`.
+            passages: maximum number of passages that the retriever returns, an upper bound of `k`.
         """
         self.retriever, self.writer, self.settings = retriever, writer, settings or PromptSettings()
         self.k = min(k, passages or k)
@@ -58,8 +60,8 @@ class ConcatReader(RetrievingReader):
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from the given hits; closed book without
-        hits.
+        """Return the answer to each question, in order, from the given hits, or without passages if
+        there are none.
 
         Raises:
             UsageError: a question is empty, a question or the budget leaves no room for a passage,
@@ -72,8 +74,8 @@ class ConcatReader(RetrievingReader):
         contexts = [self.build_context(*pair) for pair in zip(questions, hits, strict=True)]
         prompts = [self.build_prompt(*pair) for pair in zip(questions, contexts, strict=True)]
         timer.end_stage(ASSEMBLY)
-        written = self.writer.write(prompts, callbacks.should_stop, callbacks.on_text)
-        answers = [_build_answer(*parts) for parts in zip(questions, hits, contexts, written, strict=True)]
+        completions = self.writer.write(prompts, callbacks.should_stop, callbacks.on_text)
+        answers = [_build_answer(*parts) for parts in zip(questions, hits, contexts, completions, strict=True)]
         timer.end_stage(GENERATION)
         return add_stage_seconds(answers, timer)
 
@@ -82,10 +84,10 @@ class ConcatReader(RetrievingReader):
     ) -> list[float]:
         """Return log p(text|question, passages) of each text in nats, with the end token.
 
-        Without hits the likelihood is that of the closed book.
+        Without hits it is log p(text|question).
 
         Raises:
-            UsageError: as in `answer_from`; or the writer's model does not give likelihoods.
+            UsageError: as for `answer_from`; or the writer's model does not compute likelihoods.
         """
         check_hit_lists(questions, hits)
         contexts = [self.build_context(*pair) for pair in zip(questions, hits, strict=True)]
@@ -93,8 +95,7 @@ class ConcatReader(RetrievingReader):
         return self.writer.log_likelihood(prompts, texts)
 
     def build_context(self, question: str, hits: Sequence[Hit]) -> PromptContext:
-        """Return the context of a prompt, which fits into the budget and into the writer's
-        capacity.
+        """Return the context of a prompt that fits into the budget and the writer's maximum.
 
         Raises:
             UsageError: there is no room for a passage.
@@ -108,26 +109,26 @@ class ConcatReader(RetrievingReader):
         if capacity < 1:
             raise UsageError(
                 f"the question does not fit into the {self.writer.max_prompt_tokens} prompt tokens "
-                f"of {self.writer.id}: ask a shorter question, or for a shorter answer"
+                f"of {self.writer.id}: ask a shorter question, or request a shorter answer"
             )
         budget = capacity if self.settings.budget is None else min(capacity, self.settings.budget)
         return assemble(hits, self.writer.count_tokens, budget, self.settings.order, dated=self.settings.is_dated)
 
     def build_prompt(self, question: str, context: PromptContext) -> Prompt:
-        """Return the prompt that the writer continues."""
-        closed = not context.excerpts
-        return Prompt(self.settings.system(closed=closed), self.settings.user(context.text, question))
+        """Return the prompt for the writer."""
+        is_closed_book = not context.excerpts
+        return Prompt(self.settings.system(closed=is_closed_book), self.settings.user(context.text, question))
 
 
-def _build_answer(question: str, hits: Sequence[Hit], context: PromptContext, written: Completion) -> Answer:
+def _build_answer(question: str, hits: Sequence[Hit], context: PromptContext, completion: Completion) -> Answer:
     support = tuple(SupportingPassage(hit) for hit in hits)
     return Answer(
         question,
-        written.text,
-        written.log_likelihood,
+        completion.text,
+        completion.log_likelihood,
         support,
-        ended=written.ended,
-        usage=written.usage,
+        ended=completion.ended,
+        usage=completion.usage,
         context=context.excerpts,
-        problem=written.problem,
+        problem=completion.problem,
     )

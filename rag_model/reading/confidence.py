@@ -6,7 +6,8 @@ r"""Confidence of answers, and a reader that withholds answers below a threshold
 | `retrieval` | the retriever's score of the best passage |
 | `passages` | log p(y\|x) - log p(y\|question), in nats: the gain from the passages |
 
-`evaluation.answers.abstaining` chooses signal and threshold on questions with known answers.
+`evaluation.answers.abstaining` chooses the signal and the threshold on questions with known
+answers.
 """
 
 import json
@@ -36,15 +37,16 @@ SIGNALS: tuple[Signal, ...] = get_args(Signal)
 
 
 class LikelihoodReader(Protocol):
-    """A reader that gives the likelihood of texts."""
+    """A reader that computes the likelihood of given texts."""
 
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
     ) -> list[float]:
-        """Return log p(text|question, passages) of each text in nats; closed book without hits.
+        """Return log p(text|question, passages) of each text in nats; log p(text|question) without
+        hits.
 
         Raises:
-            UsageError: the model does not give likelihoods.
+            UsageError: the model does not compute likelihoods.
         """
         ...
 
@@ -59,12 +61,13 @@ class Threshold:
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS or not math.isfinite(self.least):
             raise UsageError(
-                f"invalid threshold {self.signal} {self.least}: give a finite number for one of {', '.join(SIGNALS)}"
+                f"the threshold {self.signal} {self.least} is invalid: give a finite number for "
+                f"one of {', '.join(SIGNALS)}"
             )
 
     @classmethod
     def parse(cls, source: str) -> Self:
-        """Return the threshold from a number, for the likelihood, or from a file that `write`
+        """Return the threshold of a number, which is for the likelihood, or of a file that `write`
         wrote.
 
         Raises:
@@ -80,11 +83,12 @@ class Threshold:
             return cls(value["signal"], float(value["least"]))
         except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
             raise InputError(
-                f"{source} holds no threshold ({error}): give a number, or the file of `bookwheel evaluate --abstain`"
+                f"{source} contains no threshold ({error}): give a number, or the file of "
+                "`bookwheel evaluate --abstain`"
             ) from error
 
     def write(self, path: Path, **chosen: Any) -> None:
-        """Write the threshold to a file, with further keys about its choice.
+        """Write the threshold to a file, together with `chosen`: how it was chosen.
 
         Raises:
             InputError: the file cannot be written.
@@ -93,7 +97,7 @@ class Threshold:
         write_user_file(path, [text, "\n"])
 
     def apply(self, answer: Answer) -> Answer:
-        """Return an answer with its confidence, and without its text if the score is below the
+        """Return an answer with its confidence, and without text if the score is below the
         threshold.
 
         Raises:
@@ -101,7 +105,7 @@ class Threshold:
         """
         score = get_score(answer, self.signal)
         if score is None and not answer.text:
-            score = -math.inf  # an empty answer, such as a refusal, has no likelihood
+            score = -math.inf  # an empty answer has no likelihood
         if score is None:
             raise UsageError(
                 f"this model does not give the {self.signal} of an answer: choose a threshold for `retrieval`"
@@ -113,7 +117,7 @@ class Threshold:
 def get_score(answer: Answer, signal: Signal) -> float | None:
     """Return an answer's score by a signal, or None if it is unknown.
 
-    The score by retrieval is -inf without passages.
+    Without passages, the score of the signal `retrieval` is -inf.
     """
     if signal == "retrieval":
         return max((support.hit.score for support in answer.support if support.hit.row >= 0), default=-math.inf)
@@ -127,21 +131,23 @@ def get_score(answer: Answer, signal: Signal) -> float | None:
 def add_closed_book(reader: LikelihoodReader, answers: Sequence[Answer]) -> list[Answer]:
     """Return the answers with their closed-book likelihood.
 
-    An answer without passages already has it as its likelihood.
+    For an answer without passages, it equals the answer's likelihood.
 
     Raises:
-        UsageError: the model does not give likelihoods.
+        UsageError: the model does not compute likelihoods.
     """
     positions = [
         position for position, answer in enumerate(answers) if any(support.hit.row >= 0 for support in answer.support)
     ]
-    read_answers = [answers[position] for position in positions]
+    supported_answers = [answers[position] for position in positions]
     likelihoods = reader.log_likelihood(
-        [answer.question for answer in read_answers], [()] * len(read_answers), [answer.text for answer in read_answers]
+        [answer.question for answer in supported_answers],
+        [()] * len(supported_answers),
+        [answer.text for answer in supported_answers],
     )
-    likelihood_at = dict(zip(positions, likelihoods, strict=True)) if read_answers else {}
+    likelihood_by_position = dict(zip(positions, likelihoods, strict=True)) if supported_answers else {}
     return [
-        replace(answer, closed_book=likelihood_at.get(position, answer.log_likelihood))
+        replace(answer, closed_book=likelihood_by_position.get(position, answer.log_likelihood))
         for position, answer in enumerate(answers)
     ]
 
@@ -153,7 +159,7 @@ class AbstainingReader(RetrievingReader):
         """Wrap `reader`.
 
         Raises:
-            UsageError: the threshold needs likelihoods, which the reader does not give.
+            UsageError: the threshold needs likelihoods, which the reader does not compute.
         """
         self._reader, self.threshold = reader, threshold
         self.retriever, self.k = reader.retriever, reader.k
@@ -168,22 +174,22 @@ class AbstainingReader(RetrievingReader):
     def answer(
         self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answers; `on_text` receives whole answers above the threshold."""
+        """Return the answers; `on_text` receives only whole answers that are not withheld."""
         return self._withhold(self._reader.answer(questions, k, replace(callbacks, on_text=None)), callbacks)
 
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answers from the given hits; `on_text` as in `answer`."""
+        """Return the answers from the given hits; for `on_text`, see `answer`."""
         return self._withhold(self._reader.answer_from(questions, hits, replace(callbacks, on_text=None)), callbacks)
 
     def _withhold(self, answers: list[Answer], callbacks: AnswerCallbacks) -> list[Answer]:
-        """Return the answers, those below the threshold without their text."""
+        """Return the answers; those below the threshold have no text."""
         timer = AnswerTimer()
         if self.threshold.signal == "passages":
-            scores: Any = self._reader
-            answers = add_closed_book(scores, answers)
-        checked = [self.threshold.apply(answer) for answer in answers]
-        callbacks.send_texts(enumerate(checked))
+            likelihood_reader: Any = self._reader
+            answers = add_closed_book(likelihood_reader, answers)
+        checked_answers = [self.threshold.apply(answer) for answer in answers]
+        callbacks.send_texts(enumerate(checked_answers))
         timer.end_stage(CONFIDENCE)
-        return add_stage_seconds(checked, timer)
+        return add_stage_seconds(checked_answers, timer)

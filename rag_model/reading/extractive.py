@@ -1,14 +1,15 @@
 """An extractive reader, whose answer is a span of a passage, as in DrQA, BERT and DPR.
 
-It is the baseline of generators, and reads two kinds of Hugging Face folders: a question-answering
+It is a baseline for generators, and loads two kinds of Hugging Face models: a question-answering
 head (`AutoModelForQuestionAnswering`, such as a BERT trained on SQuAD), and DPR's reader (Karpukhin
-et al. 2020, section 6.1). Starts and ends are normalised over all tokens of all passages of a
-question (shared normalisation, Clark & Gardner 2018):
+et al. 2020, section 6.1). Start and end scores are normalized over all tokens of all passages of a
+question (shared normalization, Clark & Gardner 2018):
 
     log p(span) = log softmax(start)_i + log softmax(end)_j,   i <= j < i + 30 tokens
 
 DPR's reader first chooses the passage by its relevance, and then the best span of at most 10 tokens
-in it. Such a reader is wrong if no passage holds an answer, and has no answer without passages.
+in it. An extractive reader is wrong if no passage contains the answer; without passages, its answer
+is empty.
 """
 
 from collections.abc import Sequence
@@ -40,15 +41,15 @@ from rag_model.tokenizer import load_with_guard
 
 EXTRACTIVE_K = 5  # default passages per question, as for a RAG model
 _DPR = "dpr"
-_MAX_SPAN_BY_TYPE = {_DPR: 10}  # tokens of a span, by the model's type
-_MAX_SPAN = 30  # as in the scripts for SQuAD
-_MAX_TOKENS = 512  # tokens of a question and a passage
-_MAX_QUESTION_TOKENS = 128  # the rest is for the passage
+_MAX_SPAN_BY_TYPE = {_DPR: 10}  # maximum tokens of a span, by model type
+_MAX_SPAN = 30  # maximum tokens of a span, as in the scripts for SQuAD
+_MAX_TOKENS = 512  # maximum tokens of a question with a passage
+_MAX_QUESTION_TOKENS = 128  # maximum tokens of a question
 
 
 @dataclass(frozen=True, slots=True)
 class SpanModel:
-    """A model that scores starts and ends of answers, with its tokenizer."""
+    """A model that scores tokens as starts and ends of answers, with its tokenizer."""
 
     module: Any
     tokenizer: Any
@@ -56,7 +57,7 @@ class SpanModel:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load a folder of safetensors.
+        """Load a model from a folder with safetensors.
 
         Raises:
             InputError: a file is missing or corrupt, or the model has no question-answering head.
@@ -65,7 +66,7 @@ class SpanModel:
         names = read_tensor_headers(folder) if kind else ()
         head = "qa_classifier" if kind == _DPR else "qa_outputs"
         if not any(head in name for name in names):
-            raise InputError(f"model {folder} has no head for spans ({head}): give one trained to answer questions")
+            raise InputError(f"model {folder} has no question-answering head ({head}): give a model with one")
         loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
         load = partial(load_pretrained, transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
@@ -111,38 +112,40 @@ class SpanModel:
 
 @dataclass(frozen=True, slots=True)
 class SpanScores:
-    """Scores of k texts, padded to t tokens; -inf outside the text."""
+    """Scores of the tokens of k texts, padded to t tokens; -inf outside the passage."""
 
-    starts: Tensor  # (k, t)
-    ends: Tensor  # (k, t)
-    offsets: Tensor  # (k, t, 2) characters of the text
-    relevance: Tensor | None  # (k,) DPR's
-    tokens: int  # read
+    starts: Tensor  # (k, t) scores as the start of the answer
+    ends: Tensor  # (k, t) scores as the end of the answer
+    offsets: Tensor  # (k, t, 2) character offsets (start, end) in the text
+    relevance: Tensor | None  # (k,) relevance of each passage, for DPR's reader
+    tokens: int  # number of input tokens
 
     def find_best(self, max_span: int) -> tuple[int, int, int, float]:
-        """Return text number, start and end offset, and log p of the best span.
+        """Return (text number, start offset, end offset, log p) of the best span.
 
-        The span is empty if no token is allowed.
+        If no span is possible, the result is an empty span with log p = -inf.
         """
-        starts, ends = (_normalise(logits) for logits in (self.starts, self.ends))
-        pairs = starts[:, :, None] + ends[:, None]  # (k, t, t)
-        allowed = torch.ones(pairs.shape[1:], dtype=torch.bool).triu() & ~torch.ones(
-            pairs.shape[1:], dtype=torch.bool
+        starts, ends = (_normalize(logits) for logits in (self.starts, self.ends))
+        span_scores = starts[:, :, None] + ends[:, None]  # (k, t, t)
+        is_allowed = torch.ones(span_scores.shape[1:], dtype=torch.bool).triu() & ~torch.ones(
+            span_scores.shape[1:], dtype=torch.bool
         ).triu(max_span)
-        pairs = pairs.masked_fill(~allowed, -torch.inf)
+        span_scores = span_scores.masked_fill(~is_allowed, -torch.inf)
         if self.relevance is not None:
-            is_best_passage = torch.arange(len(pairs)) == self.relevance.argmax()
-            pairs = pairs.masked_fill(~is_best_passage[:, None, None], -torch.inf)
-        best_index = int(pairs.argmax())
-        text, start, end = (int(index) for index in torch.unravel_index(torch.tensor(best_index), pairs.shape))
-        score = float(pairs[text, start, end])
+            is_best_passage = torch.arange(len(span_scores)) == self.relevance.argmax()
+            span_scores = span_scores.masked_fill(~is_best_passage[:, None, None], -torch.inf)
+        best_index = int(span_scores.argmax())
+        text_number, start, end = (
+            int(index) for index in torch.unravel_index(torch.tensor(best_index), span_scores.shape)
+        )
+        score = float(span_scores[text_number, start, end])
         if score == -torch.inf:
             return 0, 0, 0, score
-        return text, int(self.offsets[text, start, 0]), int(self.offsets[text, end, 1]), score
+        return text_number, int(self.offsets[text_number, start, 0]), int(self.offsets[text_number, end, 1]), score
 
 
-def _normalise(logits: Tensor) -> Tensor:
-    """Return log-probabilities, normalised over all tokens of all texts, (k, t)."""
+def _normalize(logits: Tensor) -> Tensor:
+    """Return (k, t) log-probabilities, normalized over all tokens of all texts."""
     if bool((logits == -torch.inf).all()):
         return logits
     return logits.flatten().log_softmax(0).view_as(logits)
@@ -154,7 +157,9 @@ class ExtractiveReader(RetrievingReader):
     def __init__(
         self, retriever: Retriever | None, model: SpanModel, k: int = EXTRACTIVE_K, passages: int | None = None
     ) -> None:
-        """Create a reader; `passages` that the retriever can return are an upper bound of `k`."""
+        """Create a reader; `passages`, the maximum that the retriever returns, is an upper bound of
+        `k`.
+        """
         self.retriever, self._model = retriever, model
         self.k = min(k, passages or k)
 
@@ -166,7 +171,9 @@ class ExtractiveReader(RetrievingReader):
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answers from the given hits; the answer is empty without passages."""
+        """Return the answers from the given hits; the answer to a question without hits is
+        empty.
+        """
         timer = AnswerTimer()
         check_hit_lists(questions, hits)
         answers: list[Answer] = []
@@ -181,8 +188,10 @@ class ExtractiveReader(RetrievingReader):
     def _answer_question(self, question: str, hits: Sequence[Hit]) -> Answer:
         support = tuple(SupportingPassage(hit) for hit in hits)
         texts = [hit.passage.text for hit in hits]
-        if not any(text.strip() for text in texts):
+        if not any(text_number.strip() for text_number in texts):
             return Answer(question, "", None, support, usage=TokenUsage(0, 0))
         spans = self._model.score(question, texts)
-        text, start, end, log_p = spans.find_best(self._model.max_span)
-        return Answer(question, texts[text][start:end].strip(), log_p, support, usage=TokenUsage(spans.tokens, 0))
+        text_number, start, end, log_p = spans.find_best(self._model.max_span)
+        return Answer(
+            question, texts[text_number][start:end].strip(), log_p, support, usage=TokenUsage(spans.tokens, 0)
+        )

@@ -1,7 +1,7 @@
-"""Answer questions by marginalising over passages, as in the RAG paper.
+"""Answer questions by marginalizing over passages, as in the RAG paper.
 
-p(z|x) is the weight that the retriever gives a passage, and p(z|x,y) is the share of the answer
-that comes from the passage. If they differ, the generator disagrees with the retriever. Answers of
+p(z|x) is the weight that the retriever gives a passage, and p(z|x,y) is the passage's share of the
+answer's likelihood. If they differ, the generator disagrees with the retriever. Answers of
 RAG-Token have such shares for each token.
 """
 
@@ -36,7 +36,7 @@ _DECODERS = {"token": decode_token, "sequence": decode_sequence}
 
 
 class MarginalReader(RetrievingReader):
-    """Answers questions with a RAG model from the passages of a retriever."""
+    """A `Reader` that answers with a RAG model."""
 
     def __init__(
         self,
@@ -49,13 +49,14 @@ class MarginalReader(RetrievingReader):
         """Create a reader.
 
         Args:
-            retriever: gives inner products with the question encoder of `rag`, because p(z|x) has
-                no meaning otherwise; for a model that weighs passages by scores, the retriever that
-                it was trained with. None: answer from given passages only.
-            rag: its settings decide between RAG-Sequence and RAG-Token, and the number of passages.
-            decoding: settings of the search for answers; the generator bounds their length.
-            batch: questions per batch, with all their passages.
-            passages: passages that the retriever can return, an upper bound of `k`.
+            retriever: a retriever whose inner products are those of the question encoder of `rag`,
+                as p(z|x) requires; for a model that weights passages by scores, the retriever with
+                which it was trained. None: only `answer_from` can be called.
+            rag: the model; its settings choose RAG-Sequence or RAG-Token and the number of
+                passages.
+            decoding: settings of decoding; the generator limits the length of answers.
+            batch: number of questions per batch.
+            passages: maximum number of passages that the retriever returns, an upper bound of `k`.
         """
         if batch < 1:
             raise UsageError(f"a batch of {batch} questions is too small: give at least 1")
@@ -63,18 +64,18 @@ class MarginalReader(RetrievingReader):
         max_new_tokens = min(decoding.token_limit, rag.generator.max_answer)
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=max_new_tokens)
         self.retriever, self._batch = retriever, batch
-        self.k = min(rag.settings.k, passages or rag.settings.k)  # as many as in training
+        self.k = min(rag.settings.k, passages or rag.settings.k)  # as in training
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The settings of decoding, for memo keys; all others belong to the model."""
+        """The settings of decoding, for memo keys; all other settings belong to the model."""
         return {"decoding": asdict(self.decoding)}
 
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from the given hits; closed book without
-        hits.
+        """Return the answer to each question, in order, from the given hits, or without passages if
+        there are none.
 
         Raises:
             UsageError: the number of hit lists differs from the number of questions, or a hit has
@@ -83,7 +84,7 @@ class MarginalReader(RetrievingReader):
         """
         timer = AnswerTimer()
         check_hit_lists(questions, hits)
-        answer_at: dict[int, Answer] = {}
+        answer_by_position: dict[int, Answer] = {}
         generator = self.rag.generator
         if callbacks.should_stop is not None:
             generator = make_stoppable(generator, callbacks.should_stop)
@@ -91,10 +92,10 @@ class MarginalReader(RetrievingReader):
             for positions, batch_hits in self._iter_batches(hits):
                 batch_questions = [questions[position] for position in positions]
                 answers = self._answer_batch(generator, batch_questions, batch_hits, timer)
-                answer_at.update(zip(positions, answers, strict=True))
+                answer_by_position.update(zip(positions, answers, strict=True))
                 callbacks.send_texts(zip(positions, answers, strict=True))
                 timer.end_stage(GENERATION)
-        return add_stage_seconds([answer_at[position] for position in range(len(questions))], timer)
+        return add_stage_seconds([answer_by_position[position] for position in range(len(questions))], timer)
 
     @torch.inference_mode()
     def log_likelihood(
@@ -102,7 +103,7 @@ class MarginalReader(RetrievingReader):
     ) -> list[float]:
         """Return log p(text|question, passages) of each text in nats, with the end token.
 
-        Without hits the likelihood is that of the closed book.
+        Without hits it is log p(text|question).
 
         Raises:
             UsageError: the numbers of questions, hit lists and texts differ, or a hit has no inner
@@ -110,7 +111,7 @@ class MarginalReader(RetrievingReader):
         """
         check_hit_lists(questions, hits)
         check_hit_lists(texts, hits)
-        likelihood_at: dict[int, float] = {}
+        likelihood_by_position: dict[int, float] = {}
         generator = self.rag.generator
         with _evaluation_mode(self.rag):
             for positions, batch_hits in self._iter_batches(hits):
@@ -118,11 +119,13 @@ class MarginalReader(RetrievingReader):
                 contexts, scores = self._encode(generator, batch_questions, batch_hits)
                 targets = generator.encode_targets([texts[position] for position in positions])
                 log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
-                likelihood_at.update(zip(positions, log_p.tolist(), strict=True))
-        return [likelihood_at[position] for position in range(len(questions))]
+                likelihood_by_position.update(zip(positions, log_p.tolist(), strict=True))
+        return [likelihood_by_position[position] for position in range(len(questions))]
 
     def _iter_batches(self, hits: Sequence[Sequence[Hit]]) -> Iterator[tuple[list[int], list[list[Hit]]]]:
-        """Yield positions of questions with equally many hits, and these hits, `CLOSED_BOOK` if none."""
+        """Yield positions of questions with equally many hits, and these hits, `CLOSED_BOOK` if
+        none.
+        """
         hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
         for positions in batch_by_key(list(map(len, hit_lists)), self._batch):
             yield positions, [hit_lists[position] for position in positions]
@@ -131,7 +134,9 @@ class MarginalReader(RetrievingReader):
     def _answer_batch(
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
     ) -> list[Answer]:
-        """Answer questions with equally many passages; leave the generation stage open."""
+        """Answer questions with equal numbers of passages; the caller ends the stage of
+        generation.
+        """
         contexts, scores = self._encode(generator, questions, hits)
         prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
@@ -148,24 +153,26 @@ class MarginalReader(RetrievingReader):
     def _encode(
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]
     ) -> tuple[Contexts, torch.Tensor]:
-        """Return the contexts of questions with equally many passages, and the (b, k) logits of p(z|x)."""
+        """Return (contexts, (b, k) logits of p(z|x)) of questions with equal numbers of
+        passages.
+        """
         contexts = generator.encode_contexts(
             questions, [[hit.passage for hit in question_hits] for question_hits in hits]
         )
-        logits = [self._prior_logits(question_hits) for question_hits in hits]
+        logits = [self._get_prior_logits(question_hits) for question_hits in hits]
         return contexts, torch.tensor(logits, device=contexts.tokens.device)
 
-    def _prior_logits(self, hits: Sequence[Hit]) -> list[float]:
+    def _get_prior_logits(self, hits: Sequence[Hit]) -> list[float]:
         """Return the logits of p(z|x) of a question's passages."""
-        return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _inner_products(hits)
+        return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _get_inner_products(hits)
 
 
-def _inner_products(hits: Sequence[Hit]) -> list[float]:
-    """Return the inner products of the hits; a retriever's own score may be another quantity."""
+def _get_inner_products(hits: Sequence[Hit]) -> list[float]:
+    """Return the inner products of the hits, which may differ from the retriever's scores."""
     products = [hit.inner_product for hit in hits]
     if None in products:
         raise UsageError(
-            f"passage {hits[products.index(None)].passage.id} has no inner product to weigh it by: "
+            f"passage {hits[products.index(None)].passage.id} has no inner product: "
             "open the retriever with products=True"
         )
     return [product for product in products if product is not None]
@@ -180,25 +187,29 @@ def _build_answer(
     n_read: int,
 ) -> Answer:
     support = [SupportingPassage(*parts) for parts in zip(hits, weights, decoded.posterior, strict=True)]
-    pieces = _token_texts(generator, decoded.tokens) if decoded.shares else []
-    tokens = [TokenSupport(*parts) for parts in zip(pieces, decoded.shares, strict=True)]
+    token_texts = _decode_token_texts(generator, decoded.tokens) if decoded.shares else []
+    tokens = [TokenSupport(*parts) for parts in zip(token_texts, decoded.shares, strict=True)]
     ended = decoded.tokens[-1] == generator.end_token
     text = generator.decode(decoded.tokens)
     usage = TokenUsage(n_read, len(decoded.tokens))
     return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended, usage)
 
 
-def _token_texts(generator: Generator, tokens: Sequence[int]) -> list[str]:
-    """Return the text that each token adds; a character's last token adds the character."""
-    pieces: list[str] = []
+def _decode_token_texts(generator: Generator, tokens: Sequence[int]) -> list[str]:
+    """Return the text that each token adds to the answer; only a character's last token adds
+    text.
+    """
+    texts: list[str] = []
     for end in range(1, len(tokens) + 1):
-        pieces.append(decode_new_text(generator, tokens[:end], "".join(pieces), is_last=end == len(tokens)))
-    return pieces
+        texts.append(decode_new_text(generator, tokens[:end], "".join(texts), is_last=end == len(tokens)))
+    return texts
 
 
 @contextmanager
 def _evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Turn dropout off and restore it afterwards, because training also asks for answers."""
+    """Turn dropout off, and restore the mode at the end, because training also generates
+    answers.
+    """
     training_modules = [submodule for submodule in module.modules() if submodule.training]
     module.eval()
     try:
@@ -209,7 +220,7 @@ def _evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 class LabelReader(MarginalReader):
-    """A `MarginalReader` that answers with the most likely of several labels, scored as targets."""
+    """A `MarginalReader` that answers with the most likely of several labels."""
 
     def __init__(
         self,
@@ -220,7 +231,7 @@ class LabelReader(MarginalReader):
         passages: int | None = None,
     ) -> None:
         """Create a reader; `labels` maps each label to the word that the model was trained to
-        write.
+        generate.
 
         Raises:
             UsageError: there are fewer than two labels, or two words have the same tokens.
@@ -240,25 +251,25 @@ class LabelReader(MarginalReader):
     def _answer_batch(
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
     ) -> list[Answer]:
-        """Label claims that have the same number of passages."""
+        """Choose labels for questions with equal numbers of passages."""
         contexts, scores = self._encode(generator, questions, hits)
         prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
         labels = [tokens.to(contexts.tokens.device) for tokens in self._targets]
-        total, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, labels)
-        best = total.argmax(1).tolist()
+        label_log_p, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, labels)
+        best_labels = label_log_p.argmax(1).tolist()
         # (b k, s) -> (b, k s) -> (b,).
         n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
         names, weights = list(self._labels), prior.exp().tolist()
         answers = []
         for row, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
-            log_p = total[row, best[row]]
-            posterior = posteriors[row, :, best[row]].exp().tolist()
+            log_p = label_log_p[row, best_labels[row]]
+            posterior = posteriors[row, :, best_labels[row]].exp().tolist()
             support = tuple(
                 SupportingPassage(*parts) for parts in zip(question_hits, weights[row], posterior, strict=True)
             )
-            usage = TokenUsage(n_read[row], len(self._targets[best[row]]))
-            answers.append(Answer(question, names[best[row]], float(log_p), support, usage=usage))
+            usage = TokenUsage(n_read[row], len(self._targets[best_labels[row]]))
+            answers.append(Answer(question, names[best_labels[row]], float(log_p), support, usage=usage))
         return answers
 
 

@@ -1,4 +1,4 @@
-"""Load a model that reads passages, and open readers over snapshots."""
+"""Load the model of a reader, and open readers over snapshots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,19 +29,19 @@ from rag_model.store.versions.snapshot import Snapshot
 class ReadingModel:
     """A model in memory or behind an endpoint; readers over several snapshots can share it."""
 
-    id: str  # in the store; the path of a folder; `openai:MODEL` for an endpoint
+    id: str  # id in the store, path of a folder, or `openai:MODEL` for an endpoint
     rag: Rag | None = None  # None: the model has no question encoder
     generator: Any = None  # None: the model is behind an endpoint, or is extractive
     spans: SpanModel | None = None  # None: the model generates answers
 
     @property
     def question_encoder(self) -> Any:
-        """The question encoder of the model; None: use the snapshot's own."""
+        """The question encoder of the model; None: use the snapshot's encoder."""
         return None if self.rag is None else self.rag.question
 
     @property
     def k(self) -> int:
-        """The passages per question: as many as in the RAG training, else the default."""
+        """The number of passages per question: as in the RAG training, or the default."""
         return K if self.rag is None else self.rag.settings.k
 
     def open_reader(
@@ -49,7 +49,7 @@ class ReadingModel:
     ) -> Reader:
         """Return a reader over the passages of a retriever.
 
-        `writer` writes the answers of a reader with one prompt; None creates a writer.
+        `writer` is used by the reader `concat`; None creates a writer.
 
         Raises:
             UsageError: the settings do not apply to this model.
@@ -65,23 +65,26 @@ class ReadingModel:
         n_passages = None if retriever is None else retriever.most
         if settings.reader_for(self.id) == "extractive":
             if self.spans is None:
-                raise UsageError(f"model {self.id} was loaded to generate answers: give --reader extractive alone")
+                raise UsageError(
+                    f"model {self.id} was loaded to generate answers: use --reader extractive for "
+                    "all readers of the run"
+                )
             return ExtractiveReader(retriever, self.spans, self.k, n_passages)
         if settings.reader_for(self.id) == "concat":
             writer = self.open_writer(settings) if writer is None else writer
             return ConcatReader(retriever, writer, settings.concat, self.k, n_passages)
         if self.rag is None:
-            raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
+            raise UsageError(f"model {self.id} is only a generator, which has no p(z|x): give --reader concat")
         if settings.labels:
             return LabelReader(retriever, self.rag, settings.labels, passages=n_passages)
         return MarginalReader(retriever, self.rag, settings.decoding, passages=n_passages)
 
     def open_writer(self, settings: ReaderSettings, batch: int = BATCH_SIZE) -> Writer:
-        """Return the writer of answers; a generator in memory continues `batch` prompts at once.
+        """Return the writer of answers; a generator in memory completes `batch` prompts at a time.
 
         Raises:
-            UsageError: the settings do not apply to this model, or the environment names no usable
-                endpoint.
+            UsageError: the settings do not apply to this model, or the endpoint in the
+                environment is invalid.
             InputError: the tokenizer of the endpoint cannot be read.
         """
         if self.generator is not None:
@@ -90,7 +93,7 @@ class ReadingModel:
 
 
 def resolve_model_id(store: Store, model: str) -> str:
-    """Resolve the name of a model to its id, as `resolve_rag_id`; the name of an endpoint is its id.
+    """Return the id of a model as `resolve_rag_id` does; the name of an endpoint's model is its id.
 
     Raises:
         StoreError: the store has no such model.
@@ -102,13 +105,14 @@ def resolve_model_id(store: Store, model: str) -> str:
 def load_reading_model(store: Store | None, identity: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
     """Load the model with an id of `resolve_model_id`; a folder needs no store.
 
-    `reader` is a reader that will use the model: for `concat` the model may be a generator alone,
-    for `extractive` it is the folder of an extractive model. For `asks` see `load_rag_by_id`.
+    `reader` names the reader that will use the model. For `concat` the model may be only a
+    generator; for `extractive` it is the folder of an extractive model. `asks` is the
+    `passage_encoder` of `load_rag_by_id`.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
         InputError: the model is incomplete or corrupt.
-        RefusedError: the model records another passage space than `asks`.
+        RefusedError: the passage space that the model records differs from that of `asks`.
         UsageError: `asks` is given, but the model has no question encoder.
     """
     folder = find_model_folder(store, identity)
@@ -116,7 +120,7 @@ def load_reading_model(store: Store | None, identity: str, reader: ReaderName, a
         rag = load_rag_by_id(store, identity, asks)
         return ReadingModel(identity, rag, rag.generator)
     if asks is not None:
-        raise UsageError(f"model {identity} has no question encoder, which --asks describes: leave --asks out")
+        raise UsageError(f"model {identity} has no question encoder, so --asks does not apply: omit --asks")
     if folder is not None and reader == "extractive":
         return ReadingModel(identity, spans=SpanModel.load(folder))
     return ReadingModel(identity, generator=None if folder is None else load_generator(folder))
@@ -137,7 +141,7 @@ def _open_endpoint_writer(identity: str, settings: ReaderSettings) -> Writer:
 
     decoding = settings.decoding
     if decoding.beams > 1:
-        raise UsageError(f"{identity} is behind an endpoint, which has no beam search: leave --beams out")
+        raise UsageError(f"{identity} is behind an endpoint, which has no beam search: omit --beams")
     sampling = decoding.sampling
     chat_settings: dict[str, Any] = {"max_new_tokens": decoding.max_new_tokens}
     if sampling is not None:
@@ -155,29 +159,30 @@ def open_reader(
     settings: ReaderSettings | None = None,
     asks: str | None = None,
 ) -> tuple[str, Reader]:
-    """Open a model over a snapshot; return the model's id or folder, and the reader.
+    """Open a reader over a snapshot; return (id of the model, reader).
 
     Args:
         snapshot: the snapshot to search.
         store: URL or folder of the store.
-        model: a RAG model of the store, or the folder of one; for `concat` also the folder of a
-            generator, or `openai:MODEL` behind the endpoint that the environment names, which use
-            the snapshot's own question encoder.
-        retriever: an expression, as in `open_retriever`; None: the snapshot's default.
+        model: the name of a RAG model in the store, or its folder. For `concat` also the folder of
+            a generator, or `openai:MODEL` for the endpoint in the environment; these use the
+            snapshot's question encoder.
+        retriever: an expression as for `open_retriever`; None: the snapshot's default.
         settings: settings of the reader.
-        asks: the passage encoder whose space the model's question encoder uses, if the model does
-            not record it.
+        asks: the name of the passage encoder with which the question encoder was trained, if the
+            model does not record it.
 
     Raises:
-        UsageError: the model does not suit the reader, or the retriever is invalid.
-        RefusedError: the model's question encoder has another vector space than the snapshot.
+        UsageError: the reader cannot use the model, or the retriever is invalid.
+        RefusedError: the vector space of the model's question encoder differs from the snapshot's.
         StoreError: the store has no such model.
-        InputError: the model is incomplete or corrupt, or neither the model nor `asks` names the
-            passage encoder.
+        InputError: the model is incomplete or corrupt, or the passage encoder is neither recorded
+            in the model nor given by `asks`.
     """
     settings = settings or ReaderSettings()
     opened_store = Store.open(store)
-    plan_retriever(snapshot, retriever)  # fail before a model is looked up
+    # reports an invalid expression before the model is resolved
+    plan_retriever(snapshot, retriever)
     identity = resolve_model_id(opened_store, model)
     check_route(settings, identity)
     reading_model, opened_retriever = open_reading_model(
@@ -190,7 +195,7 @@ def check_route(settings: ReaderSettings, identity: str) -> None:
     """Check that the route of the reader `auto` was chosen for a model and for its reader.
 
     Raises:
-        UsageError: it was chosen for another model or reader.
+        UsageError: the route was chosen for a different model or reader.
     """
     route = settings.route
     if route is not None and (mismatch := route.explain_mismatch(identity, settings.reader_for(identity))):
@@ -208,11 +213,11 @@ def open_reading_model(
     """Load the model with an id of `resolve_model_id`, and open the retriever that `readers` need.
 
     Raises:
-        BookwheelError: as in `open_reader`.
+        BookwheelError: as for `open_reader`.
     """
-    plan_retriever(snapshot, retriever)  # fail before a model is loaded
-    marginal = "marginal" in readers
-    reading_model = load_reading_model(store, identity, "marginal" if marginal else readers[0], asks)
+    plan_retriever(snapshot, retriever)  # reports an invalid expression before the model is loaded
+    needs_products = "marginal" in readers
+    reading_model = load_reading_model(store, identity, "marginal" if needs_products else readers[0], asks)
     return reading_model, open_retriever(
-        snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=marginal
+        snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=needs_products
     )

@@ -1,7 +1,6 @@
 """The protocol of readers, and the time that each stage of an answer takes.
 
-The stages share one clock: the end of a stage is the start of the next one. They therefore add up
-to the whole time between the start of the clock and the last end.
+Each stage starts when the previous one ends, so the times of the stages add up to the whole time.
 """
 
 import time
@@ -17,13 +16,14 @@ from rag_model.retrieve.hits import Hit, Retriever
 
 ReaderName = Literal["marginal", "concat", "extractive", "auto"]
 StopCheck = Callable[[], bool]  # called between tokens; True: no caller waits for the answer
-# Position of a question in its batch, new text of its answer.
+# Arguments: position of a question in its batch, new text of its answer.
 TextCallback = Callable[[int, str], None]
-HitsCallback = Callable[[list[list[Hit]]], None]  # the hits of all questions, before they are read
+# argument: the hits of all questions, before they are read
+HitsCallback = Callable[[list[list[Hit]]], None]
 
 # The stages of an answer.
-WEIGHTS = "weights"  # answer without passages, if the reader chooses between weights and passages
-SEARCH = "search"  # from the question to its passages, with encoding and reading of texts
+WEIGHTS = "weights"  # answer without passages, for a reader that chooses between both memories
+SEARCH = "search"  # encode the question, search, and read the passages
 ASSEMBLY = "assembly"  # build the inputs of the model: a prompt, or the tokens of each passage
 GENERATION = "generation"  # generate the answer, or choose a label
 EXTRACTION = "extraction"  # find a span, instead of assembly and generation
@@ -36,13 +36,15 @@ class AnswerCallbacks:
     """Functions that a reader calls while it answers a batch of questions."""
 
     should_stop: StopCheck | None = None  # called between tokens; True stops the reader
-    # Receives the text of each answer: piece by piece if the reader generates it token by token,
-    # else the whole text at its end.
+    # Receives the text of each answer: in fragments if the reader generates it token by token, or
+    # else as a whole at its end.
     on_text: TextCallback | None = None
-    on_hits: HitsCallback | None = None  # called by `Reader.answer` only
+    on_hits: HitsCallback | None = None  # receives the hits; called by `Reader.answer` only
 
     def send_texts(self, answers: Iterable[tuple[int, Answer]]) -> None:
-        """Send the text of each finished answer to `on_text`, with its position; skip empty answers."""
+        """Send the text of each finished answer to `on_text`, with its position; skip empty
+        answers.
+        """
         for position, answer in answers:
             if self.on_text is not None and answer.text:
                 self.on_text(position, answer.text)
@@ -52,11 +54,13 @@ NO_CALLBACKS = AnswerCallbacks()
 
 
 class Reader(Protocol):
-    """Answers questions from passages; `rag_model.reading.model.open_reader` opens a reader."""
+    """Interface of readers, which answer questions; `rag_model.reading.model.open_reader` opens
+    one.
+    """
 
     @property
     def retriever(self) -> Retriever | None:
-        """The retriever of passages; None: this reader answers only from given hits."""
+        """The retriever of passages; None: the reader answers only from given hits."""
         ...
 
     @property
@@ -72,7 +76,7 @@ class Reader(Protocol):
     def answer(
         self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from its best `k` passages.
+        """Return the answer to each question, in order, from its best `k` passages.
 
         Raises:
             UsageError: a question is empty, `k` is below 1 or above the number of passages, or
@@ -84,8 +88,8 @@ class Reader(Protocol):
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answer of each question, in order, from the given hits; closed book without
-        hits.
+        """Return the answer to each question, in order, from the given hits, or without passages if
+        there are none.
 
         Raises:
             UsageError: the number of hit lists differs from the number of questions.
@@ -102,7 +106,7 @@ def retrieve_hits(retriever: Retriever | None, questions: Sequence[str], k: int)
 
 
 class RetrievingReader(ABC):
-    """Base class of readers that retrieve the best passages and answer from these hits."""
+    """Base class of readers that retrieve the best passages and answer from them."""
 
     retriever: Retriever | None
     k: int
@@ -143,19 +147,19 @@ class AnswerTimer:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Start the first stage; `clock` returns seconds."""
+        """Create a timer and start the first stage; `clock` returns seconds."""
         self._clock, self._last = clock, clock()
         self.seconds: dict[str, float] = {}  # by stage, in the order of their first end
 
     def end_stage(self, stage: str) -> None:
-        """End the current stage with this name, and start the next one."""
+        """End the current stage under this name, and start the next one."""
         now = self._clock()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
 
 
 def add_stage_seconds(answers: Sequence[Answer], timer: AnswerTimer) -> list[Answer]:
-    """Return the answers of a batch, each with an equal share of the batch's seconds added."""
+    """Return the answers of a batch, with an equal share of the batch's seconds added to each."""
     timed_answers = []
     for answer in answers:
         shares = {stage: seconds / len(answers) for stage, seconds in timer.seconds.items()}

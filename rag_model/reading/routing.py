@@ -1,19 +1,20 @@
-r"""Route each question to one of the two memories: the weights of the model, or passages.
+r"""Route each question to one of two memories: the weights of the model, or passages.
 
-The reader `auto` first answers from the weights alone. With y the answer without passages, y_z the
-answer from passages, and |y| the number of tokens with the end token, the weights answer if
+The reader `auto` first answers from the weights alone. Let y be the answer without passages, y_z
+the answer from passages, and |y| the number of tokens, including the end token. The weights answer
+if
 
     s = log p(y|x) / |y|                                        >= t    (signal `weights`)
     s = log p(y|x) / |y| - log p(y_z|x, z_1..k) / |y_z|         >= t    (signal `difference`)
 
-in nats a token. The mean over tokens makes short and long answers comparable (Malinin & Gales 2021,
-section 4). With `weights`, a question whose answer is likely enough is neither searched nor read, as
-in adaptive retrieval (Mallen et al. 2023, section 6), which routes by the popularity of an
-entity, and in FLARE (Jiang et al. 2023, section 3.2), which retrieves for unlikely tokens.
-With `difference`, both answers are generated, and for t = 0 the likelier one is given.
+in nats per token. The mean over tokens makes short and long answers comparable (Malinin & Gales
+2021, section 4). With `weights`, no passages are retrieved for a question whose answer is likely
+enough, as in adaptive retrieval (Mallen et al. 2023, section 6), which routes by the popularity of
+an entity, and in FLARE (Jiang et al. 2023, section 3.2), which retrieves for unlikely tokens. With
+`difference`, both answers are generated, and for t = 0 the more likely one is returned.
 
 The threshold t is chosen on questions with known answers (`evaluation.answers.routing`), as Mallen
-et al. choose theirs on a dev set. It belongs to one model and to the way in which it reads.
+et al. choose theirs on a dev set. It applies to one model and one reader.
 """
 
 import json
@@ -44,16 +45,16 @@ from rag_model.untrusted_text import parse_json
 
 RouteSignal = Literal["weights", "difference"]
 ROUTE_SIGNALS: tuple[RouteSignal, ...] = get_args(RouteSignal)
-EVALUATION_PREFIX = "evaluation:"  # precedes the id of an evaluation that has the route
+EVALUATION_PREFIX = "evaluation:"  # prefix of the id of an evaluation that contains the route
 NO_LIKELIHOOD = (
-    "this model does not give the likelihood of its answers, by which the reader auto chooses the memory: give "
+    "this model does not give the likelihood of its answers, which the reader auto needs: give "
     "another --reader, or an endpoint that returns log probabilities"
 )
-CHOOSE_ROUTE = "choose one on questions with answers: `bookwheel evaluate --reader auto --choose-route FILE`"
+CHOOSE_ROUTE = "choose a route on questions with answers: `bookwheel evaluate --reader auto --choose-route FILE`"
 
 
 class GeneratedAnswer(Protocol):
-    """The parts of an answer or of a reading that a route compares."""
+    """The attributes of an answer or of a reading that a route compares."""
 
     @property
     def log_likelihood(self) -> float | None:
@@ -68,18 +69,20 @@ class GeneratedAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The rule that decides which memory answers a question."""
+    """The rule that chooses the memory that answers a question."""
 
     signal: RouteSignal = "difference"
-    # The weights answer if the score is at least this, in nats a token; None: never.
+    # Threshold in nats per token: the weights answer if the score is at least this; None: never.
     least: float | None = 0.0
-    model: str = ""  # `identify_model` of the model that the threshold was chosen for; empty: any
-    reader: str = ""  # how that model reads passages; empty: any
+    # `identify_model` of the model for which the threshold was chosen; empty: any model
+    model: str = ""
+    reader: str = ""  # name of the reader for which the threshold was chosen; empty: any reader
 
     def __post_init__(self) -> None:
         if self.signal not in ROUTE_SIGNALS or not (self.least is None or math.isfinite(self.least)):
             raise UsageError(
-                f"invalid route {self.signal} {self.least}: give a finite number for one of {', '.join(ROUTE_SIGNALS)}"
+                f"the route {self.signal} {self.least} is invalid: give a finite number for one "
+                f"of {', '.join(ROUTE_SIGNALS)}"
             )
 
     @classmethod
@@ -87,7 +90,7 @@ class Route:
         """Return the route in a JSON object, which `source` names in errors.
 
         Raises:
-            InputError: the value is no route.
+            InputError: the value is not a route.
         """
         if not isinstance(value, dict):
             value = {}
@@ -97,7 +100,8 @@ class Route:
         except (KeyError, TypeError, ValueError, OverflowError, UsageError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise InputError(
-                f"{source} holds no route ({reason}): give the file of `bookwheel evaluate --choose-route`, or "
+                f"{source} contains no route ({reason}): give the file of `bookwheel evaluate "
+                "--choose-route`, or "
                 f"{EVALUATION_PREFIX}ID of that evaluation"
             ) from error
 
@@ -111,7 +115,7 @@ class Route:
         try:
             value = parse_json(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise InputError(f"{path} holds no route ({error.strerror}): give another file") from error
+            raise InputError(f"{path} cannot be read ({error.strerror}): give another file") from error
         except ValueError:
             value = None
         return cls.from_json(value, str(path))
@@ -135,23 +139,23 @@ class Route:
         The sentence is empty if the route applies.
         """
         if self.model and self.model != identify_model(model):
-            return f"the route was chosen for another model than {model} ({self.model[:19]}): {CHOOSE_ROUTE}"
+            return f"the route was chosen for a model other than {model} ({self.model[:19]}): {CHOOSE_ROUTE}"
         if self.reader and self.reader != reader:
             return f"the route was chosen for the reader {self.reader}, and {model} is read by {reader}: {CHOOSE_ROUTE}"
         return ""
 
     def score(self, closed_book: GeneratedAnswer, open_book: GeneratedAnswer | None = None) -> float | None:
-        """Return the score of a question from its two answers; None: a likelihood is unknown.
+        """Return the score of a question from its two answers; None if a likelihood is unknown.
 
         `open_book` is not needed for the signal `weights`.
         """
         score = mean_log_likelihood(closed_book)
         if self.signal == "weights" or score is None:
             return score
-        other = None if open_book is None else mean_log_likelihood(open_book)
-        if other is None:
+        open_book_score = None if open_book is None else mean_log_likelihood(open_book)
+        if open_book_score is None:
             return None
-        return math.inf if other == -math.inf else score - other
+        return math.inf if open_book_score == -math.inf else score - open_book_score
 
     def chooses_weights(self, score: float | None) -> bool:
         """Return whether a question with this score is answered from the weights."""
@@ -177,7 +181,7 @@ class AutoReader(RetrievingReader):
     """A `Reader` that answers each question from the weights or from passages, by a route."""
 
     def __init__(self, reader: Reader, route: Route) -> None:
-        """Choose between the answers of `reader` without passages and with passages."""
+        """Wrap `reader`, which answers with and without passages."""
         self._reader, self.route = reader, route
         self.retriever, self.k = reader.retriever, reader.k
 
@@ -189,9 +193,9 @@ class AutoReader(RetrievingReader):
     def answer(
         self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answer of each question; see `Reader.answer`.
+        """Return the answer to each question; see `Reader.answer`.
 
-        With the signal `weights`, only the questions that passages answer are searched.
+        With the signal `weights`, passages are retrieved only for the questions that need them.
         """
         closed_book = self._answer_closed_book(questions, callbacks)
         positions = self._list_positions_to_read(closed_book)
@@ -209,7 +213,7 @@ class AutoReader(RetrievingReader):
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer_from`.
 
-        With the signal `weights`, only the hits of the questions that passages answer are read.
+        With the signal `weights`, only the hits of the questions that need passages are read.
         """
         check_hit_lists(questions, hits)
         closed_book = self._answer_closed_book(questions, callbacks)
@@ -219,7 +223,7 @@ class AutoReader(RetrievingReader):
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
     ) -> list[float]:
-        """Return log p(text|question, passages) of each text in nats, by the wrapped reader.
+        """Return log p(text|question, passages) of each text in nats, from the wrapped reader.
 
         Raises:
             UsageError: the model does not give likelihoods.
@@ -229,7 +233,7 @@ class AutoReader(RetrievingReader):
         return log_likelihoods
 
     def _answer_closed_book(self, questions: Sequence[str], callbacks: AnswerCallbacks) -> list[Answer]:
-        """Answer from the weights alone; the time of all stages counts as one stage."""
+        """Answer from the weights alone, and measure the time as one stage."""
         timer = AnswerTimer()
         silent_callbacks = replace(callbacks, on_text=None)
         answers = self._reader.answer_from(questions, [()] * len(questions), silent_callbacks)
@@ -237,12 +241,12 @@ class AutoReader(RetrievingReader):
             if answer.text and mean_log_likelihood(answer) is None:
                 raise UsageError(NO_LIKELIHOOD)
         timer.end_stage(WEIGHTS)
-        # The model read an empty passage, which is no support of the answer.
+        # Remove the empty passage that the model read, because it does not support the answer.
         bare_answers = [replace(answer, support=(), tokens=(), seconds={}) for answer in answers]
         return add_stage_seconds(bare_answers, timer)
 
     def _list_positions_to_read(self, closed_book: Sequence[Answer]) -> list[int]:
-        """Return the positions of the questions whose passages must be read."""
+        """Return the positions of the questions that must be answered from passages too."""
         needs_both = self.route.signal != "weights"
         return [
             i
@@ -257,14 +261,14 @@ class AutoReader(RetrievingReader):
         timer: AnswerTimer,
         callbacks: AnswerCallbacks,
     ) -> list[Answer]:
-        """Answer from passages where there are hits, and choose between both memories.
+        """Answer questions with hits from passages, and choose between both memories.
 
         Args:
             closed_book: the answers from the weights.
             hits_by_position: hits of the questions that passages may answer.
-            timer: has timed the search of these hits.
-            callbacks: `on_text` receives an answer piece by piece only if this answer is certain to
-                be chosen.
+            timer: the timer that has measured the retrieval of these hits.
+            callbacks: the callbacks; `on_text` receives fragments of an answer only if this answer
+                will be chosen in any case.
         """
         callbacks.send_texts((i, answer) for i, answer in enumerate(closed_book) if i not in hits_by_position)
         positions, on_text = list(hits_by_position), callbacks.on_text
@@ -274,8 +278,8 @@ class AutoReader(RetrievingReader):
         if positions:
             questions = [closed_book[i].question for i in positions]
             hits = list(hits_by_position.values())
-            read_answers = self._reader.answer_from(questions, hits, replace(callbacks, on_text=send_text))
-            open_book = add_stage_seconds(read_answers, timer)
+            passage_answers = self._reader.answer_from(questions, hits, replace(callbacks, on_text=send_text))
+            open_book = add_stage_seconds(passage_answers, timer)
         answers_by_position = dict(zip(positions, open_book, strict=True))
         answers = [self._choose(answer, answers_by_position.get(i)) for i, answer in enumerate(closed_book)]
         if not is_streaming:
@@ -289,7 +293,11 @@ class AutoReader(RetrievingReader):
             raise UsageError(NO_LIKELIHOOD)
         is_from_weights = open_book is None or (bool(closed_book.text) and self.route.chooses_weights(score))
         answer = closed_book if open_book is None or is_from_weights else open_book
-        usages = [one.usage for one in (closed_book, open_book) if one is not None and one.usage is not None]
+        usages = [
+            answer_or_none.usage
+            for answer_or_none in (closed_book, open_book)
+            if answer_or_none is not None and answer_or_none.usage is not None
+        ]
         return replace(
             answer,
             route=RouteScore(self.route.signal, score, self.route.least),

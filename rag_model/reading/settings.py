@@ -1,4 +1,4 @@
-"""The settings of readers, and the settings and the template of a prompt with all passages."""
+"""The settings of readers and of the prompt that contains all passages."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,22 +23,22 @@ CLOSED_BOOK_TEMPLATE = "Question: {question}\nAnswer:"
 _CLOSED_INSTRUCTION = "Answer the question in a few words."
 _CITE_INSTRUCTION = "After each statement write the number of the passage that says it, in brackets, such as [1]."
 _DATED_CONTEXT = "dated_context"
-_SEPARATOR = "---"  # line of a prompt file between instruction and template
+_SEPARATOR = "---"  # line between instruction and template in a prompt file
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
     """The settings of a prompt with all passages."""
 
-    instruction: str = INSTRUCTION  # the system message; may be empty
+    instruction: str = INSTRUCTION  # system message; may be empty
     # The user message, with {question} and {context}. {dated_context} instead of {context} adds the
     # day of the revision to the titles. Literal braces are doubled.
     template: str = TEMPLATE
     # `rank`: best first; `document`: as in the pages; `ends`: the best at both ends (1 3 5 4 2).
     order: Order = "rank"
-    # Tokens of the passages with titles and numbers; None: the capacity of the model.
+    # Maximum tokens of the passages with titles and numbers; None: as many as the model can read.
     budget: int | None = None
-    cite: bool = False  # ask for a citation after each statement
+    cite: bool = False  # whether to ask for a citation after each statement
 
     def __post_init__(self) -> None:
         """Check the template, the order and the budget.
@@ -57,7 +57,7 @@ class PromptSettings:
 
     @property
     def is_dated(self) -> bool:
-        """Whether titles have the day of their revision."""
+        """Whether titles are followed by the day of the revision."""
         with suppress(ValueError):  # an invalid template, which `check_template` reports
             return any(name == _DATED_CONTEXT for _, name, _, _ in Formatter().parse(self.template))
         return False
@@ -69,17 +69,17 @@ class PromptSettings:
         return f"{self.instruction} {_CITE_INSTRUCTION}".strip() if self.cite else self.instruction
 
     def user(self, context: str, question: str) -> str:
-        """Return the user message; with an empty context it is the question alone."""
+        """Return the user message; with an empty context it contains only the question."""
         values = {"context": context, _DATED_CONTEXT: context, "question": question}
         return fill_template(self.template if context else CLOSED_BOOK_TEMPLATE, **values)
 
 
 def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:
-    """Return fields of `PromptSettings`, with the instruction and the template from a file.
+    """Return the fields `settings` of `PromptSettings`, with instruction and template from a file.
 
-    The file has the instruction, a line `---`, and the user message. Without such a line, the whole
-    file is the user message and there is no instruction. A byte order mark and blanks at the ends
-    of lines are removed.
+    The file contains the instruction, a line `---`, and the user message. Without such a line, the
+    whole file is the user message and there is no instruction. A byte order mark and trailing
+    blanks are removed.
 
     Raises:
         InputError: the file is missing or not UTF-8.
@@ -129,14 +129,18 @@ def fill_template(template: str, **values: str) -> str:
 class ReaderSettings:
     """Settings of a reader; the defaults are those of the RAG paper for open-domain questions."""
 
-    reader: ReaderName | None = None  # None: `concat` for an endpoint, else `marginal`
+    # name of the reader; None: `concat` for an endpoint, else `marginal`
+    reader: ReaderName | None = None
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
-    concat: PromptSettings = field(default_factory=PromptSettings)  # for the reader `concat`
-    # Label -> the word of one token that stands for it; empty: the model writes its answers.
+    # settings of the reader `concat`
+    concat: PromptSettings = field(default_factory=PromptSettings)
+    # Word that the model generates for each label; empty: the model writes its answers.
     labels: Mapping[str, str] = field(default_factory=dict)
-    threshold: Threshold | None = None  # withhold answers below it; None: give every answer
-    signal: Signal | None = None  # to measure without a threshold; None: that of the threshold
-    route: Route | None = None  # of the reader `auto`; None: the default route
+    # threshold below which answers are withheld; None: return every answer
+    threshold: Threshold | None = None
+    # signal to measure without a threshold; None: the threshold's signal
+    signal: Signal | None = None
+    route: Route | None = None  # route of the reader `auto`; None: the default route
 
     @property
     def required_signal(self) -> Signal | None:
@@ -144,45 +148,49 @@ class ReaderSettings:
         return self.signal if self.threshold is None else self.threshold.signal
 
     def reader_for(self, model: str) -> ReaderName:
-        """Return the name of the reader for a model; for `auto`, the one that it reads passages with.
+        """Return the name of the reader for a model; for `auto`, of the reader that answers from
+        passages.
 
         Raises:
             UsageError: the settings need likelihoods or spans, which a model behind an endpoint
-                does not give, labels are given for another reader than `marginal`, or settings of a
-                threshold or a prompt do not apply to `auto`.
+                does not compute, labels are given for a reader other than `marginal`, or a
+                threshold or prompt settings do not apply to `auto`.
         """
-        behind = model.startswith(ENDPOINT_PREFIX)
-        if self.labels and (behind or self.reader not in (None, "marginal")):
+        is_endpoint = model.startswith(ENDPOINT_PREFIX)
+        if self.labels and (is_endpoint or self.reader not in (None, "marginal")):
             raise UsageError("labels are chosen by their likelihood over all passages: give --reader marginal")
-        if behind and self.reader == "extractive":
-            raise UsageError(f"{model} generates answers and finds no spans: leave --reader extractive out")
-        if behind and self.reader == "marginal":
+        if is_endpoint and self.reader == "extractive":
+            raise UsageError(f"{model} generates answers and cannot find spans: omit --reader extractive")
+        if is_endpoint and self.reader == "marginal":
             raise UsageError(
                 f"{model} does not give the likelihood of a text, so its answers cannot be "
-                "marginalised: leave --reader marginal out"
+                "marginalized: omit --reader marginal"
             )
-        if behind and self.required_signal == "passages":
+        if is_endpoint and self.required_signal == "passages":
             raise UsageError(
                 f"{model} does not give the likelihood of a text, which a threshold for `passages` "
                 "needs: choose one for `retrieval` or `likelihood`"
             )
         if self.reader == "auto":
             return self._select_passage_reader(model)
-        return self.reader or ("concat" if behind else "marginal")
+        return self.reader or ("concat" if is_endpoint else "marginal")
 
     def _select_passage_reader(self, model: str) -> ReaderName:
-        """Return the reader of passages behind `auto`: `marginal` for a RAG model, else `concat`."""
+        """Return the reader with which `auto` reads passages: `marginal` for a RAG model, else
+        `concat`.
+        """
         if self.required_signal in ("retrieval", "passages"):
             raise UsageError(
                 f"a threshold for `{self.required_signal}` needs passages, and an answer from the weights has "
-                "none: choose a threshold for `likelihood`, or leave --reader auto out"
+                "none: choose a threshold for `likelihood`, or omit --reader auto"
             )
         folder = Path(model)
         if model.startswith(ENDPOINT_PREFIX) or (folder.is_dir() and not is_rag_folder(folder)):
             return "concat"
         if self.concat != PromptSettings():
             raise UsageError(
-                f"model {model} reads each passage separately, without a prompt of all passages: leave --order, "
-                "--budget, --prompt and --cite out, or give --reader concat"
+                f"model {model} reads each passage separately, without a prompt of all passages: "
+                "omit --order, "
+                "--budget, --prompt and --cite, or give --reader concat"
             )
         return "marginal"

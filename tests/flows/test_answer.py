@@ -81,7 +81,7 @@ def test_a_model_of_the_store_is_named_as_snapshots_are(
         assert ran.json["model"] == put.model
     put_model(store, tiny, ModelMetadata("dpr", None, {}), "asker")
     ran = bookwheel("answer", ASKED[0], "--store", url, "--model", "asker")
-    assert (ran.code, "is a dpr, which generates no answers" in ran.complaint) == (2, True)
+    assert (ran.code, "is a dpr, which cannot generate answers" in ran.complaint) == (2, True)
 
 
 def test_a_model_of_another_space_is_refused(
@@ -126,7 +126,7 @@ def test_all_passages_are_read_in_one_prompt(
         (["--reader", "concat", "--budget", "5"], 2, "a budget of 5 tokens has no room for a passage"),
         (["--reader", "concat", "--prompt", "missing.txt"], 1, "missing.txt cannot be read"),
         (["--reader", "concat", "--asks", "x"], 2, "has no question encoder"),
-        (["--reader", "marginal", "--model", "openai:any"], 2, "its answers cannot be marginalised"),
+        (["--reader", "marginal", "--model", "openai:any"], 2, "its answers cannot be marginalized"),
         (["--model", "openai:any", "--beams", "2"], 2, "has no beam search"),
     ],
 )

@@ -259,7 +259,7 @@ def test_an_edited_model_folder_is_another_model(
         (["--model", "reader", "--label", "SUPPORTS"], 2, "give one such as SUPPORTS=true"),
         (["--model", "reader", "--label", "A=the", "--label", "B=of"], 2, "add --answers labels"),
         (["--model", "reader", "--risk", "0.1"], 2, "give --abstain too"),
-        (["--model", "reader", "--abstain-below", "nowhere.json"], 1, "nowhere.json holds no threshold"),
+        (["--model", "reader", "--abstain-below", "nowhere.json"], 1, "nowhere.json contains no threshold"),
         (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),
         (["--judge", "passages"], 2, "question 'p' names no passages"),
         (["--model", "reader", "--judge", "pages"], 2, "question 'p' names no pages"),
@@ -308,7 +308,7 @@ def test_a_model_of_spans_is_a_baseline(
     assert any(answered["answer"] in one["text"] for one in answered["passages"])
     refused = bookwheel("answer", "Who?", "--store", shelf, "--model", "reader", "--reader", "extractive")
     assert refused.code == 1
-    assert "no head for spans" in refused.err
+    assert "no question-answering head" in refused.err
 
 
 def test_a_threshold_is_chosen_measured_and_used(
@@ -402,7 +402,7 @@ def test_a_route_is_chosen_measured_and_used(
         (["--route", path], "give --reader auto too"),
         (["--choose-route", path], "give --reader auto too"),
         (["--reader", "auto", "--route", "evaluation:0000"], "evaluation"),
-        (["--reader", "auto", "--route", tmp_path / "no"], "holds no route"),
+        (["--reader", "auto", "--route", tmp_path / "no"], "cannot be read"),
     ):
         refused = bookwheel("evaluate", *common, "--questions", questions, *words)
         assert (refused.code in (1, 2), reason in refused.err) == (True, True), refused.err

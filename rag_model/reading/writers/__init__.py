@@ -1,8 +1,8 @@
-"""Writers continue prompts: a model in memory, or one behind an HTTP API.
+"""Complete prompts with a model in memory or behind an HTTP API.
 
-writer            the `Writer` protocol, `Prompt`, `Completion`; removes reasoning from an answer
+writer            the `Writer` protocol, `Prompt` and `Completion`; removal of reasoning
 local             a generator in this process
 endpoint          a model behind a chat-completions endpoint (OpenAI, vLLM, llama.cpp, Ollama)
-chat_settings     bounds, prices
-chat_events       server-sent events and replies; the key is masked in replies
+chat_settings     settings, limits and prices of an endpoint
+chat_events       parsing of server-sent events and replies, in which the API key is masked
 """

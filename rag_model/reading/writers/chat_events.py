@@ -1,13 +1,12 @@
-"""Parse the server-sent events of a chat completion: bytes in, pieces of text and the whole reply
-out.
+"""Parse the server-sent events of a chat completion into text fragments and the whole reply.
 
-The protocol has `data: {JSON}` lines, an empty line after each event, and `data: [DONE]` at the
-end, which not every server sends. Lines that begin with a colon keep the connection alive.
+An event consists of `data: {JSON}` lines and an empty line. The last event is `data: [DONE]`, which
+some servers omit. Lines that begin with a colon only keep the connection alive.
 
-Reasoning is not part of the text (see `reasoning`). Some servers put reasoning or a refusal into a
-field of its own, send the content as a list of parts, or leave out the empty line after an event.
+Reasoning is not part of the text (see `writer`). Some servers put reasoning or a refusal into a
+separate field, send the content as a list of parts, or omit the empty line after an event.
 
-A server may repeat the request headers, so `KeyMask` replaces the key in the reply.
+A server may repeat the request headers in its reply, so `KeyMask` masks the API key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,38 +17,40 @@ from rag_model.endpoint import get_error_message
 from rag_model.reading.writers.writer import ReasoningFilter, remove_reasoning
 from rag_model.untrusted_text import parse_json
 
-# Characters; a shorter key, such as the `ollama` of a local server, may be a word of an answer.
+# A key with fewer characters, such as `ollama` for a local server, may be a word of an answer.
 MIN_KEY_LENGTH = 16
 DONE = "[DONE]"
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
-_TEXT_PARTS = frozenset(("text", "output_text"))  # types of content parts that hold the answer
-_MAX_TOKENS = 1 << 31  # a larger token count or likelihood is an error of the server
+_TEXT_PARTS = frozenset(("text", "output_text"))  # types of content parts that contain the answer
+_MAX_TOKENS = 1 << 31  # larger token counts or log-likelihoods from a server are rejected
 
 
 class KeyMask:
-    """Replaces a key in a text that arrives in pieces, wherever they are split."""
+    """Masks a key in a text that arrives in fragments, even if the key is split between them."""
 
     def __init__(self, key: str = "") -> None:
-        """Begin a text; keys of fewer than `MIN_KEY_LENGTH` characters are not masked."""
+        """Create a mask for one text; keys of fewer than `MIN_KEY_LENGTH` characters are not
+        masked.
+        """
         self._key, self._pending = key if len(key) >= MIN_KEY_LENGTH else "", ""
 
-    def feed(self, piece: str) -> str:
-        """Return the masked text so far, except for an end that may be the beginning of the key.
+    def feed(self, fragment: str) -> str:
+        """Return the new masked text, except an end that may be the beginning of the key.
 
         >>> mask = KeyMask("sk-0123456789abcdef")
         >>> mask.feed("it is sk-0123"), mask.feed("456789abcdef."), mask.end()
         ('it is ', '***.', '')
         """
         if not self._key:
-            return piece
-        text = (self._pending + piece).replace(self._key, "***")
+            return fragment
+        text = (self._pending + fragment).replace(self._key, "***")
         self._pending = next(
             (self._key[:size] for size in range(len(self._key) - 1, 0, -1) if text.endswith(self._key[:size])), ""
         )
         return text.removesuffix(self._pending)
 
     def end(self) -> str:
-        """Return the pending end."""
+        """Return the end that was held back."""
         pending, self._pending = self._pending, ""
         return pending
 
@@ -58,14 +59,14 @@ class EventParser:
     """Splits a stream of bytes into the data of its events."""
 
     def __init__(self) -> None:
-        """Begin a stream."""
+        """Create a parser for one stream."""
         self._rest = bytearray()  # an incomplete line
         self._data: list[str] = []
 
-    def feed(self, piece: bytes) -> Iterator[str]:
-        """Yield the data of each event that `piece` completes."""
-        self._rest += piece
-        if b"\n" not in piece:
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """Yield the data of each event that `chunk` completes."""
+        self._rest += chunk
+        if b"\n" not in chunk:
             return
         *lines, self._rest = self._rest.split(b"\n")
         for line in (raw_line.removesuffix(b"\r") for raw_line in lines):
@@ -73,7 +74,8 @@ class EventParser:
                 name, _, value = line.decode("utf-8", "replace").partition(":")
                 if name == "data":
                     data = value.removeprefix(" ")
-                    # Some servers put no empty line between events. Each event is one JSON object.
+                    # Some servers omit the empty line between events. Each event is one JSON
+                    # object.
                     if self._data and self._data[-1].endswith("}") and data.startswith(("{", DONE)):
                         yield self._take_event()
                     self._data.append(data)
@@ -81,7 +83,7 @@ class EventParser:
                 yield self._take_event()
 
     def end(self) -> Iterator[str]:
-        """Yield the last event if no empty line follows it."""
+        """Yield the last event if the stream ended without an empty line."""
         yield from self.feed(b"\n\n")
 
     def _take_event(self) -> str:
@@ -91,18 +93,20 @@ class EventParser:
 
 @dataclass(slots=True)
 class ChatReply:
-    """The part of a completion that has arrived; the key is masked."""
+    """The part of a completion that has arrived, with the API key masked."""
 
-    mask: KeyMask = field(default_factory=KeyMask)
-    parts: list[str] = field(default_factory=list)
-    reason: str = ""  # finish reason; empty until the end
-    usage: tuple[int, int] | None = None  # prompt tokens, completion tokens
-    log_likelihoods: list[float] | None = None  # of the completion's tokens; None if not sent
-    refusal: str = ""  # why the model refused, in its own words
+    mask: KeyMask = field(default_factory=KeyMask)  # mask of the API key
+    parts: list[str] = field(default_factory=list)  # text fragments
+    reason: str = ""  # finish reason; empty until it arrives
+    usage: tuple[int, int] | None = None  # (prompt tokens, completion tokens)
+    # log-likelihood in nats of each token; None if not sent
+    log_likelihoods: list[float] | None = None
+    refusal: str = ""  # the model's explanation of a refusal
     tools: list[str] = field(default_factory=list)  # names of the tools that the model called
     has_begun: bool = False  # whether the model has written anything, including reasoning
     _reasoning: ReasoningFilter = field(default_factory=ReasoningFilter)
-    _has_hidden_reasoning: bool = False  # in a field of its own, or only in the token counts
+    # whether reasoning is in a separate field, or only in the token counts
+    _has_hidden_reasoning: bool = False
 
     @property
     def text(self) -> str:
@@ -116,13 +120,13 @@ class ChatReply:
 
     @property
     def ended(self) -> bool:
-        """Whether the model ended the text, and not a length limit or a filter."""
+        """Whether the model itself ended the text, not a length limit or a filter."""
         return self.reason not in {"length", "content_filter"}
 
     @property
     def log_likelihood(self) -> float | None:
-        """Log-likelihood of the completion in nats, with the end token if it was sent; None if a
-        token lacks one, or if the sum would include reasoning.
+        """Log-likelihood of the completion in nats, including the end token if it was sent; None if
+        a token lacks a likelihood, or if the sum would include reasoning.
 
         llama.cpp streams no likelihood for a token that ends inside a character.
         """
@@ -133,13 +137,13 @@ class ChatReply:
         return sum(token_log_p) if missing_tokens <= (self.reason == "stop") else None
 
     def add_event(self, data: str) -> str:
-        """Add one event, or a whole reply; return the new text, except for an end that may be part
-        of the key.
+        """Add one event, or a whole reply; return the new text, except an end that may be part of
+        the key.
 
         Raises:
-            ValueError: it is not JSON.
-            StreamedError: it is an error of the endpoint.
-            KeyError, TypeError, AttributeError: it violates the protocol.
+            ValueError: the event is not JSON.
+            StreamedError: the event contains an error from the endpoint.
+            KeyError, TypeError, AttributeError: the event violates the protocol.
         """
         value = parse_json(data)
         if error := value.get("error"):
@@ -159,7 +163,7 @@ class ChatReply:
         return self._append(self.mask.feed(self._reasoning.feed(content)))
 
     def flush(self) -> str:
-        """Return the pending text."""
+        """Return the text that was held back."""
         return self._append(self.mask.feed(self._reasoning.end()) + self.mask.end())
 
     def _record_other_fields(self, message: Mapping[str, Any]) -> None:
@@ -181,7 +185,7 @@ class ChatReply:
         if usage:
             prompt_tokens = _read_count(usage.get("prompt_tokens"))
             completion_tokens = _read_count(usage.get("completion_tokens"))
-            # Some servers send zeros until the end, or when they do not count.
+            # Some servers send zeros until the end, or if they do not count tokens.
             if prompt_tokens and completion_tokens is not None:
                 self.usage = (prompt_tokens, completion_tokens)
             details = usage.get("completion_tokens_details")
@@ -218,13 +222,13 @@ def _get_content(message: Mapping[str, Any]) -> str:
 def _get_text(value: Mapping[str, Any], name: str) -> str:
     text = value.get(name) or ""
     if not isinstance(text, str):
-        raise TypeError(f"{name} is no text")
+        raise TypeError(f"{name} is not a text")
     return text
 
 
 class StreamedError(Exception):
-    """The endpoint sent an error as an event."""
+    """An error that the endpoint sent as an event."""
 
     def __init__(self, error: object) -> None:
-        """Store the message of an error object."""
+        """Create an exception with the message of an error object."""
         super().__init__(get_error_message(error))

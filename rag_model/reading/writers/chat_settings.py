@@ -1,6 +1,4 @@
-"""Settings of an endpoint: address and key, generation settings, bounds of time and bytes,
-prices.
-"""
+"""Settings of an endpoint: generation, limits of time and size, and prices."""
 
 import math
 import os
@@ -13,8 +11,8 @@ from rag_model.endpoint import LLM_PREFIX
 from rag_model.errors import UsageError
 
 CHAT_TEMPLATE_TOKENS = 32  # maximum tokens of a chat template around two messages
-_DEFAULT_NEW_TOKENS = 4_096  # models that reason write some thousand tokens before they answer
-_REPLY_BYTES_PER_TOKEN = 1_024  # of a stream: an event per token takes some 300 bytes
+_DEFAULT_NEW_TOKENS = 4_096  # models that reason generate some thousand tokens before the answer
+_REPLY_BYTES_PER_TOKEN = 1_024  # bytes of a stream per token; an event with one token has about 300
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
 _FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _EXPECTED = {
@@ -39,7 +37,9 @@ class TokenPrices:
             UsageError: a price is below 0, or not finite.
         """
         if not all(math.isfinite(price) and price >= 0 for price in (self.prompt, self.completion)):
-            raise UsageError(f"prices of {self.prompt} and {self.completion} are invalid: give two of 0 or more")
+            raise UsageError(
+                f"prices of {self.prompt} and {self.completion} are invalid: give two numbers of 0 or more"
+            )
 
     def compute_cost(self, prompt_tokens: int, new_tokens: int) -> float:
         """Return the cost of a prompt and its answer."""
@@ -48,41 +48,45 @@ class TokenPrices:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Settings of requests to an endpoint; `from_environment` reads those that belong to the
-    endpoint.
-    """
+    """Settings of requests to an endpoint; `from_environment` reads most of them."""
 
     # generation
-    # Tokens of an answer, with its reasoning; None: 4,096, or a quarter of a smaller context.
+    # Maximum tokens of an answer with its reasoning; None: 4,096 or, if less, a quarter of the
+    # context.
     max_new_tokens: int | None = None
-    temperature: float | None = 0.0  # 0: greedy; None: not sent, for models that reject it
-    top_p: float = 1.0  # probability mass to draw from
-    seed: int | None = None  # most endpoints give no guarantee
-    # OpenAI's reasoning models require max_completion_tokens.
+    temperature: float | None = (
+        # sampling temperature, 0 for greedy decoding; None: not sent, for models that reject it
+        0.0
+    )
+    top_p: float = 1.0  # probability mass of the most likely tokens to draw from
+    seed: int | None = None  # random seed; most endpoints do not guarantee equal answers
+    # Name of the field for `max_new_tokens`; OpenAI's reasoning models require
+    # max_completion_tokens.
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    # Request token likelihoods; some endpoints ignore this, and some reject it.
+    # Whether to request token likelihoods; some endpoints ignore this, and some reject it.
     logprobs: bool = False
     # model
-    context: int = 32_768  # tokens of prompt and answer together; not every endpoint reports it
-    # Path of the model's tokenizer.json, for exact counts; without it one token per byte is assumed.
+    context: int = 32_768  # maximum tokens of prompt and answer together
+    # Path of the model's tokenizer.json, for exact counts; None: one token per byte is assumed.
     tokenizer: Path | None = None
-    prices: TokenPrices | None = None  # None: no costs are computed
+    prices: TokenPrices | None = None  # prices of tokens; None: no costs are computed
     # connection
-    concurrency: int = 4  # simultaneous requests
-    tries: int = 4  # attempts per request, the first included
-    # Before the second attempt; doubled for each later one, with jitter.
+    concurrency: int = 4  # maximum number of concurrent requests
+    tries: int = 4  # maximum number of attempts per request, including the first
+    # Wait before the second attempt; doubled for each later attempt, with jitter.
     backoff_seconds: float = 0.5
-    connect_seconds: float = 10.0  # to establish a connection
-    # Until the first piece of text; the server may have to load the model.
+    connect_seconds: float = 10.0  # maximum time to establish a connection
+    # Maximum time until the first text; the server may have to load the model.
     first_seconds: float = 60.0
-    whole_seconds: float = 300.0  # per prompt, with all attempts and waits
-    max_reply_bytes: int | None = None  # None: 1 KiB per token of an answer, at least 4 MiB
+    whole_seconds: float = 300.0  # maximum time per prompt, including all attempts and waits
+    # maximum bytes of a reply; None: 1 KiB per token of an answer, at least 4 MiB
+    max_reply_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check the settings.
 
         Raises:
-            UsageError: a bound is not above 0, or the answer leaves no room for a prompt.
+            UsageError: a limit is not above 0, or the answer leaves no room for a prompt.
         """
         positive_fields = (*_NUMBER_FIELDS, "max_new_tokens", "max_reply_bytes")
         for name in positive_fields:
@@ -90,11 +94,11 @@ class ChatSettings:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{name} is {value}: give a number above 0")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
-            raise UsageError(f"the temperature is {self.temperature}: give one from 0 to 2")
+            raise UsageError(f"the temperature is {self.temperature}: give a number from 0 to 2")
         if self.token_limit + CHAT_TEMPLATE_TOKENS >= self.context:
             raise UsageError(
                 f"an answer of {self.token_limit} tokens, with {CHAT_TEMPLATE_TOKENS} for the "
-                f"chat's format, leaves no room in a context of {self.context}: ask for a shorter "
+                f"chat's format, leaves no room in a context of {self.context}: request a shorter "
                 "answer, or set BOOKWHEEL_LLM_CONTEXT"
             )
 
@@ -102,10 +106,10 @@ class ChatSettings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ, **given: Any) -> Self:
         """Read the settings from the environment; `given` settings take precedence.
 
-        BOOKWHEEL_LLM_CONTEXT, _CONCURRENCY, _TRIES, _WHOLE_SECONDS, _FIRST_SECONDS,
-        _CONNECT_SECONDS, _LENGTH_FIELD, _LOGPROBS (yes or no), _TEMPERATURE (`default`: it is not
-        sent), _TOKENIZER (a file) and _PRICES (of a million prompt tokens, and of a million new
-        tokens: 0.15,0.60).
+        The variables are BOOKWHEEL_LLM_CONTEXT, _CONCURRENCY, _TRIES, _WHOLE_SECONDS,
+        _FIRST_SECONDS, _CONNECT_SECONDS, _LENGTH_FIELD, _LOGPROBS (yes or no), _TEMPERATURE (a
+        number, or `default` to send none), _TOKENIZER (a file) and _PRICES (of a million prompt
+        tokens and of a million new tokens, such as 0.15,0.60).
 
         Raises:
             UsageError: a value is invalid.
@@ -120,14 +124,14 @@ class ChatSettings:
 
     @property
     def token_limit(self) -> int:
-        """Maximum tokens of an answer, with its reasoning."""
+        """Maximum tokens of an answer, including its reasoning."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         return max(1, min(_DEFAULT_NEW_TOKENS, self.context // 4))
 
     @property
     def reply_limit(self) -> int:
-        """Maximum bytes of a reply, after decoding."""
+        """Maximum bytes of a decompressed reply."""
         if self.max_reply_bytes is not None:
             return self.max_reply_bytes
         return _REPLY_BYTES_PER_TOKEN * max(_DEFAULT_NEW_TOKENS, self.token_limit)

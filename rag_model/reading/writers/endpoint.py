@@ -1,9 +1,9 @@
-"""A writer behind an HTTP API: any model of a chat-completions endpoint, such as OpenAI's, vLLM's
-or llama.cpp's.
+"""A writer that uses a model behind a chat-completions endpoint, such as OpenAI's, vLLM's or
+llama.cpp's.
 
 It needs only an HTTP client. The base URL and the key come from the environment
-(`rag_model.endpoint`). The key never appears in a message, a record or a log: if the endpoint
-repeats it, it is masked.
+(`rag_model.endpoint`). The key never appears in a message, a record or a log, because it is masked
+if the endpoint repeats it.
 """
 
 import asyncio
@@ -33,20 +33,18 @@ from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSe
 from rag_model.reading.writers.writer import Completion, Prompt, describe_missing_answer
 from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 
-_MAX_ERROR_BYTES = 1 << 16  # of an error body
+_MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
 _INVALID_REQUEST = frozenset((400, 422))
-# A server that counts a smaller share of a prompt's tokens has truncated the prompt.
+# If a server counts a smaller share of a prompt's tokens, it has truncated the prompt.
 _MIN_READ_SHARE = 0.8
 OnText = Callable[[str], None]
 
 
 class EndpointWriter:
-    """Continues prompts with a chat-completions endpoint. Thread-safe; `close` ends its
-    connections.
-    """
+    """A `Writer` over a chat-completions endpoint. Thread-safe; `close` ends its connections."""
 
     def __init__(self, model: str, settings: ChatSettings | None = None, endpoint: Endpoint | None = None) -> None:
-        """Prepare requests for `model`, as the endpoint names it; sends nothing.
+        """Prepare requests for `model`, the endpoint's name of the model; nothing is sent yet.
 
         Raises:
             UsageError: the address, key or proxy in the environment is invalid, or the model has no
@@ -66,7 +64,7 @@ class EndpointWriter:
 
     @property
     def id(self) -> str:
-        """The model's name, as a user gives it."""
+        """The name of the model with the prefix `openai:`, as a user gives it."""
         return f"{ENDPOINT_PREFIX}{self.model}"
 
     @property
@@ -77,13 +75,13 @@ class EndpointWriter:
     @property
     def decides(self) -> dict[str, Any]:
         """The settings that determine this writer's answers, for memo keys; without the API key."""
-        # A sampled answer must not be reused later.
+        # A sampled answer must not be reused, so the id of this object becomes part of the key.
         instance_fields = {} if self.settings.is_repeatable else {"once": self._instance_id}
         return {**describe_endpoint(self.model, self.settings, self.endpoint), **instance_fields}
 
     @explain_tokenizer_errors()
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text with the model's tokenizer; without it one per byte, an
+        """Count the tokens of each text with the model's tokenizer; without it, count bytes, an
         upper bound.
         """
         if self._tokenizer is None:
@@ -93,7 +91,7 @@ class EndpointWriter:
     def write(
         self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
     ) -> list[Completion]:
-        """Continue each prompt, in order, several at once; `should_stop` closes the streams.
+        """Complete each prompt, in order, with concurrent requests.
 
         Raises:
             UsageError: a prompt is longer than `max_prompt_tokens`, or than the model's context.
@@ -108,15 +106,13 @@ class EndpointWriter:
         return [self._to_completion(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
 
     def log_likelihood(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-        """Raise an error: a chat endpoint returns the likelihood of its own text, not of a given
-        one.
+        """Raise an error, because a chat endpoint returns likelihoods only of texts that it
+        generates.
 
         Raises:
             UsageError: always.
         """
-        raise UsageError(
-            f"{self.id} does not tell the likelihood of a given text: use a model in memory for what needs one"
-        )
+        raise UsageError(f"{self.id} does not compute the likelihood of a given text: use a model in memory")
 
     def close(self) -> None:
         """Cancel all requests and close the connections."""
@@ -126,8 +122,9 @@ class EndpointWriter:
         longest_prompt = max(self._count_prompt_tokens(prompts), default=0)
         if longest_prompt > self.max_prompt_tokens:
             raise UsageError(
-                f"a prompt of {longest_prompt} tokens is longer than {self.id} has room for, "
-                f"{self.max_prompt_tokens}: give fewer passages, or set BOOKWHEEL_LLM_CONTEXT, or "
+                f"a prompt of {longest_prompt} tokens is longer than the {self.max_prompt_tokens} "
+                f"that {self.id} "
+                "has room for: give fewer passages, or set BOOKWHEEL_LLM_CONTEXT, or "
                 "BOOKWHEEL_LLM_TOKENIZER for an exact count"
             )
 
@@ -176,22 +173,24 @@ class EndpointWriter:
             return self._find_truncation(prompt, reply)
         if reply.has_reasoning or not reply.ended:
             return describe_missing_answer(self.settings.token_limit, ended=reply.ended)
-        return AnswerProblem("empty", "the model wrote nothing: ask again, or choose another model")
+        return AnswerProblem("empty", "the model generated nothing: ask again, or choose another model")
 
     def _find_truncation(self, prompt: Prompt, reply: ChatReply) -> AnswerProblem | None:
-        """Return a problem if the endpoint read much less than the whole prompt, else None."""
+        """Return a problem if the endpoint counted far fewer tokens than the prompt has, else
+        None.
+        """
         minimum = _count_min_tokens(prompt) if self._tokenizer is None else self._count_prompt_tokens([prompt])[0]
         if reply.usage is None or reply.usage[0] >= _MIN_READ_SHARE * minimum:
             return None
         return AnswerProblem(
             "prompt_truncated",
             f"the endpoint read {reply.usage[0]} tokens of a prompt of at least {minimum}: give its server "
-            "a larger context, or set BOOKWHEEL_LLM_CONTEXT to the context that it has",
+            "a larger context, or set BOOKWHEEL_LLM_CONTEXT to the server's context",
         )
 
 
 def _count_min_tokens(prompt: Prompt) -> int:
-    """Return a lower bound of a prompt's tokens: one per word, since tokens rarely span words."""
+    """Return a lower bound of a prompt's tokens: one per word, because tokens rarely span words."""
     return len(prompt.system.split()) + len(prompt.user.split())
 
 
@@ -211,7 +210,7 @@ class ChatClient:
     """Sends requests to one model of an endpoint. All calls must come from one event loop."""
 
     def __init__(self, endpoint: Endpoint, model: str, settings: ChatSettings) -> None:
-        """Create the HTTP client; sends nothing."""
+        """Create the HTTP client; nothing is sent yet."""
         self._endpoint, self._model, self._settings = endpoint, model, settings
         self._errors = EndpointErrors(endpoint, model)
         self._length_field, self._requests_usage = settings.length_field, True
@@ -225,7 +224,7 @@ class ChatClient:
         )
 
     async def complete(self, messages: list[dict[str, str]], on_text: OnText | None = None) -> ChatReply:
-        """Return the completion of a chat; `on_text` is called with each piece of its text.
+        """Return the completion of a chat; `on_text` is called with each fragment of its text.
 
         A broken stream is retried only if `on_text` has not been called.
 
@@ -244,7 +243,7 @@ class ChatClient:
         reply = ChatReply(KeyMask(self._endpoint.key))
         try:
             while not await self._stream(self._build_body(messages), reply, on_text):
-                pass  # send the request again, without the field that the endpoint refused
+                pass  # send the request again without the field that the endpoint refused
         except FailedAttemptError as failed_attempt:
             if on_text is not None and reply.parts:
                 raise FailedAttemptError(failed_attempt.error) from failed_attempt
@@ -254,7 +253,7 @@ class ChatClient:
     async def _stream(self, body: Mapping[str, Any], reply: ChatReply, on_text: OnText | None) -> bool:
         """Send a request and read the reply.
 
-        Return False if the endpoint refused a field that `_build_body` now leaves out or renames.
+        Return False if the endpoint refused a field that `_build_body` now omits or renames.
         """
         request = self._client.build_request("POST", f"{self._endpoint.url}/chat/completions", json=body)
         try:
@@ -272,7 +271,7 @@ class ChatClient:
                 finally:
                     await response.aclose()
         except TimeoutError:
-            raise self._errors.timed_out("wrote no word", self._settings.first_seconds) from None
+            raise self._errors.timed_out("sent no text", self._settings.first_seconds) from None
         except ReplyTooLargeError as error:
             raise self._errors.reply_too_large(self._settings.reply_limit) from error
         except httpx.DecodingError as error:
@@ -284,7 +283,7 @@ class ChatClient:
         return True
 
     async def _iter_texts(self, response: httpx.Response, reply: ChatReply) -> AsyncGenerator[str]:
-        """Yield the text pieces of the reply; "" for an event without text.
+        """Yield the text fragments of the reply; "" for an event without text.
 
         The answer is complete when its `finish_reason` has arrived, so errors in the rest of the
         stream are ignored.
@@ -304,8 +303,8 @@ class ChatClient:
     async def _handle_error_status(self, response: httpx.Response, request_body: Mapping[str, Any]) -> bool:
         """Raise an error for an error status.
 
-        Return False instead if the endpoint only refuses a field that can be left out or renamed;
-        the next request does so.
+        Return False instead if the endpoint only refuses a field that can be omitted or renamed,
+        which the next request does.
         """
         if response.is_redirect:
             raise self._errors.redirect(response.headers.get("location", ""))
@@ -326,7 +325,7 @@ class ChatClient:
         )
 
     async def _iter_events(self, response: httpx.Response) -> AsyncGenerator[str]:
-        """Yield the data of each event; for an endpoint that does not stream, its whole reply."""
+        """Yield the data of each event, or the whole reply of an endpoint that does not stream."""
         is_streamed = "text/event-stream" in response.headers.get("content-type", "")
         parser, whole_reply = EventParser(), bytearray()
         async with aclosing(iter_body_async(response, self._settings.reply_limit)) as chunks:
@@ -352,7 +351,7 @@ class ChatClient:
 
     def _build_body(self, messages: list[dict[str, str]]) -> Mapping[str, Any]:
         settings = self._settings
-        optional = {
+        optional_fields = {
             "temperature": settings.temperature,
             "top_p": settings.top_p if settings.temperature and settings.top_p < 1 else None,
             "seed": settings.seed,
@@ -365,5 +364,5 @@ class ChatClient:
             "stream": True,
             # Without this option, a stream has no token counts.
             **({"stream_options": {"include_usage": True}} if self._requests_usage else {}),
-            **{name: value for name, value in optional.items() if value is not None},
+            **{name: value for name, value in optional_fields.items() if value is not None},
         }

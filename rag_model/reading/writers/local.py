@@ -1,7 +1,7 @@
-"""A writer in this process: any generator, with the chat template of its tokenizer if there is one.
+"""A writer that runs a generator in this process, with the tokenizer's chat template if it has one.
 
-A prompt is one context of the generator, so decoding is that of RAG-Token with one passage of
-weight 1.
+A prompt is one context of the generator, so it is decoded like RAG-Token with one passage of weight
+1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ from rag_model.reading.writers.writer import (
 
 InMemoryGenerator = CausalGenerator | Seq2SeqGenerator
 BATCH_SIZE = 4  # default number of prompts per batch
-_SPARE_TOKENS = 4  # two joined texts may have a few more tokens than the texts alone
-_SPECIAL_TOKENS = 2  # of an answer: the token that begins it, and the end token
+_SPARE_TOKENS = 4  # reserve, as joined texts may have more tokens than the sum of both
+_SPECIAL_TOKENS = 2  # first token and end token of an answer
 
 
 class LocalWriter:
@@ -44,14 +44,14 @@ class LocalWriter:
         decoding: DecodingSettings | None = None,
         batch: int = BATCH_SIZE,
     ) -> None:
-        """Write with `generator`.
+        """Create a writer over `generator`.
 
         Args:
-            generator: without a chat template, and for an encoder-decoder, the system message
-                precedes the user message.
+            generator: the model; without a chat template, and for an encoder-decoder, the system
+                message is put before the user message.
             model_id: the name of the model in replies and records.
-            decoding: settings of decoding; `max_new_tokens` is reduced to the limit of the model.
-            batch: prompts per batch.
+            decoding: settings of decoding; `max_new_tokens` is limited to the maximum of the model.
+            batch: number of prompts per batch.
 
         Raises:
             UsageError: `max_new_tokens` leaves no room for a prompt.
@@ -60,7 +60,7 @@ class LocalWriter:
             raise UsageError(f"a batch of {batch} prompts is too small: give at least 1")
         decoding = decoding or DecodingSettings()
         self.id, self._generator, self._batch = model_id, generator, batch
-        # Prompt and text share the context.
+        # Whether prompt and answer share the context.
         self._shares_context = isinstance(generator, CausalGenerator)
         self._has_chat_template = self._shares_context and bool(generator.tokenizer.chat_template)
         self.decoding = replace(decoding, max_new_tokens=min(decoding.token_limit, generator.max_tokens))
@@ -71,8 +71,9 @@ class LocalWriter:
         )
         if self.max_prompt_tokens < 1:
             raise UsageError(
-                f"{self._max_new_tokens} tokens of a text leave no room for a prompt in "
-                f"{model_id}, which reads {generator.max_tokens}: ask for fewer"
+                f"{self._max_new_tokens} tokens of an answer leave no room for a prompt in "
+                f"{model_id}, whose context is {generator.max_tokens} tokens: request a shorter "
+                "answer"
             )
 
     @property
@@ -82,12 +83,12 @@ class LocalWriter:
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The settings that determine a text, besides the weights."""
+        """The settings that determine an answer in addition to the weights."""
         return {"decoding": asdict(self.decoding)}
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text as part of a prompt, where names of special tokens are
-        ordinary text.
+        """Count the tokens of each text in a prompt, in which names of special tokens are ordinary
+        text.
         """
         if not texts:
             return []
@@ -98,21 +99,23 @@ class LocalWriter:
     def write(
         self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
     ) -> list[Completion]:
-        """Continue each prompt, in order; `on_text` gets a text as it grows, with several beams
-        only at its end.
+        """Complete each prompt, in order; `on_text` gets new text at each token, or with several
+        beams the whole text at its end.
 
         Raises:
             UsageError: a prompt is too long.
             StoppedError: `should_stop` returned True.
         """
         completions: dict[int, Completion] = {}
-        for rows in self._iter_batches(prompts):
-            completions.update(zip(rows, self._complete_batch(prompts, rows, should_stop, on_text), strict=True))
-        return [completions[row] for row in range(len(prompts))]
+        for positions in self._iter_batches(prompts):
+            completions.update(
+                zip(positions, self._complete_batch(prompts, positions, should_stop, on_text), strict=True)
+            )
+        return [completions[position] for position in range(len(prompts))]
 
     @torch.inference_mode()
     def log_likelihood(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-        """Return log p(text|prompt) of each pair in nats, the end token included, by teacher
+        """Return log p(text|prompt) of each pair in nats, including the end token, by teacher
         forcing.
 
         Raises:
@@ -121,42 +124,43 @@ class LocalWriter:
         if len(prompts) != len(texts):
             raise UsageError(f"{len(prompts)} prompts and {len(texts)} texts: give one text per prompt")
         log_likelihoods: dict[int, float] = {}
-        for rows in self._iter_batches(prompts):
-            batch_texts = [texts[row] for row in rows]
+        for positions in self._iter_batches(prompts):
+            batch_texts = [texts[row] for row in positions]
             generator, contexts = self._encode_prompts(
-                [prompts[row] for row in rows], max(self.count_tokens(batch_texts)) + _SPECIAL_TOKENS + _SPARE_TOKENS
+                [prompts[row] for row in positions],
+                max(self.count_tokens(batch_texts)) + _SPECIAL_TOKENS + _SPARE_TOKENS,
             )
             targets = generator.encode_targets(batch_texts)
             # (b, 1, t) -> (b, t)
             log_p = target_log_p(generator.logits(contexts, targets), targets.tokens)[0][:, 0]
-            log_likelihoods.update(zip(rows, log_p.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True))
+            log_likelihoods.update(zip(positions, log_p.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True))
         return [log_likelihoods[row] for row in range(len(prompts))]
 
     def _complete_batch(
         self,
         prompts: Sequence[Prompt],
-        rows: Sequence[int],
+        positions: Sequence[int],
         should_stop: StopCheck | None,
         on_text: TextCallback | None,
     ) -> list[Completion]:
-        batch_prompts = [prompts[row] for row in rows]
+        batch_prompts = [prompts[row] for row in positions]
         generator, contexts = self._encode_prompts(batch_prompts, self._max_new_tokens)
-        emitted = [""] * len(rows)
-        filters = [ReasoningFilter() for _ in rows]
+        emitted_texts = [""] * len(positions)
+        filters = [ReasoningFilter() for _ in positions]
 
         def emit(row: int, tokens: Sequence[int], *, is_last: bool = False) -> None:
-            new_text = decode_new_text(generator, tokens, emitted[row], is_last=is_last)
+            new_text = decode_new_text(generator, tokens, emitted_texts[row], is_last=is_last)
             if on_text is None:
                 return
-            emitted[row] += new_text
+            emitted_texts[row] += new_text
             answer_text = filters[row].feed(new_text) + (filters[row].end() if is_last else "")
             if answer_text:
-                on_text(rows[row], answer_text)
+                on_text(positions[row], answer_text)
 
         wrapped_generator = generator if should_stop is None else make_stoppable(generator, should_stop)
         if on_text is not None and self.decoding.beams == 1:
             wrapped_generator = report_tokens(wrapped_generator, emit)
-        # log p(z|x) of the one context.
+        # log p(z|x) of the single context is 0.
         log_prior = torch.zeros(len(batch_prompts), 1, device=contexts.tokens.device)
         seeds = [derive_seed(self.decoding.sampling, prompt.user) for prompt in batch_prompts]
         decoded = decode_token(wrapped_generator, contexts, log_prior, self.decoding, seeds)
@@ -169,8 +173,8 @@ class LocalWriter:
         ]
 
     def _encode_prompts(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Generator, Contexts]:
-        """Return the generator with a prompt template, and the contexts of prompts with one system
-        message.
+        """Return (generator with a prompt template, contexts of prompts with equal system
+        messages).
 
         Each context leaves room for `max_new_tokens`.
         """
@@ -178,8 +182,8 @@ class LocalWriter:
             if (tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._max_context_tokens(max_new_tokens):
                 limit = max(0, self._max_context_tokens(max_new_tokens))
                 raise UsageError(
-                    f"a prompt has {tokens} tokens, and {self.id} reads {limit} before an answer "
-                    f"of {max_new_tokens}: give fewer or shorter passages, or ask for a shorter "
+                    f"a prompt has {tokens} tokens, and {self.id} accepts {limit} before an answer "
+                    f"of {max_new_tokens}: give fewer or shorter passages, or request a shorter "
                     "answer"
                 )
         generator: Generator = replace(

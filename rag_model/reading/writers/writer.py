@@ -1,11 +1,11 @@
-"""The protocol of writers: prompts in, completions out, with their token counts.
+"""The protocol of writers, which turn prompts into completions with token counts.
 
-A model's reasoning is removed from the text of its answer, which may arrive in pieces. A server
-that knows its model sends reasoning in a field of its own, such as `reasoning_content`, which is
-not read. Other servers, and models in memory, leave reasoning in the text, between the marks of the
-model's chat template. Some templates open the block themselves, so that only the closing mark is in
-the text, and some servers drop the marks of gpt-oss. In these cases the reasoning is removed from
-the complete text, but a stream has already shown it.
+A model's reasoning is removed from its answer, which may arrive in fragments. Some servers send
+reasoning in a separate field, such as `reasoning_content`, whose text is ignored. Other servers,
+and models in memory, leave reasoning in the text, between marks of the model's chat template. Some
+templates contain the opening mark, so that only the closing mark is in the text, and some servers
+remove the marks of gpt-oss. In these cases the reasoning is removed from the complete text, but a
+stream has already shown it.
 """
 
 import re
@@ -19,26 +19,27 @@ from rag_model.reading.reader import StopCheck, TextCallback
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A system message and a user message; a writer renders them in its own format."""
+    """A system message and a user message, which a writer renders in the format of its model."""
 
-    system: str  # may be empty
-    user: str
+    system: str  # system message; may be empty
+    user: str  # user message
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The completion of one prompt."""
 
-    text: str  # without special tokens and reasoning
+    text: str  # text without special tokens and reasoning
     usage: TokenUsage
-    ended: bool  # False if it was truncated at the maximum tokens
-    # log p(text|prompt) in nats, the end token included; None if unknown, as after reasoning.
+    ended: bool  # False: truncated at the maximum number of tokens
+    # log p(text|prompt) in nats, including the end token; None: unknown, for example after
+    # reasoning.
     log_likelihood: float | None = None
     problem: AnswerProblem | None = None  # the reason why the text is empty or doubtful
 
 
 class Writer(Protocol):
-    """Continues prompts: `local.LocalWriter`, `endpoint.EndpointWriter`."""
+    """A model that completes prompts: `local.LocalWriter`, `endpoint.EndpointWriter`."""
 
     @property
     def id(self) -> str:
@@ -47,32 +48,34 @@ class Writer(Protocol):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum tokens of a prompt that leave room for an answer."""
+        """Maximum tokens of a prompt, so that there is room for an answer."""
         ...
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The settings that determine this writer's texts, besides the weights, for memo keys."""
+        """The settings that determine the texts in addition to the weights, for memo keys."""
         ...
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text; without the tokenizer an upper bound."""
+        """Count the tokens of each text; the result is an upper bound if the tokenizer is
+        unknown.
+        """
         ...
 
     def write(
         self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
     ) -> list[Completion]:
-        """Continue each prompt, in order; for `should_stop` and `on_text` see `Reader.answer`.
+        """Complete each prompt, in order; for `should_stop` and `on_text`, see `AnswerCallbacks`.
 
         Raises:
-            UsageError: a prompt is longer than `room`.
+            UsageError: a prompt is longer than `max_prompt_tokens`.
             StoppedError: `should_stop` returned True.
             BookwheelError: the model failed, and retries did not help.
         """
         ...
 
     def log_likelihood(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-        """Return log p(text|prompt) of each pair in nats, the end token included.
+        """Return log p(text|prompt) of each pair in nats, including the end token.
 
         Raises:
             UsageError: this writer's model does not compute likelihoods.
@@ -90,18 +93,18 @@ _BLOCKS = (
     ("[THINK]", "[/THINK]"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
-    # gpt-oss writes channels; the last one is the answer.
+    # gpt-oss writes channels, of which the last one is the answer.
     ("<|channel|>", "final<|message|>"),
     ("<|start|>", "final<|message|>"),
 )
 _MAX_MARK = max(len(closing) for _, closing in _BLOCKS)
 _END_MARKS = re.compile(r"\s*<\|(?:end|return)\|>\s*\Z")
-# Channels of gpt-oss whose marks the server has dropped.
+# Channels of gpt-oss whose marks the server has removed.
 _BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTALL)
 
 
 def describe_missing_answer(token_limit: int, *, ended: bool) -> AnswerProblem:
-    """Return the problem of a text that is only reasoning; `ended` says that it was not truncated."""
+    """Return the problem of a text that is only reasoning; `ended` is False if it was truncated."""
     message = (
         "the model reasoned and gave no answer: ask again, or choose another model"
         if ended
@@ -111,23 +114,23 @@ def describe_missing_answer(token_limit: int, *, ended: bool) -> AnswerProblem:
 
 
 class ReasoningFilter:
-    """Drops reasoning at the beginning of a text that arrives in pieces."""
+    """Removes reasoning from the beginning of a text that arrives in fragments."""
 
     def __init__(self) -> None:
-        """Begin a text."""
+        """Create a filter for one text."""
         self.has_reasoning = False  # whether reasoning was dropped
         self._pending, self._closing_mark, self._is_answering = "", "", False
 
-    def feed(self, piece: str) -> str:
-        r"""Return the part of the answer that this piece completes.
+    def feed(self, fragment: str) -> str:
+        r"""Return the new text of the answer after this fragment.
 
         >>> reasoning = ReasoningFilter()
         >>> [reasoning.feed(piece) for piece in ("<th", "ink>Who?</thi", "nk>", "\n\nOrwell", ".")]
         ['', '', '', 'Orwell', '.']
         """
         if self._is_answering:
-            return piece
-        self._pending += piece
+            return fragment
+        self._pending += fragment
         while True:
             if self._closing_mark:
                 _, mark, rest = self._pending.partition(self._closing_mark)
@@ -147,7 +150,7 @@ class ReasoningFilter:
         return self.end()
 
     def end(self) -> str:
-        """Return the rest of the answer; drop an unfinished block of reasoning."""
+        """Return the rest of the answer; an unfinished block of reasoning is removed."""
         pending, self._pending = self._pending, ""
         if self._closing_mark:
             return ""
@@ -155,7 +158,7 @@ class ReasoningFilter:
 
 
 def remove_reasoning(text: str) -> tuple[str, bool]:
-    """Return a complete text without its reasoning, and whether it had any.
+    """Return (complete text without its reasoning, whether it had reasoning).
 
     >>> remove_reasoning("Who was it?</think>Orwell"), remove_reasoning("<think>Who")
     (('Orwell', True), ('', True))

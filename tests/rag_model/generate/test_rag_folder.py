@@ -196,9 +196,9 @@ def test_each_half_of_a_plain_folder_opens_by_itself(parts: dict[str, Path], tmp
         (lambda folder: (folder / "generator_tokenizer").rename(folder / "elsewhere"), "is not a complete RAG model"),
         (
             lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
-            "holds a bert model.* --reader concat",
+            "contains a bert model.* --reader concat",
         ),
-        (lambda folder: [path.unlink() for path in folder.glob("*.json")], "holds no RAG model"),
+        (lambda folder: [path.unlink() for path in folder.glob("*.json")], "contains no RAG model"),
     ],
 )
 def test_what_is_broken_is_one_sentence(

@@ -68,9 +68,9 @@ def test_a_threshold_is_a_number_or_a_file(tmp_path: Path) -> None:
 def test_what_is_no_threshold_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "threshold.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match="holds no threshold"):
+    with pytest.raises(InputError, match="contains no threshold"):
         Threshold.parse(str(path))
-    with pytest.raises(InputError, match="holds no threshold"):
+    with pytest.raises(InputError, match="contains no threshold"):
         Threshold.parse(str(tmp_path / "nowhere.json"))
     with pytest.raises(UsageError, match="finite"):
         Threshold.parse("nan")

@@ -73,7 +73,7 @@ def test_what_is_not_there_is_not_said(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_such_a_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no head for spans"):
+    with pytest.raises(InputError, match="no question-answering head"):
         SpanModel.load(save_bert(tmp_path / "bert"))
     folder = save_span_model(tmp_path / "qa", "bert")
     write_json(folder / "tokenizer.json", {})

@@ -155,7 +155,7 @@ def test_a_route_is_kept_in_a_file_and_belongs_to_its_model(tmp_path: Path) -> N
     assert "chosen for the reader concat" in route.explain_mismatch(str(folder), "marginal")
     (folder / "more.txt").write_text("x")
     settings = ReaderSettings("auto", route=route)
-    with pytest.raises(UsageError, match="chosen for another model than"):
+    with pytest.raises(UsageError, match="chosen for a model other than"):
         check_route(settings, str(folder))
     never = Route("weights", None)
     never.write(path)
@@ -173,9 +173,9 @@ def test_a_route_is_kept_in_a_file_and_belongs_to_its_model(tmp_path: Path) -> N
 def test_a_file_without_a_route_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "route.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match="holds no route"):
+    with pytest.raises(InputError, match="(contains no route|cannot be read)"):
         Route.read(path)
-    with pytest.raises(InputError, match="holds no route"):
+    with pytest.raises(InputError, match="(contains no route|cannot be read)"):
         Route.read(tmp_path / "nowhere.json")
 
 
@@ -184,7 +184,7 @@ def test_auto_reads_passages_as_the_model_does(tmp_path: Path) -> None:
     settings = ReaderSettings("auto", DecodingSettings(max_new_tokens=2))
     assert settings.reader_for(folder) == settings.reader_for("openai:small") == "concat"
     assert settings.reader_for("reader@3") == "marginal"
-    with pytest.raises(UsageError, match="leave --order, --budget, --prompt and --cite out"):
+    with pytest.raises(UsageError, match="omit --order, --budget, --prompt and --cite"):
         replace(settings, concat=PromptSettings(cite=True)).reader_for("reader@3")
     with pytest.raises(UsageError, match="needs passages"):
         replace(settings, threshold=Threshold("retrieval", 0.5)).reader_for(folder)

@@ -37,7 +37,7 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
         ("TEMPERATURE", "warm", "a number, or `default`"),
         ("CONCURRENCY", "0", "concurrency is 0"),
         ("PRICES", "3", "two prices such as"),
-        ("PRICES", "3,-1", "give two of 0 or more"),
+        ("PRICES", "3,-1", "give two numbers of 0 or more"),
         ("WHOLE_SECONDS", "nan", "whole_seconds is nan"),
         ("LOGPROBS", "5", "BOOKWHEEL_LLM_LOGPROBS is '5': set it to yes or no"),
         ("LENGTH_FIELD", "max", "max_tokens or max_completion_tokens"),

@@ -162,12 +162,12 @@ def test_what_passes_is_tried_again(step: Step) -> None:
         ),
         (streams(*[event("x" * 1000)] * 20, *WHOLE), 1, EndpointError, "sent more than 9000 bytes"),
         (replies(200, b" " * 9001), 1, EndpointError, "sent more than 9000 bytes"),
-        (hangs(), 3, EndpointError, "wrote no word within 0.2 s"),
-        (hangs(STREAM, b": wait\n\n"), 3, EndpointError, "wrote no word within 0.2 s"),
+        (hangs(), 3, EndpointError, "sent no text within 0.2 s"),
+        (hangs(STREAM, b": wait\n\n"), 3, EndpointError, "sent no text within 0.2 s"),
     ],
 )
 def test_each_failure_is_one_sentence_without_the_key(step: Step, tries: int, kind: type, words: str) -> None:
-    settings = replace(QUICK, first_seconds=0.2 if "no word" in words else 20.0, max_reply_bytes=9000)
+    settings = replace(QUICK, first_seconds=0.2 if "no text" in words else 20.0, max_reply_bytes=9000)
     with scripted(step) as server, pytest.raises(BookwheelError, match=r"^[^\n]+$") as failed:
         written(server, settings)
     assert type(failed.value) is kind
@@ -235,7 +235,7 @@ def test_a_prompt_without_room_is_refused_before_it_is_sent() -> None:
 
 def test_likelihoods_of_given_texts_are_refused() -> None:
     writer = EndpointWriter("tiny", QUICK, Endpoint("http://localhost:1"))
-    with pytest.raises(UsageError, match="openai:tiny does not tell the likelihood"):
+    with pytest.raises(UsageError, match="openai:tiny does not compute the likelihood"):
         writer.log_likelihood(ASKED, ["a", "b"])
     writer.close()
 

@@ -193,7 +193,7 @@ def test_the_room_is_what_fits_before_an_answer(tmp_path: Path) -> None:
 
 def test_what_has_no_room_is_refused(tmp_path: Path) -> None:
     folder = save_llama(tmp_path)
-    with pytest.raises(UsageError, match="leave no room for a prompt in tiny, which reads 256"):
+    with pytest.raises(UsageError, match="leave no room for a prompt in tiny, whose context is 256"):
         writer(folder, DecodingSettings(max_new_tokens=256))
     with pytest.raises(UsageError, match="a batch of 0 prompts"):
         writer(folder, batch=0)
