@@ -173,9 +173,9 @@ def test_a_route_is_kept_in_a_file_and_belongs_to_its_model(tmp_path: Path) -> N
 def test_a_file_without_a_route_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "route.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match="(contains no route|cannot be read)"):
+    with pytest.raises(InputError, match="contains no route"):
         Route.read(path)
-    with pytest.raises(InputError, match="(contains no route|cannot be read)"):
+    with pytest.raises(InputError, match="cannot be read"):
         Route.read(tmp_path / "nowhere.json")
 
 
