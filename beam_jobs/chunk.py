@@ -48,13 +48,13 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
 # largest dump, in bytes, that the launcher reads itself to look up its parts
-_LAUNCHER_READS_BYTES = 64 << 20
-# compressed bytes per second of one core: all articles parsed, or nearly all reused
+_MAX_LAUNCHER_BYTES = 64 << 20
+# compressed bytes that one core reads per second if it parses all articles, or reuses nearly all
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = 1e6, 7e6
-_READ_BYTES_PER_SECOND = 5e6  # compressed bytes, if only templates are parsed
+_READ_BYTES_PER_SECOND = 5e6  # the same if it parses only templates
 _ENCODED_BYTES_PER_SECOND = (
-    # the same times bytes of a chunker's model: a passage has some 312, a core encodes 8e9
-    # (`embed`)
+    # compressed bytes times bytes of the chunker's model, per second of one core: a passage takes
+    # about 312 compressed bytes, and a core encodes 8e9 passages times bytes of the model (`embed`)
     2.5e12
 )
 
@@ -65,7 +65,7 @@ class TemplateTask:
 
     part: Part
     siteinfo: Siteinfo
-    redirects: bool = False  # read the redirects too
+    redirects: bool = False  # whether to read the redirects too
 
     @property
     def bytes(self) -> int:
@@ -73,7 +73,7 @@ class TemplateTask:
         return sum(slice_.length for slice_ in self.part.slices)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the templates. Reads the part's bytes."""
+        """Return all inputs that determine the templates; this reads the part's bytes."""
         return {
             "source": compute_source_digest(self.part),
             "siteinfo": asdict(self.siteinfo),
@@ -95,9 +95,9 @@ def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[Template
 
 
 def _has_tables(plan: Plan) -> bool:
-    """Return whether the format of a dump has templates, and so properties of pages beside it."""
+    """Return whether the dump's format has templates; only such dumps have a table of page properties."""
     formats = [get_part_format(part) for part in plan.parts[:1]]
-    return any(isinstance(each, PageFormat) and each.has_templates for each in formats)
+    return any(isinstance(part_format, PageFormat) and part_format.has_templates for part_format in formats)
 
 
 def read_templates(task: TemplateTask, store: Store) -> Report:
@@ -147,7 +147,7 @@ _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properti
 
 @dataclass(frozen=True, slots=True)
 class RedirectTask:
-    """One of 2**bits shards of all redirects: the first `bits` bits of their keys are `number`."""
+    """One of 2**bits shards of all redirects: those whose keys start with the `bits` bits of `number`."""
 
     parts: BlobRef  # JSON list of the blobs of all parts' redirects
     number: int
@@ -155,7 +155,7 @@ class RedirectTask:
     removed: tuple[int, ...] = ()  # ids of redirects that were taken down
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the sorted file."""
+        """Return all inputs that determine the sorted file."""
         return {
             "parts": self.parts.id,
             "number": self.number,
@@ -185,7 +185,7 @@ class ItemTask:
     url: str
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the items. Reads the file."""
+        """Return all inputs that determine the items; this reads the file."""
         return {"source": digest_chunks(read_bytes(self.url)), "code": TABLE_VERSION}
 
 
@@ -255,11 +255,11 @@ def run_table_jobs(
     """Read the tables of a dump by jobs; see `collect_tables`."""
 
     def run_tasks(
-        stage: str, function: TaskFunction[Any], tasks: Sequence[Any], seconds: Callable[[Any], float]
+        stage: str, function: TaskFunction[Any], tasks: Sequence[Any], estimate_seconds: Callable[[Any], float]
     ) -> list[Report]:
         # The memo key of a part is a digest of its bytes, so a look-up reads the whole part.
-        is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _LAUNCHER_READS_BYTES
-        return run_job(stage, function, tasks, launch, on_progress, seconds, memoised=is_small)
+        is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _MAX_LAUNCHER_BYTES
+        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=is_small)
 
     return collect_tables(store, plan, dump, metadata, run_tasks)
 
@@ -313,9 +313,9 @@ class ChunkTask:
         return sum(slice_.length for slice_ in self.part.slices)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the passages. Reads the part's bytes.
+        """Return all inputs that determine the passages; this reads the part's bytes.
 
-        Reused parts are no input: they give the same passages.
+        The parent's parts are not inputs, because reuse gives the same passages.
 
         Raises:
             InputError: the source cannot be read.
@@ -331,7 +331,7 @@ class ChunkTask:
             **get_format_identity(self.part),
             **(
                 {"suppressed": self.suppressed} if self.suppressed else {}
-            ),  # left out if empty, so that other parts keep their keys
+            ),  # left out if empty, so that parts without removed pages keep their keys
             **({"templates": self.tables.templates.id} if self.tables.templates else {}),
             **({"pages": self.tables.pages.id} if self.tables.pages else {}),
         }
@@ -394,13 +394,13 @@ def chunk(task: ChunkTask, store: Store) -> Report:
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:
     """Chunk all parts; return their results in order."""
     # looking up a part means reading it
-    is_small = sum(task.bytes for task in tasks if not has_digest_names(task.part)) <= _LAUNCHER_READS_BYTES
+    is_small = sum(task.bytes for task in tasks if not has_digest_names(task.part)) <= _MAX_LAUNCHER_BYTES
 
-    reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=is_small)
+    reports = run_job("chunk", chunk, tasks, launch, on_progress, _estimate_seconds, memoised=is_small)
     return [ChunkResult.from_json(report) for report in reports]
 
 
-def _seconds(task: ChunkTask) -> float:
+def _estimate_seconds(task: ChunkTask) -> float:
     if task.parent_parts:
         return task.bytes / _REUSED_BYTES_PER_SECOND
     model_bytes = sum(blob.size for _, blobs in task.setting_files for _, blob in blobs)

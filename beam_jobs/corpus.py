@@ -41,7 +41,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_COMPARED_BYTES_PER_SECOND = 1e8  # of the two versions of a file, per second of one core
+_COMPARED_BYTES_PER_SECOND = 1e8  # bytes of both versions of a file that one core compares per second
 
 
 def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:
@@ -76,13 +76,13 @@ def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launc
     """Build an index over the passages of a snapshot, and return its file in the store.
 
     It is recorded like an index of a build, so a second training, or a build that adds the same
-    index, finds it.
+    index, reuses it.
 
     Args:
-        plan: of the index.
-        bags: a folder with the tokenizer of the bags that the index is over; None: it is over the
-            texts.
-        snapshot: the passages.
+        plan: the plan of the index.
+        bags: folder of the tokenizer that turns passages into bags of tokens to index; None: index
+            the texts.
+        snapshot: the snapshot whose passages are indexed.
         launch: the settings of the run.
 
     Raises:
@@ -102,7 +102,7 @@ def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launc
 def _encode_bags(
     store: Store, folder: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], launch: Launch
 ) -> list[BlobRef]:
-    """Turn the passages of each part into bags."""
+    """Turn the passages of each part into bags of tokens; return the parts' files."""
     encoder = store_bag_tokenizer(store, folder)
     tasks = [
         EmbedTask(
@@ -148,11 +148,13 @@ def delta(step: DeltaStep, store: Store) -> Report:
 def write_deltas(before: Content, after: Content, launch: Launch, on_progress: OnProgress | None = None) -> int:
     """Create all deltas from one snapshot's files to another's; return their total bytes."""
     steps = [step for steps in list_delta_steps(before, after).values() for step in steps]
-    compared = {step.over for step in steps if step.base and not step.is_passages}
-    put = Store.open(launch.store_url).blobs.put_bytes
+    compared_representations = {step.over for step in steps if step.base and not step.is_passages}
+    put_bytes = Store.open(launch.store_url).blobs.put_bytes
     parts = {
-        over: put(json.dumps([part.to_json() for part in list_parts(before, after, over)]).encode())
-        for over in compared
+        representation: put_bytes(
+            json.dumps([part.to_json() for part in list_parts(before, after, representation)]).encode()
+        )
+        for representation in compared_representations
     }
     steps = [replace(step, parts=parts[step.over]) if step.base and not step.is_passages else step for step in steps]
     reports = run_job("delta", delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
@@ -164,7 +166,7 @@ def _estimate_delta_seconds(step: DeltaStep) -> float:
     return (base_bytes + (step.head_bytes or step.target.size)) / _COMPARED_BYTES_PER_SECOND
 
 
-# bytes of passages per second of one core: read, filtered and written again, with their vectors
+# bytes of passages that one core reads, filters and rewrites per second, with their vectors
 _REWRITTEN_BYTES_PER_SECOND = 1.6e6
 
 
@@ -173,7 +175,7 @@ class RedactTask:
     """A part's files and the pages to leave out of them."""
 
     pages: tuple[str, ...]
-    # `text`, `articles`, `spans`, and vectors by representation
+    # files by name: `text`, `articles`, `spans`, and the vectors under their representation's name
     files: tuple[tuple[str, BlobRef], ...]
 
     @property
@@ -184,10 +186,14 @@ class RedactTask:
 
 def redact(task: RedactTask, store: Store) -> Report:
     """Rewrite one part's files without the pages."""
-    local = {name: store.blobs.get_local_path(ref) for name, ref in task.files}
-    passages, articles, spans = local.pop(TEXT), local.pop(ARTICLES, None), local.pop(SPANS, None)
+    paths_by_name = {name: store.blobs.get_local_path(ref) for name, ref in task.files}
+    passages, articles, spans = (
+        paths_by_name.pop(TEXT),
+        paths_by_name.pop(ARTICLES, None),
+        paths_by_name.pop(SPANS, None),
+    )
     with temporary_folder("redact") as folder:
-        redacted, rows = redact_part(PartFiles(passages, local, articles, spans), {*task.pages}, folder)
+        redacted, rows = redact_part(PartFiles(passages, paths_by_name, articles, spans), {*task.pages}, folder)
         paths = {TEXT: redacted.passages, ARTICLES: redacted.articles, SPANS: redacted.spans, **redacted.vectors}
         files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
     return RedactResult(rows, files).to_json()

@@ -29,9 +29,9 @@ from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 
-# bytes of passages per second of one core: hashes looked up, vectors copied
+# bytes of passages per second of one core if their hashes are looked up and their vectors copied
 _READ_BYTES_PER_SECOND = 2e7
-# passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
+# passages times bytes of weights that one core encodes per second: 85 passages with a 91 MB model
 _ENCODED_PER_SECOND = 8e9
 # Libraries whose versions determine the vectors. A model behind an endpoint uses neither group.
 _LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
@@ -62,15 +62,24 @@ class EmbedTask:
 
     @classmethod
     def of(
-        cls, cut: ChunkResult, encoder: StoredEncoder, dtype: Dtype, parent_parts: tuple[ParentPart, ...] = ()
+        cls, chunk_result: ChunkResult, encoder: StoredEncoder, dtype: Dtype, parent_parts: tuple[ParentPart, ...] = ()
     ) -> Self:
         """Return the task of a part that the chunk job reported."""
-        stats, space = cut.stats, encoder.space
+        stats, space = chunk_result.stats, encoder.space
         reused_share = stats.inherited / stats.articles if parent_parts and stats.articles else 0.0
         new_passages = round(stats.rows * (1 - reused_share))
-        # of passages that no recipe of this run cut, that of their file
-        rows_digest = stats.digest or cut.passages.id
-        fields = cut.passages, rows_digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
+        # imported passages have no digest of their values, so use that of their file
+        rows_digest = stats.digest or chunk_result.passages.id
+        fields = (
+            chunk_result.passages,
+            rows_digest,
+            encoder.passage,
+            space.digest,
+            space.dim,
+            dtype,
+            encoder.kind,
+            encoder.scale,
+        )
         spec = encoder.spec
         is_endpoint = isinstance(spec, EncoderSpec) and spec.is_endpoint
         is_static = isinstance(spec, BagSpec) or (isinstance(spec, EncoderSpec) and spec.is_static)
@@ -80,12 +89,12 @@ class EmbedTask:
         return cls(*fields, parent_parts, new_passages, is_device_independent, arithmetic, libraries)
 
     @property
-    def form(self) -> RowFormat:
-        """The form of the rows."""
+    def row_format(self) -> RowFormat:
+        """The format of the rows."""
         return get_row_format(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the vectors up to rounding; reused parts are none."""
+        """Return all inputs that determine the vectors up to rounding; the parent's parts are not inputs."""
         inputs = {
             "passages": self.digest,
             "space": self.space,
@@ -96,8 +105,8 @@ class EmbedTask:
         return inputs if self.arithmetic == CPU_FLOAT32 else {**inputs, "arithmetic": self.arithmetic}
 
 
-class _OtherArithmeticError(Exception):
-    """The encoder has another device or dtype than the task, as if torch cannot use the GPU."""
+class _ArithmeticMismatchError(Exception):
+    """The encoder runs on another device type or dtype than the task says, for example without the GPU."""
 
     def __init__(self, arithmetic: str) -> None:
         super().__init__(arithmetic)
@@ -111,7 +120,7 @@ def embed(task: EmbedTask, store: Store) -> Report:
     task = replace(task, arithmetic=task.arithmetic or detect_arithmetic())
     try:
         return _find_or_encode(task, store)
-    except _OtherArithmeticError as error:
+    except _ArithmeticMismatchError as error:
         return _find_or_encode(replace(task, arithmetic=error.arithmetic), store)
 
 
@@ -119,13 +128,13 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     def load_encoder() -> Any:
         encoder = _load_encoder(store.url, task.encoder)
         if not task.is_device_independent and (arithmetic := describe_arithmetic(encoder)) != task.arithmetic:
-            raise _OtherArithmeticError(arithmetic)
+            raise _ArithmeticMismatchError(arithmetic)
         return encoder
 
     def produce(workdir: Path) -> StageResult:
         vectors_path = workdir / "embeddings.npy"
         passages, parent_files = store.blobs.get_local_path(task.passages), fetch_parent_files(store, task.parent_parts)
-        stats = task.form.embed(passages, vectors_path, load_encoder, parent_files)
+        stats = task.row_format.embed(passages, vectors_path, load_encoder, parent_files)
         return StageResult({"embeddings": vectors_path}, asdict(stats))
 
     inputs = task.inputs()
@@ -150,24 +159,26 @@ def _load_encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EmbedResult]:
     """Encode all parts; return their results in order."""
     if not is_local(launch.flags):
-        tasks = [_with_arithmetic(task, "") for task in tasks]
-    launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_encoder_bytes, tasks), default=0))
+        tasks = [_replace_arithmetic(task, "") for task in tasks]
+    launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_count_encoder_bytes, tasks), default=0))
     if any(task.new_passages and not task.is_device_independent for task in tasks):
         launch = launch.for_gpus(count_gpus())
     reports = _find_remote_reports(tasks, launch) or run_job(
-        "embed", embed, tasks, launch, on_progress, _seconds, memoised=is_local(launch.flags)
+        "embed", embed, tasks, launch, on_progress, _estimate_seconds, memoised=is_local(launch.flags)
     )
     return [EmbedResult.from_json(report) for report in reports]
 
 
-def describe_requests(encoder: StoredEncoder, cuts: Sequence[ChunkResult], new_passages: int) -> str:
-    """Describe how much the encoder's endpoint must embed; return "" without an endpoint."""
+def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResult], new_passages: int) -> str:
+    """Describe how much the encoder's endpoint must embed; return "" if the encoder has none."""
     if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not new_passages:
         return ""
     from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - imports HTTP
 
-    words = sum(cut.stats.words for cut in cuts) / max(1, sum(cut.stats.rows for cut in cuts))
-    return describe_endpoint_use(encoder.name, new_passages, words)
+    words_per_passage = sum(result.stats.words for result in chunk_results) / max(
+        1, sum(result.stats.rows for result in chunk_results)
+    )
+    return describe_endpoint_use(encoder.name, new_passages, words_per_passage)
 
 
 def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:
@@ -181,24 +192,24 @@ def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Rep
         return []
     store = Store.open(launch.store_url)
     for arithmetic in ARITHMETICS:
-        reports = look_up_reports(embed, [_with_arithmetic(task, arithmetic) for task in tasks], store)
+        reports = look_up_reports(embed, [_replace_arithmetic(task, arithmetic) for task in tasks], store)
         known_reports = [report for report in reports if report is not None]
         if len(known_reports) == len(tasks):
             return known_reports
     return []
 
 
-def _with_arithmetic(task: EmbedTask, arithmetic: str) -> EmbedTask:
+def _replace_arithmetic(task: EmbedTask, arithmetic: str) -> EmbedTask:
     return task if task.is_device_independent else replace(task, arithmetic=arithmetic)
 
 
-def _seconds(task: EmbedTask) -> float:
+def _estimate_seconds(task: EmbedTask) -> float:
     seconds_per_passage = (
-        STATIC_ENCODE_SECONDS if task.is_device_independent else _encoder_bytes(task) / _ENCODED_PER_SECOND
+        STATIC_ENCODE_SECONDS if task.is_device_independent else _count_encoder_bytes(task) / _ENCODED_PER_SECOND
     )
     return task.passages.size / _READ_BYTES_PER_SECOND + task.new_passages * seconds_per_passage
 
 
-def _encoder_bytes(task: EmbedTask) -> int:
+def _count_encoder_bytes(task: EmbedTask) -> int:
     """Return the total bytes of the encoder's files, which are mostly weights."""
     return sum(blob.size for _, blob in task.encoder)

@@ -1,4 +1,4 @@
-"""Explain which results each stage of a build would reuse, and which changed input prevents more.
+"""Explain which results each stage of a build would reuse, and which changed inputs prevent more.
 
 Nothing is built and nothing is written to the store. The dump is planned and chunked in this
 process, into a temporary folder, because the passages decide which vectors can be reused. Parts and
@@ -50,15 +50,16 @@ _KIND = "plan.kind"  # path of the kind in an index's inputs
 class StageReuse:
     """The results that one stage would reuse."""
 
-    stage: str  # plan, chunk, embed, or of an index: train/hnsw, shard/hnsw, index/hnsw
-    # parts, articles, passages or indexes; `if it fits` for a trained file, `to update` for the
-    # graphs of cells
+    stage: str  # plan, chunk, embed, or for an index train/hnsw, shard/hnsw, index/hnsw
+    # what is counted: parts, articles, passages or indexes; `if it fits` for a trained file, `to
+    # update` for the graphs of cells
     unit: str
     reused: int  # units that would be reused
     total: int
     tasks: int
     recorded: int  # tasks whose outputs all exist
-    # input, or `no record` -> number of tasks whose closest record differs in it
+    # number of tasks whose closest record differs in an input, by input; `no record` counts tasks
+    # without a comparable record
     changed: Mapping[str, int]
 
 
@@ -69,11 +70,12 @@ class ReuseReport:
     ref: str
     parent: str | None  # id of the parent snapshot
     stages: tuple[StageReuse, ...]
-    forecast: Mapping[str, Any] = field(default_factory=dict)  # of the cost, fitted to past builds
+    # forecast of the cost, fitted to past builds
+    forecast: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[str, ...] = ()  # sentences on the passages that endpoints must embed
 
     def to_json(self) -> dict[str, Any]:
-        """Return the explanation as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
@@ -172,9 +174,9 @@ def explain(
             chunk_result = lookup.look_up_passages(task, load_page_table(scratch, task))
             for name, stored_encoder in encoders.items():
                 lookup.look_up_vectors(name, chunk_result, parent.find_encoded(task.part, stored_encoder.space.digest))
-    widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-    plans = plan_indexes(recipe.index, lookup.chunk_results, widths, worker_memory(beam_options), parent)
-    indexes = [
+    dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
+    plans = plan_indexes(recipe.index, lookup.chunk_results, dimensions, worker_memory(beam_options), parent)
+    index_stages = [
         stage
         for name, plan in plans.items()
         for stage in (
@@ -187,34 +189,40 @@ def explain(
         _compare_ranges(plan, parent),
         lookup.chunk.to_stage("chunk", "articles"),
         *lookup.list_embed_stages(),
-        *indexes,
+        *index_stages,
     )
-    embed = next(stage for stage in lookup.list_embed_stages() if stage.stage == "embed")
+    embed_stage = next(stage for stage in lookup.list_embed_stages() if stage.stage == "embed")
     history = read_history(parent.manifest)
-    forecast = forecast_build(history, embed.total - embed.reused)
-    requests = (
+    forecast = forecast_build(history, embed_stage.total - embed_stage.reused)
+    request_sentences = (
         describe_requests(stored_encoder, lookup.chunk_results, stage.total - stage.reused)
         for stored_encoder, stage in zip(encoders.values(), lookup.list_embed_stages(), strict=True)
     )
     parent_id = parent.manifest.id if parent.manifest else None
-    return ReuseReport(ref, parent_id, stages, forecast, tuple(filter(None, requests)))
+    return ReuseReport(ref, parent_id, stages, forecast, tuple(filter(None, request_sentences)))
 
 
 def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:
-    """Compare the parts' ranges of pages with the parent's: a part with the same range can be the
-    same file.
+    """Compare the parts' page ranges with the parent's: a part with the same range may be
+    unchanged.
     """
     parent_parts = parent.manifest.content.parts if parent.manifest else ()
     parent_ranges = {(part.first_page, part.last_page) for part in parent_parts}
-    unchanged = sum((part.first_page, part.last_page) in parent_ranges for part in plan.parts)
-    moved = len(plan.parts) - unchanged
+    n_unchanged = sum((part.first_page, part.last_page) in parent_ranges for part in plan.parts)
+    n_changed = len(plan.parts) - n_unchanged
     return StageReuse(
-        "plan", "parts", unchanged, len(plan.parts), len(plan.parts), unchanged, {"range": moved} if moved else {}
+        "plan",
+        "parts",
+        n_unchanged,
+        len(plan.parts),
+        len(plan.parts),
+        n_unchanged,
+        {"range": n_changed} if n_changed else {},
     )
 
 
 class _ReuseLookup:
-    """Look up parts one by one: recorded results, and rows of the parent that would be reused."""
+    """Looks up parts one by one: recorded results, and rows of the parent that would be reused."""
 
     def __init__(
         self,
@@ -229,7 +237,7 @@ class _ReuseLookup:
         self.chunk_results: list[ChunkResult] = []
         self.table = NO_TEMPLATES
         self._embed = {name: _StageCounts(_RecordedInputs(store, "embed", "passages")) for name in encoders}
-        # of recorded parts
+        # files of the recorded parts: their passages under `TEXT`, their vectors by representation
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}
         self._store, self._parent = store, parent
         self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
@@ -237,8 +245,8 @@ class _ReuseLookup:
     def list_embed_stages(self) -> list[StageReuse]:
         """Return the rows of the table of each representation."""
         return [
-            tally.to_stage("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
-            for name, tally in self._embed.items()
+            counts.to_stage("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
+            for name, counts in self._embed.items()
         ]
 
     def look_up_passages(self, task: ChunkTask, page_table: PageTable) -> ChunkResult:
@@ -275,7 +283,7 @@ class _ReuseLookup:
             if self._store.blobs.exists(chunk_result.passages)
             else self._scratch
         )
-        reused_rows = task.form.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
+        reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
         counts.add(rows, reused_rows, inputs)
 
     def look_up_training(self, name: str, plan: IndexPlan) -> StageReuse:
@@ -312,9 +320,7 @@ class _ReuseLookup:
         return StageReuse(f"index/{name}", "indexes", reused, 1, 1, reused, dict.fromkeys(changed, 1))
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
-        """Return the inputs in which a stage's closest record differs; [] if it has the same
-        vectors.
-        """
+        """Return the inputs in which a stage's closest record differs; [] if all are recorded."""
         counts = self._embed.get(plan.over, self.chunk)
         is_complete = counts.recorded == counts.tasks
         blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()

@@ -34,7 +34,7 @@ from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, Flink
 from apache_beam.runners.portability.prism_runner import PrismJobServer, PrismRunner
 from apache_beam.runners.portability.spark_runner import SparkJarJobServer, SparkRunner
 
-from beam_jobs.options import runner_name
+from beam_jobs.options import get_runner_name
 from rag_model import errors
 
 _RUN_UNTIL_STDIN_CLOSES = (  # runs a command until it ends or standard input is closed
@@ -55,12 +55,12 @@ class _Engine:
     """An engine whose job server runs on this machine."""
 
     name: str
-    server: Any  # Beam's class for its job server
-    file_option: str  # names the server's file
-    need: str = _NEEDS_JAVA  # advice if it does not start
+    server_class: Any  # Beam's class for its job server
+    file_option: str  # the server's file and the option that names it, for messages
+    start_requirement: str = _NEEDS_JAVA  # what it needs to start, for messages
 
 
-# By runner.
+# The engines by the name of their Beam runner.
 _ENGINES = {
     FlinkRunner.__name__: _Engine("Flink", FlinkJarJobServer, "its jar with --flink_job_server_jar"),
     SparkRunner.__name__: _Engine("Spark", SparkJarJobServer, "its jar with --spark_job_server_jar"),
@@ -82,13 +82,13 @@ class JobServer:
         Raises:
             ResourceError: the server does not start.
         """
-        self._engine = _ENGINES[runner_name(options)]
+        self._engine = _ENGINES[get_runner_name(options)]
         name = self._engine.name.lower()
         self._folder = tempfile.TemporaryDirectory(prefix=f"bookwheel-{name}-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "log"
         options.view_as(JobServerOptions).artifacts_dir = self._folder.name
         try:
-            command, self.endpoint = self._engine.server(options).subprocess_cmd_and_endpoint()
+            command, self.endpoint = self._engine.server_class(options).subprocess_cmd_and_endpoint()
         except (OSError, ValueError, RuntimeError) as error:
             self._folder.cleanup()
             raise errors.ResourceError(
@@ -133,7 +133,8 @@ class JobServer:
         self.stop()
         raise errors.ResourceError(
             f"{self._engine.name}'s job server did not start "
-            f"({log_lines[-1] if log_lines else 'its log is empty'}): {self._engine.need}; or name a "
+            f"({log_lines[-1] if log_lines else 'its log is empty'}): "
+            f"{self._engine.start_requirement}; or name a "
             "server that runs elsewhere with --job_endpoint"
         )
 
@@ -141,21 +142,21 @@ class JobServer:
 def cancel_job(options: PipelineOptions, name: str) -> None:
     """Cancel a job on its cluster, which Beam's own cancellation does not reach.
 
-    Does nothing if there is no such job. First stops the job server that was about to submit the
-    job, if this process started it.
+    If this process started the job server that submits the job, stop the server first. Do nothing
+    if there is no such job.
 
     Args:
         options: the job's options, as `set_job_server` changed them.
         name: the job's name.
     """
-    if runner_name(options) != FlinkRunner.__name__:
+    if get_runner_name(options) != FlinkRunner.__name__:
         return
     for server in _servers.values():
         if server.endpoint == options.view_as(PortableOptions).job_endpoint:
             server.stop()
     master = options.view_as(FlinkRunnerOptions).flink_master
     if master in MAGIC_HOST_NAMES:
-        return  # the cluster was part of the server
+        return  # the cluster ran inside the job server, which has ended
     with suppress(OSError, ValueError, KeyError):  # the cluster is gone, and the job with it
         for job in json.loads(_request(f"{master}/jobs/overview"))["jobs"]:
             if job["name"] == name and job["end-time"] < 0:
@@ -182,7 +183,7 @@ def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
         ResourceError: there is no job server, and none can be started.
     """
     flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
-    runner = runner_name(options)
+    runner = get_runner_name(options)
     if runner not in _ENGINES:
         return
     options.view_as(DebugOptions).add_experiment(_STAGE_NOTHING)  # type: ignore[no-untyped-call]

@@ -66,9 +66,9 @@ from rag_model.store.versions.snapshot import Snapshot
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # stages of the memo
 _SAMPLE = "sample"  # an output of the stage `QUERIES`: the `QuerySample` as JSON
-_MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index, which is searched with several settings
-_RANKED_PER_SECOND = 1e6  # passages of which the hashes are read and ranked
-_UPDATED_SHARE = 0.2  # time of deriving neighbours from the parent's, as a share of searching
+_MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index measured per second, with several search settings
+_RANKED_PER_SECOND = 1e6  # passages whose hashes are read and ranked per second
+_UPDATED_SHARE = 0.2  # time to derive neighbours from the parent's, as a share of the search time
 _SAMPLE_CODE = 1  # increase it when other passages would be sampled
 _NEIGHBORS_CODE = 2  # increase it when the same vectors and queries would give other neighbours
 
@@ -79,7 +79,7 @@ class SampleTask:
 
     passages: BlobRef
     row_count: int
-    count: int  # number of candidates
+    n_candidates: int  # number of candidates
     seed: int
 
 
@@ -87,10 +87,10 @@ def rank_part(task: SampleTask, store: Store) -> Report:
     """Return the rows of one part that may belong to the sample, with their keys."""
 
     def produce(_: Path) -> StageResult:
-        keys, rows = rank_passages(store.blobs.get_local_path(task.passages), task.count, task.seed)
+        keys, rows = rank_passages(store.blobs.get_local_path(task.passages), task.n_candidates, task.seed)
         return StageResult({}, {"keys": keys.tolist(), "rows": rows.tolist()})
 
-    inputs = {"passages": task.passages.id, "count": task.count, "seed": task.seed, "code": _SAMPLE_CODE}
+    inputs = {"passages": task.passages.id, "count": task.n_candidates, "seed": task.seed, "code": _SAMPLE_CODE}
     return dict(store.memo.get_or_create("sample", inputs, produce)[0].stats)
 
 
@@ -125,8 +125,8 @@ def find_neighbors(task: NeighborTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         rows_path = store.blobs.get_local_path(task.rows)
         index, queries = ExactIndex([rows_path], task.metric), _read_queries(store, task.queries)
-        previous = list(_iter_previous(store, task, rows_path, queries))
-        lists = update_neighbors(index, queries, previous, task.depth, 2 * task.depth)
+        parent_neighbors = list(_iter_parent_neighbors(store, task, rows_path, queries))
+        lists = update_neighbors(index, queries, parent_neighbors, task.depth, 2 * task.depth)
         with (workdir / "neighbors").open("wb") as file:
             np.savez(file, scores=lists.scores, rows=lists.rows.astype(np.int32), floor=lists.floor)
         return StageResult({"neighbors": workdir / "neighbors"}, {TARGET_KEY: [task.rows.id]})
@@ -134,10 +134,10 @@ def find_neighbors(task: NeighborTask, store: Store) -> Report:
     return store.memo.get_or_create(NEIGHBORS, task.inputs(), produce)[0].outputs["neighbors"].to_json()
 
 
-def _iter_previous(
+def _iter_parent_neighbors(
     store: Store, task: NeighborTask, rows_path: Path, queries: Vectors
 ) -> Iterator[tuple[NeighborLists, Rows]]:
-    """Yield the neighbours in each of the parent's parts, and where their rows are now."""
+    """Yield the neighbours in each of the parent's parts, and the new numbers of that part's rows."""
     if task.parent_queries is None or not store.blobs.exists(task.parent_queries):
         return
     positions = {query.tobytes(): i for i, query in enumerate(_read_queries(store, task.parent_queries))}
@@ -185,7 +185,7 @@ class MeasureTask:
 
     @property
     def recipe(self) -> GateRecipe:
-        """The sample of queries, as the samplers take it."""
+        """The settings of the query sample, in the form that samplers expect."""
         return GateRecipe(k=self.k, queries=self.queries, seed=self.seed)
 
 
@@ -246,7 +246,7 @@ def measure_indexes(
     names = [*snapshot.manifest.content.indexes]
     tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(names))
     progress = _Progress(on_progress, len(tasks))
-    tasks = _with_queries(store, snapshot, tasks, launch, progress, parent)
+    tasks = _add_queries(store, snapshot, tasks, launch, progress, parent)
     reports = run_job("gate", measure_one, tasks, _size_launch(launch, tasks), progress, _estimate_measure_seconds)
     return {task.index: measurement_from_json(report) for task, report in zip(tasks, reports, strict=True)}
 
@@ -278,8 +278,8 @@ def tune_indexes(
     reports = look_up_reports(tune_one, tasks, store)
     unrecorded = [task for task, report in zip(tasks, reports, strict=True) if report is None]
     progress = _Progress(on_progress, len(tasks))
-    with_queries = _with_queries(store, snapshot, unrecorded, launch, progress, parent)
-    complete_tasks = {task.index: task for task in with_queries}
+    tasks_with_queries = _add_queries(store, snapshot, unrecorded, launch, progress, parent)
+    complete_tasks = {task.index: task for task in tasks_with_queries}
     tasks = [complete_tasks.get(task.index, task) for task in tasks]
     sized_launch = _size_launch(launch, tasks)
     return run_job(
@@ -323,7 +323,7 @@ class _Progress:
             self._on_progress(self.parts + done, self.parts + self._indexes)
 
 
-def _with_queries(
+def _add_queries(
     store: Store,
     snapshot: Snapshot,
     tasks: Sequence[MeasureTask],
@@ -331,7 +331,7 @@ def _with_queries(
     progress: _Progress,
     parent: Content | None,
 ) -> list[MeasureTask]:
-    """Return the tasks with a sample; those of vector indexes with their exact neighbours too."""
+    """Return the tasks with a query sample, and with exact neighbours if their index is over vectors."""
     content = snapshot.manifest.content
     representations = {task: content.representation_of(task.index) for task in tasks}
     if not tasks or not snapshot.n:
@@ -340,16 +340,16 @@ def _with_queries(
     previous_sample = _find_previous_sample(store, parent, recipe)
     sample = _sample_queries(snapshot, recipe, sized_launch, previous_sample)
     sample_blob = store.blobs.put_bytes(json.dumps(asdict(sample)).encode())
-    queries = {
+    query_blobs = {
         representation: _store_queries(store, snapshot, recipe, representation, sample)
         for representation in dict.fromkeys(representations.values())
         if content.kind_of(representation) == "vectors"
     }
-    jobs = {
+    neighbor_tasks = {
         representation: _create_neighbor_tasks(store, snapshot, recipe, representation, blob, parent)
-        for representation, blob in queries.items()
+        for representation, blob in query_blobs.items()
     }
-    all_tasks = [task for part_tasks in jobs.values() for task in part_tasks]
+    all_tasks = [task for part_tasks in neighbor_tasks.values() for task in part_tasks]
     progress.parts = len(all_tasks)
     reports = iter(
         run_job(
@@ -362,14 +362,14 @@ def _with_queries(
             memoised=True,
         )
     )
-    blobs = {
+    neighbor_blobs = {
         representation: _merge_neighbors(
-            store, snapshot, queries[representation], [next(reports) for _ in part_tasks], recipe.k
+            store, snapshot, query_blobs[representation], [next(reports) for _ in part_tasks], recipe.k
         )
-        for representation, part_tasks in jobs.items()
+        for representation, part_tasks in neighbor_tasks.items()
     }
     return [
-        replace(task, sample=sample_blob, neighbors=blobs.get(representation))
+        replace(task, sample=sample_blob, neighbors=neighbor_blobs.get(representation))
         for task, representation in representations.items()
     ]
 
@@ -410,9 +410,9 @@ def _store_queries(
 ) -> BlobRef:
     """Encode the queries, unless recorded, and return the file of their vectors.
 
-    `gc` keeps this file and that of the sample only while snapshots have all passages and vectors of
-    the corpus that the queries are from. So nothing remains of a page that was taken down, or that was
-    edited without a change of its vector.
+    `gc` keeps this file and that of the sample only while a snapshot has all passages and vectors
+    of the corpus that the queries come from. So nothing remains of a page that was taken down, or
+    that was edited without a change of its vector.
     """
     inputs = _list_query_inputs(snapshot.manifest.content, recipe, representation)
 
@@ -472,10 +472,9 @@ def _create_neighbor_tasks(
 
 
 def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports: Sequence[Report], k: int) -> BlobRef:
-    """Store the queries with their neighbours in all parts; read the neighbours of a part at a
-    time.
+    """Store the queries with their neighbours in all parts, which are merged one part at a time.
 
-    They are twice as many as k, to detect ties at rank k.
+    There are 2 * k neighbours per query, to detect ties at rank k.
     """
     vectors, depth = _read_queries(store, queries), min(2 * k, snapshot.n)
     scores, rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
@@ -492,9 +491,7 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
 
 
 def _size_launch(launch: Launch, tasks: Sequence[MeasureTask]) -> Launch:
-    """Return the launch with memory for the largest index, since a search may read all of its
-    pages.
-    """
+    """Return the launch with memory for the largest index, because a search may read all of it."""
     return launch.for_tasks(PROCESS_BYTES + max((task.file_bytes for task in tasks), default=0))
 
 

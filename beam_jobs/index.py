@@ -1,10 +1,10 @@
 """The index jobs: train once, scatter part by part, build shards in parallel, merge.
 
-All indexes of a snapshot share the four jobs. The parent's trained file is inherited while it fits;
-training then only tests it with some new vectors, or moves the lists that miss them. A piece or a
-shard does not depend on the size of the corpus or on the rest of it: the piece of an unchanged
-part, and the shard of a cell with unchanged slices, are reused by their memo records. An index of
-words is made of the parent's if it can be (`derive`).
+All indexes of a snapshot share the four jobs. The parent's trained file is reused while it fits:
+training then only tests it with some new vectors, or moves the lists that fit them badly. A piece
+(a part's vectors, sorted by shard) and a shard do not depend on the rest of the corpus, so the
+piece of an unchanged part and the shard of a cell with unchanged slices are reused by their memo
+records. An inverted index is derived from the parent's where possible (`derive`).
 
 What a worker does for a task is in `index_work`.
 """
@@ -49,7 +49,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 Job = Callable[..., list[IndexInProgress]]
-_NAMED_CELLS = 5  # cells in a note
+_NAMED_CELLS = 5  # maximum number of cells that a note names
 
 
 def start_index(
@@ -60,28 +60,24 @@ def start_index(
     reused: ReusedTraining | None = None,
     parent_index: ParentIndex | None = None,
 ) -> IndexInProgress:
-    """Return the record of an index before its jobs; `earlier` is the parent's, of which it may be
-    made.
-    """
+    """Return the record of an index before its jobs; it may be derived from `parent_index`."""
     parent_blob = store.blobs.put_bytes(json.dumps(parent_index.to_json()).encode()) if parent_index else None
-    return IndexInProgress(name, plan, _put_list(store, rows), reused, parent_blob)
+    return IndexInProgress(name, plan, _store_blob_list(store, rows), reused, parent_blob)
 
 
 def derive(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Make indexes of the parent's where that is possible: they pass through the other jobs as they
-    are.
-    """
+    """Derive indexes from the parent's where possible; the other jobs skip derived indexes."""
     derivable = [build for build in builds if build.parent_index]
     reports = iter(
         run_job(
             "derive",
             derive_one,
             derivable,
-            _with_memory_to_derive(derivable, launch),
+            _size_launch_to_derive(derivable, launch),
             on_progress,
-            _merge_seconds,
+            _estimate_merge_seconds,
             memoised=True,
         )
     )
@@ -92,15 +88,15 @@ def derive(
     ]
 
 
-def _with_memory_to_derive(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
-    """Return the launch with room for the indexes that are made of earlier ones."""
+def _size_launch_to_derive(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
+    """Return the launch with the memory that deriving these indexes takes."""
     kinds = [(get_kind(build.plan.kind), build.plan.n) for build in builds]
     return launch.for_tasks(
         max((kind.derive_memory_bytes(n) for kind, n in kinds if isinstance(kind, DerivingKind)), default=1)
     )
 
 
-def _put_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
+def _store_blob_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
     return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
 
 
@@ -121,14 +117,13 @@ def _skip_derived(job: Job) -> Job:
 def train(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Train all indexes except those whose inherited file fits; the plan's notes say which was
-    done, and why.
+    """Train all indexes except those whose reused training fits; the plan's notes say what was done and why.
 
-    If no vector is new, the inherited file is used without a test, and no job is run.
+    If no vector is new, the parent's trained file is reused without a test, and no job runs.
     """
     untrained = [build for build in builds if not _is_reused_untested(build)]
-    sized_launch = launch.with_task_bytes(_largest_task_bytes(untrained, "train"))
-    reports = iter(_run_on_gpus("train", train_one, untrained, sized_launch, on_progress, _train_seconds))
+    sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(untrained, "train"))
+    reports = iter(_run_on_gpus("train", train_one, untrained, sized_launch, on_progress, _estimate_train_seconds))
     return [
         _with_reused_training(build)
         if _is_reused_untested(build)
@@ -156,15 +151,14 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
     reused = build.reused
     if reused is None:
-        raise ValueError(f"index {build.name} inherits nothing: train it")
+        raise ValueError(f"index {build.name} has no training to reuse: train it")
     annotated = _with_note(build, f"trained as in snapshot {reused.snapshot[:12]}")
     trained = _with_trained(annotated, reused.blob, reused.stats)
     return replace(trained, parent_rows=reused.parent_rows, parent_shards=reused.shards)
 
 
 def _with_trained(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
-    """Return the record for the jobs after training: without what was inherited, which names the
-    files of all parts.
+    """Return the record for the jobs after training, without the reused training, which names the files of all parts.
 
     Each task of these jobs carries the record, and there are as many tasks as parts.
     """
@@ -181,14 +175,14 @@ def scatter(
 ) -> list[IndexInProgress]:
     """Sort every part's vectors by shard, for all indexes."""
     store = Store.open(launch.store_url)
-    tasks = [_scatter_tasks(store, build) for build in builds]
+    tasks = [_create_scatter_tasks(store, build) for build in builds]
     sized_launch = _with_memory(builds, "scatter", launch)
-    results = _run_by_index("scatter", scatter_one, tasks, sized_launch, on_progress, _scatter_seconds)
+    results = _run_by_index("scatter", scatter_one, tasks, sized_launch, on_progress, _estimate_scatter_seconds)
     return [_with_pieces(store, build, index_results) for build, index_results in zip(builds, results, strict=True)]
 
 
 def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexStageResult]) -> IndexInProgress:
-    """Return the record with the parts' pieces, and with what each shard reads of them."""
+    """Return the record with the parts' pieces, and with the locations of each shard's slices in them."""
     build = replace(build, pieces=_put_outputs(store, results))
     if not build.plan.shards:
         return build
@@ -206,18 +200,18 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
 
 
 def _read_slice_locations(store: Store, shards: int, piece: BlobRef) -> SliceTable:
-    """Return the places of all shards' slices in a piece, (shards,)."""
+    """Return the locations of all shards' slices in a piece, an array of shape (shards,)."""
     try:
         return read_slice_table(partial(store.blobs.read_range, piece), piece.size, shards, piece.id)[:-1]
     except InputError as error:
         raise store.blobs.damaged_error(piece) from error
 
 
-def _scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:
-    """Return a task a part, each with the parent's parts that have its pages."""
+def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:
+    """Return a task per part, each with the parent's parts that contain pages of it."""
     rows = read_blob_list(store, build.rows)
     parent_rows = json.loads(store.blobs.read(build.parent_rows)) if build.parent_rows else [()] * len(rows)
-    build = replace(build, parent_rows=None)  # which names the files of all parts
+    build = replace(build, parent_rows=None)  # it names the files of all parts, too many to repeat in every task
     return [
         ScatterTask(build, number, part_rows, tuple(map(ParentRows.from_json, parent_parts)))
         for number, (part_rows, parent_parts) in enumerate(zip(rows, parent_rows, strict=True))
@@ -228,9 +222,9 @@ def _scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:
 def build_shards(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Build the shards of all indexes, from the parent's where the kind can update a shard.
+    """Build the shards of all indexes; update the parent's shards if the index kind can.
 
-    A shard whose slices are those of the parent's is the parent's.
+    A shard whose slices are unchanged since the parent is reused as it is.
     """
     store = Store.open(launch.store_url)
     parent_shards = [_find_parent_shards(store, build) for build in builds]
@@ -247,7 +241,7 @@ def build_shards(
         [replace(task, concurrent_shards=max(1, recorded.count(None))) for task in index_tasks] for index_tasks in tasks
     ]
     sized_launch = _with_memory(builds, "shard", launch)
-    results = _run_by_index("shard", build_shard, tasks, sized_launch, on_progress, _shard_seconds, recorded)
+    results = _run_by_index("shard", build_shard, tasks, sized_launch, on_progress, _estimate_shard_seconds, recorded)
     return [
         _with_shards(store, build, shards, [*zip(index_tasks, index_results, strict=True)])
         for build, shards, index_tasks, index_results in zip(builds, parent_shards, tasks, results, strict=True)
@@ -260,23 +254,23 @@ def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard
     A shard that had another number is returned without slices, so that it is written again with
     the new number.
     """
-    count = len(_read_cells(store, build))
+    n_shards = len(_read_cells(store, build))
     if build.parent_shards is None or not isinstance(get_kind(build.plan.kind), ShardUpdatingKind):
-        return [None] * count
+        return [None] * n_shards
     shards = read_shards(store, build.parent_shards)
     if numbers := build.parent_shard_numbers:
         if max(numbers) >= len(shards):
-            return [None] * count
-        moved = [shards[number] for number in numbers]
+            return [None] * n_shards
+        renumbered_shards = [shards[number] for number in numbers]
         shards = [
             shard if number == old else replace(shard, slices="")
-            for number, (old, shard) in enumerate(zip(numbers, moved, strict=True))
+            for number, (old, shard) in enumerate(zip(numbers, renumbered_shards, strict=True))
         ]
-    if len(shards) > count:
-        return [None] * count
-    exist = store.files.map_concurrently(store.blobs.exists, [shard.blob for shard in shards])
-    known = [shard if exists else None for shard, exists in zip(shards, exist, strict=True)]
-    return [*known, *[None] * (count - len(known))]
+    if len(shards) > n_shards:
+        return [None] * n_shards
+    exist_flags = store.files.map_concurrently(store.blobs.exists, [shard.blob for shard in shards])
+    existing_shards = [shard if exists else None for shard, exists in zip(shards, exist_flags, strict=True)]
+    return [*existing_shards, *[None] * (n_shards - len(existing_shards))]
 
 
 def _with_shards(
@@ -285,7 +279,7 @@ def _with_shards(
     parent_shards: Sequence[BuiltShard | None],
     results: Sequence[tuple[ShardTask, IndexStageResult]],
 ) -> IndexInProgress:
-    """Return the record with its shards, the parent's or new ones, and what became of the parent's."""
+    """Return the record with its shards, reused or new, and with counts of both."""
     shards = {number: shard for number, shard in enumerate(parent_shards) if shard}
     shards |= {
         task.number: BuiltShard.of(require_blob(result.blob), task.slices, result.stats) for task, result in results
@@ -313,21 +307,21 @@ def _with_shards(
 
 def _describe_rebuilt(reasons: Mapping[int, str]) -> str:
     """Return a note that names the first of the cells that were built again, and why."""
-    named = [f"{number} ({reason})" for number, reason in [*reasons.items()][:_NAMED_CELLS]]
-    more = len(reasons) - len(named)
-    return f"graphs of cells built again: {', '.join(named)}{f' and {more:,} more' if more else ''}"
+    named_cells = [f"{number} ({reason})" for number, reason in [*reasons.items()][:_NAMED_CELLS]]
+    n_more = len(reasons) - len(named_cells)
+    return f"graphs of cells built again: {', '.join(named_cells)}{f' and {n_more:,} more' if n_more else ''}"
 
 
 def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
     store = Store.open(launch.store_url)
     unmerged = [build for build in builds if not build.derived]
-    sized_launch = launch.with_task_bytes(_largest_task_bytes(unmerged, "merge"))
+    sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(unmerged, "merge"))
     results = map(
         IndexStageResult.from_json,
-        run_job("merge", merge_one, unmerged, sized_launch, on_progress, _merge_seconds, memoised=True),
+        run_job("merge", merge_one, unmerged, sized_launch, on_progress, _estimate_merge_seconds, memoised=True),
     )
-    merged = [(build, build.derived or next(results)) for build in builds]
+    merged_results = [(build, build.derived or next(results)) for build in builds]
     return [
         BuiltIndex(
             build.name,
@@ -337,12 +331,12 @@ def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProg
             _reusable_training(store, build),
             build_shards_entry(store, build.shards) if build.shards and build.plan.shards else None,
         )
-        for build, result in merged
+        for build, result in merged_results
     ]
 
 
 def _reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobRef, TrainingStats] | None:
-    """Return the trained file that later builds inherit, and how evenly it now fills its cells."""
+    """Return the trained file that later builds may reuse, and its statistics; None if there is none."""
     if build.derived:
         return None
     rows = [cell["rows"] for cell in _read_cells(store, build)]
@@ -356,12 +350,12 @@ def _run_by_index(
     tasks: Sequence[Sequence[Any]],
     launch: Launch,
     on_progress: OnProgress | None,
-    seconds: Callable[[Any], float],
+    estimate_seconds: Callable[[Any], float],
     recorded: Sequence[Report | None] | None = None,
 ) -> Iterator[list[IndexStageResult]]:
-    """Run the tasks of all indexes as one job; yield what they made index by index."""
+    """Run the tasks of all indexes as one job; yield their results index by index."""
     all_tasks = [task for index_tasks in tasks for task in index_tasks]
-    reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, seconds, recorded))
+    reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, estimate_seconds, recorded))
     for index_tasks in tasks:
         yield [IndexStageResult.from_json(next(reports)) for _ in index_tasks]
 
@@ -372,7 +366,7 @@ def _run_on_gpus(
     tasks: Sequence[Any],
     launch: Launch,
     on_progress: OnProgress | None,
-    seconds: Callable[[Any], float],
+    estimate_seconds: Callable[[Any], float],
     recorded: Sequence[Report | None] | None = None,
 ) -> list[Report]:
     """Run the tasks of vector indexes with one local worker for each GPU of faiss, then the others.
@@ -386,21 +380,23 @@ def _run_on_gpus(
         # The stage shard uses a GPU only with cuVS, and works mostly on the CPU.
         if stage in {"train", "scatter"} and any(_get_plan(task).kind in _GPU_KINDS for task in tasks):
             launch = launch.for_gpus(0)
-        return run_job(stage, function, tasks, launch, on_progress, seconds, memoised=True, recorded=recorded)
+        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=True, recorded=recorded)
     all_reports = [*(recorded or look_up_reports(function, tasks, Store.open(launch.store_url)))]
     groups: dict[bool, list[int]] = {True: [], False: []}
     for number, task in enumerate(tasks):
         groups[_get_plan(task).kind in _GPU_KINDS].append(number)
     for uses_gpu, numbers in groups.items():
         group, n_before = [tasks[number] for number in numbers], len(groups[True]) * (not uses_gpu)
-        is_small = launch.is_too_small(sum(seconds(tasks[number]) for number in numbers if all_reports[number] is None))
+        is_small = launch.is_too_small(
+            sum(estimate_seconds(tasks[number]) for number in numbers if all_reports[number] is None)
+        )
         reports = run_job(
             stage,
             function,
             group,
             launch.for_gpus(gpu_count) if uses_gpu and not is_small else launch,
             partial(_report_group_progress, on_progress, n_before, len(tasks)),
-            seconds,
+            estimate_seconds,
             recorded=[all_reports[number] for number in numbers],
         )
         for number, report in zip(numbers, reports, strict=True):
@@ -420,48 +416,44 @@ def _report_group_progress(on_progress: OnProgress | None, n_before: int, total:
         on_progress(n_before + done, total)
 
 
-def _train_seconds(build: IndexInProgress) -> float:
-    """Return the estimated seconds of one core for training; an inherited file only takes a test of
-    some rows.
-    """
+def _estimate_train_seconds(build: IndexInProgress) -> float:
+    """Return the estimated seconds of one core for training; a reused file is only tested with some rows."""
     return get_kind(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.reused))
 
 
-def _scatter_seconds(task: ScatterTask) -> float:
+def _estimate_scatter_seconds(task: ScatterTask) -> float:
     plan = task.build.plan
     return get_kind(plan.kind).seconds(plan, "scatter", 0, task.rows.size, inherited=bool(task.parent_parts))
 
 
-def _shard_seconds(task: ShardTask) -> float:
+def _estimate_shard_seconds(task: ShardTask) -> float:
     plan = task.build.plan
     return get_kind(plan.kind).seconds(plan, "shard", task.rows, 0, inherited=bool(task.parent))
 
 
-def _merge_seconds(build: IndexInProgress) -> float:
+def _estimate_merge_seconds(build: IndexInProgress) -> float:
     return get_kind(build.plan.kind).seconds(build.plan, "merge", build.plan.n, 0)
 
 
 def _with_memory(builds: Sequence[IndexInProgress], stage: str, launch: Launch) -> Launch:
-    return launch.for_tasks(_largest_task_bytes(builds, stage))
+    return launch.for_tasks(_estimate_largest_task_bytes(builds, stage))
 
 
-def _largest_task_bytes(builds: Sequence[IndexInProgress], stage: str) -> int:
+def _estimate_largest_task_bytes(builds: Sequence[IndexInProgress], stage: str) -> int:
     """Return the bytes of memory that the largest task of a stage needs."""
-    return max((_stage_bytes(build.plan).get(stage, 1) for build in builds), default=1)
+    return max((_estimate_stage_bytes(build.plan).get(stage, 1) for build in builds), default=1)
 
 
-def _stage_bytes(plan: IndexPlan) -> Mapping[str, int]:
+def _estimate_stage_bytes(plan: IndexPlan) -> Mapping[str, int]:
     """Return the bytes of memory that a task of each stage needs."""
     return get_kind(plan.kind).estimate(plan).stages
 
 
 def _put_outputs(store: Store, results: Iterable[IndexStageResult]) -> BlobRef:
-    return _put_list(store, (require_blob(result.blob) for result in results))
+    return _store_blob_list(store, (require_blob(result.blob) for result in results))
 
 
 def _read_cells(store: Store, build: IndexInProgress) -> list[dict[str, Any]]:
-    """Return for each shard its rows over all parts, and digests of its slices and of their
-    places.
-    """
+    """Return for each shard its number of rows, and the digests of its slices and of their locations."""
     cells: list[dict[str, Any]] = json.loads(store.blobs.read(build.cells)) if build.cells else []
     return cells

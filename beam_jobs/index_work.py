@@ -1,10 +1,10 @@
-"""What a worker does for a task of the index jobs: each piece once, under a memo key of all that
-decides its bytes.
+"""The functions that workers run for the tasks of the index jobs. Each result is computed once: its
+memo key has all inputs that determine its bytes.
 
 A task uses one thread: work is distributed by parts, shards and indexes, and with one thread equal
-vectors give equal bytes. Only a shard of a kind that is `threaded`, as a graph is, is given the
-cores that no other shard wants. The jobs pass on blobs of the store, which are read by range: only
-the merging worker reads whole files.
+vectors give equal bytes. Only a shard of a `threaded` kind, such as a graph, also gets the cores
+that no other shard uses. The jobs pass on references to blobs, and a shard reads its slices of the
+pieces by range.
 
 The first classes are passed between the index jobs: an index while it is built, and the tasks of
 its stages.
@@ -59,7 +59,7 @@ class IndexStageResult:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
+        """Return the result that `to_json` converted."""
         blob = BlobRef.from_json(value["out"]) if value["out"] else None
         return cls(blob, value["facts"], value["made"], value["note"], value["keeps_shards"])
 
@@ -88,10 +88,12 @@ class IndexInProgress:
     pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order
     # Array of `SLICE_LOCATION_DTYPE`, (shards, parts): where each shard's slice of each piece is.
     slice_locations: BlobRef | None = None
-    # JSON list: for each shard its rows, and digests of its slices and of their locations.
+    # JSON list with each shard's number of rows, and the digests of its slices and of their
+    # locations.
     cells: BlobRef | None = None
     shards: BlobRef | None = None  # JSON list of the `BuiltShard`s, in order; may be empty
-    shard_metrics: Mapping[str, Any] = field(default_factory=dict)  # if the parent's shards are known
+    # counts of reuse; empty without a parent
+    shard_metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,12 @@ class ShardTask:
 
 
 def index_inputs(plan: IndexPlan) -> dict[str, Any]:
-    """Return the inputs that decide a trained file or an index, without its files."""
+    """Return the inputs that determine a trained file or an index, except its input files."""
     return piece_inputs(plan) | {"plan": plan.index_inputs()}
 
 
 def piece_inputs(plan: IndexPlan) -> dict[str, Any]:
-    """Return the inputs that decide a piece or a shard, without its files.
+    """Return the inputs that determine a piece or a shard, except its input files.
 
     None of them depends on the size of the corpus.
     """
@@ -145,16 +147,16 @@ def require_blob(blob: BlobRef | None) -> BlobRef:
 
 
 def read_blob_list(store: Store, blob: BlobRef) -> list[BlobRef]:
-    """Return the blobs that a list of blobs names."""
+    """Return the blobs that a stored list names."""
     return [BlobRef(value["id"], value["size"]) for value in json.loads(store.blobs.read(blob))]
 
 
 def derive_one(build: IndexInProgress, store: Store) -> Report:
-    """Make one index of the parent's, once; report nothing if it is to be built as a whole."""
+    """Derive one index from the parent's, unless recorded; report no blob if that is not possible."""
 
     def derive_from_parent(out: Path) -> IndexStats:
         parent_index = ParentIndex.from_json(json.loads(store.blobs.read(require_blob(build.parent_index))))
-        # A damaged file of the parent is no error, because a whole build does not need it.
+        # A damaged file of the parent is no error, because a build from scratch does not need it.
         with suppress(InputError, StoreError):
             if (stats := parent_index.derive(store, build.plan, out)) is not None:
                 return stats
@@ -167,11 +169,11 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
 
 
 class _NotDerivedError(Exception):
-    """An index is to be built as a whole."""
+    """An index cannot be derived and must be built from scratch."""
 
 
 def train_one(build: IndexInProgress, store: Store) -> Report:
-    """Train one index, once; if an inherited file fits, only report that."""
+    """Train one index, unless recorded; if the reused file fits, only report that."""
     plan, reused = build.plan, build.reused
     if reused and reused.redacted_parts:
         return _redact_training(build, reused, reused.redacted_parts, store).to_json()
@@ -189,7 +191,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
             ).to_json()
 
     def make(out: Path) -> IndexStats:
-        return get_kind(plan.kind).train(plan, _row_files(store, build.rows), out)
+        return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
 
     result = _run_once(store, "train", index_inputs(plan), make, vectors=build.rows.id)
     return replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else "").to_json()
@@ -198,25 +200,26 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
 def _redact_training(
     build: IndexInProgress, reused: ReusedTraining, redacted_parts: BlobRef, store: Store
 ) -> IndexStageResult:
-    """Remove the traces of removed vectors from a trained file, once."""
+    """Remove the traces of removed vectors from a trained file, unless recorded."""
     plan, kind = build.plan, get_kind(build.plan.kind)
     parts = [*map(RedactedRows.from_json, json.loads(store.blobs.read(redacted_parts)))]
 
     def iter_removed() -> Iterator[Vectors]:
         for part in parts:
-            old = store.blobs.get_local_path(part.old)
+            old_path = store.blobs.get_local_path(part.old)
             remaining = [store.blobs.get_local_path(part.remaining)] if part.remaining else []
-            yield VectorFiles([old]).read_rows(np.flatnonzero(~find_common_rows(old, remaining)))
+            yield VectorFiles([old_path]).read_rows(np.flatnonzero(~find_common_rows(old_path, remaining)))
 
     def make(out: Path) -> IndexStats:
-        rows = _row_files(store, build.rows)
+        rows = _open_listed_row_files(store, build.rows)
         if isinstance(kind, ShardUpdatingKind):
             with suppress(InputError, StoreError):  # A damaged trained file is replaced by a new one.
                 trained = store.blobs.get_local_path(reused.blob)
                 return kind.redact(plan, trained, rows, iter_removed(), out)
         return kind.train(plan, rows, out) | {"reason": "the earlier trained file is damaged"}
 
-    # Without the prefixes of blobs' ids, so that `gc` does not keep the removed vectors.
+    # The ids are recorded without their prefixes, so that `gc` does not take them for references
+    # and keep the removed vectors.
     old_ids = [ref.id.partition(":")[2] for ref in (reused.blob, *(part.old for part in parts))]
     inputs = {"vectors": build.rows.id, "redacted": old_ids}
     result = _run_once(store, "redact_training", index_inputs(plan), make, **inputs)
@@ -226,12 +229,12 @@ def _redact_training(
 
 
 def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: str, store: Store) -> IndexStageResult:
-    """Move the lists or cells of an inherited trained file to the present vectors, once."""
+    """Adapt the lists or cells of the reused trained file to the present vectors, unless recorded."""
     plan, keeps_shards = build.plan, isinstance(get_kind(build.plan.kind), ShardUpdatingKind)
 
     def make(out: Path) -> IndexStats:
         return get_kind(plan.kind).follow(
-            plan, store.blobs.get_local_path(reused.blob), _row_files(store, build.rows), out
+            plan, store.blobs.get_local_path(reused.blob), _open_listed_row_files(store, build.rows), out
         )
 
     result = _run_once(store, "follow", index_inputs(plan), make, vectors=build.rows.id, trained=reused.blob.id)
@@ -242,7 +245,7 @@ def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: 
 
 
 def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -> FitResult:
-    """Measure how an inherited trained file fits the new vectors, once."""
+    """Measure how well the reused trained file fits the new vectors, unless recorded."""
     plan = build.plan
 
     def measure(_: Path) -> StageResult:
@@ -250,23 +253,26 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
             (store.blobs.get_local_path(new), [*map(store.blobs.get_local_path, old)])
             for new, old in reused.changed_parts
         ]
-        same, trained = _open_row_files(store, reused.unchanged_parts), store.blobs.get_local_path(reused.blob)
-        training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed, same)
+        unchanged_files, trained = (
+            _open_row_files(store, reused.unchanged_parts),
+            store.blobs.get_local_path(reused.blob),
+        )
+        training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed, unchanged_files)
         return StageResult({}, training_fit.to_json())
 
     changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
-    same = [ref.id for ref in reused.unchanged_parts]
+    unchanged_ids = [ref.id for ref in reused.unchanged_parts]
     inputs = piece_inputs(plan) | {
         "fit": FIT_VERSION,
         "trained": reused.blob.id,
         "changed": changed_parts,
-        "same": same,
+        "same": unchanged_ids,
     }
     return FitResult.from_json(store.memo.get_or_create("fit", inputs, measure)[0].stats)
 
 
 def scatter_one(task: ScatterTask, store: Store) -> Report:
-    """Sort one part's vectors, once."""
+    """Sort one part's vectors by shard, unless recorded."""
     plan, trained = task.build.plan, require_blob(task.build.trained)
 
     def make(out: Path) -> IndexStats:
@@ -289,14 +295,12 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
 
 
 def _scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
-    """Return the inputs of a part's piece, beside the plan."""
+    """Return the inputs that determine a part's piece, except the plan."""
     return {"vectors": rows.id, "trained": trained.id, "number": number}
 
 
 def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
-    """Return the parent's pieces of a part's pages that are recorded, made with the same trained
-    file.
-    """
+    """Return the parent's recorded pieces for a part's pages, made with the same trained file."""
     trained, pieces = require_blob(task.build.trained), list[PreviousPiece]()
     for parent_part in task.parent_parts:
         inputs = {**piece_inputs(task.build.plan), **_scatter_inputs(parent_part.rows, trained, parent_part.number)}
@@ -309,7 +313,7 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
 
 
 def build_shard(task: ShardTask, store: Store) -> Report:
-    """Build one shard from its slices of all parts, or update the parent's, once."""
+    """Build one shard from its slices of all parts, or update the parent's shard, unless recorded."""
     plan, trained, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
 
     def make(out: Path) -> IndexStats:
@@ -325,35 +329,37 @@ def build_shard(task: ShardTask, store: Store) -> Report:
 
     inputs = {"slices": task.slices, "trained": trained.id, "number": task.number}
     if task.parent is not None:
-        # Without the prefix of a blob's id, so that `gc` does not keep the shards of all earlier
-        # builds, which hold traces of vectors that were removed.
+        # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
+        # shards of earlier builds hold traces of removed vectors.
         inputs["parent"] = task.parent.id.partition(":")[2]
     return _run_once(store, "shard", piece_inputs(plan), make, **inputs).to_json()
 
 
 def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
-    """Yield the verified slices of a shard, in the order of the pieces, many requests at once."""
+    """Yield the verified slices of a shard in the order of the pieces, read concurrently."""
     pieces = read_blob_list(store, require_blob(task.build.pieces))
     all_locations, row_bytes = require_blob(task.build.slice_locations), len(pieces) * SLICE_LOCATION_DTYPE.itemsize
     locations = store.blobs.read_range(all_locations, task.number * row_bytes, (task.number + 1) * row_bytes)
     if digest_bytes(locations) != task.places:
         raise store.blobs.damaged_error(all_locations)
 
-    def read(numbered: tuple[int, SliceLocation]) -> bytes:
-        number, location = numbered
-        data = store.blobs.read_range(pieces[number], location.start, location.end)
-        if not location.matches(data):
+    def read(number_and_location: tuple[int, SliceLocation]) -> bytes:
+        number, location = number_and_location
+        slice_bytes = store.blobs.read_range(pieces[number], location.start, location.end)
+        if not location.matches(slice_bytes):
             raise store.blobs.damaged_error(pieces[number])
-        return data
+        return slice_bytes
 
-    numbered = enumerate(SliceLocation.from_table(np.frombuffer(locations, SLICE_LOCATION_DTYPE)))
-    return store.files.map_concurrently(read, [(number, location) for number, location in numbered if location.size])
+    numbered_locations = enumerate(SliceLocation.from_table(np.frombuffer(locations, SLICE_LOCATION_DTYPE)))
+    return store.files.map_concurrently(
+        read, [(number, location) for number, location in numbered_locations if location.size]
+    )
 
 
 def merge_one(build: IndexInProgress, store: Store) -> Report:
-    """Merge the pieces and shards of one index, once."""
+    """Merge the pieces and shards of one index, unless recorded."""
     plan, trained = build.plan, require_blob(build.trained)
-    scattered, shards = require_blob(build.pieces), require_blob(build.shards)
+    piece_list, shard_list = require_blob(build.pieces), require_blob(build.shards)
 
     def make(out: Path) -> IndexStats:
         needed_bytes, advice = (
@@ -361,17 +367,17 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
             "set TMPDIR to a folder on a disk with room",
         )
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
-        # All are read sequentially, a little of each at a time.
-        shard_openers = [path_opener(path) for path in _local_paths(store, shards)]
+        # Each file is read from start to end, and all files in turn, a little at a time.
+        shard_openers = [path_opener(path) for path in _fetch_listed_files(store, shard_list)]
         pieces = (
-            _openers(store, scattered)
+            _create_openers(store, piece_list)
             if shard_openers
-            else [path_opener(path) for path in _local_paths(store, scattered)]
+            else [path_opener(path) for path in _fetch_listed_files(store, piece_list)]
         )
-        rows = _row_files(store, build.rows)
+        rows = _open_listed_row_files(store, build.rows)
         return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
-    inputs = {"vectors": build.rows.id, "scattered": scattered.id, "shards": shards.id}
+    inputs = {"vectors": build.rows.id, "scattered": piece_list.id, "shards": shard_list.id}
     return _run_once(store, "merge", index_inputs(plan), make, trained=trained.id, **inputs).to_json()
 
 
@@ -388,8 +394,8 @@ def _run_once(
     return IndexStageResult(record.outputs["out"], dict(record.stats), is_new)
 
 
-def _row_files(store: Store, blob_list: BlobRef) -> Sequence[Path]:
-    """Return the row files of all parts; those of an object store are fetched when they are taken."""
+def _open_listed_row_files(store: Store, blob_list: BlobRef) -> Sequence[Path]:
+    """Return the row files of all parts; files of an object store are fetched on access."""
     return _open_row_files(store, read_blob_list(store, blob_list))
 
 
@@ -404,9 +410,9 @@ def _open_row_files(store: Store, refs: Sequence[BlobRef]) -> Sequence[Path]:
     return RemoteRowFiles(refs, blobs.get_local_path, read_range, blobs.open)
 
 
-def _local_paths(store: Store, blob_list: BlobRef) -> list[Path]:
+def _fetch_listed_files(store: Store, blob_list: BlobRef) -> list[Path]:
     return [store.blobs.get_local_path(ref) for ref in read_blob_list(store, blob_list)]
 
 
-def _openers(store: Store, blob_list: BlobRef) -> list[Opener]:
+def _create_openers(store: Store, blob_list: BlobRef) -> list[Opener]:
     return [partial(store.blobs.open, ref) for ref in read_blob_list(store, blob_list)]

@@ -19,7 +19,7 @@ def run_job(
     tasks: Sequence[Task],
     launch: Launch,
     on_progress: OnProgress | None = None,
-    seconds: Callable[[Task], float] | None = None,
+    estimate_seconds: Callable[[Task], float] | None = None,
     *,
     memoised: bool = False,
     recorded: Sequence[Report | None] | None = None,
@@ -37,14 +37,15 @@ def run_job(
         tasks: any number of small descriptors.
         launch: the settings of the run.
         on_progress: called about every `launch.poll_seconds`.
-        seconds: returns the estimated core seconds of a task, if known. Longer tasks start first,
-            so
-            that local workers, which get tasks in turn, get similar amounts of work.
+        estimate_seconds: returns the estimated core seconds of a task; None if unknown. Longer
+            tasks start first, so that local workers, which get tasks in turn, get similar amounts
+            of work.
         memoised: whether `function` looks up the store's memo before anything expensive.
         recorded: the result of `look_up_reports` for the tasks, if they were looked up before.
 
     Raises:
-        BookwheelError: the error that a worker raised, of the same class; or a worker died.
+        BookwheelError: the error that a worker raised, of the same class; or `ResourceError` if a
+            worker died.
     """
     store, report_progress = Store.open(launch.store_url), on_progress or (lambda done, total: None)
     reports = (
@@ -54,22 +55,24 @@ def run_job(
         if memoised
         else [None] * len(tasks)
     )
-    unrecorded = [number for number, known in enumerate(reports) if known is None]
+    unrecorded = [number for number, report in enumerate(reports) if report is None]
     remaining_tasks = [tasks[number] for number in unrecorded]
     recorded_count = len(tasks) - len(unrecorded)
 
     def report_remaining(done: int, total: int) -> None:
         report_progress(recorded_count + done, recorded_count + total)
 
-    if not remaining_tasks or (seconds is not None and launch.is_too_small(sum(map(seconds, remaining_tasks)))):
+    if not remaining_tasks or (
+        estimate_seconds is not None and launch.is_too_small(sum(map(estimate_seconds, remaining_tasks)))
+    ):
         new_reports = _run_in_process(function, remaining_tasks, store, report_remaining)
     else:
         import_beam(launch.flags)
         from beam_jobs.pipeline import run_on_workers  # noqa: PLC0415 - importing Beam takes a second
 
-        new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_remaining, seconds)
+        new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_remaining, estimate_seconds)
     reports_by_number = dict(zip(unrecorded, new_reports, strict=True))
-    return [reports_by_number[number] if known is None else known for number, known in enumerate(reports)]
+    return [reports_by_number[number] if report is None else report for number, report in enumerate(reports)]
 
 
 def _run_in_process(

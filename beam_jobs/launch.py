@@ -31,7 +31,7 @@ class Launch:
 
     store_url: str
     run: str  # unique name of the run, and folder of its reports
-    flags: tuple[str, ...] = ()  # Beam's and the runner's own
+    flags: tuple[str, ...] = ()  # options of Beam and of its runner
     poll_seconds: float = 1.0  # seconds between two reads of the reports
     memory: int | None = None  # bytes for all local workers; None: the free memory
     task_bytes: int = 0  # memory of one task, if it is known
@@ -42,10 +42,10 @@ class Launch:
         """Return a launch with a new, unique run name, which sorts by time.
 
         Raises:
-            UsageError: Beam cannot read its flags, or as `start_seconds`, `cores` and
-                `worker_memory`.
+            UsageError: Beam cannot read its flags, or an environment variable is invalid
+                (`start_seconds`, `count_cores` and `worker_memory`).
         """
-        # a wrong variable is refused before any work
+        # refuse an invalid environment variable before any work
         start_seconds(flags), count_cores(), worker_memory(())
         run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
         return cls(store_url, run, _check_flags(flags) if flags else (), memory=memory)

@@ -151,7 +151,7 @@ def serve_requests() -> None:
     prevent_pandas_import()
     for name in _PRELOADED_JOBS:
         import_module(f"beam_jobs.{name}")
-    gc.freeze()  # collections of the workers would copy the memory that they share
+    gc.freeze()  # garbage collection in the workers would copy the memory that they share
     # The launcher decides what to stop on an interrupt.
     interrupt_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     # An exit just before a read would not interrupt it, so each exit writes a byte that `select` waits for.
@@ -183,10 +183,10 @@ def serve_requests() -> None:
 
 def _report_exits(requests: dict[int, int]) -> None:
     with suppress(OSError):  # no child is left, or the launcher has ended
-        while (child := os.waitpid(-1, os.WNOHANG))[0]:
-            exit_code = os.waitstatus_to_exitcode(child[1])
+        while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
+            exit_code = os.waitstatus_to_exitcode(pid_and_status[1])
             cpu_seconds = sum(os.times()[:4])  # of this process and of all workers that ended
-            os.write(1, f"{requests.pop(child[0])} {exit_code} {cpu_seconds}\n".encode())
+            os.write(1, f"{requests.pop(pid_and_status[0])} {exit_code} {cpu_seconds}\n".encode())
 
 
 def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoReturn:

@@ -29,7 +29,7 @@ _ACCELERATOR = "worker_accelerator="
 _GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # has a GPU even if no accelerator is requested
 
 
-def pipeline_options(flags: Sequence[str], elements: int, *, uses_gpu: bool = True) -> PipelineOptions:
+def build_pipeline_options(flags: Sequence[str], elements: int, *, uses_gpu: bool = True) -> PipelineOptions:
     """Return the options of a job over `elements` descriptors.
 
     `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, with one
@@ -89,13 +89,13 @@ def is_local(options: PipelineOptions) -> bool:
     return options.view_as(StandardOptions).runner is None
 
 
-def runner_name(options: PipelineOptions) -> str:
+def get_runner_name(options: PipelineOptions) -> str:
     """Return the class name of the runner, `FlinkRunner` also for `--runner=flink`; "" for local workers."""
     runner = options.view_as(StandardOptions).runner
     return type(create_runner(runner)).__name__ if runner else ""
 
 
-def local_runner(log: Path) -> FnApiRunner:
+def create_local_runner(log: Path) -> FnApiRunner:
     """Return the runner of local worker processes, whose output goes to `log` instead of the
     terminal.
 
@@ -104,7 +104,7 @@ def local_runner(log: Path) -> FnApiRunner:
     return FnApiRunner(ForkedEnvironment.from_command_string(str(log)))
 
 
-def worker_threads(options: PipelineOptions) -> int:
+def count_worker_threads(options: PipelineOptions) -> int:
     """Return the threads of one worker: its share of this machine's cores, or 0 (no limit) on
     others.
     """

@@ -25,7 +25,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 from beam_jobs.flink import cancel_job, set_job_server
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.local_worker import WORKER_DIED
-from beam_jobs.options import is_local, local_runner, pipeline_options, worker_threads
+from beam_jobs.options import build_pipeline_options, count_worker_threads, create_local_runner, is_local
 from beam_jobs.tasks import Task, TaskFunction, limit_threads, run_task
 from beam_jobs.workers import exit_with_holder, hold_lease
 from rag_model import errors
@@ -70,7 +70,7 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
         log: the log file of local workers.
     """
     reports = store.runs.read_reports(run, stage + FAILED_SUFFIX)
-    # The last error of a chain of exceptions is the one to show.
+    # A chain of exceptions ends with the error to show.
     raised_errors = _RAISED_ERROR.findall(str(failure))
     if reports:
         return errors.error_from_dict(**reports[0])
@@ -91,12 +91,13 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
         if pattern.search(str(failure)):
             return error_class(f"the {stage} job {sentence}")
     return errors.BookwheelError(
-        f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_message(failure)}): "
+        f"the {stage} job failed on its runner ({type(failure).__name__}: "
+        f"{_find_last_message(failure)}): "
         "finished work is recorded; run it again with --debug for the trace"
     )
 
 
-def _last_message(failure: BaseException) -> str:
+def _find_last_message(failure: BaseException) -> str:
     """Return the last line of an exception that is neither a frame of a Java trace nor a heading."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     messages = [line for line in lines if not line.endswith(":") and not _JAVA_FRAME.fullmatch(line)]
@@ -177,7 +178,7 @@ def run_on_workers(
     tasks: Sequence[Task],
     launch: Launch,
     report_progress: OnProgress,
-    seconds: Callable[[Task], float] | None,
+    estimate_seconds: Callable[[Task], float] | None,
 ) -> list[Report]:
     """Run at least one task on Beam's workers; return the reports in order, as `run_job` does.
 
@@ -187,20 +188,22 @@ def run_on_workers(
     store = Store.open(launch.store_url)
     # reports of an earlier job of this stage
     store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)
-    options = pipeline_options(launch.flags, len(tasks), uses_gpu=launch.uses_gpu)
+    options = build_pipeline_options(launch.flags, len(tasks), uses_gpu=launch.uses_gpu)
     options.view_as(
         GoogleCloudOptions
     ).job_name = f"bookwheel-{stage}-{launch.run}".lower()  # the name in an engine's UI
     set_job_server(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
     with hold_lease() as lease:
-        worker = Worker(stage, function, launch, lease if is_local(options) else None, worker_threads(options))
-        numbered = sorted(enumerate(tasks), key=lambda task: -seconds(task[1]) if seconds else 0)
-        with _PipelineThread(_create_pipeline(stage, worker, numbered, options, log), options) as running:
-            while not running.finished.wait(launch.poll_seconds):
+        worker = Worker(stage, function, launch, lease if is_local(options) else None, count_worker_threads(options))
+        numbered_tasks = sorted(
+            enumerate(tasks), key=lambda task: -estimate_seconds(task[1]) if estimate_seconds else 0
+        )
+        with _PipelineThread(_create_pipeline(stage, worker, numbered_tasks, options, log), options) as pipeline_thread:
+            while not pipeline_thread.finished.wait(launch.poll_seconds):
                 report_progress(store.runs.count_reports(launch.run, stage), len(tasks))
-    if running.failure is not None:
-        raise explain_failure(store, launch.run, stage, running.failure, log) from running.failure
+    if pipeline_thread.failure is not None:
+        raise explain_failure(store, launch.run, stage, pipeline_thread.failure, log) from pipeline_thread.failure
     log.unlink(missing_ok=True)
     report_progress(len(tasks), len(tasks))
     return _read_reports(store, launch.run, stage, len(tasks))
@@ -209,7 +212,7 @@ def run_on_workers(
 def _create_pipeline(
     stage: str, worker: Worker[Task], tasks: Sequence[tuple[int, Task]], options: PipelineOptions, log: Path
 ) -> beam.Pipeline:
-    pipeline = beam.Pipeline(local_runner(log) if is_local(options) else None, options=options)
+    pipeline = beam.Pipeline(create_local_runner(log) if is_local(options) else None, options=options)
     _ = (
         pipeline
         | "Tasks" >> beam.Create(list(tasks), reshuffle=False)  # type: ignore[no-untyped-call]
@@ -244,11 +247,11 @@ class _BeamLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the address of the job's page, if the record contains it."""
-        if record.levelno < logging.ERROR and (address := _PAGE.search(record.getMessage())):
+        if record.levelno < logging.ERROR and (address := _PAGE_ADDRESS.search(record.getMessage())):
             sys.stderr.write(f"the job's page: {address[0]}\n")
 
 
-_PAGE = re.compile(r"https://console\.cloud\.google\.com/\S+")
+_PAGE_ADDRESS = re.compile(r"https://console\.cloud\.google\.com/\S+")
 
 
 class _PipelineThread:
@@ -281,7 +284,7 @@ class _PipelineThread:
 
     def _cancel(self) -> None:
         if is_local(self._options):
-            return  # local workers end by their lease
+            return  # local workers exit when the lease ends
         # a job that is being submitted cannot be cancelled yet
         self._submitted.wait(_SUBMIT_TIMEOUT)
         if self._result is not None:

@@ -52,8 +52,7 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
 
     Raises:
         BookwheelError: the error that the function raised; a `ResourceError` if a file cannot be
-            read
-            or written, or if memory ran out.
+            read or written, or if memory ran out.
     """
     try:
         return function(task, store)
@@ -82,7 +81,7 @@ def limit_threads(threads: int) -> None:
     """Limit each numeric library of this process to `threads` threads, whether it is loaded already
     or not.
     """
-    # A GPU has one worker, whose tokenizer would be slower than the GPU with one thread.
+    # A GPU has only one worker; with one thread, its tokenizer would be slower than the GPU.
     os.environ |= dict.fromkeys(_VARIABLES, str(threads))
     os.environ[_TOKENIZER_VARIABLE] = "false" if threads == 1 else "true"
     import faiss  # noqa: PLC0415 - after the environment is set

@@ -37,8 +37,8 @@ from rag_model.process import count_cores, limit_by_environment
 CPU_FLOAT32 = "cpu float32"
 ARITHMETICS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # defaults of encoders, by machine
 _GPU = re.compile(r"nvidia[0-9]+")
-_WORKERS = "--direct_num_workers"
-_RUNNER = "--runner"
+_WORKERS_OPTION = "--direct_num_workers"
+_RUNNER_OPTION = "--runner"
 # memory that the launcher of this process granted, in bytes
 MEMORY_VARIABLE = "BOOKWHEEL_WORKER_MEMORY"
 START_VARIABLE = "BOOKWHEEL_START_SECONDS"
@@ -54,18 +54,19 @@ UNUSED_MODULES = (
     "apache_beam.io.hadoopfilesystem",
     "pandas",
 )
-_START_SECONDS = {"flink": 10.0, "spark": 17.0}  # core seconds of an empty job on a cluster, measured
+# measured core seconds of an empty job on a cluster
+_START_SECONDS = {"flink": 10.0, "spark": 17.0}
 
 
 def is_local(flags: Sequence[str]) -> bool:
     """Return whether workers are processes of this machine: Beam's flags name no `--runner`."""
-    return _runner(flags) is None
+    return _find_runner(flags) is None
 
 
-def _runner(flags: Sequence[str]) -> str | None:
+def _find_runner(flags: Sequence[str]) -> str | None:
     """Return the last runner in Beam's flags without its module: `flink` for `FlinkRunner`."""
     words = [word for flag in flags for word in flag.split("=", 1)]
-    runners = [value for word, value in pairwise([*words, ""]) if word == _RUNNER]
+    runners = [value for word, value in pairwise([*words, ""]) if word == _RUNNER_OPTION]
     return runners[-1].lower().rpartition(".")[2].removesuffix("runner") if runners else None
 
 
@@ -100,16 +101,15 @@ def import_beam(flags: Sequence[str]) -> None:
 def start_seconds(flags: Sequence[str]) -> float:
     """Return the core seconds below which a job is not worth starting its runner's workers.
 
-    `BOOKWHEEL_START_SECONDS` sets it for every runner. By default, runners that were not measured
-    have
-    0: every job goes to workers.
+    `BOOKWHEEL_START_SECONDS` sets it for every runner. By default it is 0 for runners that were not
+    measured: every job goes to workers.
 
     Raises:
         UsageError: the variable is not a number of seconds.
     """
     variable = os.environ.get(START_VARIABLE)
     if variable is None:
-        return LOCAL_START_SECONDS if is_local(flags) else _START_SECONDS.get(_runner(flags) or "", 0.0)
+        return LOCAL_START_SECONDS if is_local(flags) else _START_SECONDS.get(_find_runner(flags) or "", 0.0)
     with suppress(ValueError):
         if (seconds := float(variable)) >= 0:
             return seconds
@@ -120,7 +120,7 @@ def start_seconds(flags: Sequence[str]) -> float:
 
 def sets_worker_count(flags: Sequence[str]) -> bool:
     """Return whether Beam's flags set the number of local workers."""
-    return any(flag.partition("=")[0] == _WORKERS for flag in flags)
+    return any(flag.partition("=")[0] == _WORKERS_OPTION for flag in flags)
 
 
 def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | Non
     if free is None or sets_worker_count(flags):
         return tuple(flags)
     fitting_workers = max(1, (memory_bytes or free) // task_bytes)
-    return (*flags, f"{_WORKERS}={fitting_workers}") if fitting_workers < count_cores() else tuple(flags)
+    return (*flags, f"{_WORKERS_OPTION}={fitting_workers}") if fitting_workers < count_cores() else tuple(flags)
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
@@ -177,9 +177,12 @@ def one_worker_per_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:
     """
     if not count or not is_local(flags):
         return tuple(flags)
-    other_flags = [flag for flag in flags if flag.partition("=")[0] != _WORKERS]
-    worker_counts = [int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"{_WORKERS}=")]
-    return (*other_flags, f"{_WORKERS}={min([count, *(count_ for count_ in worker_counts if count_ > 0)])}")
+    other_flags = [flag for flag in flags if flag.partition("=")[0] != _WORKERS_OPTION]
+    worker_counts = [int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"{_WORKERS_OPTION}=")]
+    return (
+        *other_flags,
+        f"{_WORKERS_OPTION}={min([count, *(worker_count for worker_count in worker_counts if worker_count > 0)])}",
+    )
 
 
 def worker_memory(flags: Sequence[str]) -> int | None:
@@ -190,10 +193,12 @@ def worker_memory(flags: Sequence[str]) -> int | None:
     Raises:
         UsageError: the variable is not a number of bytes.
     """
-    return limit_by_environment(_available_bytes(), MEMORY_VARIABLE, "number of bytes") if is_local(flags) else None
+    return (
+        limit_by_environment(_read_available_bytes(), MEMORY_VARIABLE, "number of bytes") if is_local(flags) else None
+    )
 
 
-def _available_bytes() -> int:
+def _read_available_bytes() -> int:
     """Return the free bytes; on Linux including caches that the kernel can free at once."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -230,7 +235,7 @@ def _wait_and_exit(lease: Path) -> None:
 
 ALLOWED_VARIABLE = "BOOKWHEEL_ALLOWED_BEAM_OPTIONS"
 DEFAULT_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
-_SIZES = frozenset([
+_SIZE_OPTIONS = frozenset([
     "autoscaling_algorithm", "default_sdk_harness_log_level", "direct_num_workers",
     "direct_running_mode", "disk_size_gb", "element_processing_timeout_minutes", "flexrs_goal",
     "flink_version", "job_server_timeout", "max_cache_memory_usage_mb", "max_num_workers",
@@ -269,9 +274,9 @@ def refuse_unlisted(flags: Sequence[str]) -> None:
         UsageError: an option is not allowed, or the environment's lists cannot be parsed.
     """
     allowed_by_operator = {option.removeprefix("--") for option in _read_words(ALLOWED_VARIABLE)}
-    allowed_by_operator |= {f"{name}={value}" for name, value in _settings(read_default_options())}
-    for name, value in _settings(flags):
-        is_allowed = name in _SIZES or (name == "runner" and value in _RUNNERS)
+    allowed_by_operator |= {f"{name}={value}" for name, value in _iter_options(read_default_options())}
+    for name, value in _iter_options(flags):
+        is_allowed = name in _SIZE_OPTIONS or (name == "runner" and value in _RUNNERS)
         if not is_allowed and not allowed_by_operator & {name, f"{name}={value}"}:
             raise UsageError(
                 f"a form may not set Beam's option {name[:60]!r} to this value: to allow it, set "
@@ -301,10 +306,8 @@ def _read_words(variable: str) -> list[str]:
         raise UsageError(f"{variable} cannot be read ({error}): separate options by spaces and quote values") from error
 
 
-def _settings(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option's name and value; the value may be a flag of its own (`--runner
-    FlinkRunner`).
-    """
+def _iter_options(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option's name and value; the value may be the next flag (`--runner FlinkRunner`)."""
     remaining_flags = list(flags)
     while remaining_flags:
         name, equals_sign, value = remaining_flags.pop(0).partition("=")

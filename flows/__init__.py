@@ -2,7 +2,7 @@
 
 Command line:
     cli: the `bookwheel` command and its settings.
-    verbs: one module a verb, which calls a flow or the library.
+    verbs: one module per verb, which calls a flow or the library.
     command: options, replies and output formats that verbs share.
 
 Builds:

@@ -1,8 +1,8 @@
 """Build indexes over an existing snapshot, without its dump: additional ones, or replacements.
 
 Purpose: get another index, or another setting of one, at the cost of that index alone. `reencode`
-encodes the passages with another encoder first, for the index of a training whose passage encoder
-learns; it is rebuilt during the training and at its end.
+encodes the passages with another encoder first. A training whose passage encoder learns uses it to
+rebuild its index, during the training and at its end.
 Caching: the store's memo. An index that was built over these vectors before is reused.
 Requires: a store that this machine and the workers both reach.
 """
@@ -58,7 +58,8 @@ def add_index(
     ref: str = "latest",
     beam_options: Sequence[str] = (),
 ) -> BuildOutcome:
-    """Publish a snapshot with another's passages and vectors and new indexes; move `ref` to it.
+    """Publish a snapshot with new indexes over the passages and vectors of another; move `ref` to
+    it.
 
     Args:
         snapshot: A ref, ref@number, an id, or a unique prefix of one.
@@ -78,31 +79,35 @@ def add_index(
     target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
     with target.intents.hold(launch.run):
-        old = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
-        effective_recipe = recipe or read_snapshot_recipe(old.content)
+        base_manifest = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
+        effective_recipe = recipe or read_snapshot_recipe(base_manifest.content)
         chosen_indexes = choose_indexes(effective_recipe, indexes)
-        check_recipe(old.content, replace(effective_recipe, index=chosen_indexes))
-        with clock("look"), Snapshot.from_manifest(target, old) as old_snapshot:
-            passages, embeddings = read_results(target, old.content, launch)
-            widths = read_dimensions(old_snapshot)
-        plans = plan_indexes(chosen_indexes, passages, widths, worker_memory(beam_options))
-        provenance = inherited_provenance(old)
+        check_recipe(base_manifest.content, replace(effective_recipe, index=chosen_indexes))
+        with clock("look"), Snapshot.from_manifest(target, base_manifest) as base_snapshot:
+            passages, embeddings = read_results(target, base_manifest.content, launch)
+            dimensions = read_dimensions(base_snapshot)
+        plans = plan_indexes(chosen_indexes, passages, dimensions, worker_memory(beam_options))
+        provenance = inherited_provenance(base_manifest)
         source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
         assemble_content = partial(
-            with_indexes, _with_recipe_indexes(old.content, chosen_indexes, effective_recipe.retriever)
+            with_indexes, _with_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
         )
         build = Build(
             target, launch, clock, effective_recipe, ref, source, encoder, passages, embeddings, plans, assemble_content
         )
         return finish_build(
             replace(
-                build, derived_provenance={**provenance, "indexed": {"of": old.id, "indexes": sorted(chosen_indexes)}}
+                build,
+                derived_provenance={
+                    **provenance,
+                    "indexed": {"of": base_manifest.id, "indexes": sorted(chosen_indexes)},
+                },
             )
         )
 
 
 def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
-    """Return the indexes of a recipe by these names, or all.
+    """Return the recipe's indexes with these names, or all of them without names.
 
     Raises:
         UsageError: the recipe has no index of that name, or no index at all.
@@ -119,7 +124,7 @@ def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecip
 def read_results(
     store: Store, content: Content, launch: Launch
 ) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
-    """Return the reports of the jobs that made the snapshot's parts, read from its files."""
+    """Return the chunk and embed results of a snapshot's parts, read from its files."""
     return read_stage_results(store, content, partial(corpus.run, launch=launch))
 
 
@@ -151,13 +156,13 @@ def _with_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe
 
 @deployment_flow("reencode")
 def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> BuildOutcome:
-    """Publish a snapshot with another's passages and vectors of `encoder`; move `ref` to it.
+    """Publish a snapshot with the passages of another, encoded by `encoder`; move `ref` to it.
 
     Args:
         snapshot: a ref, ref@number, an id, or a unique prefix of one.
         store: URL or folder of the store.
         encoder: the passage encoder: a folder, a hub name, or `model:NAME`.
-        ref: the ref to move to the new snapshot; the gate lets the encoder space change.
+        ref: the ref to move to the new snapshot; the gate accepts another vector space.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
@@ -168,17 +173,19 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
     target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
-        old = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
-        recipe = read_reencode_recipe(old.content)
+        base_manifest = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
+        recipe = read_reencode_recipe(base_manifest.content)
         with clock("look"):
-            passages, _ = read_results(target, old.content, launch)
+            passages, _ = read_results(target, base_manifest.content, launch)
             encoding = prepare_encoder(target, encoder, recipe)
-        widths = {EMBEDDINGS: encoding.space.dim}
-        plans = plan_indexes(list_stale_indexes(old.content, recipe), passages, widths, worker_memory(beam_options))
+        dimensions = {EMBEDDINGS: encoding.space.dim}
+        plans = plan_indexes(
+            list_stale_indexes(base_manifest.content, recipe), passages, dimensions, worker_memory(beam_options)
+        )
         with clock("embed") as on_progress:
             embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
-        assemble_content = partial(with_indexes, replace_embeddings(old.content, encoding, embeddings))
-        provenance = build_reencoded_provenance(old, encoding)
+        assemble_content = partial(with_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
+        provenance = build_reencoded_provenance(base_manifest, encoding)
         build_arguments = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
         return finish_build(
             Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_arguments)

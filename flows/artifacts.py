@@ -22,7 +22,7 @@ def show_build(outcome: BuildOutcome) -> None:
         for metric, value in metrics.items()
     ]
     rows += [{"what": f"{stage}, seconds", "value": f"{seconds:.1f}"} for stage, seconds in outcome.seconds.items()]
-    move_sentence = f"{outcome.ref}@{outcome.number} means it now" if outcome.number else f"{outcome.ref} did not move"
+    move_sentence = f"{outcome.ref}@{outcome.number} names it now" if outcome.number else f"{outcome.ref} did not move"
     table_description = f"Snapshot {(outcome.snapshot or '')[:12]} is published: {move_sentence}"
     create_table(rows, key="reindex-counts", description=table_description)
     if outcome.report:
@@ -48,7 +48,7 @@ def log_gate(gate: dict[str, Any]) -> None:
 
 
 def log_metrics(subject: str, metrics: Mapping[str, float], n: int) -> None:
-    """Write the measures of an evaluation into the run's log."""
+    """Write the metrics of an evaluation into the run's log."""
     values = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     log(f"{subject}, {n:,} questions: {values}")
 
@@ -75,7 +75,9 @@ def show_retrievers(outcome: CompareOutcome) -> None:
     for expression, comparison in outcome.standings.items():
         log_metrics(f"{expression} on snapshot {outcome.snapshot}", comparison["metrics"], outcome.n)
     rows = [
-        row for expression, comparison in outcome.standings.items() for row in _retriever_rows(expression, comparison)
+        row
+        for expression, comparison in outcome.standings.items()
+        for row in _iter_retriever_rows(expression, comparison)
     ]
     table_description = (
         f"Retrievers of snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions judged by "
@@ -109,7 +111,7 @@ def show_reproduction(outcome: ReproduceOutcome) -> None:
         create_link(to_address(outcome.report), "The table", key="reproduce-report")
 
 
-def _retriever_rows(expression: str, comparison: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _iter_retriever_rows(expression: str, comparison: dict[str, Any]) -> Iterator[dict[str, Any]]:
     costs = {"ms a question": f"{comparison['milliseconds']:.3g}", "bytes": f"{comparison['bytes']:,}"}
     yield {"retriever": expression, "of": "all", **_format_metrics(comparison), **costs}
     for stage in comparison["stages"]:

@@ -44,7 +44,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",  # there is one process per core already
     "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # one a file, over each other
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # one bar per file, drawn over each other
 }
 
 
@@ -54,7 +54,7 @@ _BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 _RETRIEVER = {"--retriever", "--index"}
 
 
-def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
+def _select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
     """Return the arguments that a setting of the environment or of `bookwheel.toml` may fill in.
 
     The verb `index` takes no `index` and no `questions` from settings, where these names mean an
@@ -72,7 +72,7 @@ def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> Argum
 
 class _Environment(Env):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        super().__call__(app, commands, _settable(commands, arguments))
+        super().__call__(app, commands, _select_settable(commands, arguments))
 
 
 class _Settings(Toml):
@@ -81,7 +81,7 @@ class _Settings(Toml):
 
         Cyclopts itself would drop a key that is also the name of a verb, such as `index`.
         """
-        settable = _settable(commands, arguments)
+        settable = _select_settable(commands, arguments)
         update_argument_collection(self.config, self.source, settable, root_keys=(), allow_unknown=True)
 
     def _load_config(self, path: Path) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     for name, value in {**_ENVIRONMENT, **(_BUILD_ENVIRONMENT if _BUILD_VERBS & {*words[:1]} else {})}.items():
         os.environ.setdefault(name, value)
-    # collecting objects of imports, which stay, takes a fifth of their time
+    # garbage collection of imported objects, which stay alive, takes a fifth of the import time
     gc.set_threshold(50_000, 10, 10)
     atexit.register(gc.freeze)  # freeing the same objects at exit takes a second
     if logging.lastResort is not None:
@@ -172,37 +172,39 @@ def run(argv: Sequence[str]) -> int:
         with handle_interrupts(), _use_trust_file(common.trust):
             reply = verb(*bound_arguments.args, **bound_arguments.kwargs)
     except CycloptsError as error:
-        return _fail(_describe_usage_error(error, argv), USAGE, as_json=common.json)
+        return _report_failure(_describe_usage_error(error, argv), USAGE, as_json=common.json)
     except BookwheelError as error:
         if common.debug:
             traceback.print_exc()
-        return _fail(str(error), error.exit_code, as_json=common.json)
+        return _report_failure(str(error), error.exit_code, as_json=common.json)
     except KeyboardInterrupt:
-        return _fail(
+        return _report_failure(
             "interrupted: finished work is recorded; run the same command again to continue", 130, as_json=common.json
         )
     except Exception as error:
         if common.debug:
             raise
-        return _fail(
+        return _report_failure(
             f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1, as_json=common.json
         )
-    return _print(reply, common)
+    return _print_reply(reply, common)
 
 
 def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
     """Return the parser's message, or one that names the missing parameter or the surplus argument."""
-    text = format_error(error)
+    parser_message = format_error(error)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         verb = " ".join(error.command_chain or ())
-        return f"{verb} takes no argument {error.unused_tokens[0]!r}: `bookwheel {verb} --help` lists what it takes"
+        return f"{verb} takes no argument {error.unused_tokens[0]!r}: `bookwheel {verb} --help` lists its arguments"
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
-        return text
+        return parser_message
     if any(word in error.argument.names for word in argv):
-        return f"{text} Write a value that begins with `-` as {error.argument.name}=VALUE."
+        return f"{parser_message} Write a value that begins with `-` as {error.argument.name}=VALUE."
     verb = " ".join(error.command_chain or ())
     parser_sentence = f'Command "{verb}" parameter {error.argument.name} requires an argument.'
-    return text.replace(parser_sentence, f"{verb} needs {error.argument.name}: `bookwheel {verb} --help` describes it.")
+    return parser_message.replace(
+        parser_sentence, f"{verb} needs {error.argument.name}: `bookwheel {verb} --help` describes it."
+    )
 
 
 @contextmanager
@@ -245,7 +247,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _fail(sentence: str, code: int, *, as_json: bool = False) -> int:
+def _report_failure(sentence: str, code: int, *, as_json: bool = False) -> int:
     safe_sentence = escape_controls(mask_secrets(sentence))
     if as_json:
         _write_line(json.dumps({"error": safe_sentence, "exit_code": code}, indent=2))
@@ -253,13 +255,13 @@ def _fail(sentence: str, code: int, *, as_json: bool = False) -> int:
     return code
 
 
-def _print(reply: Any, common: Common) -> int:
+def _print_reply(reply: Any, common: Common) -> int:
     if not isinstance(reply, Reply):  # --help and --version print their own output
         return 0
     _write_line(
         escape_controls(json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text)
     )
-    return _fail(reply.refusal, reply.refusal_code) if reply.refusal else 0
+    return _report_failure(reply.refusal, reply.refusal_code) if reply.refusal else 0
 
 
 def _write_line(text: str) -> None:

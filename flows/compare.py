@@ -53,19 +53,19 @@ from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
 DEFAULT_DEPTH = 20  # passages per question at which retrieval is measured
-_SLUG = 60  # characters of an expression in a file's name
+_MAX_SLUG_CHARACTERS = 60  # maximum characters of an expression in a file name
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Files for the results.
+    """Paths of the result files.
 
-    With several retrievers each gets its own, with its number and name.
+    With several retrievers, each gets its own file, with its number and name in the file name.
     """
 
     trec: str | None = None  # TREC run
     dpr: str | None = None  # DPR's retrieval JSON
-    rows: str | None = None  # one JSON line a question
+    rows: str | None = None  # one JSON line per question
 
 
 @deployment_flow("compare")
@@ -99,7 +99,7 @@ def compare(
         encoder: question encoder in place of the snapshot's: a folder or a hub name.
         report: write the HTML report to this file.
         files: files for the results.
-        timing_seconds: time in which the stages of one retriever are timed.
+        timing_seconds: time in seconds to spend on timing the stages of one retriever.
 
     Raises:
         BookwheelError: a stage failed.
@@ -132,7 +132,7 @@ class ComparisonRun:
         """Hold a pinned snapshot and its retrievers."""
         self.store, self.snapshot, self.names, self.retrievers, self.k = store, snapshot, names, retrievers, k
         self.subject: EvaluationSubject | None = None
-        self.lists: list[StageRankings] = []
+        self.rankings: list[StageRankings] = []
         self.standings: list[RetrieverComparison] = []
         self.question_set = QuestionSet(())
         self.batches = QueryBatches(())
@@ -180,13 +180,13 @@ def measure_retriever(
 ) -> None:
     """Search every question with one retriever, measure its stages, and write its hits."""
     rankings = measure_stages(retriever, name, run.batches, run.judge, run.k, on_progress)
-    run.lists.append(rankings)
-    file_name = _file_name(run, len(run.lists))
+    run.rankings.append(rankings)
+    name_infix = _build_name_infix(run, len(run.rankings))
     for path, write in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
         if path:
-            write(rankings.outcomes, insert_name(Path(path), file_name))
+            write(rankings.outcomes, insert_name(Path(path), name_infix))
     if files.trec:
-        write_trec(rankings.outcomes, insert_name(Path(files.trec), file_name), file_name or "bookwheel")
+        write_trec(rankings.outcomes, insert_name(Path(files.trec), name_infix), name_infix or "bookwheel")
 
 
 def insert_name(path: Path, name: str) -> Path:
@@ -198,8 +198,8 @@ def insert_name(path: Path, name: str) -> Path:
     return path.with_name(f"{path.stem}.{name}{path.suffix}") if name else path
 
 
-def _file_name(run: ComparisonRun, number: int) -> str:
-    """Return the part of a file name for retriever `number` (from 1).
+def _build_name_infix(run: ComparisonRun, number: int) -> str:
+    """Return the name to insert into the file names of retriever `number` (from 1).
 
     Empty if there is only one.
     """
@@ -207,7 +207,7 @@ def _file_name(run: ComparisonRun, number: int) -> str:
 
 
 def _make_slug(expression: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", expression).strip("-")[:_SLUG]
+    return re.sub(r"[^A-Za-z0-9]+", "-", expression).strip("-")[:_MAX_SLUG_CHARACTERS]
 
 
 @stage
@@ -215,7 +215,7 @@ def time_questions(run: ComparisonRun, seconds: float) -> list[RetrieverMetrics]
     """Search a sample of the questions one by one, and time every stage."""
     timing = replace(DEFAULT_TIMING, seconds=seconds)
     costs = time_stages(run.retrievers, run.batches.texts, run.k, timing)
-    return [combine_metrics(lists, costs_of_stages) for lists, costs_of_stages in zip(run.lists, costs, strict=True)]
+    return [combine_metrics(lists, costs_of_stages) for lists, costs_of_stages in zip(run.rankings, costs, strict=True)]
 
 
 @stage
@@ -255,13 +255,15 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
         for name, comparison in outcome.standings.items()
     }
     outcome_json = replace(outcome, report=None).to_json()
-    new_evaluation = NewEvaluation(metrics_by_retriever, values, outcome_json, partial(_write_all, run, outcome.advice))
+    new_evaluation = NewEvaluation(
+        metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome.advice)
+    )
     return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome.seconds)
 
 
-def _write_all(run: ComparisonRun, advice: str, folder: Path) -> None:
-    for number, rankings in enumerate(run.lists, start=1):
-        write_jsonl(rankings.outcomes, insert_name(folder / ROWS, _file_name(run, number)))
+def _write_record_files(run: ComparisonRun, advice: str, folder: Path) -> None:
+    for number, rankings in enumerate(run.rankings, start=1):
+        write_jsonl(rankings.outcomes, insert_name(folder / ROWS, _build_name_infix(run, number)))
     write_report(render_retrieval_report(_build_report(run, run.standings, advice)), folder / REPORT)
 
 

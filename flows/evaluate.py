@@ -105,7 +105,7 @@ def evaluate(
         for condition in run.examination.conditions():
             with clock(condition.name) as on_progress:
                 answer_under_condition(run, condition, on_progress)
-        outcome = run.outcome(clock.seconds, report)
+        outcome = run.build_outcome(clock.seconds, report)
         write_files(run, outcome, rows, kilt)
         recorded = record_answers(run, outcome, questions)
     page = outcome.report or recorded.report
@@ -124,7 +124,7 @@ class AnswerRun:
     snapshot: Snapshot
     model: str  # full id, or the folder
     reader: str
-    folder: Path | None  # of the model
+    folder: Path | None  # the model's folder, if it has one
     examination: AnswerEvaluation
     subject: EvaluationSubject
 
@@ -134,7 +134,7 @@ class AnswerRun:
         settings = self.examination.settings
         return settings.expression or self.snapshot.manifest.content.default_retriever
 
-    def outcome(self, seconds: dict[str, float], report: str | None) -> EvaluateOutcome:
+    def build_outcome(self, seconds: dict[str, float], report: str | None) -> EvaluateOutcome:
         """Return the results as plain values."""
         evaluation, open_book = self.examination, self.examination.results[0]
         abstention = evaluation.abstention
@@ -175,7 +175,7 @@ def prepare_answer_run(
 ) -> AnswerRun:
     """Read the questions; pin the snapshot and the model, and load the model."""
     question_set = read_questions(questions)
-    # before a model is fetched and loaded
+    # checked before a model is fetched and loaded
     check_gold_answers(question_set.questions, settings.kind)
     RetrievalJudge.for_questions(question_set, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
@@ -240,7 +240,7 @@ def _prepare_ablations(
     settings: EvaluationSettings,
     texts: Sequence[str],
 ) -> tuple[dict[str, SnapshotRetriever], WholeCorpus]:
-    """Return other retrievers for the first reader, and all passages if they fit into a prompt."""
+    """Return other retrievers for the first reader, and the whole corpus if it fits into a prompt."""
     if settings.ablations is None:
         return {}, WholeCorpus()
     first_reader, whole_corpus = next(iter(readers.values())), prepare_whole_corpus(readers, retriever, texts)
@@ -259,7 +259,7 @@ def _model_identity(model: str) -> object:
 
 @stage
 def retrieve_passages(run: AnswerRun, on_progress: OnProgress) -> None:
-    """Retrieve as many passages for every question as its conditions need."""
+    """Retrieve for every question as many passages as the measured conditions need."""
     run.examination.retrieve(on_progress)
 
 
@@ -284,39 +284,42 @@ def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt
 @stage
 def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> FlowEvaluation:
     """Record the evaluation in the store, unless it is recorded already."""
-    examined = run.examination
+    evaluation = run.examination
     values = MeasureValues(
-        tuple(question.id for question in examined.question_set.questions), {run.retriever: examined.question_values()}
+        tuple(question.id for question in evaluation.question_set.questions),
+        {run.retriever: evaluation.question_values()},
     )
     metrics_by_retriever = {run.retriever: to_metrics({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
     outcome_json = replace(outcome, report=None).to_json()
-    new_evaluation = NewEvaluation(metrics_by_retriever, values, outcome_json, partial(_write_all, run, outcome))
+    new_evaluation = NewEvaluation(
+        metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome)
+    )
     return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome.seconds)
 
 
-def _write_all(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) -> None:
+def _write_record_files(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) -> None:
     outcome_with_report = replace(outcome, report=str(folder / REPORT))
     write_files(run, outcome_with_report, str(folder / ROWS), str(folder / KILT))
 
 
 def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
-    examined = run.examination
-    settings = {name: value for name, value in asdict(examined.settings.decoding).items() if value is not None}
+    evaluation = run.examination
+    settings = {name: value for name, value in asdict(evaluation.settings.decoding).items() if value is not None}
     decoding = ", ".join(f"{name} {value}" for name, value in settings.items())
     return AnswerReport(
         model=outcome.model,
         snapshot=outcome.snapshot,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        kind=examined.settings.kind,
-        results=examined.results,
-        retrieval={**examined.retrieval, **examined.ranks},
-        retrieval_intervals=examined.intervals,
-        collapse=examined.collapse,
+        kind=evaluation.settings.kind,
+        results=evaluation.results,
+        retrieval={**evaluation.retrieval, **evaluation.ranks},
+        retrieval_intervals=evaluation.intervals,
+        collapse=evaluation.collapse,
         collapsed=outcome.refusal,
-        search_milliseconds=examined.search_milliseconds,
+        search_milliseconds=evaluation.search_milliseconds,
         retrieval_worth=outcome.worth,
         notes=outcome.notes,
-        abstention=examined.abstention,
+        abstention=evaluation.abstention,
         curves=read_training_curves(run.folder / "metrics.jsonl") if run.folder else TrainingCurves(),
         lineage={
             "model": outcome.model,

@@ -35,7 +35,7 @@ class NewEvaluation:
 
     metrics: EvaluationMetrics
     values: MeasureValues
-    outcome: Mapping[str, Any]  # as the command prints it
+    outcome: Mapping[str, Any]  # the outcome as the command prints it
     write: Callable[[Path], None]  # writes rows, report and predictions into a folder
 
 
@@ -48,9 +48,9 @@ def store_evaluation(
 ) -> FlowEvaluation:
     """Record an evaluation in the store, unless it is recorded.
 
-    The result says why a store could not be written.
-
-    `questions` names their file, for people; `seconds` are those of the stages.
+        If the store cannot be written, the result says why. `questions` is the path of the question
+        file,
+    whose name is recorded; `seconds` are the durations of the stages.
     """
     if is_recorded(store, subject):
         return _publish_evaluation_page(store, subject.id)
@@ -61,15 +61,15 @@ def store_evaluation(
         "seconds": dict(seconds),
         "version": version("bookwheel"),
     }
-    with temporary_folder("evaluation") as work:
-        new_evaluation.write(work)
-        new_evaluation.values.write(work / VALUES_FILE)
-        (work / OUTCOME).write_text(
+    with temporary_folder("evaluation") as work_folder:
+        new_evaluation.write(work_folder)
+        new_evaluation.values.write(work_folder / VALUES_FILE)
+        (work_folder / OUTCOME).write_text(
             json.dumps(dict(new_evaluation.outcome), ensure_ascii=False, indent=1), encoding="utf-8"
         )
         try:
             record = record_evaluation(
-                store, subject, new_evaluation.metrics, {path.name: path for path in work.iterdir()}, provenance
+                store, subject, new_evaluation.metrics, {path.name: path for path in work_folder.iterdir()}, provenance
             )
             return _publish_evaluation_page(store, record.evaluation)
         except StoreError as error:
@@ -85,5 +85,5 @@ def _publish_evaluation_page(store: Store, evaluation: str) -> FlowEvaluation:
 
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:
-    """Return measures, with their intervals if they have any, as a manifest keeps them."""
+    """Return metrics as a manifest stores them, with their confidence intervals if they have any."""
     return {name: MetricValue(value, *intervals.get(name, (None, None))) for name, value in metrics.items()}

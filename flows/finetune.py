@@ -49,65 +49,67 @@ from rag_model.training.settings import Tables, parse_settings
 class TrainingWatch:
     """Shows the steps, evaluations and index rebuilds of a training; called as its `Report`."""
 
-    def __init__(self, shown: ProgressReporter, dev: int, every: int, moving: MovingSettings | None = None) -> None:
-        """Set the reporter, the number of dev examples, the evaluation interval and the moving
-        index.
+    def __init__(
+        self, reporter: ProgressReporter, n_dev: int, evaluate_every: int, moving: MovingSettings | None = None
+    ) -> None:
+        """Set the reporter, the number of dev examples and the evaluation interval in steps.
 
-        `dev` is 0 for a training that creates its own examples.
+        `n_dev` is 0 for a training that creates its own examples.
         """
-        self._shown, self._dev, self._every, self._moving = shown, dev, every, moving
+        self._reporter, self._n_dev, self._evaluate_every, self._moving = reporter, n_dev, evaluate_every, moving
         # rebuilds started, rebuilds in use, age of the index
-        self._due, self._made, self._age = 0, 0, -1.0
-        self._began = time.monotonic()
-        self._scores = False
+        self._n_started_rebuilds, self._n_used_rebuilds, self._index_age = 0, 0, -1.0
+        self._evaluation_start = time.monotonic()
+        self._has_reported_scores = False
 
     def __call__(self, kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
         """Show a report of the training."""
         name, _, stage = kind.partition(" ")
         if name == "stage":
-            self._every = int(values["evaluate_every"])
-            self._shown.say(f"stage {stage} begins")
+            self._evaluate_every = int(values["evaluate_every"])
+            self._reporter.say(f"stage {stage} begins")
             return
-        if kind == "score" and not self._scores:
-            self._scores = True
-            self._shown.say(f"a generator scores the passages of the examples, in {steps:,} blocks …")
+        if kind == "score" and not self._has_reported_scores:
+            self._has_reported_scores = True
+            self._reporter.say(f"a generator scores the passages of the examples, in {steps:,} blocks …")
         elif kind == "evaluate":
-            self._began = time.monotonic()
+            self._evaluation_start = time.monotonic()
             weights = f"the weights of step {step:,}" if step else "the initial weights"
-            self._shown.say(f"evaluates {weights}{f' on {self._dev:,} dev examples' if self._dev else ''} …")
+            self._reporter.say(f"evaluates {weights}{f' on {self._n_dev:,} dev examples' if self._n_dev else ''} …")
         elif kind == "dev":
-            self._shown.say(
-                f"evaluated in {format_seconds(time.monotonic() - self._began)}{self._format_remaining(step, steps)}"
+            self._reporter.say(
+                f"evaluated in {format_seconds(time.monotonic() - self._evaluation_start)}"
+                f"{self._format_remaining(step, steps)}"
             )
-            if step == steps and self._due and not self._made:
-                self._shown.say("searched its first index at every step: no rebuild was finished in time")
+            if step == steps and self._n_started_rebuilds and not self._n_used_rebuilds:
+                self._reporter.say("searched the first index at every step, because no rebuild finished in time")
         elif kind == "move":
             self._report_rebuild_start(step - 1)
             return
         elif kind == "train" and "snapshot_age" in values:
             self._report_index_change(step - 1, values)
-        self._shown(step, steps)
+        self._reporter(step, steps)
 
     def _report_rebuild_start(self, done: int) -> None:
         if self._moving is not None and self._moving.is_due(done):
-            self._due += 1
+            self._n_started_rebuilds += 1
             waits = ", and waits for it" if self._moving.mode == "synchronous" else ""
-            self._shown.say(f"rebuilds the index with the encoders of step {done:,}{waits} …")
+            self._reporter.say(f"rebuilds the index with the encoders of step {done:,}{waits} …")
 
     def _report_index_change(self, done: int, values: Mapping[str, float]) -> None:
-        age, previous_age = values["snapshot_age"], self._age
-        self._age = age
+        age, previous_age = values["snapshot_age"], self._index_age
+        self._index_age = age
         if age <= previous_age:
-            self._made += 1
+            self._n_used_rebuilds += 1
             seconds = format_seconds(values["rebuild_seconds"])
-            self._shown.say(f"searches the index of step {done - int(age):,} now; its rebuild took {seconds}")
+            self._reporter.say(f"searches the index of step {done - int(age):,} now; its rebuild took {seconds}")
 
     def _format_remaining(self, step: int, steps: int) -> str:
-        remaining = -(-steps // self._every) - -(-step // self._every)
+        remaining = -(-steps // self._evaluate_every) - -(-step // self._evaluate_every)
         if not remaining:
             return ""
-        remaining_time = format_seconds(remaining * (time.monotonic() - self._began))
-        hint = " (fewer `dev_examples` make them shorter)" if self._dev else ""
+        remaining_time = format_seconds(remaining * (time.monotonic() - self._evaluation_start))
+        hint = " (fewer `dev_examples` make them shorter)" if self._n_dev else ""
         return f"; {remaining} more{hint}: about {remaining_time}"
 
 
@@ -117,15 +119,16 @@ class FinetuneOutcome:
 
     model: str  # full id
     kind: str  # the objective's name
-    name: str  # the ref of models that names it
+    name: str  # the model ref that names it
     number: int  # number of the ref's move
-    snapshot: str  # full id of the snapshot that it was trained on
+    snapshot: str  # full id of the snapshot on which it was trained
     steps: int
     best_step: int  # the step of the weights; 0: no step was better than the initial weights
     metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
     trained: bool  # False: the same training was finished by an earlier run
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    # full id of the snapshot for the model, which has its name; None: `snapshot`
+    # full id of the snapshot that the model encoded, whose ref has the model's name; None: the
+    # model searches `snapshot`
     index: str | None = None
     report: str | None = None  # URL of the page with its curves; None: the store cannot be written
 
@@ -170,7 +173,7 @@ def finetune(
         teacher: The cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
         recipe: Tables of settings, as in a TOML file (`rag_model.training.settings`); by default
             those of the papers.
-        name: The ref of models to move; by default `kind`.
+        name: The model ref to move; by default `kind`.
         max_steps: The number of steps, in place of the recipe's.
         work: Keep checkpoints and curves in this folder; by default in the cache, where they are
             deleted at the end. The newest checkpoint is in the store too until the model is
@@ -183,7 +186,7 @@ def finetune(
     Raises:
         GateRefusedError: the model is published, but the gate refused the index that was rebuilt
             for it.
-        RefusedError: the question encoder has another space than the snapshot, a loss is not
+        RefusedError: the question encoder's vector space is not the snapshot's, a loss is not
             finite, or retrieval has collapsed; the checkpoints are kept.
         BookwheelError: a stage failed; run it again to continue.
     """
@@ -221,7 +224,7 @@ def finetune(
 
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
-    """The models that a training begins with, and its settings."""
+    """The initial models of a training, and its settings."""
 
     models: NamedModels
     tables: Tables
@@ -237,19 +240,19 @@ def prepare_training(
     objective, snapshot = get_objective(kind), Snapshot.from_store(store, ref)
     if request.models.teacher is not None and "teacher" not in objective.options:
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
-    # Other models may be set for another verb.
+    # Take only the objective's models, because the settings may name others for another verb.
     model_names = {option: getattr(request.models, option) for option in objective.options}
     origins = objective.origins(store, snapshot, NamedModels(**model_names)).pin()
     origins.check_trainable()
     settings = parse_settings(kind, request.tables, request.max_steps, unit_vectors=origins.has_unit_vectors())
-    examples = _examples(objective, train, dev, settings.loop)
+    examples = _read_examples(objective, train, dev, settings.loop)
     launch = Launch.new(store.url, request.beam_options)
     runner, indexer = partial(corpus.run, launch=launch), partial(corpus.build_index, snapshot=snapshot, launch=launch)
     job = Job(store, snapshot, origins, settings, examples, runner=runner, indexer=indexer)
     return Finetuning(objective, job)
 
 
-def _examples(objective: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:
+def _read_examples(objective: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:
     if objective.takes_examples and train is not None and dev is not None:
         held_out = draw_examples(read_examples(dev, split="dev"), loop.dev_examples, loop.seed)
         return {"train": read_examples(train), "dev": held_out}
@@ -280,8 +283,8 @@ def check_ref(job: Finetuning, name: str) -> None:
     current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
     if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:
         raise UsageError(
-            f"the model's own index would be named {name!r}, and ref {name} names a snapshot that "
-            "was built from a dump: give another --name"
+            f"the ref {name!r} is needed for the model's own index, but names a snapshot that "
+            f"was built from a dump: give another --name"
         )
 
 
@@ -299,7 +302,7 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
 
 
 def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> tuple[FinetuningResult, StoredModel]:
-    """Name the model of an earlier run with the same inputs."""
+    """Move the model ref to the model of an earlier run with the same inputs."""
     stored_model = job.tag_model(result, name)
     job.store.trainings.delete(job.key)  # left by a run that was killed after it had published
     return result, stored_model
@@ -319,9 +322,9 @@ def get_rebuild_devices(job: Finetuning) -> str:
 def rebuild_index(
     job: Finetuning, result: FinetuningResult, name: str, beam_options: Sequence[str], clock: StageClock
 ) -> str | None:
-    """Encode the passages with the published model.
+    """Encode the passages with the published model; return the id of the new snapshot.
 
-    Name the new snapshot as the model, return its id.
+    The snapshot's ref has the model's name.
 
     Return None if the passage encoder was not trained; the model then searches the snapshot that it
     was trained on.

@@ -51,22 +51,25 @@ class Build:
     recipe: Recipe
     ref: str
     source: str  # where the passages come from
-    encoder: str  # as the user named it
+    encoder: str  # the encoder, as the user named it
     passages: Sequence[ChunkResult]  # the chunk job's report of each part
     embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's reports by representation
-    plans: Mapping[str, IndexPlan]  # of the indexes to build
-    # the snapshot's content, with these indexes
+    plans: Mapping[str, IndexPlan]  # plans of the indexes to build, by name
+    # returns the snapshot's content with the given indexes
     assemble_content: Callable[[Sequence[BuiltIndex]], Content]
-    # Provenance of a snapshot that is made from another.
+    # Provenance entries of a snapshot that is derived from another.
     derived_provenance: Mapping[str, Any] = field(default_factory=dict)
-    # The parent's training that each index may reuse.
+    # The parent's trainings that indexes may reuse, by index.
     reused_trainings: Mapping[str, ReusedTraining] = field(default_factory=dict)
-    ready_indexes: Sequence[BuiltIndex] = ()  # files of other programs, in the store already
+    ready_indexes: Sequence[BuiltIndex] = ()  # indexes of other programs, whose files are in the store already
     base: str | None = None  # the ref that the gate compares with; None: `ref`
-    parent: Manifest | None = None  # its inverted indexes are updated instead of built again
-    dropped_files: Mapping[str, int] = field(default_factory=dict)  # of a folder, by reason
+    parent: Manifest | None = None  # the parent, whose inverted indexes are updated instead of built again
+    dropped_files: Mapping[str, int] = field(
+        default_factory=dict
+    )  # number of files of a folder that were left out, by reason
     notes: Sequence[str] = ()  # sentences for the provenance, such as that files of the parent are gone
-    # In a takedown: the content with the pages, from whose inverted indexes the new ones are derived.
+    # In a takedown, the content that still has the pages; new inverted indexes are derived from its
+    # own.
     redacted_content: Content | None = None
 
     @property
@@ -128,25 +131,29 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         measure_arguments = recipe, launch, on_progress, build.parent_content
         metrics = measure_indexes(store, Manifest(content), built_indexes, *measure_arguments)
     notes = [*build.notes, *arithmetic_notes]
-    own, derived = (
+    own_provenance, derived_provenance = (
         build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, notes),
         build.derived_provenance,
     )
-    own["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
-    own["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}  # other runners: used by workers
-    own[HISTORY] = format_history(build.parent)
+    own_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
+    own_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}  # on other runners, the workers use it
+    own_provenance[HISTORY] = format_history(build.parent)
     # An index that is not built here keeps its shards.
     shards = {
-        name: entry for name, entry in {**derived.get(SHARDS, {}), **own[SHARDS]}.items() if name in content.indexes
+        name: entry
+        for name, entry in {**derived_provenance.get(SHARDS, {}), **own_provenance[SHARDS]}.items()
+        if name in content.indexes
     }
-    provenance = {**own, **derived, SHARDS: shards}
+    provenance = {**own_provenance, **derived_provenance, SHARDS: shards}
     return Manifest(content, metrics.metrics(), provenance=provenance), metrics
 
 
 def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> list[Content]:
-    """Return the contents that pullers of a snapshot may have.
+    """Return the contents of the snapshots from which clients may update to a new one.
 
-    A build that gives the parent again writes the missing deltas from the snapshots before it.
+        If the build yields the parent again, these are the snapshots before the parent, whose deltas
+        may
+    be missing.
     """
     if parent.id != manifest.id:
         return [parent.content]
@@ -165,8 +172,8 @@ def offer_deltas(build: Build, parent_content: Content, content: Content) -> Non
     with build.clock("deltas") as on_progress:
         try:
             write_deltas(parent_content, content, build.launch, on_progress)
-        except (BookwheelError, OSError, ValueError, MemoryError) as error:  # ValueError: of Arrow too
-            on_progress.say(f"not written, so that clients pull whole files: {error}")
+        except (BookwheelError, OSError, ValueError, MemoryError) as error:  # Arrow raises ValueError too
+            on_progress.say(f"not written, so clients pull whole files: {error}")
 
 
 def name_embed_stage(representation: str) -> str:
@@ -194,7 +201,7 @@ def report_build(build: Build, manifest: Manifest, published: PublishResult, met
 def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
     """Return the parent's indexes that new ones are derived from, by name.
 
-    Also write the deltas of passages, which such indexes are derived with.
+    Also write the deltas of passages, which are needed to derive such indexes.
     """
     base = build.parent_content or build.redacted_content
     if base is None:

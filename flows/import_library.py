@@ -46,7 +46,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
-_TASK_BYTES = 768 << 20  # of a process that imports a part
+_TASK_BYTES = 768 << 20  # memory of a process that imports a part
 _PASSAGE_SECONDS, _VECTOR_BYTES_PER_SECOND = 4e-5, 5e8
 
 
@@ -67,8 +67,9 @@ def import_library(
         passages: Path, URL or glob of passages or documents, in a format that `reindex` accepts.
         vectors: `.npy`, Parquet or faiss Flat files or folders of them; row i belongs to passage i.
             None: the files of passages have them.
-        store: URL or folder of the store; made if there is none.
-        encoder: Folder or hub name of the encoder that made the vectors; some of them are checked.
+        store: URL or folder of the store; created if it does not exist.
+        encoder: Folder or hub name of the encoder that made the vectors; a sample of them is
+            checked.
         recipe: The indexes and the gate; its other settings are not used. None: the default one, or
             no index but those of `index_files`.
         ref: The ref to move to the new snapshot.
@@ -79,7 +80,8 @@ def import_library(
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
-        RefusedError: the vectors are not the encoder's, or an index file is not of these vectors.
+        RefusedError: the vectors are not the encoder's, or an index file was built over other
+            vectors.
         BookwheelError: a stage failed; finished work is recorded.
     """
     recipe, clock = recipe or (Recipe(index={}) if index_files else Recipe()), StageClock()
@@ -128,7 +130,8 @@ def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequ
     """Inspect the files of NAME=FILE before the corpus is read; return them by name.
 
     Raises:
-        InputError: a file is damaged, of a type that is not searched, or of other vectors.
+        InputError: a file is damaged, of a type that cannot be searched, or has another number or
+            dimension of vectors.
         UsageError: a value is not NAME=FILE, or a name is given twice.
     """
     ready_files: dict[str, ReadyIndex] = {}
@@ -198,13 +201,15 @@ def split_corpus(
         part_launch = launch.for_tasks(_TASK_BYTES)
         reports = run_job("import", import_part, tasks, part_launch, on_progress, _estimate_seconds, memoised=True)
     else:
-        in_sequence = None if tasks[0].passages else import_in_sequence(store, passages, tasks)
+        sequential_parts = None if tasks[0].passages else import_in_sequence(store, passages, tasks)
         reports = []
         for task in tasks:
             # `run_task` turns errors of disk and memory into readable messages
-            reports.append(run_task(import_part if in_sequence is None else lambda *_: next(in_sequence), task, store))
+            reports.append(
+                run_task(import_part if sequential_parts is None else lambda *_: next(sequential_parts), task, store)
+            )
             on_progress(len(reports), len(tasks))
-        for _ in in_sequence or ():  # its end checks that no passages are left
+        for _ in sequential_parts or ():  # exhausting it checks that no passages are left
             pass
     return collect_parts(store, passages, reports, vector_input.dtype.name)
 

@@ -27,7 +27,7 @@ from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
-CODE = 1  # raise it when the same files would be split in another way
+CODE = 1  # increase it when the same files would be split differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class IndexRequest:
     out: Path
     recipe: IndexRecipe
     fit_structure: bool = False  # choose the structure that fits in memory instead of the recipe's
-    # bytes, for building and for searching; None: the free memory, for building
+    # maximum bytes of memory for building and searching; None: the free memory, for building
     memory: int | None = None
-    column: str | None = None  # of Parquet files
+    column: str | None = None  # the vector column of Parquet files
     invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None
     disk: int | None = None  # maximum bytes of the index; None: any
     can_rerank: bool = False  # whether the vectors of a snapshot may rerank candidates, as in a recipe
-    work: Path | None = None  # folder of the temporary store; None: that of `out`
+    work: Path | None = None  # folder for the temporary store; None: the folder of `out`
     beam_options: tuple[str, ...] = ()
 
 
@@ -55,8 +55,8 @@ class IndexOutcome:
 
     out: Path
     plan: VectorPlan
-    size: int  # bytes
-    dropped: int  # rows with a NaN or an infinity
+    size: int  # bytes of the index file
+    dropped: int  # number of rows that were left out because of a NaN or an infinity
     evaluation: IndexEvaluation
     seconds: Mapping[str, float]  # by stage
 
@@ -67,11 +67,11 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
     Raises:
         InputError: the vectors cannot be indexed; the message names file and row.
         UsageError: the request contradicts itself.
-        ResourceError: memory or disk will not suffice, raised before the work starts; or it ran
-            out.
+        ResourceError: memory or disk will not suffice, which is raised before the work starts, or
+            ran out during it.
     """
     clock, vector_input = StageClock(), inspect_vectors(request.vectors, request.column)
-    _check_out(request.out, vector_input)
+    _check_output_path(request.out, vector_input)
     plan = plan_index(request, vector_input.n, vector_input.d)
     check_self_contained(plan)
     questions = read_queries(request.questions, vector_input.d) if request.questions else None
@@ -111,19 +111,19 @@ def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
     return fit_into_memory(recipes, n, d, memory or 1 << 62, serving=is_serving, disk=request.disk)
 
 
-def _check_out(out: Path, vector_input: VectorInput) -> None:
+def _check_output_path(out: Path, vector_input: VectorInput) -> None:
     if out.is_dir():
         raise UsageError(f"{out} is a folder: name the index file to write")
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} to write {out.name} in: make it first")
     if any(out.exists() and out.samefile(file.path) for file in vector_input.files):
-        raise UsageError(f"{out} is one of the vector files: name another file for the index, after them")
+        raise UsageError(f"{out} is one of the vector files: name another file for the index, after the vector files")
 
 
 def _split_vectors(
     store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
 ) -> tuple[list[BlobRef], Rows | None]:
-    """Put the vectors into the store as parts, once."""
+    """Store the vectors as parts, unless recorded; return the parts and the kept rows (None: all)."""
     inputs = {
         "files": [*vector_input.identify_files().values()],
         "invalid": invalid,

@@ -30,12 +30,12 @@ def estimate_rebuild(
     effective_options = resolve_options(beam_options) if is_deployment_run() else beam_options
     recipe, local = other["recipe"] or Recipe(), is_local(effective_options)
     # A chunker without a number of words is estimated like the default chunker.
-    words: int = getattr(recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS)
-    count = estimate_passages(dump, words, limit)
+    max_words: int = getattr(recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS)
+    n_passages = estimate_passages(dump, max_words, limit)
     memory_limit = memory if local else None
     with temporary_folder("encoder") as scratch:
         folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
-        work = estimate_build(count, folder, recipe.index, memory_limit, recipe.encode.spec)
+        work = estimate_build(n_passages, folder, recipe.index, memory_limit, recipe.encode.spec)
     # This run does not start workers elsewhere, so only the launcher counts.
     return work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
 

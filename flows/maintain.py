@@ -39,10 +39,11 @@ _DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # in the name of a dump, or of it
 class WatchOutcome:
     """The result of a check of the published dumps, or of a wiki."""
 
-    known: str  # date of the dump, or time of the wiki, that the ref was built from; empty: none
-    dump: str | None  # date or time of what was built now; None: there is nothing new
+    # date of the dump, or time at which the wiki was read, for the ref's snapshot; empty: none
+    known: str
+    dump: str | None  # date or time of the new dump or wiki; None: nothing is new
     built: BuildOutcome | None
-    launched: LaunchedRun | None = None  # the run that builds it instead
+    launched: LaunchedRun | None = None  # the run that was started to build it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,9 @@ def watch(
     With the address of a wiki itself, rebuild it if the wiki's pages changed.
 
     Args:
-        wiki: URL of a wiki's dumps, as https://dumps.wikimedia.org/enwiki/, or of a wiki, as
-            mediawiki+https://wiki.example.org/.
-        store: URL or folder of the store; made if there is none.
+        wiki: URL of a wiki's dumps, such as https://dumps.wikimedia.org/enwiki/, or of a wiki, such
+            as mediawiki+https://wiki.example.org/.
+        store: URL or folder of the store; created if it does not exist.
         downloads: folder for the dump's files; downloads of an interrupted run are continued.
             Not for the address of a wiki.
         encoder: folder or hub name of the passage encoder.
@@ -154,7 +155,10 @@ download_dump = stage(fetch_dump, "download_dump")
 def find_site_changes(
     store: Store, wiki: str, recipe: Recipe, ref: str, limit: int | None, on_progress: ProgressReporter
 ) -> tuple[str, str | None]:
-    """Read a wiki into the store; return when it was read for `ref`, and now if its pages changed."""
+    """Read a wiki into the store; return the times of the read for `ref` and of this one.
+
+    The second time is None if no page changed.
+    """
     parent = Parent.of(store, ref)
     manifest = parent.manifest
     provenance = manifest.provenance if manifest else {}
@@ -172,7 +176,7 @@ def expire_versions(store: Store, policy: ExpirePolicy, dry_run: bool) -> Expire
 
 @stage
 def delete_unneeded_files(store: Store, grace: float, dry_run: bool) -> dict[str, dict[str, int]]:
-    """Delete files that are not needed."""
+    """Delete files that no snapshot and no running build needs."""
     return {kind: asdict(tally) for kind, tally in collect_garbage(store, grace, dry_run=dry_run).items()}
 
 

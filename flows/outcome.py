@@ -27,8 +27,8 @@ class BuildOutcome:
     ref: str
     number: int | None  # number of the ref's move; None if it did not move
     counts: dict[str, Any]  # articles, passages, embedded, reused, dropped by reason
-    metrics: dict[str, Any]  # by index, recall against exact search
-    gate: dict[str, Any] = field(default_factory=dict)  # passed, and each check
+    metrics: dict[str, Any]  # metrics by index, such as recall against exact search
+    gate: dict[str, Any] = field(default_factory=dict)  # whether it passed, and each check
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
     warnings: list[str] = field(default_factory=list)  # sentences about trends of the last builds
@@ -78,7 +78,7 @@ def build_and_reply(
 class TakedownOutcome:
     """The outcome of a takedown."""
 
-    record: int | None  # number of the record; None if all pages were ordered before
+    record: int | None  # number of the record; None if all pages were in earlier records
     # id of a snapshot with a page -> id of its replacement; "": no page was left
     replaced: dict[str, str]
     moves: int  # number of refs that moved
@@ -86,9 +86,8 @@ class TakedownOutcome:
     waiting: tuple[str, ...]
     # ids of replacements, and moves of refs, that replace what no trusted key signed
     unsigned: tuple[str, ...]
-    evaluations: tuple[
-        str, ...
-    ] = ()  # ids of the evaluations of these snapshots, which were deleted: rows hold passages
+    # ids of the deleted evaluations of these snapshots, whose rows held passages
+    evaluations: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -114,17 +113,17 @@ class EvaluateOutcome:
     n: int  # number of questions
     k: int  # passages for each question
     metrics: dict[str, float]  # Success@k first, then the answers' measures
-    # of metrics and ranks, if there is one: 95 %, by resampling questions
+    # 95 % intervals of the metrics and ranks that have one, by resampling questions
     intervals: dict[str, tuple[float, float]]
-    ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
+    ranks: dict[str, float]  # ranks of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
     judged_by: str  # how relevance was judged: answers, pages or passages
     refusal: str  # one sentence about the collapse; empty: there is none
     # one per condition, the open book first
     ablations: list[dict[str, Any]] = field(default_factory=list)
-    # milliseconds a question of each stage of retrieval
+    # milliseconds per question, by stage of retrieval
     search: dict[str, float] = field(default_factory=dict)
-    # the same, and after them those of the open book's answers
+    # the same, followed by the stages of the open book's answers
     stages: dict[str, float] = field(default_factory=dict)
     # the threshold with its effect, and the areas under the risk curves
     abstaining: dict[str, Any] | None = None
@@ -139,8 +138,8 @@ class EvaluateOutcome:
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id in the store; None: it is not there
     unrecorded: str = ""  # one sentence that says why
-    reader: str = "marginal"  # how passages are read; of several, the first
-    # means a question: seconds, tokens read and written
+    reader: str = "marginal"  # how passages are read; the first of several readers
+    # means per question: seconds, and tokens read and written
     costs: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -163,8 +162,8 @@ class CompareOutcome:
     k: int  # number of passages at which retrieval was measured
     n: int  # number of questions
     judged_by: str  # answers, pages or passages
-    measure: str  # decides between retrievers
-    # by expression, the first one first: figures, differences, stages, groups
+    measure: str  # the measure that decides between retrievers
+    # results by expression, in the given order: metrics, differences, stages, groups
     standings: dict[str, dict[str, Any]]
     advice: str  # one sentence that recommends a retriever
     notes: tuple[str, ...] = ()  # sentences about the questions
@@ -179,7 +178,7 @@ class CompareOutcome:
         return next(iter(self.standings))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics of the first retriever as JSON values, and with several those of each.
+        """Return the metrics of the first retriever as JSON values; of several, those of each too.
 
         `retrievers` has the metrics by expression, `compared` all results by expression.
         """
@@ -191,7 +190,7 @@ class CompareOutcome:
         return {
             "snapshot": self.snapshot,
             "retriever": self.first_retriever,
-            # the name of this key from when every retriever was an index
+            # the older name of `retriever`, from when every retriever was an index
             "index": self.first_retriever,
             "k": self.k,
             "n": self.n,
@@ -226,14 +225,14 @@ class ReleaseOutcome:
 
     ref: str
     snapshot: str  # full id of the candidate
-    number: int | None  # of the ref's current move, if that names the candidate; None: refused
+    number: int | None  # number of the ref's current move, if it names the candidate; None: refused
     evaluation: str  # full id of the candidate's evaluation
     # full id of the evaluation of the ref's previous version; None: nothing was compared
     present: str | None
     # full id, or the folder, of the answering model; None: only retrieval was measured
     model: str | None
     figures: dict[str, str]  # metrics of the candidate, with their intervals
-    gate: dict[str, Any]  # passed, and each check
+    gate: dict[str, Any]  # whether it passed, and each check
     done: dict[str, bool]  # by step, whether it ran; False: its inputs were unchanged
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
@@ -255,9 +254,7 @@ class ReleaseRefusedError(RefusedError):
         commands = f"`show evaluation:{outcome.evaluation[:12]}`"
         if outcome.present and outcome.present != outcome.evaluation:
             commands += f" or `diff evaluation:{outcome.present[:12]} evaluation:{outcome.evaluation[:12]}`"
-        super().__init__(
-            f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; look with {commands}"
-        )
+        super().__init__(f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; see {commands}")
         self.outcome = outcome
 
 

@@ -129,7 +129,7 @@ def _add_secret_check(parameter_schema: "CoreSchema", handler: "GetJsonSchemaHan
 
 
 def _define_value_without_secret(_: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
-    """Return the schema of a JSON value, at any depth of which no string contains a secret."""
+    """Return the schema of a JSON value that has no string with a secret at any depth."""
     from pydantic_core import core_schema  # noqa: PLC0415
 
     nested = handler(core_schema.definition_reference_schema(_DEFINITION))
@@ -186,14 +186,14 @@ def check_parameters(
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-        bound = flow_signature.bind(*args, **kwargs)
-        refuse_secrets(bound.arguments)
+        bound_arguments = flow_signature.bind(*args, **kwargs)
+        refuse_secrets(bound_arguments.arguments)
         if _OPTIONS in flow_signature.parameters and is_deployment_run():
-            form_options = bound.arguments.get(_OPTIONS) or ()
+            form_options = bound_arguments.arguments.get(_OPTIONS) or ()
             refuse_unlisted(form_options)
             if starts_jobs:
-                bound.arguments[_OPTIONS] = resolve_options(form_options)
-        return function(*bound.args, **bound.kwargs)
+                bound_arguments.arguments[_OPTIONS] = resolve_options(form_options)
+        return function(*bound_arguments.args, **bound_arguments.kwargs)
 
     checked_parameters = [
         parameter.replace(annotation=Annotated[Any, _RecordedValue(parameter.annotation)])
@@ -224,25 +224,29 @@ def derive_command(
         own_parameters = [*signature(function, eval_str=True).parameters.values()][1:]
         variadic_names = [parameter.name for parameter in own_parameters if parameter.kind is parameter.VAR_POSITIONAL]
         excluded_names = {*excluded, *([_OPTIONS] if variadic_names else [])}
-        derived = [
+        derived_parameters = [
             _derive_parameter(parameter, is_positional=parameter.name in positional)
             for parameter in flow_parameters
             if parameter.name not in excluded_names
         ]
-        command_parameters = sorted([*derived, *own_parameters], key=lambda parameter: parameter.kind)
+        command_parameters = sorted([*derived_parameters, *own_parameters], key=lambda parameter: parameter.kind)
         command_signature = signature(function).replace(parameters=command_parameters)
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            bound = command_signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            arguments = {parameter.name: bound.arguments.pop(parameter.name) for parameter in derived}
+            bound_arguments = command_signature.bind(*args, **kwargs)
+            bound_arguments.apply_defaults()
+            arguments = {
+                parameter.name: bound_arguments.arguments.pop(parameter.name) for parameter in derived_parameters
+            }
             if (words := arguments.get(_OPTIONS)) and not words[0].startswith("-"):
                 raise UsageError(
                     f"{function.__name__} takes no argument {words[0]!r}: give a value with its option; "
                     "--help lists the options"
                 )
-            return function(arguments, *bound.arguments.pop("".join(variadic_names), ()), **bound.arguments)
+            return function(
+                arguments, *bound_arguments.arguments.pop("".join(variadic_names), ()), **bound_arguments.arguments
+            )
 
         run.__dict__["__signature__"] = command_signature
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in command_parameters}

@@ -41,9 +41,9 @@ class RebuildTask:
     snapshot: str  # full id
     encoders: str  # the folder with the encoders `question` and `passage`
     step: int
-    ref: str  # of the snapshot and of the model
+    ref: str  # the ref of the snapshot and of the model
     beam_options: tuple[str, ...]
-    lease: str  # the lease file, which ends with the training
+    lease: str  # path of the lease that the training holds until it ends
 
     def write(self, folder: Path) -> None:
         """Write the task for `main`."""
@@ -74,7 +74,7 @@ def rebuild_index(task: RebuildTask) -> RebuildResult:
     started = time.monotonic()
     model = publish_encoders(task)
     outcome = run_flow(reencode, task.snapshot, task.store, f"{MODEL_PREFIX}{model}", task.ref, task.beam_options)
-    assert outcome.snapshot is not None  # only a rehearsal has none
+    assert outcome.snapshot is not None  # only a dry run has none
     return RebuildResult(task.step, outcome.snapshot, outcome.seconds["embed"], round(time.monotonic() - started, 3))
 
 
@@ -88,8 +88,9 @@ def publish_encoders(task: RebuildTask) -> str:
     return put_model(Store.open(task.store), folder, metadata, task.ref).model
 
 
-_TRIES = 3  # number of starts of a rebuild that is killed, by a person or for lack of memory
-_PATIENCE = 20.0  # seconds between a signal and the next
+# maximum number of starts of a rebuild that is killed, by a person or for lack of memory
+_MAX_STARTS = 3
+_STOP_TIMEOUT = 20.0  # seconds to wait for the end after each signal
 
 
 class RebuildProcess:
@@ -121,7 +122,7 @@ class RebuildProcess:
             outcome = parse_json((self._folder / OUTCOME).read_bytes())
         except (OSError, ValueError) as error:
             raise BookwheelError(
-                f"the process that rebuilds ended {_describe_exit(self._process.returncode)} "
+                f"the rebuild process ended {_describe_exit(self._process.returncode)} "
                 f"{self._starts} times: see {self._log}"
             ) from error
         if "made" not in outcome:
@@ -130,16 +131,16 @@ class RebuildProcess:
 
     def stop(self) -> None:
         """End the process and its workers."""
-        self._starts = _TRIES
+        self._starts = _MAX_STARTS
         for signal_sent in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(self._process.pid, signal_sent)
-                    self._process.wait(_PATIENCE)
+                    self._process.wait(_STOP_TIMEOUT)
 
     def _restart_if_failed(self) -> bool:
         """Start the process again if it died without an outcome; return whether it was started."""
-        if (self._folder / OUTCOME).exists() or self._starts >= _TRIES:
+        if (self._folder / OUTCOME).exists() or self._starts >= _MAX_STARTS:
             return False
         self._start()
         return True
@@ -159,7 +160,7 @@ class RebuildProcess:
 
 
 class RebuildLauncher:
-    """Starts the rebuilds of one training; make it with `rebuilds`."""
+    """Starts the rebuilds of one training; create it with `open_rebuild_launcher`."""
 
     def __init__(self, store: Store, ref: str, beam_options: Sequence[str], devices: str, lease: Path) -> None:
         """Set the arguments that all rebuilds share; `ref` names their snapshots and models."""
@@ -211,7 +212,8 @@ def open_rebuild_launcher(
 def delete_rebuild_refs(store: Store, ref: str) -> None:
     """Delete the refs of a training's rebuilds, so that `expire` may delete their versions."""
     for refs in (store.refs, store.models.refs):
-        with suppress(RefConflictError):  # it is being moved, so another training has these inputs
+        # the ref is moving: another training with the same inputs runs
+        with suppress(RefConflictError):
             if (current_move := refs.find_current(ref)) is not None:
                 refs.delete(ref, current_move.number, "the training has ended")
 

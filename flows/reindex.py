@@ -64,7 +64,7 @@ def reindex(
 
     Args:
         dump: URL, path or glob of a dump; docs/howto/build.md lists the formats.
-        store: URL or folder of the store; made if there is none.
+        store: URL or folder of the store; created if it does not exist.
         encoder: The passage encoder: a folder, a hub name, or `openai:MODEL` behind an endpoint.
         recipe: All other settings that decide the snapshot; by default the default recipe.
         ref: The ref to move to the new snapshot.
@@ -102,8 +102,8 @@ def reindex(
             passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
             # the parent may expire or be taken down while its articles are reused
             missing_files = missing_files or report_missing_files(target, parent, on_progress)
-        widths = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-        plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
+        dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
+        plans = plan_indexes(recipe.index, passages, dimensions, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
         for name, stored_encoder in encoders.items():
             with clock(name_embed_stage(name)) as on_progress:
@@ -154,7 +154,7 @@ def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder
 def prepare_encoders(store: Store, encoder: str, recipe: Recipe, parent: Parent) -> dict[str, StoredEncoder]:
     """Put the encoder of each representation into the store, for workers and readers.
 
-    A hub name stands for the commit that the parent was built with.
+    A hub name means the commit with which the parent was built.
     """
     return store_encoders(store, encoder, recipe, pins=parent.pins)
 
@@ -189,7 +189,7 @@ def chunk_parts(
 ) -> list[ChunkResult]:
     """Chunk every part into passages.
 
-    Unchanged articles keep the parent's, and pages taken down have none.
+    Unchanged articles keep the parent's passages, and pages that were taken down have none.
     """
     return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent, tables), launch, on_progress)
 
@@ -224,7 +224,7 @@ def find_reused_trainings(
     encoders: Mapping[str, StoredEncoder],
     rebuild_graphs: bool,
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
-    """Find the parent's trainings to reuse; note in the other plans why there is none."""
+    """Find the parent's trainings to reuse; note in the plans of other indexes why there is none."""
     noted_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
     for name, index_plan in plans.items():
         if index_plan.over in encoders:

@@ -48,7 +48,7 @@ class ReleaseTraining:
     kind: KindName
     train: Url | None = None
     dev: Url | None = None
-    name: str | None = None  # the ref of models that moves with the release; by default the kind
+    name: str | None = None  # the model ref that moves with the release; by default the kind
     encoder: Url | None = None
     generator: Url | None = None
     teacher: Url | None = None
@@ -57,7 +57,7 @@ class ReleaseTraining:
 
     @property
     def ref(self) -> str:
-        """The ref of models that moves with the release."""
+        """The model ref that moves with the release."""
         return self.name or self.kind
 
 
@@ -91,7 +91,7 @@ def release(
 
     Args:
         dump: URL, path or glob of a dump; docs/howto/build.md lists the formats.
-        store: URL or folder of the store; made if there is none.
+        store: URL or folder of the store; created if it does not exist.
         questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a
             BEIR folder.
         encoder: Folder or hub name of the passage encoder.
@@ -118,7 +118,7 @@ def release(
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(target, questions, settings or EvaluationSettings())
-    # before hours of building
+    # checked before hours of building
     evaluator.check(acceptance, answers=model is not None or training is not None)
     # keeps `gc` from deleting new and reused files
     with target.intents.hold(f"release-{secrets.token_hex(8)}"):
@@ -136,14 +136,14 @@ def release(
         )
         present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
         if present_evaluation is not None:
-            # what applies to no question of these, too
+            # a measure that applies to none of the questions is not among the metrics
             acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
             arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
             snapshot = reindex.fn(*arguments).snapshot
             if inputs is not None and snapshot is not None:
                 record_snapshot(target, inputs, present_snapshot, snapshot)
-        assert snapshot is not None  # only a rehearsal has none
+        assert snapshot is not None  # only a dry run has none
         if training is not None:
             candidate_model, done["finetune"] = train_candidate(training, store, snapshot, beam_options)
         candidate_evaluation = evaluator(snapshot, candidate_model)
@@ -189,7 +189,7 @@ def release(
 class ReleaseCandidate:
     """The evaluated snapshot and model that may be released."""
 
-    ref: str  # of the snapshot
+    ref: str  # the ref of the snapshot
     snapshot: str  # full id
     training: ReleaseTraining | None
     model: str | None  # full id, if it was trained
@@ -211,13 +211,13 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
         raise UsageError(f"model {model} and a training are given, and only one model is evaluated: leave one out")
     if GENERATOR not in result.parts:
         raise UsageError(
-            f"`finetune {training.kind}` makes no model that answers questions: train it by "
-            "itself, and release what is built or ranked with it"
+            f"`finetune {training.kind}` trains no model that answers questions: run it "
+            f"separately, and release a snapshot that is built or ranked with its model"
         )
     if result.rebuilds:
         raise UsageError(
-            f"`finetune {training.kind}` makes an index of its own for its model, which is not the "
-            "snapshot that is released: run it by itself, and move its ref with `tag`"
+            f"`finetune {training.kind}` builds a separate index for its model, which is not the "
+            f"snapshot that is released: run it separately, and move its ref with `tag`"
         )
 
 
@@ -225,7 +225,7 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
 def collect_release_inputs(
     store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None, ref: str
 ) -> Inputs | None:
-    """Return all inputs that decide the snapshot; None if they cannot be determined."""
+    """Return all inputs that determine the snapshot; None if they cannot be collected."""
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     return collect_inputs(store, dump, encoder, recipe, limit, Parent.of(store, ref).pins)
 
@@ -233,8 +233,8 @@ def collect_release_inputs(
 def resolve_models(store: Store, model: str | None, training: ReleaseTraining | None) -> tuple[str | None, str | None]:
     """Return the ids of the present model and of the candidate's model; None if there is none."""
     if training is not None:
-        current = store.models.refs.find_current(training.ref)
-        return (current.snapshot if current else None), None
+        current_move = store.models.refs.find_current(training.ref)
+        return (current_move.snapshot if current_move else None), None
     model_id = resolve_model_id(store, model) if model else None
     return model_id, model_id
 

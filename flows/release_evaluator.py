@@ -52,14 +52,14 @@ class ReleaseEvaluator:
         asks: str | None = None,
         timing_seconds: float = DEFAULT_TIMING.seconds,
     ) -> None:
-        """Read the questions; `asks` as of `flows.evaluate`.
+        """Read the questions; `asks` as in `flows.evaluate`.
 
         Raises:
             InputError: the questions cannot be read.
             UsageError: the questions cannot be judged as the settings require.
         """
         self.store, self.questions, self.settings, self.asks = store, questions, settings, asks
-        self._timing_seconds = timing_seconds  # of a retriever
+        self._timing_seconds = timing_seconds  # per retriever
         self.question_set = read_questions(questions)
         self.judge = RetrievalJudge.for_questions(
             self.question_set, settings.judged_by, patterns=settings.kind == "patterns"
@@ -97,16 +97,16 @@ class ReleaseEvaluator:
             StoreError: the evaluation cannot be recorded.
             BookwheelError: the snapshot or the model cannot be evaluated.
         """
-        recorded = find_evaluation(self.store, self._subject(snapshot, model))
-        if recorded is not None:
-            return ReleaseEvaluation(recorded, self._read_collapse(recorded), is_new=False)
+        recorded_evaluation = find_evaluation(self.store, self._build_subject(snapshot, model))
+        if recorded_evaluation is not None:
+            return ReleaseEvaluation(recorded_evaluation, self._read_collapse(recorded_evaluation), is_new=False)
         outcome = self._evaluate(snapshot, model)
         if outcome.evaluation is None:
             raise StoreError(f"the evaluation of the release could not be recorded: {outcome.unrecorded}")
-        recorded_now = self.store.evaluations.get(self.store.evaluations.resolve_trusted(outcome.evaluation))
-        return ReleaseEvaluation(recorded_now, self._read_collapse(recorded_now), is_new=True)
+        new_evaluation = self.store.evaluations.get(self.store.evaluations.resolve_trusted(outcome.evaluation))
+        return ReleaseEvaluation(new_evaluation, self._read_collapse(new_evaluation), is_new=True)
 
-    def _subject(self, snapshot: str, model: str | None) -> EvaluationSubject:
+    def _build_subject(self, snapshot: str, model: str | None) -> EvaluationSubject:
         with Snapshot.from_store(self.store, snapshot) as opened_snapshot:
             if model:
                 return answers_subject(self.store, opened_snapshot, model, self.question_set, self.settings, self.asks)

@@ -78,7 +78,7 @@ VERSION = 1  # increase it when the same values would give another table; tables
 Key = TypeVar("Key", str, tuple[str, str])
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
-_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # in a sample
+_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # minimum numbers in a sample
 _TIMING_SECONDS = 1.0  # per row; the table shows no times
 SAMPLE_NOTE = "Measured on a sample of passages and questions: do not compare these values with the published ones."
 
@@ -270,7 +270,7 @@ def reproduce(
 
     Args:
         reproduction: `dpr`, `rag`, or a TOML file of data sets, libraries and rows.
-        store: URL or folder of the store; made if there is none.
+        store: URL or folder of the store; created if it does not exist.
         folder: Folder of local copies of data sets and models; missing data is downloaded to it.
         rows: Only rows with this name; `*` stands for any text. Repeat it for more. By default all
             rows.
@@ -324,14 +324,17 @@ def reproduce(
             outcome,
             f"{format_count(len(run.failures), 'row')} of {len(tasks):,} failed, such as {row_name} on {data}: {error}",
         )
-    deviating = [line for line in lines if line.verdict in {"higher", "lower"}]
-    if deviating:
-        first = deviating[0]
+    deviating_lines = [line for line in lines if line.verdict in {"higher", "lower"}]
+    if deviating_lines:
+        example_line = deviating_lines[0]
         raise ReproductionRefusedError(
             outcome,
-            f"{format_count(len(deviating), 'value')} of {len(lines):,} differ from the published ones by more than "
-            f"the tolerance and the interval, such as {first.measure} of {first.row} on {first.data}: "
-            f"{first.value:.2f}, published {first.published:.2f}; see {recorded.report}",
+            f"{format_count(len(deviating_lines), 'value')} of {len(lines):,} differ from the "
+            f"published ones by more than "
+            f"the tolerance and the interval, such as {example_line.measure} of "
+            f"{example_line.row} on {example_line.data}: "
+            f"{example_line.value:.2f}, published {example_line.published:.2f}; see "
+            f"{recorded.report}",
         )
     return outcome
 
@@ -433,8 +436,10 @@ class ReproductionRun:
         notes = [SAMPLE_NOTE] if self.plan.fraction else []
         notes += [f"{row} on {data} failed: {error}." for (row, data), error in self.failures.items()]
         for name, snapshot in self.snapshots.items():
-            with Snapshot.from_store(self.store, snapshot) as opened:
-                notes.append(f"Library {name} has {format_count(opened.n, 'passage')}, snapshot {snapshot[:12]}.")
+            with Snapshot.from_store(self.store, snapshot) as opened_snapshot:
+                notes.append(
+                    f"Library {name} has {format_count(opened_snapshot.n, 'passage')}, snapshot {snapshot[:12]}."
+                )
         return [*notes, *self.plan.reproduction.notes]
 
 
@@ -516,8 +521,8 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
         settings = {"repo_type": "dataset", "revision": revision or None}
         api: Any = HubApi()
         names = api.list_repo_files(f"{owner}/{repository}", **settings)
-        matching = sorted(name for name in names if fnmatchcase(name, "/".join(rest)))
-        for name in matching if fraction is None else matching[: ceil(fraction * len(matching))]:
+        matching_names = sorted(name for name in names if fnmatchcase(name, "/".join(rest)))
+        for name in matching_names if fraction is None else matching_names[: ceil(fraction * len(matching_names))]:
             if not (partial_folder / Path(name).name).exists():
                 path = Path(api.hf_hub_download(f"{owner}/{repository}", name, **settings, local_dir=partial_folder))
                 path.replace(partial_folder / path.name)
@@ -527,7 +532,7 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
             "RepositoryNotFoundError": f"the hub has no data set {owner}/{repository}, or you may not read it",
         }.get(type(error).__name__, f"the hub cannot be read ({type(error).__name__})")
         raise InputError(problem) from error
-    if not matching:
+    if not matching_names:
         raise InputError(f"{url} names no file")
     partial_folder.rename(folder)
 
@@ -575,7 +580,7 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
 
 def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], work: Path) -> dict[str, str]:
     """Return the paths of the data sets; for a sample, write some lines of each question file."""
-    sampled = dict(paths)
+    sampled_paths = dict(paths)
     questions = {data for row in plan.rows for data in row.list_data()}
     for name in questions if plan.fraction is not None else ():
         assert plan.fraction is not None
@@ -583,11 +588,11 @@ def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], work: Path) ->
         if path.is_file():
             lines = [line for line in read_lines(str(path)) if line.strip()]
             count = min(len(lines), _count_sample(len(lines), plan.fraction, _MIN_QUESTIONS))
-            chosen = [lines[i * len(lines) // count] for i in range(count)]
-            target = work / _strip_compression_suffix(path.name)
-            target.write_bytes(b"\n".join(chosen) + b"\n")
-            sampled[name] = str(target)
-    return sampled
+            sample_lines = [lines[i * len(lines) // count] for i in range(count)]
+            sample_path = work / _strip_compression_suffix(path.name)
+            sample_path.write_bytes(b"\n".join(sample_lines) + b"\n")
+            sampled_paths[name] = str(sample_path)
+    return sampled_paths
 
 
 def _strip_compression_suffix(name: str) -> str:
@@ -736,7 +741,7 @@ def _write_table(report: ReproductionReport, folder: Path) -> None:
 
 def format_plan(document: Mapping[str, Any]) -> list[str]:
     """Format the plan of a reproduction: bytes, disk, hours, licences and notes."""
-    unknown = [name for name, size in document["download"].items() if not size]
+    unsized_names = [name for name, size in document["download"].items() if not size]
     processors = format_count(document["cores"], "core")
     processors += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""
     return [
@@ -747,7 +752,7 @@ def format_plan(document: Mapping[str, Any]) -> list[str]:
         ),
         *(f"row       {name}: {hours:,.1f} hours" for name, hours in document["row_hours"].items()),
         f"download  {format_bytes(document['download_bytes'])} in {format_count(len(document['download']), 'data set')}"
-        + (f", of which {', '.join(unknown)} of unknown size" if unknown else ""),
+        + (f", of which {', '.join(unsized_names)} of unknown size" if unsized_names else ""),
         f"disk      {format_bytes(document['disk_bytes'])} for text, vectors and indexes, about",
         f"time      {document['hours']:,.1f} hours on {processors}, about",
         *(f"licence   {licence}: {', '.join(names)}" for licence, names in document["licences"].items()),

@@ -109,7 +109,7 @@ def _cancel_retries() -> None:
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - takes most of a second
 
     policy = flow_run.empirical_policy.model_copy(update={"retries": 0})
-    # the failure itself is the one to report
+    # the failure itself is reported, not an error of this request
     with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
         client.update_flow_run(flow_run.id, empirical_policy=policy)
 
@@ -139,7 +139,7 @@ def deployment_flow(
     def declare(function: Callable[Parameters, FlowResult]) -> "Flow[Parameters, FlowResult]":
         checked_function = check_parameters(_take_turns(function) if takes_turns else function, starts_jobs=starts_jobs)
         command_flow = CommandFlow(stop_retries_if_useless(checked_function), name)
-        if "prefect" in sys.modules:  # its loader of deployments wants its own kind of object
+        if "prefect" in sys.modules:  # Prefect's loader of deployments requires Prefect's class
             return command_flow.get_prefect_flow()
         return cast("Flow[Parameters, FlowResult]", command_flow)
 
@@ -164,8 +164,8 @@ class CommandFlow(Generic[Parameters, FlowResult]):
         return getattr(self.get_prefect_flow(), name)
 
     def _make_prefect_flow(self) -> "Flow[Parameters, FlowResult]":
-        make_flow = cast("type[Flow[Parameters, FlowResult]]", get_checked_flow())
-        return make_flow(
+        flow_class = cast("type[Flow[Parameters, FlowResult]]", get_checked_flow())
+        return flow_class(
             self.fn,
             name=self.name,
             timeout_seconds=read_time_limit(RUN_HOURS_VARIABLE),
@@ -230,7 +230,7 @@ def find_prefect_server() -> str | None:
 
 
 def _may_configure_prefect() -> bool:
-    """Return whether Prefect's settings may have the address of a server, in any of their places."""
+    """Return whether any source of Prefect's settings may have the address of a server."""
     if "prefect" in sys.modules or any(
         name.upper().startswith("PREFECT_") and not name.upper().startswith(_UNRELATED_PREFIXES) for name in os.environ
     ):
@@ -333,7 +333,7 @@ class StageClock:
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
     seconds: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
-    quiet: bool = False  # show nothing on standard error: another process shows the same
+    quiet: bool = False  # show nothing on standard error, because another process does
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[ProgressReporter]:

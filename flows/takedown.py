@@ -6,15 +6,15 @@ snapshot with them can be published. Then each snapshot that contains one, with 
 built without it: its rows are removed from passages, vectors and article logs. Graphs are updated
 by deletion: a cell loses the page's vectors, their links and their digests, and the centroids that
 they were near become means of the remaining vectors. Inverted indexes of words and of weighted terms
-are derived from the old ones, to the bytes of a build without the pages. The same jobs build all
-other indexes again, without reusing a training on the page's vectors, and measure them. The gate is not applied, since
-the old snapshot must be replaced in any case.
+are derived from the old ones, with the same bytes as in a build without the pages. The same jobs
+build all other indexes again, without reusing a training on the page's vectors, and measure them.
+The gate is not applied, since the old snapshot must be replaced in any case.
 
-The new snapshot replaces the old one. Refs that name the old one move. Earlier moves in their logs
-are read as the new one, so that neither `rollback` nor `ref@number` brings a page back. The old
-manifest is retired, and the error for its id names the replacement. If a snapshot has no other
-page, its refs are deleted. Evaluations of the old snapshot are deleted, since their rows hold its
-passages.
+The new snapshot replaces the old one. Refs that name the old one move. Earlier moves to the old one
+are read as moves to the new one, so that neither `rollback` nor `ref@number` brings a page back.
+The old manifest is retired, and the error for its id names the replacement. If a snapshot has no
+other page, its refs are deleted. Evaluations of the old snapshot are deleted, since their rows hold
+its passages.
 
 `gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This
 machine's cache removes its copies. The store does not know of copies elsewhere. A service that
@@ -126,20 +126,27 @@ def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason
 
 def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: AffectedSnapshot) -> Manifest | None:
     """Build a snapshot without the pages, and its report; return None if it would have no page."""
-    old, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
+    old_manifest, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
     with clock("redact") as on_progress:
         redacted = redact_parts(affected, launch, on_progress)
-    content = replace_redacted_parts(old.content, redacted)
+    content = replace_redacted_parts(old_manifest.content, redacted)
     if not content.parts:
         return None
     build = prepare_takedown_build(
-        store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(affected.pages)}}
+        store,
+        old_manifest,
+        content,
+        launch,
+        clock,
+        {"takedown": {"of": old_manifest.id, "pages": list(affected.pages)}},
     )
-    build = dataclasses.replace(build, reused_trainings=find_trainings_to_redact(store, old, build.plans, redacted))
+    build = dataclasses.replace(
+        build, reused_trainings=find_trainings_to_redact(store, old_manifest, build.plans, redacted)
+    )
     manifest, metrics = build_indexes(build)
     store.runs.delete_reports(launch.run)
     _write_build_report(build, manifest, metrics)
-    return dataclasses.replace(manifest, parents=old.parents)
+    return dataclasses.replace(manifest, parents=old_manifest.parents)
 
 
 @stage
@@ -154,12 +161,12 @@ def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProg
 @stage
 def find_trainings_to_redact(
     store: Store,
-    old: Manifest,
+    old_manifest: Manifest,
     plans: Mapping[str, IndexPlan],
     redacted: Mapping[str, RedactResult],
 ) -> dict[str, ReusedTraining]:
     """Find the indexes that are updated by deletion; the others are built again."""
-    blobs = {part.name: part_blobs(old.content, part) for part in old.content.parts}
+    blobs = {part.name: part_blobs(old_manifest.content, part) for part in old_manifest.content.parts}
     trainings = dict[str, ReusedTraining]()
     for name, plan in plans.items():
         rows = [
@@ -167,7 +174,7 @@ def find_trainings_to_redact(
             for part, result in redacted.items()
             if plan.over in blobs[part]
         ]
-        if training := find_training_to_redact(store, old, name, plan, rows):
+        if training := find_training_to_redact(store, old_manifest, name, plan, rows):
             trainings[name] = training
     return trainings
 
@@ -175,18 +182,18 @@ def find_trainings_to_redact(
 @stage
 def prepare_takedown_build(
     store: Store,
-    old: Manifest,
+    old_manifest: Manifest,
     content: Content,
     launch: Launch,
     clock: StageClock,
     takedown_provenance: Mapping[str, Any],
 ) -> Build:
     """Plan the indexes of a snapshot that is derived from another."""
-    recipe, provenance = read_snapshot_recipe(old.content), inherited_provenance(old)
+    recipe, provenance = read_snapshot_recipe(old_manifest.content), inherited_provenance(old_manifest)
     passages, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
-    with Snapshot.from_manifest(store, old) as snapshot:
+    with Snapshot.from_manifest(store, old_manifest) as snapshot:
         plans = plan_indexes(
-            recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old)
+            recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old_manifest)
         )
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
     assemble_content = partial(with_indexes, content)
@@ -203,7 +210,7 @@ def prepare_takedown_build(
         plans,
         assemble_content,
         {**provenance, **takedown_provenance},
-        redacted_content=old.content,
+        redacted_content=old_manifest.content,
     )
 
 

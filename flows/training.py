@@ -19,7 +19,7 @@ from rag_model.toml import read_toml
 from rag_model.training.objectives.objective import Objective, list_objective_names, list_objectives
 from rag_model.training.settings import parse_field_comments
 
-_DEFINED = "#/$defs/"
+_DEFINITION_PREFIX = "#/$defs/"
 
 
 def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        return _inline_references(definitions[node["$ref"].removeprefix(_DEFINED)], definitions)
+        return _inline_references(definitions[node["$ref"].removeprefix(_DEFINITION_PREFIX)], definitions)
     return {name: _inline_references(value, definitions) for name, value in node.items() if name != "$defs"}
 
 

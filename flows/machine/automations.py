@@ -31,7 +31,7 @@ def create_automations(file: Path, webhook: str) -> list[str]:
     They replace those of the same name.
 
     Args:
-        file: YAML whose key `automations` has a list as Prefect's API takes it. A `call-webhook`
+        file: YAML whose key `automations` has a list in the form of Prefect's API. A `call-webhook`
             without a block gets the block that this function saves.
         webhook: the URL that the block calls.
 
@@ -50,8 +50,8 @@ def create_automations(file: Path, webhook: str) -> list[str]:
     automations = [_parse_automation(file, definition, block_id) for definition in definitions]
     with get_client(sync_client=True) as client:
         for automation in automations:
-            for existing in client.read_automations_by_name(automation.name):
-                client.delete_automation(existing.id)
+            for old_automation in client.read_automations_by_name(automation.name):
+                client.delete_automation(old_automation.id)
             client.create_automation(automation)
     return [automation.name for automation in automations]
 

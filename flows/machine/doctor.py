@@ -24,7 +24,7 @@ from apache_beam.options.pipeline_options import (
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from beam_jobs.options import check_flags, runner_name
+from beam_jobs.options import check_flags, get_runner_name
 from beam_jobs.workers import worker_memory
 from flows.command.reply import Common, Reply
 from flows.stage import find_prefect_server
@@ -37,9 +37,9 @@ from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import probe_store
 
-_PATIENCE = 5.0  # seconds until a server that does not answer counts as down
+_TIMEOUT_SECONDS = 5.0  # seconds until a server that does not answer counts as down
 # the server is down, or it is not the expected kind
-AMISS = (OSError, ValueError, KeyError, TypeError)
+RESPONSE_ERRORS = (OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def fetch_json(url: str) -> Any:
     Raises:
         OSError, ValueError: the server does not answer, or its response is not JSON.
     """
-    with urllib.request.urlopen(url, timeout=_PATIENCE) as answer:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
         return json.load(answer)
 
 
@@ -68,7 +68,9 @@ def report_no_answer(what: str, url: str, failed: Exception, todo: str) -> Findi
 
 
 _NEVER = {"none", "off", "disable"}  # Flink's names for no restart
-_RESTART = "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
+_RESTART_ADVICE = (
+    "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
+)
 
 
 def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
@@ -83,7 +85,7 @@ def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
     try:
         overview = fetch_json(f"{address}/overview")
         slots, version = int(overview["slots-available"]), str(overview["flink-version"])
-    except AMISS as error:
+    except RESPONSE_ERRORS as error:
         yield report_no_answer(
             "flink", f"{address}/overview", error, f"start the cluster, or correct --flink_master={master}"
         )
@@ -92,11 +94,11 @@ def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
     yield from _check_job_server(options, version)
     try:
         settings = {setting["key"]: setting["value"] for setting in fetch_json(f"{address}/jobmanager/config")}
-    except AMISS as error:
+    except RESPONSE_ERRORS as error:
         yield report_no_answer("flink, restarts", f"{address}/jobmanager/config", error, f"is {master} a JobManager?")
         return
     strategy = settings.get("restart-strategy.type", settings.get("restart-strategy", "none"))
-    yield Finding("flink, restarts", strategy not in _NEVER, strategy, _RESTART)
+    yield Finding("flink, restarts", strategy not in _NEVER, strategy, _RESTART_ADVICE)
 
 
 def _check_slots(options: PipelineOptions, master: str, version: str, slots: int) -> Finding:
@@ -170,19 +172,19 @@ def check_versions() -> Iterator[Finding]:
         yield _check_faiss(faiss_requirement.specifier)
 
 
-def _check_faiss(wanted: SpecifierSet) -> Finding:
+def _check_faiss(specifier: SpecifierSet) -> Finding:
     """Report the distribution that provides the module faiss."""
     packages = list_faiss_packages()
     description = " and ".join(f"{name} {installed}" for name, installed in packages.items())
     if len(packages) > 1:
-        todo = f"pip uninstall --yes {' '.join(packages)}, then pip install --no-deps '{[*packages][-1]}{wanted}'"
-        return Finding("faiss", False, f"{description}, over each other", todo)
-    fits = all(wanted.contains(installed, prereleases=True) for installed in packages.values())
+        todo = f"pip uninstall --yes {' '.join(packages)}, then pip install --no-deps '{[*packages][-1]}{specifier}'"
+        return Finding("faiss", False, f"{description}, installed over each other", todo)
+    fits = all(specifier.contains(installed, prereleases=True) for installed in packages.values())
     return Finding(
         "faiss",
         fits and bool(packages),
         description or "none",
-        f"pip install '{next(iter(packages), 'faiss-cpu')}{wanted}'",
+        f"pip install '{next(iter(packages), 'faiss-cpu')}{specifier}'",
     )
 
 
@@ -213,9 +215,9 @@ def _check_gpu() -> Finding:
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
         return Finding("gpu", True, f"{names}, CUDA {torch.version.cuda}")
-    driver = shutil.which("nvidia-smi") is not None
-    description = "a driver, but torch does not see the GPU" if driver else "none: encoding runs on the CPU"
-    return Finding("gpu", not driver, description, "install a torch that is built for the driver's CUDA version")
+    has_driver = shutil.which("nvidia-smi") is not None
+    description = "a driver, but torch does not see the GPU" if has_driver else "none: encoding runs on the CPU"
+    return Finding("gpu", not has_driver, description, "install a torch that is built for the driver's CUDA version")
 
 
 def _check_store(url: str) -> Iterator[Finding]:
@@ -257,7 +259,7 @@ def _check_prefect() -> Finding:
     url = f"{api.rstrip('/')}/version"
     try:
         return Finding("prefect", True, f"server {fetch_json(url)} at {mask_secrets(api)}{_describe_leases(api)}")
-    except AMISS as error:
+    except RESPONSE_ERRORS as error:
         return report_no_answer("prefect", mask_secrets(url), error, todo)
 
 
@@ -278,7 +280,7 @@ def _check_beam(flags: Sequence[str]) -> Iterator[Finding]:
     except BookwheelError as error:
         yield Finding("beam", False, str(error), "correct the options after `--`")
         return
-    runner = runner_name(options)
+    runner = get_runner_name(options)
     yield Finding("beam", True, runner or f"local workers, one per core ({count_cores()})")
     if runner == "FlinkRunner":
         yield from check_cluster(options)

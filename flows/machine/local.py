@@ -39,7 +39,7 @@ _FIRST_PORT, _LAST_PORT = 15_000, 32_767
 
 
 def find_free_ports(count: int, preferred: int = 0) -> list[int]:
-    """Return different free ports, chosen at random; the first is `wanted` if that one is free.
+    """Return different free ports, chosen at random; the first is `preferred` if it is free.
 
     Raises:
         ResourceError: fewer than `count` ports are free.
@@ -47,7 +47,7 @@ def find_free_ports(count: int, preferred: int = 0) -> list[int]:
     candidates = [preferred] if preferred else []
     candidates += random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT + 1), _LAST_PORT - _FIRST_PORT + 1)
     ports: list[int] = []
-    with ExitStack() as sockets:  # until all are chosen, so that no two are equal
+    with ExitStack() as sockets:  # open until all are chosen, so that no port is chosen twice
         for port in candidates:
             if len(ports) == count:
                 return ports
@@ -61,13 +61,13 @@ def find_free_ports(count: int, preferred: int = 0) -> list[int]:
 
 POOLS = ("bookwheel-cpu", "bookwheel-gpu")
 _KEY, _SECRET = "bookwheel", "bookwheel-secret"
-_PATIENCE = 180.0  # seconds until a start counts as failed; a busy machine needs half of it
-_GRACE = 20.0  # seconds between asking a process to end and killing it
+_START_TIMEOUT = 180.0  # seconds until a start counts as failed; a busy machine needs half of it
+_STOP_TIMEOUT = 20.0  # seconds between asking a process to end and killing it
 _BIN = Path(sys.executable).parent
 _DEPLOYMENTS = Path("infra/prefect.yaml")
 # A run holds a lease on its deployment's concurrency limit, and ends if it cannot renew the lease.
 # Leases must therefore survive a restart of the server, and last longer than the restart.
-_LEASES = {
+_LEASE_SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "3600",
 }
@@ -78,7 +78,7 @@ class StartedProcess:
     """One process that `up` started."""
 
     name: str
-    pid: int  # also its process group's
+    pid: int  # process id, which is also that of its process group
     began: str  # by the kernel's clock; distinguishes it from a later process with the same number
 
 
@@ -109,14 +109,14 @@ def up(
         UsageError: the file of deployments is missing.
     """
     if not deployments.is_file():
-        raise UsageError(f"there is no {deployments} here: run it in bookwheel's source folder, or name the file")
+        raise UsageError(f"there is no {deployments} here: run this in bookwheel's source folder, or name the file")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it contains the store's credentials
     running = _list_running(folder)
     if running:
         return _read_services(folder)
     try:
         on_step("starting an object store, a Prefect server and the workers …")
-        services = _serve(folder.resolve())  # runs have other working folders
+        services = _start_services(folder.resolve())  # runs have other working folders
         on_step(f"deploying the flows of {deployments} …")
         _deploy(folder, services, deployments)
     except BaseException:
@@ -133,39 +133,41 @@ def down(folder: Path) -> list[str]:
     Data is kept. Processes are stopped in reverse order, one at a time, because a worker that
     cannot reach its server any more does not end.
     """
-    stopped = _list_running(folder)
-    for process in reversed(stopped):
+    running_processes = _list_running(folder)
+    for process in reversed(running_processes):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        _wait_until(partial(_has_ended, process), _GRACE)
+        _wait_until(partial(_has_ended, process), _STOP_TIMEOUT)
     for process in _list_running(folder):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    for process in stopped:
+    for process in running_processes:
         with suppress(ChildProcessError):  # not a child of this process: init reaps it
             os.waitpid(process.pid, os.WNOHANG)
     (folder / "processes.json").unlink(missing_ok=True)
-    return [process.name for process in stopped]
+    return [process.name for process in running_processes]
 
 
-def _serve(folder: Path) -> LocalServices:
-    prefect, s3 = find_free_ports(1, 4200)[0], find_free_ports(1, 8333)[0]
-    api = f"http://127.0.0.1:{prefect}/api"
-    home = {
+def _start_services(folder: Path) -> LocalServices:
+    prefect_port, s3_port = find_free_ports(1, 4200)[0], find_free_ports(1, 8333)[0]
+    api = f"http://127.0.0.1:{prefect_port}/api"
+    server_environment = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": api,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
-        **_LEASES,
+        **_LEASE_SETTINGS,
     }
-    store, credentials = _start_object_store(folder, s3)
-    services = LocalServices(api.removesuffix("/api"), api, store, {**home, **credentials, "BOOKWHEEL_STORE": store})
+    store, credentials = _start_object_store(folder, s3_port)
+    services = LocalServices(
+        api.removesuffix("/api"), api, store, {**server_environment, **credentials, "BOOKWHEEL_STORE": store}
+    )
     with atomic_write(folder / "places.json") as file:
         file.write_text(json.dumps(asdict(services)))
     serve(folder, services)
     for pool in POOLS:  # a worker creates its pool if there is none
         arguments = ["worker", "start", "--pool", pool, "--type", "process", "--limit", "1"]
-        _start(folder, pool, [str(_BIN / "prefect"), *arguments], services)
+        _start_process(folder, pool, [str(_BIN / "prefect"), *arguments], services)
     for pool in POOLS:
         _wait_for(folder, pool, partial(_is_reachable, f"{api}/work_pools/{pool}"))
     return services
@@ -179,14 +181,14 @@ def serve(folder: Path, services: LocalServices) -> None:
     """
     address = urlsplit(services.api)
     arguments = ["server", "start", "--host", str(address.hostname), "--port", str(address.port)]
-    _start(folder, "prefect", [str(_BIN / "prefect"), *arguments], services)
+    _start_process(folder, "prefect", [str(_BIN / "prefect"), *arguments], services)
     _wait_for(folder, "prefect", lambda: _is_reachable(f"{services.api}/health"))
 
 
 def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     """Start an S3 server if one is installed, with a bucket; otherwise the store is a folder."""
-    weed = shutil.which("weed", path=os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]))
-    if weed is None:
+    weed_path = shutil.which("weed", path=os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]))
+    if weed_path is None:
         return (folder / "library").resolve().as_uri(), {}
     data = folder / "s3"
     data.mkdir(exist_ok=True)
@@ -216,7 +218,9 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     services = LocalServices("", "", "", credentials)
-    _start(folder, "s3", [weed, "server", *(f"-{name}={value}" for name, value in options.items())], services)
+    _start_process(
+        folder, "s3", [weed_path, "server", *(f"-{name}={value}" for name, value in options.items())], services
+    )
     health = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
     _wait_for(folder, "s3", lambda: _is_reachable(health) and _create_bucket(credentials))
     return "s3://library/bookwheel", credentials
@@ -241,11 +245,11 @@ def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
     services_with_defaults = LocalServices(
         services.ui, services.api, services.store, {**defaults, **services.environment}
     )
-    _run(
+    _run_program(
         folder, services_with_defaults, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)
     )
     if os.environ.get(WEBHOOK):
-        _run(
+        _run_program(
             folder,
             services_with_defaults,
             "python",
@@ -264,7 +268,7 @@ def _choose_dump(downloads: str) -> str:
     return f"{downloads}/*.bz2"
 
 
-def _start(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:
+def _start_process(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:
     log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     streams = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log, 0o600) for stream in (1, 2)]
@@ -277,22 +281,22 @@ def _start(folder: Path, name: str, command: Sequence[str], services: LocalServi
         file.write_text(json.dumps([asdict(process) for process in processes]))
 
 
-def _run(folder: Path, services: LocalServices, program: str, *words: str) -> None:
+def _run_program(folder: Path, services: LocalServices, program: str, *arguments: str) -> None:
     """Run a program of this environment once."""
     environment = {**os.environ, **services.environment}
     completed = subprocess.run(
-        [str(_BIN / program), *words], env=environment, capture_output=True, text=True, check=False
+        [str(_BIN / program), *arguments], env=environment, capture_output=True, text=True, check=False
     )
     if completed.returncode:
         (folder / "prefect-cli.log").write_text(completed.stdout + completed.stderr)
-        raise ResourceError(f"`{program} {' '.join(words)}` failed: see {folder / 'prefect-cli.log'}")
+        raise ResourceError(f"`{program} {' '.join(arguments)}` failed: see {folder / 'prefect-cli.log'}")
 
 
-def _wait_for(folder: Path, name: str, ready: Callable[[], bool]) -> None:
+def _wait_for(folder: Path, name: str, is_ready: Callable[[], bool]) -> None:
     def is_over() -> bool:
-        return ready() or all(process.name != name for process in _list_running(folder))
+        return is_ready() or all(process.name != name for process in _list_running(folder))
 
-    if not _wait_until(is_over, _PATIENCE) or all(process.name != name for process in _list_running(folder)):
+    if not _wait_until(is_over, _START_TIMEOUT) or all(process.name != name for process in _list_running(folder)):
         raise ResourceError(f"{name} did not start: see {folder / f'{name}.log'}")
 
 

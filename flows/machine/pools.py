@@ -20,12 +20,12 @@ from rag_model.errors import UsageError
 from rag_model.process import CORES_VARIABLE, count_cores, format_bytes, parse_bytes
 from rag_model.resources import PROCESS_BYTES, RunLimits, RunResources, WorkEstimate, choose_resources
 
-HOURS = 6.0  # the default duration: one night
+HOURS = 6.0  # default duration in hours: one night
 THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
 SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # GiB for downloads, the cache, and Beam's temporary files
 
-# takes the memory limit in bytes, and a run's parameters by name
+# arguments: the memory limit in bytes, and a run's parameters by name
 EstimateFunction = Callable[..., WorkEstimate]
 
 
@@ -72,7 +72,7 @@ def create_launch_flow(
     args = "\n".join(
         (getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0] for function in (target.fn, start_run)
     )
-    launch.__doc__ = f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
+    launch.__doc__ = f"Estimate the resources of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
     launch.__name__, launch.__module__ = name.replace("-", "_"), estimate_work.__module__
     return deployment_flow(name, starts_jobs=False)(launch)
 
@@ -110,10 +110,10 @@ def start_run(
         estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours
     )
     show_resources(resources)
-    stated_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
+    given_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
     variables, idempotency_key = job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
     run: Any = run_deployment(
-        deployment, parameters=stated_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
+        deployment, parameters=given_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
     )
     return LaunchedRun(str(run.id), run.name, variables, resources)
 
@@ -135,28 +135,25 @@ def get_pool_type(deployment: str) -> str:
     raise UsageError(f"there is no deployment {deployment} in a work pool: deploy it, or name another as FLOW/NAME")
 
 
-def get_limits(effective_limits: RunLimits | None, pool: str) -> RunLimits:
+def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
     """Return the limits of a run; by default the resources of this machine, if runs share it.
 
     Raises:
         UsageError: the limits are not valid amounts, or have to be given.
     """
-    if effective_limits is None and pool != SHARED_MACHINE:
-        raise UsageError(f"runs of this deployment get machines of their own ({pool}): say how large in `most`")
-    effective_limits = effective_limits or RunLimits(
-        str(worker_memory(())), count_cores(), len([*Path("/dev").glob("nvidia[0-9]*")])
-    )
-    # of one machine
-    if not (1 <= effective_limits.cores <= 1024 and 0 <= effective_limits.gpus <= 64):
+    if limits is None and pool != SHARED_MACHINE:
+        raise UsageError(f"runs of this deployment get machines of their own ({pool}): give their size in `most`")
+    limits = limits or RunLimits(str(worker_memory(())), count_cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
+    # limits of one machine
+    if not (1 <= limits.cores <= 1024 and 0 <= limits.gpus <= 64):
         raise UsageError(
-            f"a run needs a core, and cannot have {effective_limits.cores} cores and "
-            f"{effective_limits.gpus} GPUs: correct `most`"
+            f"a run needs a core, and cannot have {limits.cores} cores and {limits.gpus} GPUs: correct `most`"
         )
-    return effective_limits
+    return limits
 
 
 def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
-    """Return the job variables with which Prefect's workers of a type of pool start a run.
+    """Return the job variables with which the workers of a pool of type `pool` start a run.
 
     Docker's default template has all of them. That of Kubernetes has no GPUs and no scratch space,
     but the template in `infra/kubernetes` has.
@@ -173,7 +170,9 @@ def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
     if pool == "kubernetes":
         limits = {"memory": f"{-(-needs.memory // 2**20)}Mi", "cpu": str(needs.cores)}
         kubernetes_resources = {
-            f"{what}_{kind_of_limit}": size for what, size in limits.items() for kind_of_limit in ("request", "limit")
+            f"{resource_name}_{kind_of_limit}": size
+            for resource_name, size in limits.items()
+            for kind_of_limit in ("request", "limit")
         }
         return {
             "env": env,

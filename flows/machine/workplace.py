@@ -17,7 +17,7 @@ from rag_model.process import check_disk
 from rag_model.store.objects.cache import nearest_existing
 from rag_model.store.store import Store
 
-_MARK = "store.json"  # the first file of every store
+_STORE_MARKER = "store.json"  # the first file of every store
 
 
 @contextmanager
@@ -36,25 +36,25 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
     """
     work = (folder or out.parent).resolve() / f"{out.name}.work"
     _check_disk(work, work_bytes, out, out_bytes)
-    if work.exists() and not (work.is_dir() and ((work / _MARK).exists() or not any(work.iterdir()))):
+    if work.exists() and not (work.is_dir() and ((work / _STORE_MARKER).exists() or not any(work.iterdir()))):
         raise UsageError(f"{work} exists and is not a work folder: remove it, or name another with --work")
     temporary = work / "tmp"
     store = Store.open(str(work), create=True)
     with lock_folder(work):
         shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
         temporary.mkdir()
-        with _environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work / "cache")}):
+        with _set_environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work / "cache")}):
             yield store
         shutil.rmtree(work)
 
 
 def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
-    disk = nearest_existing(work)
+    work_disk = nearest_existing(work)
     used_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) if work.exists() else 0
-    apart = disk.stat().st_dev != nearest_existing(out.resolve()).stat().st_dev
+    is_other_disk = work_disk.stat().st_dev != nearest_existing(out.resolve()).stat().st_dev
     for disk_path, needed in (
-        (disk, work_bytes - used_bytes),
-        (nearest_existing(out.resolve()), out_bytes if apart else 0),
+        (work_disk, work_bytes - used_bytes),
+        (nearest_existing(out.resolve()), out_bytes if is_other_disk else 0),
     ):
         check_disk(disk_path, needed, "the work", "name a folder on another disk with --work")
 
@@ -75,11 +75,11 @@ def lock_folder(work: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for this process and its children within the block."""
     environment, folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
     os.environ.update(values)
-    tempfile.tempdir = None  # so that it is looked up again
+    tempfile.tempdir = None  # tempfile then looks it up again
     try:
         yield
     finally:

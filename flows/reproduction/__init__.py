@@ -20,7 +20,8 @@ from rag_model.secrets import refuse_secret
 from rag_model.snapshots.recipe import Recipe
 from rag_model.toml import from_table, read_toml
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")  # of data sets and libraries, which name refs
+# names of data sets and libraries, which are parts of refs
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHECKSUM = re.compile(r"md5:[0-9a-f]{32}|sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64}")
 _CUTOFF = re.compile(r"@(\d{1,9})$")
@@ -33,7 +34,7 @@ class DataFile:
 
     url: str = ""  # http(s)://, or hf://datasets/OWNER/NAME@REVISION/PATTERN for files of the Hub
     path: str = ""  # local file, folder or glob; relative to the reproduction's file
-    file: str = ""  # name of the local copy; by default that of the URL
+    file: str = ""  # name of the local copy; by default derived from the URL
     bytes: int = 0  # 0: unknown
     checksum: str = ""  # md5:…, sha1:… or sha256:…; empty: only the digest is reported
     licence: str = ""
@@ -70,10 +71,11 @@ class Library:
     encoder: str  # folder or hub name of the passage encoder
     vectors: str = ""  # data set with finished vectors, which are imported; empty: encode the passages
     recipe: Recipe = field(default_factory=lambda: Recipe(index={}))
-    passages: int = 0  # estimated number; 0: estimated from the records or the bytes of the dump
-    dimensions: int = 0  # of the vectors; 0: read from the encoder's folder
+    # estimated number of passages; 0: derived from the records or the bytes of the dump
+    passages: int = 0
+    dimensions: int = 0  # dimensions of the vectors; 0: read from the encoder's folder
     parameters: int = 0  # weights of the encoder; 0: read from its folder
-    licence: str = ""  # of the encoder and of the vectors
+    licence: str = ""  # licence of the encoder and of the vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,10 @@ class Row:
     source: str = ""  # where the values are published
     command: Literal["retrieve", "answer"] = "retrieve"
     retriever: str = "exact"
-    # Data set -> measure -> published value in percent.
+    # Published values in percent, by data set and measure.
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tolerance: float = 0.0  # percentage points
-    # Measures without a published value, of `data` and of the data sets of `published`.
+    # Further measures, without a published value, on `data` and on the data sets of `published`.
     measures: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     model: str = ""  # folder, hub name or model of the store that answers
@@ -99,7 +101,7 @@ class Row:
     labels: Mapping[str, str] = field(default_factory=dict)  # as in `evaluate --label`
     beams: int = 1
     parameters: int = 0  # weights of the generator, to estimate the time
-    licence: str = ""  # of the model
+    licence: str = ""  # licence of the model
 
     def __post_init__(self) -> None:
         if (self.command == "answer") != bool(self.model):
@@ -124,7 +126,9 @@ class Row:
 
     @property
     def depth(self) -> int:
-        """The largest cutoff of the measures, to which retrieval is measured."""
+        """The largest cutoff of the measures: the number of passages at which retrieval is
+        measured.
+        """
         cutoffs = [
             int(match[1])
             for data in self.list_data()
@@ -219,20 +223,20 @@ def read_reproduction(name: str) -> Reproduction:
     """
     path = find_reproduction(name)
     table = read_toml(path)
-    for library in _tables(table.get("library")):
+    for library in _list_tables(table.get("library")):
         if isinstance(recipe := library.setdefault("recipe", {}), dict):
             recipe.setdefault("index", {})  # a recipe without [index] would have the default indexes
-    for data in _tables(table.get("data")):
-        if isinstance(local := data.get("path"), str) and "://" not in local:
-            data["path"] = str(path.parent.absolute() / local)
-    _resolve_folders(_tables(table.get("library")), "encoder", path.parent)
+    for data in _list_tables(table.get("data")):
+        if isinstance(local_path := data.get("path"), str) and "://" not in local_path:
+            data["path"] = str(path.parent.absolute() / local_path)
+    _resolve_folders(_list_tables(table.get("library")), "encoder", path.parent)
     _resolve_folders([row for row in _as_list(table.get("row")) if isinstance(row, dict)], "model", path.parent)
     # such as own-table of `Own_table.toml`
     default_name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40].rstrip("-") or "own"
     return from_table(Reproduction, {"name": default_name, **table}, str(path))
 
 
-def _tables(value: object) -> list[dict[str, object]]:
+def _list_tables(value: object) -> list[dict[str, object]]:
     return [table for table in value.values() if isinstance(table, dict)] if isinstance(value, dict) else []
 
 

@@ -47,7 +47,7 @@ def answer(
 
     Args:
         question: One or more questions, each one argument.
-        k: Passages a question; by default as in training.
+        k: Passages per question; by default as in training.
         beams: Beams of the search for an answer; 1 is greedy.
         questions_file: A file of questions; `-` reads standard input.
     """
@@ -74,9 +74,12 @@ def _format_answer(answer: Answer) -> str:
         lines.append("  from passages:")
     if answer.context:
         return "\n".join(
-            [*lines, *(line for entry in answer.context for line in _format_entry(entry, answer) if line.strip())]
+            [
+                *lines,
+                *(line for entry in answer.context for line in _format_context_entry(entry, answer) if line.strip()),
+            ]
         )
-    for supporting in sorted(answer.support, key=_posterior, reverse=True):
+    for supporting in sorted(answer.support, key=_get_posterior, reverse=True):
         passage = supporting.hit.passage
         title = format_title(passage.title, passage.section, format_day(passage.revised), passage.kind)
         has_share = supporting.weight is not None and supporting.posterior is not None
@@ -93,7 +96,7 @@ def _format_question(question: str) -> str:
     return f"{question}\n  "
 
 
-def _format_entry(entry: ContextEntry, answer: Answer) -> list[str]:
+def _format_context_entry(entry: ContextEntry, answer: Answer) -> list[str]:
     day = (entry.revised or "").partition("T")[0]
     title = format_title(entry.title, entry.section, day, answer.support[entry.places[0]].hit.kind)
     return [
@@ -102,5 +105,5 @@ def _format_entry(entry: ContextEntry, answer: Answer) -> list[str]:
     ]
 
 
-def _posterior(supporting: SupportingPassage) -> float:
+def _get_posterior(supporting: SupportingPassage) -> float:
     return supporting.posterior or 0.0

@@ -43,21 +43,21 @@ def reindex(
 ) -> Reply:
     """Build a snapshot from a dump, check it, publish it, and move the ref if the gate allows it.
 
-    Unchanged articles and passages keep the passages and vectors of the snapshot that the ref
-    names, or for a new ref that `latest` names. An interrupted run is resumed by running the same
+    Unchanged articles and passages keep the passages and vectors of the ref's snapshot, or of the
+    snapshot of `latest` if the ref is new. An interrupted run is resumed by running the same
     command again.
 
     Args:
         licence: Licence of the text, shown with each hit; only that of Wikimedia's wikis is
             known without it.
-        text: Of a wiki's address: read the wikitext, which is the default, or HTML as the site
-            renders it.
+        text: If DUMP is a wiki's address: read the wikitext, which is the default, or HTML as the
+            site renders it.
         structures: Also make passages of a wiki's structures, tables, infobox or lists, instead
             of the recipe's choice; separate several by commas.
         every: Follow a wiki until interrupted: look for changes after each interval, such as
             1m.
-        explain: Report what would be reused, what changed, and the cost by that of past builds;
-            chunk the dump, build nothing.
+        explain: Report what would be reused, what changed, and the expected cost, from past builds;
+            the dump is chunked, but nothing is built.
     """
     recipe = arguments["recipe"] or Recipe()
     names = tuple(name.strip() for value in structures for name in value.split(","))
@@ -68,33 +68,35 @@ def reindex(
         chunk=replace(recipe.chunk, structures=cast("tuple[StructureName, ...]", names) or recipe.chunk.structures),
     )
     dump, store = arguments["dump"], arguments["store"]
-    shared = {name: arguments[name] for name in ("encoder", "recipe", "ref", "limit", "beam_options")}
+    shared_arguments = {name: arguments[name] for name in ("encoder", "recipe", "ref", "limit", "beam_options")}
     if every is not None:
         if not is_wiki_site(dump):
-            raise UsageError(f"--every follows a wiki, and {dump} is none: give mediawiki+https:// and its address")
+            raise UsageError(
+                f"--every follows a wiki, and {dump} is not a wiki's address: give mediawiki+https:// and its address"
+            )
         if explain or arguments["dry_run"]:
             raise UsageError("--every builds whenever the wiki changes: leave out --dry-run and --explain")
         if (seconds := parse_age(every)) < 1:
             raise UsageError(f"--every is {every!r}, which would ask the wiki without a pause: give 1s or more")
         from flows.maintain import watch  # noqa: PLC0415 - imports Prefect's client
 
-        _follow(seconds, partial(run_flow, watch, dump, store, **shared), common)
+        _follow_wiki(seconds, partial(run_flow, watch, dump, store, **shared_arguments), common)
     if explain:
-        reuse_report = explain_build(Store.open(store), dump, *shared.values())
+        reuse_report = explain_build(Store.open(store), dump, *shared_arguments.values())
         return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
     return build_and_reply(_format_outcome, reindex_flow, **arguments)
 
 
-def _follow(seconds: float, look: "Callable[[], WatchOutcome]", common: Common | None) -> NoReturn:
+def _follow_wiki(seconds: float, check_for_changes: "Callable[[], WatchOutcome]", common: Common | None) -> NoReturn:
     """Look for changes until interrupted; an unreachable wiki and a refused snapshot do not end it.
 
-    A message that repeats the last one is one short line.
+    A message that repeats the last one is printed as one short line.
     """
     last_message = ""
     while True:
         start = time.monotonic()
         try:
-            outcome = look()
+            outcome = check_for_changes()
         except (UnreachableError, GateRefusedError) as error:
             message = escape_controls(mask_secrets(str(error)))
             state = "refused" if isinstance(error, GateRefusedError) else "unreachable"
@@ -135,7 +137,7 @@ def _describe_truncation(counts: Mapping[str, Any]) -> Iterator[str]:
     if counts.get("truncated"):
         yield (
             f"truncated {counts['truncated']:,} of the embedded passages: the encoder does not read their ends; "
-            "use fewer words a passage"
+            "use fewer words per passage"
         )
 
 

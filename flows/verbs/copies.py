@@ -178,7 +178,7 @@ def convert_weights(source: str, out: str, /, *, common: Common | None = None) -
     destination = parse_destination(out)
     folder = fetch_pickles(source)
     with open_destination(destination, "model") as staging:
-        converted = convert_folder(folder, staging, source)
-    document = {**asdict(converted), "path": str(destination)}
-    sizes = f"{format_count(converted.tensors, 'tensor')}, {converted.bytes:,} bytes"
-    return Reply(document, f"converted {converted.source} to {destination}: {sizes}")
+        conversion = convert_folder(folder, staging, source)
+    document = {**asdict(conversion), "path": str(destination)}
+    sizes = f"{format_count(conversion.tensors, 'tensor')}, {conversion.bytes:,} bytes"
+    return Reply(document, f"converted {conversion.source} to {destination}: {sizes}")

@@ -8,7 +8,7 @@ from flows.verbs.builds import reindex
 from flows.verbs.evaluate import evaluate
 from flows.verbs.search import search
 
-QUESTIONS_ASKED = (
+EXAMPLE_QUESTIONS = (
     "Who assassinated Abraham Lincoln?",
     "What is the tallest mountain in Alaska?",
     "Which philosopher was the teacher of Alexander the Great?",
@@ -26,7 +26,7 @@ def demo(*, folder: str = "bookwheel-demo", common: Common | None = None) -> Rep
     """
     build_reply = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
     evaluate_reply = evaluate(store=folder, questions=str(QUESTIONS))
-    search_reply = search(*QUESTIONS_ASKED, store=folder, k=1)
+    search_reply = search(*EXAMPLE_QUESTIONS, store=folder, k=1)
     document = {"reindex": build_reply.document, "evaluate": evaluate_reply.document, "search": search_reply.document}
     text = "\n\n".join([build_reply.text, evaluate_reply.text, search_reply.text, _format_next_step(folder)])
     return Reply(document, text)

@@ -76,7 +76,7 @@ def evaluate(
             the first. By default the snapshot's own.
         index: An index of the snapshot, or `exact`; the short form of --retriever. Repeat it
             for more.
-        k: Passages a question. The default is 20, or all of a smaller corpus; with --model it
+        k: Passages per question. The default is 20, or all of a smaller corpus; with --model it
             is the number of the model's training.
         judge: How relevance is judged: by `answers` that a passage contains, or by `pages` or
             `passages` that the questions name. By default pages for a BEIR folder, passages if
@@ -96,8 +96,8 @@ def evaluate(
             several k, the hits of BM25 and of the frozen retriever for this same model (the
             paper trains one with each), and all passages if they fit into one prompt; and say
             whether retrieval is worth its cost.
-        abstain: With --model: choose on these questions the score below which the model gives
-            no answer, for the maximum of --risk, and write it to this file.
+        abstain: With --model: choose on these questions the score below which the model gives no
+            answer, so that --risk is not exceeded, and write it to this file.
         risk: With --abstain: maximum share of wrong answers among those given; by default 0.2.
         choose_route: With --reader auto: choose on these questions the score at and above which
             the weights answer instead of passages, and write the route to this file.
@@ -105,7 +105,7 @@ def evaluate(
         kilt: With --model: write KILT's prediction file to this file.
         trec: Write a TREC run to this file.
         dpr: Write DPR's retrieval JSON to this file.
-        rows: Write one JSON line a question to this file.
+        rows: Write one JSON line per question to this file.
     """
     retrievers, prompt_options = choose_expressions(index, retriever), prompt_options or PromptOptions()
     if model is None:
@@ -120,7 +120,7 @@ def evaluate(
         return _evaluate_retrievers(
             store, questions, retrievers, ref, search_settings | {"encoder": encoder}, report, (trec, dpr, rows)
         )
-    advice = "measures retrieval alone: leave it out, or leave out --model"
+    advice = "only applies to retrieval without a model: leave it out, or leave out --model"
     _refuse_options({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, advice)
     if len(retrievers) > 1:
         raise UsageError(
@@ -148,7 +148,7 @@ def _parse_labels(options: Sequence[str]) -> dict[str, str]:
     if invalid_option := next(
         (option for option, pair in zip(options, pairs, strict=True) if not pair[0] or not pair[2]), None
     ):
-        raise UsageError(f"--label {invalid_option!r} is no label with a word: give one such as SUPPORTS=true")
+        raise UsageError(f"--label {invalid_option!r} is not LABEL=WORD: give one such as SUPPORTS=true")
     return {label.strip(): word.strip() for label, _, word in pairs}
 
 
@@ -227,7 +227,9 @@ def _write_threshold(outcome: EvaluateOutcome, path: Path) -> str:
 
 
 def _describe_choice(outcome: EvaluateOutcome) -> dict[str, Any]:
-    """Return the snapshot, the retriever and the number of questions of a chosen threshold."""
+    """Return the snapshot, retriever and number of questions with which a threshold or route was
+    chosen.
+    """
     return {"snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
 
 
@@ -275,7 +277,7 @@ def _format_outcome(outcome: EvaluateOutcome) -> str:
     lines += [f"stages       {format_stages(outcome.stages)}"] if outcome.stages else []
     reader_conditions = {f"{name}, {OPEN_BOOK}" for name in get_args(ReaderName)}
     for row in outcome.ablations[1:]:
-        metrics = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
+        metrics = ", ".join(f"{name} {estimate['value']:.3f}" for name, estimate in row["metrics"].items())
         lines.append(f"{row['condition']}: {metrics} ({format_count(row['n'], 'question')})")
         lines += _format_differences(row) if row["condition"] in reader_conditions else []
     collapse = outcome.collapse
@@ -299,13 +301,15 @@ def iter_metric_lines(metrics: Mapping[str, float], intervals: Mapping[str, tupl
 
 
 def _iter_comparison_lines(outcome: CompareOutcome) -> Iterator[str]:
-    first = outcome.standings[outcome.first_retriever]
+    first_comparison = outcome.standings[outcome.first_retriever]
     yield (
         f"{outcome.n} questions on snapshot {outcome.snapshot[:12]}, judged by "
         f"{outcome.judged_by}, retriever {outcome.first_retriever}"
     )
-    yield from iter_metric_lines({**first["metrics"], **first["ranks"]}, first["intervals"])
-    if kinds := first.get("kinds"):
+    yield from iter_metric_lines(
+        {**first_comparison["metrics"], **first_comparison["ranks"]}, first_comparison["intervals"]
+    )
+    if kinds := first_comparison.get("kinds"):
         yield "answered by  " + ", ".join(f"{kind} {share:.3f}" for kind, share in kinds.items())
     if len(outcome.standings) > 1:
         yield ""

@@ -31,7 +31,7 @@ def finetune(
     no additional space in a store on the same disk; in any other store it takes about 3 times the
     weights, and twice that while it is replaced.
 
-    For several GPUs, run it by `torchrun --nproc-per-node=gpu --no-python bookwheel finetune …`.
+    For several GPUs, run it with `torchrun --nproc-per-node=gpu --no-python bookwheel finetune …`.
 
     Use a pair of encoders, or a SiDR, with `bookwheel reindex --encoder model:NAME`; a RAG or
     RA-DIT model with `bookwheel answer --model NAME`, and with `--ref NAME` too if rag-end2end
@@ -50,12 +50,12 @@ def finetune(
         text = render_settings(objective)
         return Reply({"kind": objective.name, "settings": text}, text.rstrip())
     examples = ("train", "dev") if objective.takes_examples else ()
-    required = {"--store": store, **{f"--{name}": arguments[name] for name in examples}}
-    if store is None or None in required.values():
-        missing_options = [name for name, value in required.items() if value is None]
+    required_options = {"--store": store, **{f"--{name}": arguments[name] for name in examples}}
+    if store is None or None in required_options.values():
+        missing_options = [name for name, value in required_options.items() if value is None]
         raise UsageError(f"{' and '.join(missing_options)} {'is' if len(missing_options) == 1 else 'are'} required")
     arguments |= {"store": store, "work": str(work) if work else None}
-    # A server sees one run of a training, not one a process.
+    # Only the first process reports to a server, which then shows one run for the training.
     is_first = os.environ.get("RANK", "0") == "0"
     outcome = run_flow(finetune_flow, **arguments) if is_first else finetune_flow.fn(**arguments)
     if outcome is None:
@@ -65,7 +65,7 @@ def finetune(
 
 def _format_outcome(outcome: FinetuneOutcome) -> list[str]:
     initial_metrics, best_metrics = outcome.metrics["before"], outcome.metrics["after"]
-    trained = f"{outcome.steps:,} steps" if outcome.trained else f"{outcome.steps:,} steps, by an earlier run"
+    steps_text = f"{outcome.steps:,} steps" if outcome.trained else f"{outcome.steps:,} steps, by an earlier run"
     return [
         f"model     {outcome.model}",
         f"name      {outcome.name}@{outcome.number}",
@@ -75,7 +75,7 @@ def _format_outcome(outcome: FinetuneOutcome) -> list[str]:
             if outcome.index
             else []
         ),
-        f"trained   {trained}; the best weights are those of step {outcome.best_step:,}",
+        f"trained   {steps_text}; the best weights are those of step {outcome.best_step:,}",
         *(
             f"{measure:<16}{value:>10.4g} before {best_metrics[measure]:>10.4g} after"
             for measure, value in initial_metrics.items()

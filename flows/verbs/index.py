@@ -22,8 +22,8 @@ from rag_model.process import format_bytes, parse_bytes
 from rag_model.resources.estimates import SECONDS_ERROR, estimate_row_bytes, estimate_stage_seconds
 from rag_model.secrets import refuse_url_as_path
 
-# of a plan with shards, and of others
-_NUMBERS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)
+# fields of a plan to report: of one with shards, and of others
+_REPORTED_FIELDS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)
 
 
 def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
@@ -31,31 +31,45 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
 
     Raises:
         UsageError: the recipe does not fit `d`.
-        ResourceError: the index does not fit in memory; the message names one that does.
+        ResourceError: the index does not fit in memory; the message says what to change.
     """
     kind = get_kind_for_factory(request.recipe.factory)
-    vectors = kind.represents == "vectors"
-    plan: Any = plan_index(request, n, d) if vectors else kind.plan(request.recipe, n, d)
-    cost, row, seconds = kind.estimate(plan), estimate_row_bytes(kind.represents, d), estimate_stage_seconds(plan, d)
+    is_over_vectors = kind.represents == "vectors"
+    plan: Any = plan_index(request, n, d) if is_over_vectors else kind.plan(request.recipe, n, d)
+    cost, row_bytes, seconds = (
+        kind.estimate(plan),
+        estimate_row_bytes(kind.represents, d),
+        estimate_stage_seconds(plan, d),
+    )
     needed_bytes, plan_factory = cost.peak_bytes(), with_refinement(plan.factory, getattr(plan, "refine", None))
     if request.memory is not None and needed_bytes > request.memory:
-        what = f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(needed_bytes)} of memory to build"
-        raise ResourceError(f"{what}: raise --memory from {format_bytes(request.memory)}")
-    numbers = {name: getattr(plan, name) for name in _NUMBERS[not plan.shards] if getattr(plan, name, None) is not None}
+        subject = (
+            f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(needed_bytes)} of memory to build"
+        )
+        raise ResourceError(f"{subject}: raise --memory from {format_bytes(request.memory)}")
+    numbers = {
+        name: getattr(plan, name) for name in _REPORTED_FIELDS[not plan.shards] if getattr(plan, name, None) is not None
+    }
     document = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
     document |= {"build_bytes": needed_bytes, "search_bytes": cost.search_bytes, "disk_bytes": cost.disk_bytes}
-    document |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row}
-    error = SECONDS_ERROR.get(plan.kind)
-    measured = "" if error is None else f": measured builds of up to 200,000 vectors differ by at most {error:.0%}"
-    max_recall, recall = (estimate_max_recall(plan_factory, d, n), estimate_recall(plan)) if vectors else (None, None)
-    expected = "" if recall is None else f"about {recall:.2f} with this search, "
-    document |= {"cpu_seconds_error": error, "recall": recall, "max_recall": max_recall}
+    document |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row_bytes}
+    seconds_error = SECONDS_ERROR.get(plan.kind)
+    error_note = (
+        ""
+        if seconds_error is None
+        else f": measured builds of up to 200,000 vectors differ by at most {seconds_error:.0%}"
+    )
+    max_recall, recall = (
+        (estimate_max_recall(plan_factory, d, n), estimate_recall(plan)) if is_over_vectors else (None, None)
+    )
+    recall_note = "" if recall is None else f"about {recall:.2f} with this search, "
+    document |= {"cpu_seconds_error": seconds_error, "recall": recall, "max_recall": max_recall}
     document["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds.items()}
     lines = [
-        f"index     {plan_factory} over {n:,} {f'vectors of {d} dimensions' if vectors else 'passages'}",
+        f"index     {plan_factory} over {n:,} {f'vectors of {d} dimensions' if is_over_vectors else 'passages'}",
         f"numbers   {format_numbers(numbers) or 'none'}",
         f"search    {format_numbers(plan.search) or 'exact'}",
-        *([f"recall    {expected}at most about {max_recall:.2f}"] if max_recall else []),
+        *([f"recall    {recall_note}at most about {max_recall:.2f}"] if max_recall else []),
         *(f"note      {note}" for note in plan.notes),
         *(
             f"{stage:<9} {format_bytes(cost.stages.get(stage, 0))} of memory a task, "
@@ -65,8 +79,9 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
         f"memory    {format_bytes(needed_bytes)} to build, {format_bytes(cost.search_bytes)} to search",
         f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} "
         f"bytes a passage; {format_bytes(cost.work_bytes)} while it is built",
-        f"{kind.represents:<9} {format_bytes(n * row)} on disk in addition to the index, {row:,} bytes a passage",
-        f"time      {sum(seconds.values()) / 60:,.1f} minutes of one core, about{measured}",
+        f"{kind.represents:<9} {format_bytes(n * row_bytes)} on disk in addition to the index, "
+        f"{row_bytes:,} bytes a passage",
+        f"time      {sum(seconds.values()) / 60:,.1f} minutes of one core, about{error_note}",
     ]
     return Reply(document, "\n".join(lines))
 
@@ -74,7 +89,7 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
 _MAX_VECTORS, _MAX_DIMENSIONS = 1 << 40, 1 << 16  # upper bounds of --n and --d
 
 DEFAULT_FACTORY = "HNSW32"  # the default structure, if it fits in memory
-_DEFAULT = IndexRecipe(DEFAULT_FACTORY)
+_DEFAULT_RECIPE = IndexRecipe(DEFAULT_FACTORY)
 
 
 def index(
@@ -87,9 +102,9 @@ def index(
     questions: Annotated[Path | None, Parameter(show_env_var=False)] = None,
     column: str | None = None,
     invalid: InvalidRowPolicy = "refuse",
-    ef_construction: int = _DEFAULT.ef_construction,
-    border: float = _DEFAULT.border,
-    linked: float = _DEFAULT.linked,
+    ef_construction: int = _DEFAULT_RECIPE.ef_construction,
+    border: float = _DEFAULT_RECIPE.border,
+    linked: float = _DEFAULT_RECIPE.linked,
     seed: int = 0,
     plan: bool = False,
     n: Annotated[int | None, Parameter(alias="-n")] = None,
@@ -111,13 +126,14 @@ def index(
         factory: A faiss factory string; by default the best that fits in memory.
         shards: Cells of a graph, built in parallel; by default by size.
         metric: Inner product, or squared distance.
-        memory: Memory to build in and to search in: 16GB, 512MiB; by default the free memory.
-        recall: Set the index for this recall@20, such as 0.95. Without --index only structures
-            that reach it are considered; those of --plan may rerank by the vectors of a snapshot.
+        memory: Memory for building and for searching: 16GB, 512MiB; by default the free memory.
+        recall: Choose the index and its search parameters for this recall@20, such as 0.95. Without
+            --index only structures that reach it are considered; those of --plan may rerank by the
+            vectors of a snapshot.
         questions: Query vectors to measure with; by default some of the indexed ones.
         column: The column of Parquet files, if several contain vectors.
-        invalid: Rows with a NaN or an infinity: refuse them, or drop them and say so in
-            OUT.rows.npy.
+        invalid: Rows with a NaN or an infinity: refuse them, or drop them and write the numbers of
+            the other rows to OUT.rows.npy.
         ef_construction: Candidates for the links of a node.
         border: Mean number of further cells per vector whose graph contains it too.
         linked: Mean number of further cells per vector that it is linked into.
@@ -161,14 +177,14 @@ def index(
     if plan:
         if d is not None and represents in {"text", "sparse"}:
             raise UsageError(f"--d is {d}, but {factory} has no dimension: leave --d out")
-        return describe_plan(request, *_planned_size(request, n, 1 if represents in {"text", "sparse"} else d))
+        return describe_plan(request, *_determine_size(request, n, 1 if represents in {"text", "sparse"} else d))
     if represents != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
     outcome = index_vectors(request)
     return Reply(_outcome_to_json(outcome), _format_outcome(outcome))
 
 
-def _planned_size(request: IndexRequest, n: int | None, d: int | None) -> tuple[int, int]:
+def _determine_size(request: IndexRequest, n: int | None, d: int | None) -> tuple[int, int]:
     """Return the number and dimension of vectors to plan for; by default those of the files."""
     for name, value, maximum in (("--n", n, _MAX_VECTORS), ("--d", d, _MAX_DIMENSIONS)):
         if value is not None and not 1 <= value <= maximum:

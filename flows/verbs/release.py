@@ -46,7 +46,8 @@ def release(
         k: Passages to measure, by default 20; with a model, to answer from.
         judge: How relevance is judged, as for `evaluate`.
         answers: The kind of the answers, as for `evaluate`.
-        floor: Refuse below: `--floor Success@20=0.6`; repeat it for more.
+        floor: A measure's minimum, below which the release is refused: `--floor Success@20=0.6`;
+            repeat it for more.
         tolerance: Refuse if more than this share may be lost against the present version;
             negative: do not compare.
         measure: Compare this measure; repeat it for more. By default Success@20, nDCG@10 or EM.
@@ -75,12 +76,12 @@ def release(
     try:
         outcome = run_flow(release_flow, **arguments)
     except ReleaseRefusedError as error:
-        return Reply(error.outcome.to_json(), "\n".join(_iter_lines(error.outcome)), str(error))
+        return Reply(error.outcome.to_json(), "\n".join(_iter_outcome_lines(error.outcome)), str(error))
     except GateRefusedError as error:
         ref = arguments["ref"]
         document = {"ref": ref, "number": None, "reindexed": error.outcome.to_json()}
         return Reply(document, f"release    {ref} did not move", str(error))
-    return Reply(outcome.to_json(), "\n".join(_iter_lines(outcome)))
+    return Reply(outcome.to_json(), "\n".join(_iter_outcome_lines(outcome)))
 
 
 def _parse_floors(options: Sequence[str]) -> Mapping[str, float]:
@@ -94,7 +95,7 @@ def _parse_floors(options: Sequence[str]) -> Mapping[str, float]:
     return floors
 
 
-def _iter_lines(outcome: ReleaseOutcome) -> Iterator[str]:
+def _iter_outcome_lines(outcome: ReleaseOutcome) -> Iterator[str]:
     steps = ", ".join(f"{step} {'done' if is_done else 'as before'}" for step, is_done in outcome.done.items())
     yield f"steps      {steps}"
     yield f"snapshot   {outcome.snapshot}"

@@ -56,11 +56,13 @@ def reproduce(
     try:
         outcome = run_flow(reproduce_flow, store=store, **arguments)
     except (ReproductionRefusedError, ReproductionIncompleteError) as error:
-        return Reply(error.outcome.to_json(), "\n".join(_iter_lines(error.outcome)), str(error), error.exit_code)
-    return Reply(outcome.to_json(), "\n".join(_iter_lines(outcome)))
+        return Reply(
+            error.outcome.to_json(), "\n".join(_iter_outcome_lines(error.outcome)), str(error), error.exit_code
+        )
+    return Reply(outcome.to_json(), "\n".join(_iter_outcome_lines(outcome)))
 
 
-def _iter_lines(outcome: ReproduceOutcome) -> Iterator[str]:
+def _iter_outcome_lines(outcome: ReproduceOutcome) -> Iterator[str]:
     yield f"{'row':<32} {'data':<18} {'measure':<12}{'published':>10}{'ours':>8}{'difference':>12}  verdict"
     for line in outcome.lines:
         published = "" if line["published"] is None else f"{line['published']:.2f}"

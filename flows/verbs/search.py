@@ -33,7 +33,7 @@ def search(
 
     Args:
         question: One or more questions, each one argument.
-        k: Passages a question; by default 5, or all of a smaller corpus.
+        k: Passages per question; by default 5, or all of a smaller corpus.
         where: Only passages of a kind, kind=table or kind=table,infobox, or of pages with a
             language=, wikidata= or category=, or whose title begins with title=.
         questions_file: A file of questions; `-` reads standard input.
@@ -81,9 +81,9 @@ def _format_hits(question: str, hits: Sequence[Hit]) -> str:
     for hit in hits:
         passage = hit.passage
         title = format_title(passage.title, passage.section, format_day(passage.revised), passage.kind)
-        legs = ", ".join(f"{leg.leg} {leg.rank}" for leg in hit.visible_legs)
+        child_ranks = ", ".join(f"{leg.leg} {leg.rank}" for leg in hit.visible_legs)
         lines += [
-            f"{hit.rank:3}. {hit.score:.3f}  {title}" + (f"  ({legs})" if legs else ""),
+            f"{hit.rank:3}. {hit.score:.3f}  {title}" + (f"  ({child_ranks})" if child_ranks else ""),
             *(f"     {line}" for line in passage.text.split("\n")),
             f"     {hit.licence}",
         ]

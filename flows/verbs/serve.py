@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rag_model.serving.settings import ServiceSettings
 
 _MAX_WORKERS = 256
-_NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
+_REQUIRED_EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
 
 
 def serve(
@@ -83,25 +83,26 @@ def serve(
             noticed.
         mcp: Serve tools of an agent (search, passage, snapshot) by MCP over standard input and
             output, not HTTP.
-        host: Address to listen at; 0.0.0.0: also reachable from elsewhere.
-        port: 0 takes a free one.
+        host: Address to listen on; 0.0.0.0 is reachable from other machines too.
+        port: Port of the service; 0 takes a free one.
         health_port: A port for /healthz, /readyz and /metrics alone, without TLS and tokens; 0
             takes a free one.
         allow_host: A host name that requests may use, and whose pages may call the service;
             repeat it for more; * allows any. localhost, 127.0.0.1 and [::1] stay allowed. By
             default only these, or any name if --host is reachable from other machines. /healthz
             and /readyz are answered under any name.
-        tokens: A file of bearer tokens, one a line; all requests but /healthz and /readyz need
+        tokens: A file of bearer tokens, one per line; all requests but /healthz and /readyz need
             one. Changes take effect within two seconds: if the file is empty no token is valid;
             if it is deleted or unreadable the tokens stay as they are.
         tls_certificate: PEM file of the certificate and its chain, for HTTPS. Changes take
             effect within two seconds.
-        tls_key: PEM file of its private key.
-        connections_per_client: Maximum concurrent connections of one address, of 2,000 in all.
+        tls_key: PEM file of the certificate's private key.
+        connections_per_client: Maximum concurrent connections from one address; the limit of all
+            addresses is 2,000.
         max_queries: Maximum number of queries in a request to /retrieve, which trainings of
             agents send.
-        pinned: Snapshots beside the current one that stay open while requests to /retrieve name
-            them; each takes the memory of a second version.
+        pinned: Number of snapshots besides the current one that stay open while requests to
+            /retrieve name them; each takes the memory of a second version.
         retriever: How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A,
             MODEL, 50); repeat it for more. The first is the default. Requests may combine their
             indexes in others. By default every index of the snapshot that fits into memory.
@@ -123,10 +124,10 @@ def serve(
         request_seconds: Maximum seconds from a complete request to its reply; a request that
             takes longer fails with 504. Raise it for a model that reasons before it answers.
         poll: Seconds between two checks of the ref.
-        workers: Processes that answer, beside one that starts them. They share the files of a
+        workers: Processes that answer, besides the one that starts them. They share the files of a
             snapshot, and change to the next one at the same time; one that dies is started again.
             Each has its own queue and connections.
-        batches: Batches of questions that each process handles at once; 0: one a core, up to
+        batches: Batches of questions that each process handles at once; 0: one per core, up to
             four.
         questions: Questions of the evaluation, from which the drift of live questions is
             measured.
@@ -140,11 +141,11 @@ def serve(
             behind an endpoint it is one more call, without passages. By default 20; 0: none.
     """
     arguments = dict(locals())
-    # before torch and faiss: threads that spin starve HTTP
+    # set before torch and faiss are imported, whose spinning threads would starve HTTP requests
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # spin briefly between layers: waking a thread costs more
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    for package, extra in (_NEEDED | ({"mcp": "mcp"} if mcp else {})).items():
+    for package, extra in (_REQUIRED_EXTRAS | ({"mcp": "mcp"} if mcp else {})).items():
         require(package, extra)
     if low_memory and in_memory:
         raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
@@ -156,8 +157,10 @@ def serve(
     if not from_store and (no_pull or cache_bytes is not None):
         raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} only applies with --from-store: add it")
     if from_store and (folder is not None or (no_pull and model is not None)):
-        other = "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
-        raise UsageError(f"--from-store cannot be combined with {other}: leave one of them out")
+        conflicting_option = (
+            "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
+        )
+        raise UsageError(f"--from-store cannot be combined with {conflicting_option}: leave one of them out")
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     source_name = ref if folder is None else str(folder)
@@ -198,7 +201,7 @@ def serve(
     reader_settings = (reading or ReadingOptions()).build_reader_settings(model or "", store)
     source = _build_source(store, ref, dest, folder, model, asks, reader_settings)
     if mcp:
-        _serve_tools(source, settings, model)
+        _serve_mcp(source, settings, model)
         return
     files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate and tls_key else None
     bind_settings = serving.BindSettings(host, port, health_port, tokens, files)
@@ -276,7 +279,7 @@ def _build_source(
     return serving.FollowedRef(store, ref, dest or serving.get_default_dest(store), model, asks, reader_settings)
 
 
-def _serve_tools(source: "FollowedRef | PulledFolder", settings: "ServiceSettings", model: str | None) -> None:
+def _serve_mcp(source: "FollowedRef | PulledFolder", settings: "ServiceSettings", model: str | None) -> None:
     if model is not None:
         raise UsageError("--mcp serves passages, which the agent's own model reads: leave --model out")
     from rag_model.serving import mcp_server  # noqa: PLC0415 - of the extra `mcp`

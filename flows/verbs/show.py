@@ -106,13 +106,17 @@ def show(
         settings = _get_recipe(manifest)
         return Reply(settings, format_recipe(settings).rstrip("\n"))
     lines = _format_model(manifest) if isinstance(manifest, ModelManifest) else _format_snapshot(manifest)
-    unfinished = [
+    unfinished_trainings = [
         (key, checkpoint)
         for key, checkpoint in opened_store.trainings.iter_newest()
         if checkpoint.progress.snapshot == manifest.id
     ]
     return _build_version_reply(
-        manifest, lines, list_evaluations(opened_store, manifest.id), unfinished, catalog.describe_signature(name)
+        manifest,
+        lines,
+        list_evaluations(opened_store, manifest.id),
+        unfinished_trainings,
+        catalog.describe_signature(name),
     )
 
 
@@ -120,7 +124,7 @@ def _build_version_reply(
     manifest: Manifest | ModelManifest,
     lines: Iterable[str],
     evaluations: Sequence[EvaluationManifest],
-    unfinished: Sequence[tuple[str, StoredCheckpoint]],
+    unfinished_trainings: Sequence[tuple[str, StoredCheckpoint]],
     signature: str,
 ) -> Reply:
     """Build the reply for a version with its evaluations, unfinished trainings and signature."""
@@ -128,9 +132,9 @@ def _build_version_reply(
         "evaluations": [summarize_evaluation(evaluation) for evaluation in evaluations],
         "signed": signature,
     }
-    document["trainings"] = [summarize_training(key, checkpoint) for key, checkpoint in unfinished]
+    document["trainings"] = [summarize_training(key, checkpoint) for key, checkpoint in unfinished_trainings]
     further_lines = [f"evaluated {format_evaluation_line(evaluation)}" for evaluation in evaluations] + [
-        f"training  {format_training_line(key, checkpoint)}" for key, checkpoint in unfinished
+        f"training  {format_training_line(key, checkpoint)}" for key, checkpoint in unfinished_trainings
     ]
     return Reply(document, "\n".join([*lines, *further_lines, f"signature {signature}"]))
 
@@ -212,7 +216,9 @@ def _iter_recipe_lines(recipe: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield the changes to the snapshot that this one was derived from."""
+    """Yield how the snapshot was derived from another: the change, the key of its list, and its
+    entry.
+    """
     for key, change, list_key in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
         if key in provenance:
             yield change, list_key, provenance[key]
@@ -234,7 +240,7 @@ def summarize_evaluation(manifest: EvaluationManifest) -> dict[str, Any]:
     """Return the summary of an evaluation in a list, as JSON values."""
     subject = manifest.content.subject
     summary = {"id": manifest.id, "snapshot": subject.snapshot, "model": subject.model or None}
-    summary |= {"model_name": _model_label(subject) or None}
+    summary |= {"model_name": _format_model_label(subject) or None}
     provenance = {name: manifest.provenance.get(name) for name in ("questions", "n", "created_at")}
     values = {
         name: {label: metric.value for label, metric in metrics.items()}
@@ -246,12 +252,12 @@ def summarize_evaluation(manifest: EvaluationManifest) -> dict[str, Any]:
 def format_evaluation_line(manifest: EvaluationManifest) -> str:
     """Format an evaluation in one line: id, model, questions, and the metrics of each retriever."""
     subject, provenance = manifest.content.subject, manifest.provenance
-    answered_by = f"model {_model_label(subject)}" if subject.model else "retrieval"
-    figures = "; ".join(
+    answered_by = f"model {_format_model_label(subject)}" if subject.model else "retrieval"
+    metrics_text = "; ".join(
         f"{retriever}: {_format_metrics(metrics)}" for retriever, metrics in _get_metrics(manifest).items()
     )
     questions_text = f"{provenance.get('n')} questions of {provenance.get('questions')}"
-    return f"{manifest.id[:12]}: {answered_by}, {questions_text}, {figures}"
+    return f"{manifest.id[:12]}: {answered_by}, {questions_text}, {metrics_text}"
 
 
 def build_comparison_reply(comparison: EvaluationComparison) -> Reply:
@@ -309,7 +315,7 @@ def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:
     subject = content.subject
     yield f"evaluation {manifest.id}"
     yield f"snapshot  {subject.snapshot}"
-    model_label = f"{_model_label(subject)} ({subject.model})" if _endpoint_model(subject) else subject.model
+    model_label = f"{_format_model_label(subject)} ({subject.model})" if _get_endpoint_model(subject) else subject.model
     yield f"model     {model_label or 'none: retrieval alone'}"
     yield f"questions {provenance.get('n')} of {provenance.get('questions')} ({subject.questions})"
     yield from (
@@ -324,12 +330,12 @@ def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:
     yield f"made      {provenance.get('created_at', 'unknown')}"
 
 
-def _model_label(subject: EvaluationSubject) -> str:
+def _format_model_label(subject: EvaluationSubject) -> str:
     """Return `openai:MODEL` for a model behind an endpoint, else 12 digits of its id or digest."""
-    return _endpoint_model(subject) or subject.model.removeprefix("sha256:")[:12]
+    return _get_endpoint_model(subject) or subject.model.removeprefix("sha256:")[:12]
 
 
-def _endpoint_model(subject: EvaluationSubject) -> str:
+def _get_endpoint_model(subject: EvaluationSubject) -> str:
     """Return the name of a model behind an endpoint; empty for every other model."""
     endpoint = subject.settings.get("endpoint")
     return f"{ENDPOINT_PREFIX}{endpoint.get('model')}" if isinstance(endpoint, Mapping) else ""

@@ -31,8 +31,8 @@ def takedown(
     needs them.
 
     Args:
-        page: Page ids (titles of ready-made passages); without any, continue. Beam's options
-            after `--`.
+        page: Page ids (titles of ready-made passages); without any, continue earlier takedowns.
+            Beam's options after `--`.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("--"), page))
     if not yes:
@@ -91,8 +91,8 @@ def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> R
             for evaluation in list_evaluations(store, affected.manifest.id)
         ),
     }
-    deleted = [f"evaluation {evaluation_id[:12]}: would be deleted" for evaluation_id in document["evaluations"]]
-    return Reply(document, "\n".join([*deleted, *_iter_preview_lines(affected_snapshots, pages)]))
+    deletion_lines = [f"evaluation {evaluation_id[:12]}: would be deleted" for evaluation_id in document["evaluations"]]
+    return Reply(document, "\n".join([*deletion_lines, *_iter_preview_lines(affected_snapshots, pages)]))
 
 
 def _iter_preview_lines(affected_snapshots: Sequence[AffectedSnapshot], pages: Sequence[str]) -> Iterator[str]:

@@ -109,16 +109,16 @@ def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Commo
     }
     if not problems:
         return Reply(document, f"{catalog.noun} {version_id[:12]} is whole, {document['signed']}", trust_problem)
-    lines = [f"{problem.path}{_locate(problem.blob)}: {problem.what}" for problem in problems]
+    lines = [f"{problem.path}{_format_location(problem.blob)}: {problem.what}" for problem in problems]
     refusal = (
         f"{opened_store.url} is not as it was published; problems: {len(problems)}, the first "
         f"{lines[0]}: restore them from a copy of the store, or delete them and run reindex again, "
-        "which makes what is missing"
+        "which creates the missing files"
     )
     return Reply(document, "\n".join(lines), refusal)
 
 
-def _locate(blob: str | None) -> str:
+def _format_location(blob: str | None) -> str:
     """Return where in the store the file of a blob is, for a reader who restores it."""
     return "" if blob is None else f" ({BlobRef(blob, 0).path})"
 

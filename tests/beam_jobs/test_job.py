@@ -17,7 +17,7 @@ from beam_jobs import pipeline
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
 from beam_jobs.local_worker import WORKER_DIED, ForkServer
-from beam_jobs.options import is_local, pipeline_options, worker_threads
+from beam_jobs.options import build_pipeline_options, count_worker_threads, is_local
 from beam_jobs.pipeline import Worker, explain_failure
 from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
 from rag_model.process import count_cpu_seconds
@@ -209,16 +209,16 @@ def _runs(pid: int) -> bool:
 
 
 def test_flags_choose_the_runner_and_the_number_of_workers() -> None:
-    assert is_local(pipeline_options([], 4))
-    assert not is_local(pipeline_options(["--runner=FlinkRunner", "--flink_master=[local]"], 4))
-    assert worker_threads(pipeline_options(["--direct_num_workers=1"], 4)) >= 1
-    assert worker_threads(pipeline_options(["--runner=FlinkRunner"], 4)) == 0
+    assert is_local(build_pipeline_options([], 4))
+    assert not is_local(build_pipeline_options(["--runner=FlinkRunner", "--flink_master=[local]"], 4))
+    assert count_worker_threads(build_pipeline_options(["--direct_num_workers=1"], 4)) >= 1
+    assert count_worker_threads(build_pipeline_options(["--runner=FlinkRunner"], 4)) == 0
 
 
 def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     launch = Launch.new(store.url, ["--runner=FnApiRunner"])
-    options = pipeline.pipeline_options(launch.flags, 3)
+    options = pipeline.build_pipeline_options(launch.flags, 3)
     worker = pipeline.Worker("square", works.square, launch, None, 0)
     beam_logger, hook = logging.getLogger("apache_beam"), threading.excepthook
     before = beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]

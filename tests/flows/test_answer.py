@@ -121,7 +121,11 @@ def test_all_passages_are_read_in_one_prompt(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--order", "rank"], 2, "--order says how passages become one prompt: give --reader concat too"),
+        (
+            ["--order", "rank"],
+            2,
+            "--order only applies to a reader with one prompt for all passages: give --reader concat too",
+        ),
         (["--reader", "concat", "--budget", "0"], 2, "the budget is 0 tokens"),
         (["--reader", "concat", "--budget", "5"], 2, "a budget of 5 tokens has no room for a passage"),
         (["--reader", "concat", "--prompt", "missing.txt"], 1, "missing.txt cannot be read"),

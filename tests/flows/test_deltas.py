@@ -151,7 +151,7 @@ def test_a_build_whose_deltas_cannot_be_made_is_published(
     (store / before.files[before.index_file("lists")].path).unlink()  # what the new lists are compared with
     made = reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"]
     assert opened.snapshots.resolve("latest") == made
-    assert "deltas not written, so that clients pull whole files: " in capfd.readouterr().err
+    assert "deltas not written, so clients pull whole files: " in capfd.readouterr().err
 
 
 def test_updates_on_updates_after_a_rollback_equal_full_builds(

@@ -252,7 +252,7 @@ def test_an_edited_model_folder_is_another_model(
         (["--ablations"], 2, "--ablations needs a model"),
         (["--reader", "concat"], 2, "--reader needs a model"),
         (["--model", "reader", "--reader", "concat", "--reader", "concat"], 2, "name each reader once"),
-        (["--model", "reader", "--cite"], 2, "--cite says how passages become one prompt"),
+        (["--model", "reader", "--cite"], 2, "--cite only applies to a reader with one prompt for all passages"),
         (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
         (["--abstain", "t.json"], 2, "--abstain needs a model"),
         (["--label", "SUPPORTS=true"], 2, "--label needs a model"),

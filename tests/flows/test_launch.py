@@ -204,7 +204,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_started(
 @pytest.mark.parametrize(
     ("most", "says"),
     [
-        (None, "say how large in `most`"),
+        (None, "give their size in `most`"),
         (RunLimits("much", 4), "not an amount of memory"),
         (RunLimits("8GB", 0), "a run needs a core"),
         (RunLimits("8GB", 10**9), "cannot have 1000000000 cores"),

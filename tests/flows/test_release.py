@@ -282,7 +282,7 @@ def test_a_release_that_was_killed_goes_on(
         (["--judge", "pages"], 2, "names no pages"),
         (["--floor", "EM=0.5"], 2, "'EM' was not measured: choose from Success@1"),
         (["--reader", "concat"], 2, "--reader only applies to a model: add --model or --training"),
-        (["--order", "ends", "--model", "reader"], 2, "--order says how passages become one prompt: give --reader co"),
+        (["--order", "ends", "--model", "reader"], 2, "--order only applies to a reader with one prompt for all passa"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
@@ -319,7 +319,7 @@ def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: P
 @pytest.mark.parametrize(
     ("kind", "more", "why"),
     [
-        ("dpr", "", "makes no model that answers questions"),
+        ("dpr", "", "trains no model that answers questions"),
         ("rag-end2end", "", "makes an index of its own"),
         ("rag-sequence", "model", "leave one out"),
         ("rag-sequence", "steps = 1", "has no setting 'steps'"),

@@ -19,7 +19,7 @@ class Said:
 
 def test_a_stage_is_named_and_its_evaluations_are_counted_by_its_own_settings() -> None:
     said = Said()
-    watch = TrainingWatch(said, dev=7, every=500)
+    watch = TrainingWatch(said, n_dev=7, evaluate_every=500)
     watch("stage lm", 0, 0, {"evaluate_every": 2})
     watch("evaluate", 0, 4, {})
     watch("dev", 0, 4, {"nll": 1.0})
@@ -29,7 +29,7 @@ def test_a_stage_is_named_and_its_evaluations_are_counted_by_its_own_settings() 
 
 def test_scoring_is_told_once_and_its_progress_is_shown() -> None:
     said = Said()
-    watch = TrainingWatch(said, dev=7, every=2)
+    watch = TrainingWatch(said, n_dev=7, evaluate_every=2)
     for done in (1, 2, 3):
         watch("score", done, 3, {})
     assert said.sentences == ["a generator scores the passages of the examples, in 3 blocks …"]
@@ -38,7 +38,7 @@ def test_scoring_is_told_once_and_its_progress_is_shown() -> None:
 
 def test_rebuilds_of_a_moving_index_are_told_when_they_begin_and_when_they_are_asked() -> None:
     said = Said()
-    watch = TrainingWatch(said, dev=7, every=500, moving=MovingSettings(every=2))
+    watch = TrainingWatch(said, n_dev=7, evaluate_every=500, moving=MovingSettings(every=2))
     for step, age in ((1, 0), (2, 1), (3, 0), (4, 1)):
         watch("move", step, 4, {})
         watch("train", step, 4, {"loss": 1.0, "snapshot_age": age, "rebuild_seconds": 180.0})
@@ -51,11 +51,11 @@ def test_rebuilds_of_a_moving_index_are_told_when_they_begin_and_when_they_are_a
 
 def test_a_training_that_ends_before_its_rebuild_says_so() -> None:
     said = Said()
-    watch = TrainingWatch(said, dev=7, every=500, moving=MovingSettings(every=2, mode="asynchronous"))
+    watch = TrainingWatch(said, n_dev=7, evaluate_every=500, moving=MovingSettings(every=2, mode="asynchronous"))
     for step in (1, 2, 3):
         watch("move", step, 3, {})
         watch("train", step, 3, {"snapshot_age": step - 1, "rebuild_seconds": 0.0})
     watch("evaluate", 3, 3, {})
     watch("dev", 3, 3, {"nll": 1.0})
     assert said.sentences[0] == "rebuilds the index with the encoders of step 2 …"
-    assert said.sentences[-1] == "searched its first index at every step: no rebuild was finished in time"
+    assert said.sentences[-1] == "searched the first index at every step, because no rebuild finished in time"

@@ -7,7 +7,7 @@ import pytest
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions
 from packaging.version import Version
 
-from beam_jobs.options import check_flags, pipeline_options
+from beam_jobs.options import build_pipeline_options, check_flags
 from tests.fixtures.declared import PROJECT, ROOT, bake, dockerfile
 
 FILES = sorted((ROOT / "infra/beam").glob("*.args"))
@@ -74,6 +74,6 @@ def test_dataflow_gets_the_image_whose_code_is_the_launcher_s() -> None:
 @pytest.mark.parametrize("uses_gpu", [True, False])
 def test_only_a_stage_that_uses_a_gpu_holds_machines_with_one(uses_gpu: bool) -> None:
     flags = (ROOT / "infra/beam/dataflow.args").read_text().split()
-    options = pipeline_options(flags, 4, uses_gpu=uses_gpu).get_all_options()
+    options = build_pipeline_options(flags, 4, uses_gpu=uses_gpu).get_all_options()
     assert bool(options["dataflow_service_options"]) == uses_gpu
     assert options["machine_type"] == ("g2-standard-8" if uses_gpu else "n2-standard-8")
