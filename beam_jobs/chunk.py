@@ -95,7 +95,9 @@ def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[Template
 
 
 def _has_tables(plan: Plan) -> bool:
-    """Return whether the dump's format has templates; only such dumps have a table of page properties."""
+    """Return whether the dump's format has templates; only such dumps have a table of page
+    properties.
+    """
     formats = [get_part_format(part) for part in plan.parts[:1]]
     return any(isinstance(part_format, PageFormat) and part_format.has_templates for part_format in formats)
 
@@ -147,7 +149,9 @@ _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properti
 
 @dataclass(frozen=True, slots=True)
 class RedirectTask:
-    """One of 2**bits shards of all redirects: those whose keys start with the `bits` bits of `number`."""
+    """One of 2**bits shards of all redirects: those whose keys start with the `bits` bits of
+    `number`.
+    """
 
     parts: BlobRef  # JSON list of the blobs of all parts' redirects
     number: int

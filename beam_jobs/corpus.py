@@ -41,7 +41,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_COMPARED_BYTES_PER_SECOND = 1e8  # bytes of both versions of a file that one core compares per second
+# bytes of both versions of a file that one core compares per second
+_COMPARED_BYTES_PER_SECOND = 1e8
 
 
 def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:

@@ -94,7 +94,9 @@ class EmbedTask:
         return get_row_format(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the vectors up to rounding; the parent's parts are not inputs."""
+        """Return all inputs that determine the vectors up to rounding; the parent's parts are not
+        inputs.
+        """
         inputs = {
             "passages": self.digest,
             "space": self.space,
@@ -106,7 +108,9 @@ class EmbedTask:
 
 
 class _ArithmeticMismatchError(Exception):
-    """The encoder runs on another device type or dtype than the task says, for example without the GPU."""
+    """The encoder runs on another device type or dtype than the task says, for example without the
+    GPU.
+    """
 
     def __init__(self, arithmetic: str) -> None:
         super().__init__(arithmetic)

@@ -40,8 +40,8 @@ from rag_model import errors
 _RUN_UNTIL_STDIN_CLOSES = (  # runs a command until it ends or standard input is closed
     'exec 3<&0; "$@" 3<&- </dev/null & server=$!; { read -r _ <&3; kill "$server"; } & wait "$server"'
 )
-# Otherwise Beam runs `pip freeze` for each job and stages the list in a folder of this machine, where
-# workers on other machines, such as those that Beam's own image starts, cannot find it.
+# Otherwise Beam runs `pip freeze` for each job and stages the list in a folder of this machine,
+# where workers on other machines, such as those that Beam's own image starts, cannot find it.
 _STAGE_NOTHING = "disable_logging_submission_environment"
 # seconds until a silent server counts as failed; a busy machine's JVM takes 20 to start
 _START_TIMEOUT = 120.0
@@ -174,8 +174,8 @@ _servers_lock = threading.Lock()
 
 
 def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
-    """Set the job server in the options of a job on Flink, Spark or Prism: the one of earlier jobs with
-    the same flags, or a new one.
+    """Set the job server in the options of a job on Flink, Spark or Prism: the one of earlier jobs
+    with the same flags, or a new one.
 
     The job then stages no files: workers have bookwheel installed and read the rest from the store.
 

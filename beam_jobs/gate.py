@@ -66,7 +66,8 @@ from rag_model.store.versions.snapshot import Snapshot
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # stages of the memo
 _SAMPLE = "sample"  # an output of the stage `QUERIES`: the `QuerySample` as JSON
-_MEASURED_BYTES_PER_SECOND = 5e7  # bytes of an index measured per second, with several search settings
+# bytes of an index measured per second, with several search settings
+_MEASURED_BYTES_PER_SECOND = 5e7
 _RANKED_PER_SECOND = 1e6  # passages whose hashes are read and ranked per second
 _UPDATED_SHARE = 0.2  # time to derive neighbours from the parent's, as a share of the search time
 _SAMPLE_CODE = 1  # increase it when other passages would be sampled
@@ -331,7 +332,9 @@ def _add_queries(
     progress: _Progress,
     parent: Content | None,
 ) -> list[MeasureTask]:
-    """Return the tasks with a query sample, and with exact neighbours if their index is over vectors."""
+    """Return the tasks with a query sample, and with exact neighbours if their index is over
+    vectors.
+    """
     content = snapshot.manifest.content
     representations = {task: content.representation_of(task.index) for task in tasks}
     if not tasks or not snapshot.n:
@@ -375,7 +378,9 @@ def _add_queries(
 
 
 def _find_previous_sample(store: Store, parent: Content | None, recipe: GateRecipe) -> QuerySample | None:
-    """Return the sample of the parent's gate; None if that gate had another recipe, or its sample is not recorded."""
+    """Return the sample of the parent's gate; None if that gate had another recipe, or its sample
+    is not recorded.
+    """
     representations = dict.fromkeys(map(parent.representation_of, parent.indexes)) if parent else {}
     for representation in representations:
         record = _find_query_record(store, parent, recipe, representation)

@@ -117,7 +117,8 @@ def _skip_derived(job: Job) -> Job:
 def train(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Train all indexes except those whose reused training fits; the plan's notes say what was done and why.
+    """Train all indexes except those whose reused training fits; the plan's notes say what was done
+    and why.
 
     If no vector is new, the parent's trained file is reused without a test, and no job runs.
     """
@@ -158,7 +159,8 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
 
 
 def _with_trained(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
-    """Return the record for the jobs after training, without the reused training, which names the files of all parts.
+    """Return the record for the jobs after training, without the reused training, which names the
+    files of all parts.
 
     Each task of these jobs carries the record, and there are as many tasks as parts.
     """
@@ -182,7 +184,9 @@ def scatter(
 
 
 def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexStageResult]) -> IndexInProgress:
-    """Return the record with the parts' pieces, and with the locations of each shard's slices in them."""
+    """Return the record with the parts' pieces, and with the locations of each shard's slices in
+    them.
+    """
     build = replace(build, pieces=_put_outputs(store, results))
     if not build.plan.shards:
         return build
@@ -211,7 +215,8 @@ def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterT
     """Return a task per part, each with the parent's parts that contain pages of it."""
     rows = read_blob_list(store, build.rows)
     parent_rows = json.loads(store.blobs.read(build.parent_rows)) if build.parent_rows else [()] * len(rows)
-    build = replace(build, parent_rows=None)  # it names the files of all parts, too many to repeat in every task
+    # it names the files of all parts, too many to repeat in every task
+    build = replace(build, parent_rows=None)
     return [
         ScatterTask(build, number, part_rows, tuple(map(ParentRows.from_json, parent_parts)))
         for number, (part_rows, parent_parts) in enumerate(zip(rows, parent_rows, strict=True))
@@ -336,7 +341,9 @@ def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProg
 
 
 def _reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobRef, TrainingStats] | None:
-    """Return the trained file that later builds may reuse, and its statistics; None if there is none."""
+    """Return the trained file that later builds may reuse, and its statistics; None if there is
+    none.
+    """
     if build.derived:
         return None
     rows = [cell["rows"] for cell in _read_cells(store, build)]
@@ -417,7 +424,9 @@ def _report_group_progress(on_progress: OnProgress | None, n_before: int, total:
 
 
 def _estimate_train_seconds(build: IndexInProgress) -> float:
-    """Return the estimated seconds of one core for training; a reused file is only tested with some rows."""
+    """Return the estimated seconds of one core for training; a reused file is only tested with some
+    rows.
+    """
     return get_kind(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.reused))
 
 
@@ -454,6 +463,8 @@ def _put_outputs(store: Store, results: Iterable[IndexStageResult]) -> BlobRef:
 
 
 def _read_cells(store: Store, build: IndexInProgress) -> list[dict[str, Any]]:
-    """Return for each shard its number of rows, and the digests of its slices and of their locations."""
+    """Return for each shard its number of rows, and the digests of its slices and of their
+    locations.
+    """
     cells: list[dict[str, Any]] = json.loads(store.blobs.read(build.cells)) if build.cells else []
     return cells

@@ -116,7 +116,8 @@ class ShardTask:
     rows: int  # number of vectors in its cell
     slices: str  # digest of the slices
     places: str  # digest of the locations of the slices
-    # Number of shards to build, this one included. If there are more cores, each shard gets several.
+    # Number of shards to build, this one included. If there are more cores, each shard gets
+    # several.
     concurrent_shards: int = 1
     parent: BlobRef | None = None  # the parent's shard, which is updated
 
@@ -213,7 +214,8 @@ def _redact_training(
     def make(out: Path) -> IndexStats:
         rows = _open_listed_row_files(store, build.rows)
         if isinstance(kind, ShardUpdatingKind):
-            with suppress(InputError, StoreError):  # A damaged trained file is replaced by a new one.
+            # A damaged trained file is replaced by a new one.
+            with suppress(InputError, StoreError):
                 trained = store.blobs.get_local_path(reused.blob)
                 return kind.redact(plan, trained, rows, iter_removed(), out)
         return kind.train(plan, rows, out) | {"reason": "the earlier trained file is damaged"}
@@ -280,7 +282,8 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
             (store.blobs.get_local_path(trained), store.blobs.get_local_path(task.rows), task.number),
             get_kind(plan.kind),
         )
-        with suppress(InputError, StoreError):  # Without the parent's pieces, all vectors are encoded.
+        # Without the parent's pieces, all vectors are encoded.
+        with suppress(InputError, StoreError):
             if (
                 isinstance(kind, PieceReusingKind)
                 and kind.carries(plan)

@@ -154,7 +154,8 @@ def serve_requests() -> None:
     gc.freeze()  # garbage collection in the workers would copy the memory that they share
     # The launcher decides what to stop on an interrupt.
     interrupt_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # An exit just before a read would not interrupt it, so each exit writes a byte that `select` waits for.
+    # An exit just before a read would not interrupt it, so each exit writes a byte that `select`
+    # waits for.
     exit_signals, signal_writer = os.pipe()
     os.set_blocking(signal_writer, False)
     signal.set_wakeup_fd(signal_writer, warn_on_full_buffer=False)

@@ -90,7 +90,9 @@ def is_local(options: PipelineOptions) -> bool:
 
 
 def get_runner_name(options: PipelineOptions) -> str:
-    """Return the class name of the runner, `FlinkRunner` also for `--runner=flink`; "" for local workers."""
+    """Return the class name of the runner, `FlinkRunner` also for `--runner=flink`; "" for local
+    workers.
+    """
     runner = options.view_as(StandardOptions).runner
     return type(create_runner(runner)).__name__ if runner else ""
 

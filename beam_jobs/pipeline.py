@@ -304,7 +304,8 @@ class _PipelineThread:
             self.finished.set()
 
     def _on_thread_exception(self, hook_args: threading.ExceptHookArgs) -> None:
-        # The local runner waits forever for a worker that was killed; the thread that watched its process reports it.
+        # The local runner waits forever for a worker that was killed; the thread that watched its
+        # process reports it.
         if WORKER_DIED in str(hook_args.exc_value):
             self.failure = self.failure or hook_args.exc_value
             self.finished.set()

@@ -156,7 +156,8 @@ def create_link(address: str, text: str, key: str) -> None:
 
     if address.startswith(("http://", "https://")):
         create_link_artifact(address, text, key=key, description=text)
-    else:  # browsers do not open s3://, nor file:// from a server's page: show the address for copying
+    # browsers do not open s3://, nor file:// from a server's page: show the address for copying
+    else:
         create_markdown_artifact(f"`{address}`", key=key, description=text)
 
 

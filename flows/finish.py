@@ -61,13 +61,16 @@ class Build:
     derived_provenance: Mapping[str, Any] = field(default_factory=dict)
     # The parent's trainings that indexes may reuse, by index.
     reused_trainings: Mapping[str, ReusedTraining] = field(default_factory=dict)
-    ready_indexes: Sequence[BuiltIndex] = ()  # indexes of other programs, whose files are in the store already
+    # indexes of other programs, whose files are in the store already
+    ready_indexes: Sequence[BuiltIndex] = ()
     base: str | None = None  # the ref that the gate compares with; None: `ref`
-    parent: Manifest | None = None  # the parent, whose inverted indexes are updated instead of built again
+    # the parent, whose inverted indexes are updated instead of built again
+    parent: Manifest | None = None
     dropped_files: Mapping[str, int] = field(
         default_factory=dict
     )  # number of files of a folder that were left out, by reason
-    notes: Sequence[str] = ()  # sentences for the provenance, such as that files of the parent are gone
+    # sentences for the provenance, such as that files of the parent are gone
+    notes: Sequence[str] = ()
     # In a takedown, the content that still has the pages; new inverted indexes are derived from its
     # own.
     redacted_content: Content | None = None
@@ -172,7 +175,8 @@ def offer_deltas(build: Build, parent_content: Content, content: Content) -> Non
     with build.clock("deltas") as on_progress:
         try:
             write_deltas(parent_content, content, build.launch, on_progress)
-        except (BookwheelError, OSError, ValueError, MemoryError) as error:  # Arrow raises ValueError too
+        # Arrow raises ValueError too
+        except (BookwheelError, OSError, ValueError, MemoryError) as error:
             on_progress.say(f"not written, so clients pull whole files: {error}")
 
 

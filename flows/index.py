@@ -44,7 +44,8 @@ class IndexRequest:
     invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None
     disk: int | None = None  # maximum bytes of the index; None: any
-    can_rerank: bool = False  # whether the vectors of a snapshot may rerank candidates, as in a recipe
+    # whether the vectors of a snapshot may rerank candidates, as in a recipe
+    can_rerank: bool = False
     work: Path | None = None  # folder for the temporary store; None: the folder of `out`
     beam_options: tuple[str, ...] = ()
 

@@ -111,7 +111,9 @@ class ReproductionPlan:
         return Path(file.path) if file.path else self.folder / file.local_name
 
     def local_path(self, file: DataFile) -> Path:
-        """Return the path of the local copy; for a sample of files from the Hub, that of the first files."""
+        """Return the path of the local copy; for a sample of files from the Hub, that of the first
+        files.
+        """
         path = self.complete_path(file)
         is_part = self.fraction is not None and file.url.startswith("hf://")
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
@@ -208,13 +210,16 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         extra_folder = Path(_find_model(plan.folder, extra.encoder))
         if extra_folder.is_dir():
             operations += passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
-        elif not model.operations_per_token:  # `parameters` counts those of the encoder that is not static
+        # `parameters` counts those of the encoder that is not static
+        elif not model.operations_per_token:
             operations += passages * PASSAGE_TOKENS * 2.0 * library.parameters
     return replace(work, operations=0.0 if library.vectors else operations, disk=work.disk + passages * row_bytes)
 
 
 def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Architecture, int]:
-    """Return an encoder's sizes and dimensions: from its local folder if there is one, else as declared."""
+    """Return an encoder's sizes and dimensions: from its local folder if there is one, else as
+    declared.
+    """
     folder = Path(_find_model(plan.folder, library.encoder))
     if not folder.is_dir():
         return Architecture(library.parameters, 1, library.dimensions, 1, 0), library.dimensions
@@ -227,7 +232,8 @@ def _count_passages(plan: ReproductionPlan, name: str) -> int:
     file = plan.data[library.dump]
     count, path = library.passages or file.records, plan.local_path(file)
     if path.is_file() and (not count or plan.fraction is not None):
-        # A local copy may be a small part of the published data, and a sample is a share of the copy.
+        # A local copy may be a small part of the published data, and a sample is a share of the
+        # copy.
         estimate = estimate_passages(str(path), 100)
         count = min(count or estimate, estimate)
     return count if plan.fraction is None else min(count, _count_sample(count, plan.fraction, _MIN_RECORDS))
@@ -238,7 +244,9 @@ def _count_sample(count: int, fraction: float, minimum: int) -> int:
 
 
 def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
-    """Estimate the work of a row on one data set: encode, search, and read the passages of each question."""
+    """Estimate the work of a row on one data set: encode, search, and read the passages of each
+    question.
+    """
     library = plan.reproduction.library[row.library]
     model, d = _read_encoder_sizes(plan, library)
     questions = plan.data[data].records
@@ -348,10 +356,13 @@ class ReproductionRun:
     paths: Mapping[str, str]  # path or glob by data set
     beam_options: Sequence[str]
     snapshots: dict[str, str] = field(default_factory=dict)  # by library
-    evaluations: dict[tuple[str, str], ReleaseEvaluation] = field(default_factory=dict)  # by row and data set
-    failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)  # by row and data set
+    # by row and data set
+    evaluations: dict[tuple[str, str], ReleaseEvaluation] = field(default_factory=dict)
+    # by row and data set
+    failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)
     library_failures: dict[str, BookwheelError] = field(default_factory=dict)
-    index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)  # by library and index
+    # by library and index
+    index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)
 
     def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
         """Read the questions of a data set, and check that the row's measures apply to them."""
@@ -376,7 +387,9 @@ class ReproductionRun:
         return evaluator
 
     def check_built(self, row: Row) -> None:
-        """Raise the error of the row's library or of an index that its retriever names, if one failed."""
+        """Raise the error of the row's library or of an index that its retriever names, if one
+        failed.
+        """
         if row.library in self.library_failures:
             raise self.library_failures[row.library]
         for index in self.plan.reproduction.select_indexes(row.library, [row]):
@@ -474,7 +487,9 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
 
 
 def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
-    """Make a folder of links to the first files of another one, which appears complete or not at all."""
+    """Make a folder of links to the first files of another one, which appears complete or not at
+    all.
+    """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     with open_destination(sample) as links:
         for path in files[: ceil(fraction * len(files))]:

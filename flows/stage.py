@@ -186,7 +186,8 @@ def stage(function: Callable[Parameters, FlowResult], name: str = "") -> Callabl
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
-        # The task itself has no parameters, because Prefect would search all their values for futures.
+        # The task itself has no parameters, because Prefect would search all their values for
+        # futures.
         def call() -> FlowResult:
             return function(*args, **kwargs)
 

@@ -94,7 +94,8 @@ class Row:
     measures: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     model: str = ""  # folder, hub name or model of the store that answers
-    # Passage encoder of the same space as the model's question encoder, if the model does not record it.
+    # Passage encoder of the same space as the model's question encoder, if the model does not
+    # record it.
     passage_encoder: str = ""
     k: int | None = None  # passages per answer
     readers: tuple[ReaderName, ...] = ()

@@ -228,7 +228,8 @@ class Supervisor:
         self._stop_time: float | None = None
         self._first_error: BookwheelError | None = None
         self._open_count = 0
-        self._opening: tuple[Message, set[int]] | None = None  # with the workers that have not opened it
+        # with the workers that have not opened it
+        self._opening: tuple[Message, set[int]] | None = None
         self._current: Message | None = None  # `open` message of the current snapshot
         self._state: Message | None = None  # last state of the leader
 

@@ -153,7 +153,8 @@ def list_arithmetics(
 def describe_mixed_arithmetics(
     embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
 ) -> list[str]:
-    """Return a note for each representation whose rows were computed with different devices or dtypes.
+    """Return a note for each representation whose rows were computed with different devices or
+    dtypes.
 
     The parent's provenance does not name representations, so it is used only if there is one.
     """

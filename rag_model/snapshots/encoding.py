@@ -70,9 +70,10 @@ Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 class RepresentRecipe:
     """Settings of an additional representation."""
 
-    # `vectors`: one vector a passage. `tokens`: one for each token, by a ColBERT. `muvera`: one vector
-    # computed from these. `sparse`: weighted terms, by a masked language model. `bag`: the tokens, by
-    # a tokenizer. Empty: `tokens` and `sparse` by the name of the representation, else `vectors`.
+    # `vectors`: one vector a passage. `tokens`: one for each token, by a ColBERT. `muvera`: one
+    # vector computed from these. `sparse`: weighted terms, by a masked language model. `bag`: the
+    # tokens, by a tokenizer. Empty: `tokens` and `sparse` by the name of the representation, else
+    # `vectors`.
     kind: Kind = ""
     # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     encoder: str = ""

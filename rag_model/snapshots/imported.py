@@ -322,7 +322,9 @@ def _check_distinct(ids: pa.ChunkedArray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IdDigests(PartTask):
-    """Computes the digests of a part's ids: 8 bytes each, sorted, in base64. `gc` keeps them with the part."""
+    """Computes the digests of a part's ids: 8 bytes each, sorted, in base64. `gc` keeps them with
+    the part.
+    """
 
     stage: ClassVar[str] = "import-ids"
     output: ClassVar[str] = "ids"
@@ -339,10 +341,13 @@ class IdDigests(PartTask):
 
 
 def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
-    """Return a digest of 64 bits for each id. Ids that are numbers of at most 18 digits never collide."""
+    """Return a digest of 64 bits for each id. Ids that are numbers of at most 18 digits never
+    collide.
+    """
     is_number = pc.match_substring_regex(ids, r"^(0|[1-9][0-9]{0,17})$")
     numbers = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
-    # Multiplication by an odd number is one-to-one modulo 2**64, and spreads the ids over the files.
+    # Multiplication by an odd number is one-to-one modulo 2**64, and spreads the ids over the
+    # files.
     digests: npt.NDArray[np.uint64] = numbers * np.uint64(0x9E3779B97F4A7C15)
     texts = ids.filter(pc.invert(is_number)).cast(pa.binary()).to_pylist()
     text_digests = b"".join([blake2b(text, digest_size=8).digest() for text in texts])

@@ -88,7 +88,8 @@ class ParentIndex:
     def of(
         cls, store: Store, parent_content: Content | None, content: Content, name: str, plan: IndexPlan
     ) -> Self | None:
-        """Return the parent's index of that name; None if it is missing or differs in settings or encoder.
+        """Return the parent's index of that name; None if it is missing or differs in settings or
+        encoder.
 
         Args:
             store: the store of both snapshots.

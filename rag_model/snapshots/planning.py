@@ -120,7 +120,9 @@ def plan_parts(
 
 
 def describe_missing_items(dump: str, plan: Plan, recipe: Recipe) -> str:
-    """Return advice if the Wikidata items of an export are requested, but no file beside it has them."""
+    """Return advice if the Wikidata items of an export are requested, but no file beside it has
+    them.
+    """
     is_export = plan.kind == "wiki" and {part.format for part in plan.parts} == {""}
     if "wikidata" not in recipe.chunk.metadata or not is_export or find_dump_properties(dump):
         return ""

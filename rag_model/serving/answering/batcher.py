@@ -372,7 +372,8 @@ class Batcher(Generic[_Reply]):
                 with self._lone_request_context() if number == 0 and self._is_lone_request(requests) else nullcontext():
                     replies = self._compute_replies(requests)
                 _deliver_replies(requests, replies)
-            except BaseException as failure:  # a fault of the batcher: release the callers before the thread dies
+            # a fault of the batcher: release the callers before the thread dies
+            except BaseException as failure:
                 with self._lock:
                     self._active_requests -= last_batch_size
                 _deliver_replies(requests, [_create_crash_error(failure)] * last_batch_size)

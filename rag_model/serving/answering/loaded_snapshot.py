@@ -418,7 +418,8 @@ class LoadedSnapshot:
         for name, retriever in list(self._retrievers.items()):
             try:
                 hits = retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))
-            except EndpointError as error:  # an encoder's endpoint may be down while other retrievers answer
+            # an encoder's endpoint may be down while other retrievers answer
+            except EndpointError as error:
                 _LOG.warning("%s cannot answer yet: %s", name, error)
                 continue
             # Single queries may return nothing: BM25 has no terms for a title of punctuation.

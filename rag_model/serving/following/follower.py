@@ -258,7 +258,8 @@ class RefFollower(FollowerThread):
                 self.poll()
             except FollowerStoppedError:
                 return
-            except BaseException as failure:  # also a native panic: requests go on, and the next poll may succeed
+            # also a native panic: requests go on, and the next poll may succeed
+            except BaseException as failure:
                 self._record_poll(f"unexpected {type(failure).__name__}: {failure}")
             self._wake_event.wait(self._settings.poll_seconds)
             self._wake_event.clear()

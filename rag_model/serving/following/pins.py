@@ -49,7 +49,8 @@ class PinnedSnapshots:
         self._slot, self._settings = slot, settings
         self._lock = threading.Lock()
         self._pins: dict[str, _Pin] = {}  # by the name in the requests
-        self.on_request: Callable[[], None] = lambda: None  # called if a snapshot waits to be opened
+        # called if a snapshot waits to be opened
+        self.on_request: Callable[[], None] = lambda: None
 
     def hold(self, name: str | None) -> LoadedSnapshot:
         """Return the snapshot `name` (an id or `ref@number`), or the current one, held open.

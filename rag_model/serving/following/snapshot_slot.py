@@ -97,7 +97,8 @@ class SnapshotSlot:
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
         with self._lock:
-            previous, self._current = self._current, self.hold(loaded)  # the slot itself is a reader
+            # the slot itself is a reader
+            previous, self._current = self._current, self.hold(loaded)
         if previous is not None:
             self.release(previous)
 

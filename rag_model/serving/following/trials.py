@@ -261,7 +261,8 @@ def _use_model(arguments: Any) -> None:
     try:
         if kind == "encoder":
             encoder = load_any_encoder(folder)
-            if not is_endpoint_encoder(folder):  # it runs elsewhere, where it may be down or take shorter questions
+            # it runs elsewhere, where it may be down or take shorter questions
+            if not is_endpoint_encoder(folder):
                 encoder.encode_questions(_MODEL_QUESTIONS)
         else:
             _answer_questions(folder, "marginal" if kind == _MODEL_KINDS["marginal"] else "concat")

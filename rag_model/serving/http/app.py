@@ -163,7 +163,8 @@ class AnswerStream(StreamingResponse):
                 yield b"".join(_format_update(self._questions, update) for update in updates)
                 updates = await self._progress.wait_for_updates()
             yield format_event("answer", format_answer_reply(await self._task))
-        except Exception as error:  # the response head is sent already, so the error must be an event
+        # the response head is sent already, so the error must be an event
+        except Exception as error:
             self._status, detail = self._explain_error(error)
             yield format_event("error", to_json({"status": self._status, "detail": detail}))
 

@@ -507,7 +507,8 @@ class QualityMonitor:
         while monitored := self._wait_for_task():
             try:
                 self._run_task(monitored)
-            except BaseException:  # also a native panic: missing metrics are better than a dead thread
+            # also a native panic: missing metrics are better than a dead thread
+            except BaseException:
                 _LOG.exception(
                     "the quality of snapshot %s is not monitored any more",
                     monitored.snapshot.id[:12],

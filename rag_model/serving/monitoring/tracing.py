@@ -154,8 +154,8 @@ def add_search_stages(
 
 
 def add_answer_stages(requests: Iterable[TracedRequest], start: int, attributes: Mapping[str, Any]) -> None:
-    """Add the stages of an answered batch, which began at `start` and ends now, to the traces of its
-    requests.
+    """Add the stages of an answered batch, which began at `start` and ends now, to the traces of
+    its requests.
     """
     end = time.time_ns()
     for request in requests:
