@@ -34,7 +34,7 @@ import bm25s
 import numpy as np
 import Stemmer
 import tantivy
-from alone import run_alone
+from isolated_run import run_alone
 from passages import demo_passages, draw_sample
 from words import open_words, words_plan, write_parts
 
@@ -77,7 +77,7 @@ def sample_questions(count: int) -> list[str]:
 def load_passages(options: argparse.Namespace) -> tuple[list[Passage], list[str]]:
     """Read passages and questions from files, or return the demo's."""
     count = options.count or (10**9 if options.passages else len(demo_passages()))
-    rows, questions = draw_sample(options.passages, options.questions, count, options.asked)
+    rows, questions = draw_sample(options.passages, options.questions, count, options.max_questions)
     return [build_passage(row["title"], row["text"]) for row in rows], questions
 
 
@@ -339,7 +339,11 @@ def _read_index(folder: Path) -> bytes:
 def main() -> None:
     options = _parse_options()
     if options.synthetic:
-        n, passages, questions = options.synthetic, iter_synthetic(options.synthetic), sample_questions(options.asked)
+        n, passages, questions = (
+            options.synthetic,
+            iter_synthetic(options.synthetic),
+            sample_questions(options.max_questions),
+        )
     else:
         options.loaded_passages, questions = load_passages(options)
         n, passages = len(options.loaded_passages), options.loaded_passages
@@ -386,7 +390,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--questions", type=Path, nargs="*", default=[])
     parser.add_argument("--count", type=int, help="passages sampled from the file; default: all")
     parser.add_argument("--synthetic", type=int, default=0, help="number of passages of Zipfian words instead")
-    parser.add_argument("--asked", type=int, default=500)
+    parser.add_argument("--max-questions", type=int, default=500)
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--part-rows", type=int, help="passages of a part; replaces --parts")
     parser.add_argument("--rounds", type=int, default=5)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chunked import Chunk, Chunks, Library, SpanQuestion, Text, by_chunker, chroma, langchain
+from chunk_retrieval import Chunk, Chunks, Library, SpanQuestion, Text, by_chunker, chroma, langchain
 from span_measures import measure_spans
 from tokenizers import Tokenizer
 
@@ -90,7 +90,7 @@ def load_chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
 
     def measure(question: SpanQuestion) -> Measure:
         def measure_chunks(read: Sequence[Chunk]) -> dict[str, float]:
-            spans = measure_spans([chunk.span for chunk in read], question.wanted)
+            spans = measure_spans([chunk.span for chunk in read], question.gold_spans)
             return {"recall": spans.recall, "precision": spans.precision, "iou": spans.iou}
 
         return measure_chunks

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from served import add_sample_options, load_sample, publish
+from service_load import add_sample_options, load_sample, publish
 
 from rag_model.store import Snapshot, Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
@@ -29,8 +29,8 @@ import sys
 import torch, tokenizers, faiss
 from pathlib import Path
 from rag_model.encoders.encoder import Encoder
-asked = Encoder.load(Path(sys.argv[1]), "question").encode_questions([sys.argv[3]])
-print(faiss.read_index(sys.argv[2]).search(asked, int(sys.argv[4])))
+question_vectors = Encoder.load(Path(sys.argv[1]), "question").encode_questions([sys.argv[3]])
+print(faiss.read_index(sys.argv[2]).search(question_vectors, int(sys.argv[4])))
 """
 TRANSFORMERS = """
 import sys
@@ -40,8 +40,8 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_file=sys.argv[1] + "/tokenizer.jso
 model = AutoModel.from_pretrained(sys.argv[1]).eval()
 with torch.inference_mode():
     hidden = model(torch.tensor([tokenizer(sys.argv[3])["input_ids"]]))[0]
-    asked = torch.nn.functional.normalize(hidden.mean(1)).numpy()
-print(faiss.read_index(sys.argv[2]).search(asked, int(sys.argv[4])))
+    question_vectors = torch.nn.functional.normalize(hidden.mean(1)).numpy()
+print(faiss.read_index(sys.argv[2]).search(question_vectors, int(sys.argv[4])))
 """
 WATCHER = """
 import os, sys

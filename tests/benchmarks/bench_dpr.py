@@ -32,7 +32,7 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from alone import run_alone
+from isolated_run import run_alone
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from words import SearchFunction, searching_words

@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import taken
+import step_timing
 import torch
-from alone import WorkCost, run_alone
+from isolated_run import WorkCost, run_alone
 from made_world import FORM, make_examples, make_facts, write_corpus, write_reader, write_short_encoder
-from taken import Step
+from step_timing import Step
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel
 from turns import SpareCoreLauncher, Turn, compare_blocks, run_in_turns
@@ -233,7 +233,9 @@ def ours(setup: Setup, steps: int) -> list[Step]:
         task.module.train()
         switch_off_dropout(task.module)
         order = task.batches(0)
-        return taken.take_our_steps(task.module, lambda number: task.loss(order[number % len(order)])[0], steps, 1e-5)
+        return step_timing.take_our_steps(
+            task.module, lambda number: task.loss(order[number % len(order)])[0], steps, 1e-5
+        )
 
 
 def theirs(setup: Setup, steps: int) -> list[Step]:
@@ -276,7 +278,7 @@ def theirs(setup: Setup, steps: int) -> list[Step]:
         token_log_p = logits.gather(-1, target_ids)[..., 0].unflatten(0, (-1, options.k))  # (b, k, t)
         return -((token_log_p * mask[:, None]).sum(-1) + prior).logsumexp(-1).mean()
 
-    return taken.take_plain_steps(model, loss, steps, 1e-5)
+    return step_timing.take_plain_steps(model, loss, steps, 1e-5)
 
 
 def list_batches(setup: Setup) -> list[list[Example]]:
@@ -300,7 +302,7 @@ def compare_steps(setup: Setup) -> dict[str, Any]:
     for _ in range(setup.options.rounds):
         for side in (ours, theirs):
             runs[side.__name__].append(run_alone(side, setup, setup.options.timed + 1))
-    cpu = {name: taken.median(side_runs, "cpu_seconds") for name, side_runs in runs.items()}
+    cpu = {name: step_timing.median(side_runs, "cpu_seconds") for name, side_runs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in side_runs) for name, side_runs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {

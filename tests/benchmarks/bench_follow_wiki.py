@@ -27,7 +27,7 @@ from typing import Any
 
 from dumps import UNGATED
 from processes import run
-from served import service
+from service_load import service
 
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.wiki_server import Wiki, export, running_wiki

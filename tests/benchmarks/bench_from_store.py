@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=40_000)
     parser.add_argument("--dim", type=int, default=96)
     parser.add_argument("--ms", type=float, default=20)
-    parser.add_argument("--asked", type=int, default=15)
+    parser.add_argument("--max-questions", type=int, default=15)
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
     parser.add_argument("--store", type=Path, help="folder of a store that is kept and reused")
@@ -197,11 +197,11 @@ def main() -> None:
             sources = read_json_lines(arguments.texts) if arguments.texts else demo_passages()
             (Path(folder) / "work").mkdir()
             publish(store, Path(folder) / "work", sources, arguments.passages, arguments.dim)
-        questions = [row["question"] for row in read_json_lines(arguments.questions)][: arguments.asked]
+        questions = [row["question"] for row in read_json_lines(arguments.questions)][: arguments.max_questions]
         local = Snapshot.open(str(store_path))
-        rows = np.random.default_rng(3).integers(local.n, size=arguments.asked)
+        rows = np.random.default_rng(3).integers(local.n, size=arguments.max_questions)
         first = np.asarray(local.embeddings(local.parts[0].name), np.float32)
-        noise = np.random.default_rng(4).normal(size=(arguments.asked, first.shape[1])) * 0.05
+        noise = np.random.default_rng(4).normal(size=(arguments.max_questions, first.shape[1])) * 0.05
         question_set = QuestionSet(questions, (first[rows % len(first)] + noise).astype(np.float32))
         mount(store)
         results = {index: measure(index, local, question_set, arguments.ms / 1e3) for index in ("bm25", "ivfpq")}

@@ -11,7 +11,7 @@ distances. The vectors are MiniLM's, or those of `--encoder`, and are kept in `-
 measurement needs `pip install hnswlib`:
 
     python tests/benchmarks/bench_graph_updates.py --passages passages.jsonl.xz --words 30 --questions a.jsonl.xz
-        --n 100000 --generations 100 --cells 4 --asked 4000 --cache FOLDER
+        --n 100000 --generations 100 --cells 4 --max-questions 4000 --cache FOLDER
 
 `--through reindex` builds the generations with `reindex` itself. Each is a dump of JSON lines, from
 which the next snapshot is built, and the measured ones are built again with `--rebuild-graphs`. The
@@ -20,7 +20,7 @@ of a generation in this process, and of the last rebuild of all graphs; `cells` 
 the graph in the snapshot. It takes about three minutes of an idle core:
 
     python tests/benchmarks/bench_graph_updates.py --through reindex --passages passages.jsonl.xz --words 30
-        --questions a.jsonl.xz --n 10000 --generations 24 --measure 1 12 24 --cells 4 --asked 2000
+        --questions a.jsonl.xz --n 10000 --generations 24 --measure 1 12 24 --cells 4 --max-questions 2000
 """
 
 import argparse
@@ -314,7 +314,7 @@ def main() -> None:
     parser.add_argument("--passages", type=Path, help="JSON lines with title and text")
     parser.add_argument("--words", type=int, default=30, help="words of a passage after splitting")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
-    parser.add_argument("--asked", type=int, default=1_000, help="maximum number of questions")
+    parser.add_argument("--max-questions", type=int, default=1_000, help="maximum number of questions")
     parser.add_argument("--n", type=int, default=2_000)
     parser.add_argument("--generations", type=int, default=12)
     parser.add_argument("--measure", type=int, nargs="+", default=[1, 12, 50, 100], help="measured generations")
@@ -332,7 +332,7 @@ def main() -> None:
         if options.through == "reindex":
             run_reindex(Path(name), options)
             return
-        drawing = options.passages, options.questions, 1 << 30, options.asked, options.words
+        drawing = options.passages, options.questions, 1 << 30, options.max_questions, options.words
         encoder = options.encoder
         if encoder == "static":
             encoder = str(made_static(Path(demo_encoder(), "tokenizer.json"), Path(name, "encoder")))
@@ -391,7 +391,7 @@ def run(plan: VectorPlan, pool: Vectors, questions: Vectors, folder: Path, optio
 
 def run_reindex(folder: Path, options: argparse.Namespace) -> None:
     """Build all generations with `reindex`, and measure those that the options name."""
-    rows, questions = draw_sample(options.passages, options.questions, 1 << 30, options.asked)
+    rows, questions = draw_sample(options.passages, options.questions, 1 << 30, options.max_questions)
     pool = [piece for row in rows for piece in cut_pieces(row, options.words)]
     pool = [pool[position] for position in np.random.default_rng(0).permutation(len(pool))]
     encoder = str(made_static(Path(demo_encoder(), "tokenizer.json"), folder / "encoder"))

@@ -6,7 +6,7 @@ vectors are kept in `--cache`. Prints one JSON line. By default the passages and
 demo's; the full measurement is
 
     python tests/benchmarks/bench_hnsw_passages.py --passages passages.jsonl.xz --questions a.jsonl.xz b.jsonl.xz
-        --count 60000 --asked 3000 --cache FOLDER
+        --count 60000 --max-questions 3000 --cache FOLDER
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--passages", type=Path, help="JSON lines with title and text")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
     parser.add_argument("--count", type=int, default=60_000, help="maximum number of passages")
-    parser.add_argument("--asked", type=int, default=3_000, help="maximum number of questions")
+    parser.add_argument("--max-questions", type=int, default=3_000, help="maximum number of questions")
     parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
     parser.add_argument("--cells", type=int, nargs="+", default=[8])
     parser.add_argument("--links", type=int, default=16, help="M")
@@ -51,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cache = options.cache or Path(folder) / "cache"
-        vectors = embed_sample(cache, options.passages, options.questions, options.count, options.asked)
+        vectors = embed_sample(cache, options.passages, options.questions, options.count, options.max_questions)
         n, dim = vectors.passages.shape
         recipes = {
             f"{cells} cells": IndexRecipe(f"HNSW{options.links}", ef_construction=options.ef_construction, cells=cells)

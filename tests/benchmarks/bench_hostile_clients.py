@@ -19,8 +19,17 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from alone import run_alone
-from served import TimedRequest, add_sample_options, get, load, memory_mb, percentile_ms, print_measurement, service
+from isolated_run import run_alone
+from service_load import (
+    TimedRequest,
+    add_sample_options,
+    get,
+    load,
+    memory_mb,
+    percentile_ms,
+    print_measurement,
+    service,
+)
 
 HOSTILE = "127.0.0.2"  # a second address of this machine
 _PAUSE = 0.5  # seconds before a closed connection is opened again
@@ -91,7 +100,7 @@ def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> 
         "ratio": round(statistics.median(hostile_ms / alone_ms for alone_ms, hostile_ms in p99), 2),
         "p99_ms": statistics.median(alone_ms for alone_ms, _ in p99),
         "hostile_p99_ms": statistics.median(hostile_ms for _, hostile_ms in p99),
-        "asked": [len(trial.hostile) for trial in rounds],
+        "hostile_requests": [len(trial.hostile) for trial in rounds],
         "failed": sum(response.status != 200 for trial in rounds for response in trial.hostile),
         "healthy": all(trial.healthy for trial in rounds),
         "peak_mb": max(trial.baseline_mb for trial in rounds),

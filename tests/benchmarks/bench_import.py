@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from alone import run_alone
+from isolated_run import run_alone
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch

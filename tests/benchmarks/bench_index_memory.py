@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alone import run_alone
 from bench_plan import BERT, WIKIPEDIA
 from hnsw_builds import trial_of
+from isolated_run import run_alone
 from passages import embed_sample
 from synthetic import Synthetic, write_parts
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=4_000, help="vectors or passages over which recall is measured")
     parser.add_argument("--dim", type=int, default=384, help="dimensions of synthetic vectors, a multiple of 96")
-    parser.add_argument("--asked", type=int, default=500, help="questions")
+    parser.add_argument("--max-questions", type=int, default=500, help="maximum number of questions")
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--passages", type=Path, help="JSON lines with title and text, instead of synthetic vectors")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
@@ -117,11 +117,11 @@ def main() -> None:
         folder = Path(name)
         if options.passages:
             cache = options.cache or folder / "cache"
-            real = embed_sample(cache, options.passages, options.questions, options.n, options.asked)
+            real = embed_sample(cache, options.passages, options.questions, options.n, options.max_questions)
             (n, dim), parts, questions = real.passages.shape, write_parts(folder, real.passages, PARTS), real.questions
         else:
             n, dim, generator = options.n, options.dim, Synthetic(options.dim)
-            parts, questions = generator.parts(folder, n, PARTS), generator.questions(options.asked)
+            parts, questions = generator.parts(folder, n, PARTS), generator.questions(options.max_questions)
         trial = trial_of(parts, "ip", questions, options.k)
         factory_strings = options.only or list_factories(dim)
         rows, files = [], dict[str, tuple[Path, Row]]()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alone import WorkCost, run_alone
+from isolated_run import WorkCost, run_alone
 from synthetic import Synthetic
 
 from rag_model.index.files.engine import Vectors, faiss

@@ -15,7 +15,7 @@ snapshot has them; the line names the source. A passage is relevant if the quest
 line. By default all data is a small part of the demo's; the full measurement is
 
     python tests/benchmarks/bench_maxsim.py --passages qa_paragraphs.jsonl.xz passages.jsonl.xz --count 8000
-        --questions qa_questions.jsonl.xz --asked 500 --cache FOLDER
+        --questions qa_questions.jsonl.xz --max-questions 500 --cache FOLDER
 """
 
 import argparse
@@ -149,10 +149,10 @@ def measure_candidates(data: TokenSample, folder: Path, codec: str, depths: Sequ
     run_stages(plan, [work / "dense.npy"], work / "index", work)
     index, n = TokenIndexFile.open(folder / codec / "index"), len(data.dense)
     snapshot = Snapshot(Manifest(Content({}, (PartEntry("part", 1, n, n),), {})), Path, Path, "the benchmark")
-    leg, graph = Dense(snapshot, work / "index", data.asked), Links(GraphFile.open(work / "index"))
+    leg, graph = Dense(snapshot, work / "index", data.question_vectors), Links(GraphFile.open(work / "index"))
     numbers = [str(number) for number in range(len(data.texts))]
     start = time.perf_counter()
-    best = index.search(data.asked_tokens, K)[1]
+    best = index.search(data.question_tokens, K)[1]
     exact_ndcg = compute_ndcg(best, data.relevant)
     results: dict[str, Any] = {
         "all": {"ndcg": round(float(exact_ndcg.mean()), 4), "ms": _elapsed_ms(start, len(numbers)), "scored": n},
@@ -163,7 +163,7 @@ def measure_candidates(data: TokenSample, folder: Path, codec: str, depths: Sequ
     for depth in [depth for depth in depths if depth <= n]:
         for rounds in (0, 1, 2):
             first = min(depth if rounds == 0 else depth // 2, 100 if rounds else depth)
-            scorers = Leg(leg, first), KnownQueryScorer(data.asked_tokens, index)
+            scorers = Leg(leg, first), KnownQueryScorer(data.question_tokens, index)
             retriever = MaxSimRetriever(*scorers, graph, depth, rounds)
             start = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])

@@ -77,8 +77,8 @@ def measure(data: TokenSample, options: argparse.Namespace, folder: Path) -> dic
     fixed_vectors = muvera.encode_passages(token_vectors)
     seconds = time.process_time() - start
     np.save(folder / "fixed.npy", fixed_vectors)
-    queries = muvera.encode_questions(data.asked_tokens)
-    deep = np.argsort(-(data.asked @ data.dense.T), axis=1)[:, :_DEEP]
+    queries = muvera.encode_questions(data.question_tokens)
+    deep = np.argsort(-(data.question_vectors @ data.dense.T), axis=1)[:, :_DEEP]
     indexes = {name: measure_index(name, folder / "fixed.npy", queries, best, folder) for name in options.indexes}
     return {
         "benchmark": "muvera",

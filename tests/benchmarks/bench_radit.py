@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 import radit_steps
-import taken
+import step_timing
 import torch
-from alone import WorkCost, run_alone
 from bench_dpr import DprData, read_data, round_estimate
 from bench_rag_finetune import build_library
+from isolated_run import WorkCost, run_alone
 from made_world import make_examples, make_facts, write_reader, write_short_encoder
 
 from flows.demo import demo_encoder
@@ -71,7 +71,7 @@ def compare_steps(folder: Path, stage: str, options: argparse.Namespace) -> dict
         for side in (radit_steps.ours, radit_steps.theirs):
             runs[side.__name__].append(run_alone(side, folder, stage, options.timed + 1, threads=options.threads))
     cpu, wall = (
-        {name: taken.median(costs, clock) for name, costs in runs.items()} for clock in ("cpu_seconds", "seconds")
+        {name: step_timing.median(costs, clock) for name, costs in runs.items()} for clock in ("cpu_seconds", "seconds")
     )
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = [[step_result.loss for step_result in run[0].value] for run in runs.values()]

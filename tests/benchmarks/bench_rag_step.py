@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import taken
+import step_timing
 import torch
-from alone import WorkCost, run_alone
-from taken import Step
+from isolated_run import WorkCost, run_alone
+from step_timing import Step
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
@@ -126,7 +126,7 @@ def ours(folder: Path, settings: StepSettings) -> list[Step]:
             scores = torch.einsum("bd,bkd->bk", rag.embed_questions(settings.texts).float(), vectors)
             return rag.loss(scores, contexts, targets).sum()
 
-    return taken.take_our_steps(rag, loss, settings.steps, 1e-5, settings.device)
+    return step_timing.take_our_steps(rag, loss, settings.steps, 1e-5, settings.device)
 
 
 def theirs(folder: Path, settings: StepSettings) -> list[Step]:
@@ -152,7 +152,7 @@ def theirs(folder: Path, settings: StepSettings) -> list[Step]:
             result: Tensor = rag(**inputs, labels=labels).loss
             return result
 
-    return taken.take_plain_steps(rag, loss, settings.steps, 1e-5)
+    return step_timing.take_plain_steps(rag, loss, settings.steps, 1e-5)
 
 
 def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> dict[str, object]:
@@ -161,8 +161,8 @@ def compare(folder: Path, settings: StepSettings, rounds: int, threads: int) -> 
     for _ in range(rounds):
         for side in (ours, theirs):
             runs[side.__name__].append(run_alone(side, folder, settings, threads=threads))
-    cpu = {name: taken.median(costs, "cpu_seconds") for name, costs in runs.items()}
-    wall = {name: taken.median(costs, "seconds") for name, costs in runs.items()}
+    cpu = {name: step_timing.median(costs, "cpu_seconds") for name, costs in runs.items()}
+    wall = {name: step_timing.median(costs, "seconds") for name, costs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
     tokens = settings.questions * K * (CONTEXT + TARGET)

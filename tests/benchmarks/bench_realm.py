@@ -31,13 +31,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import taken
+import step_timing
 import torch
-from alone import WorkCost, run_alone
+from isolated_run import WorkCost, run_alone
 from made_masks import names_in, passages, write_masked_lm
 from made_world import make_facts, write_short_encoder
 from scipy.stats import t as student
-from taken import Step
+from step_timing import Step
 from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel
 
@@ -152,7 +152,7 @@ def ours(store: Path, shape: Shape) -> list[Step]:
     task = RealmTask(load_model(1, dropout=False), Snapshot.open(str(store)), recipe)
     task.module.train()
     text_batches = list_batches(task, shape.steps)
-    return taken.take_our_steps(task.module, lambda number: task.loss(text_batches[number])[0], shape.steps, 3e-5)
+    return step_timing.take_our_steps(task.module, lambda number: task.loss(text_batches[number])[0], shape.steps, 3e-5)
 
 
 def collect_inputs(store: Path, shape: Shape) -> tuple[list[list[MaskedText]], list[list[list[tuple[str, str]]]]]:
@@ -217,7 +217,7 @@ def theirs(texts: list[list[MaskedText]], passages: list[list[list[tuple[str, st
         text_log_p = torch.zeros(b * c).index_add(0, rows, log_p).view(b, c)
         return -(scores.log_softmax(1) + text_log_p).logsumexp(1).mean()
 
-    return taken.take_plain_steps(modules, loss, shape.steps, 3e-5)
+    return step_timing.take_plain_steps(modules, loss, shape.steps, 3e-5)
 
 
 def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, A
     for _ in range(rounds):
         runs["ours"].append(run_alone(ours, store, shape, threads=threads))
         runs["theirs"].append(run_alone(theirs, *inputs, shape, threads=threads))
-    cpu = {name: taken.median(costs, "cpu_seconds") for name, costs in runs.items()}
+    cpu = {name: step_timing.median(costs, "cpu_seconds") for name, costs in runs.items()}
     peak = {name: statistics.median(run.anonymous_mb for run in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]
     return {

@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--asked", type=int, default=200, help="questions whose passages are reranked")
+    parser.add_argument("--max-questions", type=int, default=200, help="questions whose passages are reranked")
     parser.add_argument("--depth", type=int, default=50)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as workdir:
@@ -224,7 +224,11 @@ def main() -> None:
             print(json.dumps({**head, "threads": options.threads, **compare_speed(contenders, pairs, options.rounds)}))
         if options.paragraphs and options.questions:
             best = models.get("onnx_as_given", models["torch"])[1]
-            print(json.dumps(compare_hits(best, options.paragraphs, options.questions, options.asked, options.depth)))
+            print(
+                json.dumps(
+                    compare_hits(best, options.paragraphs, options.questions, options.max_questions, options.depth)
+                )
+            )
 
 
 if __name__ == "__main__":

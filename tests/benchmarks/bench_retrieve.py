@@ -8,7 +8,7 @@ sends one query at a time to /search, alone and during a large request. Prints o
 default the passages and questions are the demo's; the full measurement is
 
     python tests/benchmarks/bench_retrieve.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 83541
-        --asked 3000 --rounds 3 --cache FOLDER
+        --max-questions 3000 --rounds 3 --cache FOLDER
 """
 
 import argparse
@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 import msgspec
-from alone import run_alone
 from bench_serve import measure_best_loop
-from served import add_sample_options, cpu_seconds, load, memory_mb, percentile_ms, print_measurement, service
+from isolated_run import run_alone
+from service_load import add_sample_options, cpu_seconds, load, memory_mb, percentile_ms, print_measurement, service
 
 BATCH = 64
 SECONDS = 4.0  # of the bare loop, and of a single client

@@ -51,7 +51,7 @@ from made_static import made_static
 from passages import demo_passages, read_json_lines
 from s3_server import environment_of, seaweed
 from scaled_dump import Corpus, Month, Sentences
-from served import get, load
+from service_load import get, load
 from stages import OUTSIDE, StageCost, StageLog, bookwheel, service
 
 from flows.demo import demo_encoder

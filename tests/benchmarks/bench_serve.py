@@ -10,7 +10,7 @@ programs run. Both are medians of the rounds. Prints one JSON line. By default t
 questions are the demo's; the full measurement is
 
     python tests/benchmarks/bench_serve.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 60000
-        --asked 3000 --seconds 20 --cache FOLDER
+        --max-questions 3000 --seconds 20 --cache FOLDER
 
 With `--workers N`, a service of N processes takes turns with one of a single process instead of the
 bare loop. `ratio` is then of the questions a second with the most clients, and `memory_mb` is the
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alone import run_alone
-from served import (
+from isolated_run import run_alone
+from service_load import (
     K,
     TimedRequest,
     add_sample_options,
@@ -84,7 +84,7 @@ def measure_service(endpoint: tuple[str, int], questions: list[str], clients: in
     processes = list_processes(process)
     cpu_start = sum(map(cpu_seconds, processes))
     responses = run_alone(load, address, questions, clients, seconds).value
-    rate = len(responses) / (responses[-1].ended - responses[0].began)
+    rate = len(responses) / (responses[-1].end_seconds - responses[0].start_seconds)
     return Rate(rate, (sum(map(cpu_seconds, processes)) - cpu_start) / len(responses) * 1e3, tuple(responses))
 
 

@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import taken
+import step_timing
 import torch
 import transformers
-from alone import WorkCost, run_alone
+from isolated_run import WorkCost, run_alone
 from passages import demo_passages, read_json_lines
-from taken import Step
+from step_timing import Step
 from torch import Tensor, nn
 
 from flows.demo import QUESTIONS, demo_encoder
@@ -71,7 +71,7 @@ def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int
     gold = [Example(str(n), q, (), (passages[n],), (passages[len(questions) + n],)) for n, q in enumerate(questions)]
     task = SidrTask(pair, gold, gold, SidrRecipe(batch_size=len(gold)))
     batch = task.build_batch(gold, random.Random(0))
-    return taken.take_our_steps(pair, lambda _: task.loss(batch)[0], steps, 1e-6)
+    return step_timing.take_our_steps(pair, lambda _: task.loss(batch)[0], steps, 1e-6)
 
 
 def plain(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[Step]:
@@ -108,7 +108,7 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
         pairs = ((prune(query, query_bag), doc), (query, prune(doc, doc_bag)), (query_bag, doc), (query, doc_bag))
         return torch.stack([info_nce(*pair) for pair in pairs]).mean()
 
-    return taken.take_plain_steps(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
+    return step_timing.take_plain_steps(nn.ModuleList([bodies, norms]), loss, steps, 1e-6)
 
 
 def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> dict[str, Any]:
@@ -285,7 +285,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("passages", "questions", "train", "encoder"):
         parser.add_argument(f"--{name}", type=Path)
-    for name, default in {"count": 300, "asked": 60, "examples": 300, "steps": 6, "batch": 8, "length": 96}.items():
+    for name, default in {
+        "count": 300,
+        "max-questions": 60,
+        "examples": 300,
+        "steps": 6,
+        "batch": 8,
+        "length": 96,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--rate", type=float, default=5e-5)
@@ -297,7 +304,9 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(len(passage_rows))[: options.count]
     corpus = [build_passage(passage_rows[row]["title"] or "", passage_rows[row]["text"]) for row in np.sort(order)]
     questions = read_json_lines(options.questions) if options.questions else read_json_lines(Path(QUESTIONS))
-    sample = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
+    sample = [
+        questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.max_questions])
+    ]
     examples = load_examples(options, corpus)
     if options.only != "terms":
         print(json.dumps(compare_steps(folder, examples, options)), flush=True)

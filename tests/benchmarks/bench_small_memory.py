@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=384, help="dimensions of synthetic vectors")
     parser.add_argument("--vectors", type=Path, help="(n, d) .npy, instead of synthetic vectors")
     parser.add_argument("--queries", type=Path, help="(q, d) .npy, with --vectors")
-    parser.add_argument("--asked", type=int, default=200, help="queries")
+    parser.add_argument("--max-questions", type=int, default=200, help="maximum number of queries")
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--refine", type=int, default=10, help="ratio of the candidates whose vectors are read to k")
     parser.add_argument("--target", type=float, default=0.98, help="recall@k to reach")
@@ -165,10 +165,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.vectors:
-            vectors, queries = np.load(options.vectors, mmap_mode="r"), np.load(options.queries)[: options.asked]
+            vectors, queries = (
+                np.load(options.vectors, mmap_mode="r"),
+                np.load(options.queries)[: options.max_questions],
+            )
         else:
             vectors = np.load(Synthetic(options.dim).parts(folder, max(options.sizes), 1)[0], mmap_mode="r")
-            queries = Synthetic(options.dim).questions(options.asked)
+            queries = Synthetic(options.dim).questions(options.max_questions)
         for n in options.sizes:
             (part_folder := folder / f"{n}").mkdir()
             parts = write_parts(part_folder, vectors[:n].astype(np.float16), PARTS)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alone import run_alone
+from isolated_run import run_alone
 from passages import demo_passages, draw_sample
 from scipy.sparse import csr_matrix
 
@@ -57,7 +57,7 @@ def draw_synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors,
     terms = np.concatenate(rows).astype(np.int32)
     weights = np.clip(np.rint(rng.gamma(1.5, 0.5, len(terms)) * _SCALE), 1, 255).astype(np.uint8)
     passages = SparseVectors(terms, weights, compute_offsets(np.array([len(row) for row in rows])))
-    questions = np.zeros((options.asked, options.question_terms, 2), np.float32)
+    questions = np.zeros((options.max_questions, options.question_terms, 2), np.float32)
     for row in questions:
         own_terms = rng.permutation(rows[rng.integers(len(rows))])[:_OWN]
         candidate_terms = np.searchsorted(totals / totals[-1], rng.random(4 * options.question_terms))
@@ -78,7 +78,7 @@ def _take_terms(row: np.ndarray, count: int) -> np.ndarray:
 def encode_texts(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
     """Encode the passages and questions of files, or the demo's, with a model."""
     count = min(options.count, len(demo_passages())) if options.passages is None else options.count
-    rows, questions = draw_sample(options.passages, options.questions, count, options.asked)
+    rows, questions = draw_sample(options.passages, options.questions, count, options.max_questions)
     encoder = SparseEncoder.load(options.model)
     passages = encoder.encode_passages([row["title"] for row in rows], [row["text"] for row in rows])
     return passages, encoder.encode_questions(questions), encoder.dim
@@ -247,7 +247,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=40_000, help="passages")
     parser.add_argument("--terms", type=int, default=128, help="maximum terms of a synthetic passage")
     parser.add_argument("--question-terms", type=int, default=32, help="maximum terms of a synthetic question")
-    parser.add_argument("--asked", type=int, default=300)
+    parser.add_argument("--max-questions", type=int, default=300)
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-k", type=int, default=10)

@@ -10,7 +10,7 @@ with BM25, and with `--reranker FOLDER` both reranked, as paired differences wit
 `--model FOLDER` is a trained static encoder; by default one is distilled from MiniLM, with less
 recall. `--passages` and `--questions` are JSON lines, plain or .xz (`title`, `text`; `question`,
 `answers`, and `paragraph`, the id of the gold one); `--paragraphs` has the gold ones (also `id`).
-By default all are the demo's, which names no gold ones. `--rounds 0` leaves out the speed, `--asked
+By default all are the demo's, which names no gold ones. `--rounds 0` leaves out the speed, `--max-questions
 0` the quality. Prints one JSON line.
 `python tests/benchmarks/bench_static.py` takes about a minute.
 """
@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from alone import run_alone
-from distilled import write_static_encoder
+from isolated_run import run_alone
 from passages import demo_passages, read_json_lines
+from static_distillation import write_static_encoder
 
 from flows.demo import QUESTIONS, demo_encoder
 from rag_model.corpus.passages import PassageWriter
@@ -234,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "minilm", "passages", "paragraphs", "questions", "reranker"):
         parser.add_argument(f"--{name}", type=Path)
-    for name, default in {"count": 2000, "library": 1000, "asked": 300, "slow": 200, "reranked": 50}.items():
+    for name, default in {"count": 2000, "library": 1000, "max-questions": 300, "slow": 200, "reranked": 50}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--depth", type=int, default=50, help="passages of a question that are reranked")
     parser.add_argument("--rounds", type=int, default=2)
@@ -242,7 +242,7 @@ def main() -> None:
     torch.set_num_threads(1)
     minilm = str(options.minilm or demo_encoder())
     rows = read_json_lines(options.passages) if options.passages else demo_passages()
-    question_rows = sample_rows(read_json_lines(options.questions or Path(QUESTIONS)), options.asked)
+    question_rows = sample_rows(read_json_lines(options.questions or Path(QUESTIONS)), options.max_questions)
     corpus = [*(read_json_lines(options.paragraphs) if options.paragraphs else []), *sample_rows(rows, options.library)]
     with tempfile.TemporaryDirectory() as work:
         static = str(options.model or write_static_encoder(Encoder.load(minilm, device="cpu"), Path(work, "static")))

@@ -21,12 +21,12 @@ from typing import Any
 
 import contrast_steps
 import openrag_steps
-import taken
+import step_timing
 import torch
-from alone import WorkCost, run_alone
 from bench_realm import build_library
+from isolated_run import WorkCost, run_alone
 from passages import read_json_lines
-from taken import Step
+from step_timing import Step
 
 from flows.demo import QUESTIONS
 from rag_model.store.versions.snapshot import Snapshot
@@ -36,19 +36,20 @@ KINDS = ("pools", "online", "ict", "dpr")
 Side = tuple[Callable[..., Any], tuple[Any, ...]]  # builds a step's modules and loss; its arguments
 
 
-def run(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int, take: Callable[..., Any]) -> list[Step]:
+def run(side: Callable[..., Any], arguments: tuple[Any, ...], steps: int, take_steps: Callable[..., Any]) -> list[Step]:
     """Build one side, and run its steps."""
     module, loss = side(*arguments)
-    step_results: list[Step] = take(module, loss, steps, 1e-6)
+    step_results: list[Step] = take_steps(module, loss, steps, 1e-6)
     return step_results
 
 
 def compare(kind: str, sides: tuple[Side, Side], options: argparse.Namespace) -> dict[str, Any]:
     """Run both sides in turns and compare them."""
     runs: dict[str, list[WorkCost]] = {"ours": [], "plain": []}
+    take_functions = step_timing.take_our_steps, step_timing.take_plain_steps
     for _ in range(options.rounds):
-        for take, (side, arguments) in zip((taken.take_our_steps, taken.take_plain_steps), sides, strict=True):
-            runs[take.__name__].append(run_alone(run, side, arguments, options.steps, take))
+        for costs, take_steps, (side, arguments) in zip(runs.values(), take_functions, sides, strict=True):
+            costs.append(run_alone(run, side, arguments, options.steps, take_steps))
     cpu = {name: [step.cpu_seconds for cost in costs for step in cost.value[1:]] for name, costs in runs.items()}
     peak = {name: statistics.median(cost.anonymous_mb for cost in costs) for name, costs in runs.items()}
     losses = [[step.loss for step in run[0].value] for run in runs.values()]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from served import K, add_sample_options, cpu_seconds, load_sample, memory_mb, publish, service
+from service_load import K, add_sample_options, cpu_seconds, load_sample, memory_mb, publish, service
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from flows.demo import demo_encoder
@@ -152,7 +152,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_WAITS})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_sample_options(parser, count=300)
-    parser.set_defaults(asked=10)
+    parser.set_defaults(max_questions=10)
     parser.add_argument("--model", type=Path, help="a folder of a generator; by default one of random weights")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -7,7 +7,7 @@ growth of the service's anonymous memory: the median of the last tenth of the sw
 published run:
 
     python tests/benchmarks/bench_swap.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 60000
-        --asked 3000 --swaps 100 --cache FOLDER
+        --max-questions 3000 --swaps 100 --cache FOLDER
 """
 
 import argparse
@@ -20,7 +20,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from served import TimedRequest, add_sample_options, get, load, load_sample, memory_mb, percentile_ms, publish, service
+from service_load import (
+    TimedRequest,
+    add_sample_options,
+    get,
+    load,
+    load_sample,
+    memory_mb,
+    percentile_ms,
+    publish,
+    service,
+)
 
 from rag_model.store import Store
 from rag_model.store.versions.moves import tag
@@ -34,22 +44,24 @@ def measure(store: Store, snapshots: list[str], questions: list[str], options: a
     mode = ["--in-memory"] if options.in_memory else []
     with service(store.url, folder / "dest", "--poll", "0.1", *mode) as (address, process):
         ours, theirs = get_context("spawn").Pipe()
-        ended = folder / "ended"
-        client = get_context("spawn").Process(target=_ask, args=(theirs, address, questions, options.clients, ended))
+        load_ended = folder / "ended"
+        client = get_context("spawn").Process(
+            target=_ask, args=(theirs, address, questions, options.clients, load_ended)
+        )
         client.start()
         theirs.close()
         ours.recv()
         time.sleep(options.rest)
         swaps, memory = [], []
         for number in range(options.swaps):
-            began = time.monotonic()
+            swap_start = time.monotonic()
             tag(store, snapshots[number % 2], "latest")
             while get(address, "/snapshot")[1]["snapshot"] != snapshots[number % 2]:
                 time.sleep(0.02)
-            swaps.append((began, time.monotonic()))
-            time.sleep(max(options.rest, swaps[-1][1] - began))  # outside of a swap for as long as it took
+            swaps.append((swap_start, time.monotonic()))
+            time.sleep(max(options.rest, swaps[-1][1] - swap_start))  # outside of a swap for as long as it took
             memory.append(memory_mb(process))
-        ended.touch()
+        load_ended.touch()
         requests: list[TimedRequest] = ours.recv()
         client.join()
     return {
@@ -60,16 +72,16 @@ def measure(store: Store, snapshots: list[str], questions: list[str], options: a
     }
 
 
-def _ask(pipe: Connection, address: str, questions: list[str], clients: int, ended: Path) -> None:
+def _ask(pipe: Connection, address: str, questions: list[str], clients: int, load_ended: Path) -> None:
     pipe.send("ready")
-    pipe.send(load(address, questions, clients, ended))
+    pipe.send(load(address, questions, clients, load_ended))
 
 
 def _report(requests: list[TimedRequest], swaps: list[tuple[float, float]], memory: list[float]) -> dict[str, Any]:
     during = [
         request
         for request in requests
-        if any(request.ended >= began and request.began <= ended for began, ended in swaps)
+        if any(request.end_seconds >= start and request.start_seconds <= end for start, end in swaps)
     ]
     during_ids = {id(request) for request in during}
     outside = [request for request in requests if id(request) not in during_ids]
@@ -77,11 +89,11 @@ def _report(requests: list[TimedRequest], swaps: list[tuple[float, float]], memo
     p99 = {"during": percentile_ms(during, 99), "outside": percentile_ms(outside, 99)}
     return {
         "swaps": len(swaps),
-        "swap_s": round(statistics.median(ended - began for began, ended in swaps), 2),
-        "asked": len(requests),
-        "asked_during": len(during),
+        "swap_s": round(statistics.median(end - start for start, end in swaps), 2),
+        "requests": len(requests),
+        "requests_during_swaps": len(during),
         "failed": sum(request.status != 200 for request in requests),
-        "mixed": sum(request.mixed for request in requests),
+        "mixed": sum(request.is_mixed for request in requests),
         "ratio": round(p99["outside"] / p99["during"], 2) if during else None,
         "p99_ms": p99,
         "p50_ms": {"during": percentile_ms(during, 50), "outside": percentile_ms(outside, 50)},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from openrag_steps import format_passage, without_dropout
-from taken import Loss
+from step_timing import Loss
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertModel
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from alone import WorkCost, run_alone
+from isolated_run import WorkCost, run_alone
 from recall_curves import compare_curves, interpolate_recall
 
 from rag_model.index.build import iter_slices

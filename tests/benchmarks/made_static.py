@@ -1,7 +1,7 @@
 """A static encoder without any training: MiniLM's tokenizer, and a random vector for each token.
 
 Texts with the same words are near each other, so cells and graphs behave as with a trained encoder; its results are
-meaningless. The vectors are weighted by the rank of the token, as model2vec does (`distilled.py`).
+meaningless. The vectors are weighted by the rank of the token, as model2vec does (`static_distillation.py`).
 """
 
 import json

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_openrag import Proposals, by_bags
-from taken import Loss
+from step_timing import Loss
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForConditionalGeneration
 
@@ -169,11 +169,11 @@ def plain(inputs: TrainingInputs) -> tuple[nn.Module, Loss]:
         ]
         ignored = torch.tensor(is_positive).scatter(1, gold[:, None], False)
         read, read_bag = weigh(1, [format_passage(passage) for passage in passages])
-        query_weights, asked_bag = weigh(0, [example.question for example in batch.examples])
+        query_weights, question_bag = weigh(0, [example.question for example in batch.examples])
         pairs = (
-            (keep_heaviest(query_weights, asked_bag), read),
+            (keep_heaviest(query_weights, question_bag), read),
             (query_weights, keep_heaviest(read, read_bag)),
-            (asked_bag, read),
+            (question_bag, read),
             (query_weights, read_bag),
         )
         return torch.stack(

@@ -38,21 +38,23 @@ def embed_sample(
     passages: Path | None,
     questions: Sequence[Path],
     count: int,
-    asked: int,
+    max_questions: int,
     words: int = 0,
     encoder: str | None = None,
 ) -> SampledVectors:
-    """Embed `count` passages and `asked` questions, drawn by a fixed seed, or read their vectors from `cache`.
+    """Embed `count` passages and `max_questions` questions, drawn by a fixed seed, or read their vectors from `cache`.
 
     With `words`, up to three pieces of `words` words of every passage are embedded in its place. `encoder` is the
     folder of another encoder than MiniLM.
     """
     cache.mkdir(parents=True, exist_ok=True)
     names = [path.name for path in (passages, *questions) if path is not None]
-    key = digest_json([*names, count, asked, *([words] if words else []), *([encoder] if encoder else [])])[-12:]
+    key = digest_json([*names, count, max_questions, *([words] if words else []), *([encoder] if encoder else [])])[
+        -12:
+    ]
     files = [cache / f"{kind}-{key}.npy" for kind in ("passages", "questions")]
     if not all(file.is_file() for file in files):
-        rows, texts = draw_sample(passages, questions, count, asked)
+        rows, texts = draw_sample(passages, questions, count, max_questions)
         rows = [piece for row in rows for piece in cut_pieces(row, words)] if words else rows
         for file, vectors in zip(files, _encode(rows, texts, encoder), strict=True):
             np.save(file, vectors, allow_pickle=False)
@@ -60,12 +62,12 @@ def embed_sample(
 
 
 def draw_sample(
-    passages: Path | None, questions: Sequence[Path], count: int, asked: int
+    passages: Path | None, questions: Sequence[Path], count: int, max_questions: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the passages and questions whose vectors `embed_sample` returns."""
     rows = _sample_rows(read_json_lines(passages) if passages else demo_passages(), count)
     return rows, _sample_rows(
-        [row["question"] for path in questions or [QUESTIONS] for row in read_json_lines(path)], asked
+        [row["question"] for path in questions or [QUESTIONS] for row in read_json_lines(path)], max_questions
     )
 
 

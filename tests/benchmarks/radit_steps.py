@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import taken
+import step_timing
 import torch
-from taken import Loss, Step
+from step_timing import Loss, Step
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
@@ -69,13 +69,15 @@ def ours(folder: Path, stage: str, steps: int) -> list[Step]:
     """Run steps of a stage's task as this library trains."""
     task = _open_task(folder, stage)
     batch = task.batches(0)[0]
-    return taken.take_our_steps(task.module.train(), lambda _: task.loss(batch)[0], steps, RATE)
+    return step_timing.take_our_steps(task.module.train(), lambda _: task.loss(batch)[0], steps, RATE)
 
 
 def theirs(folder: Path, stage: str, steps: int) -> list[Step]:
     """Run steps of a plain loop on the same texts."""
     batch_rows = json.loads((folder / f"{stage}.json").read_text())
-    return taken.take_plain_steps(*(_plain_lm if stage == "lm" else _plain_retriever)(folder, batch_rows), steps, RATE)
+    return step_timing.take_plain_steps(
+        *(_plain_lm if stage == "lm" else _plain_retriever)(folder, batch_rows), steps, RATE
+    )
 
 
 def write_batch(folder: Path, stage: str) -> None:

@@ -24,15 +24,15 @@ def measure_spans(spans: Sequence[Span], gold: Sequence[Span]) -> SpanMeasures:
     >>> measure_spans([(0, 10), (5, 15)], [(8, 18)])
     SpanMeasures(recall=0.7, precision=0.35, iou=0.30434782608695654)
     """
-    n_shared, n_read, n_wanted = (
+    n_shared, n_read, n_gold = (
         count_shared(spans, gold),
         sum(map(_span_length, spans)),
         sum(map(_span_length, merge_spans(gold))),
     )
     return SpanMeasures(
-        recall=n_shared / n_wanted if n_wanted else 1.0,
+        recall=n_shared / n_gold if n_gold else 1.0,
         precision=n_shared / n_read if n_read else 0.0,
-        iou=n_shared / max(1, n_read + n_wanted - n_shared),
+        iou=n_shared / max(1, n_read + n_gold - n_shared),
     )
 
 

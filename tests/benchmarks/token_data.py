@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--passages", type=Path, nargs="+", default=[], help="JSON lines with title and text")
     parser.add_argument("--questions", type=Path, help="JSON lines with question, and paragraph, passages or answers")
     parser.add_argument("--count", type=int, default=600, help="passages, from the first on")
-    parser.add_argument("--asked", type=int, default=60, help="questions")
+    parser.add_argument("--max-questions", type=int, default=60, help="maximum number of questions")
     parser.add_argument("--colbert", help="folder of a trained ColBERT")
     parser.add_argument(
         "--store", help="a store whose snapshot has token vectors, in place of --passages and --colbert"
@@ -46,8 +46,8 @@ class TokenSample:
 
     tokens: list[Path]  # files of the passages' token vectors
     dense: Vectors  # (n, 384), one vector of each passage
-    asked_tokens: Vectors  # (q, l, d)
-    asked: Vectors  # (q, 384)
+    question_tokens: Vectors  # (q, l, d)
+    question_vectors: Vectors  # (q, 384)
     relevant: list[set[int]]  # rows, by question
     texts: list[str]
     encoder: str
@@ -69,7 +69,7 @@ def read(options: argparse.Namespace, cache: Path) -> TokenSample:
     question_rows = read_json_lines(options.questions or QUESTIONS)
     rows, question_rows = (
         rows[: options.count],
-        question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked],
+        question_rows[:: max(1, len(question_rows) // options.max_questions)][: options.max_questions],
     )
     row_by_id = dict[str, int]()
     for number, row in enumerate(rows):  # questions are about the first row of an id, which later files may repeat
@@ -110,7 +110,7 @@ def _read_store(options: argparse.Namespace) -> TokenSample:
             for question in read_json_lines(options.questions)
             if all(name in rows for name in question["passages"])
         ]
-        question_rows = question_rows[:: max(1, len(question_rows) // options.asked)][: options.asked]
+        question_rows = question_rows[:: max(1, len(question_rows) // options.max_questions)][: options.max_questions]
         texts = [question["question"] for question in question_rows]
         token_encoder = TokenEncoder.load(snapshot.folder(question_encoder_path(TOKENS)), device="cpu")
         dense_encoder = Encoder.load(snapshot.folder(question_encoder_path(EMBEDDINGS)), device="cpu")
@@ -158,7 +158,7 @@ def estimate_interval(difference: Vectors) -> list[float]:
 def search_exhaustively(data: TokenSample, tokens: TokenVectors) -> Rows:
     """Return the best rows of every question by MaxSim over all passages, (q, 10)."""
     best = []
-    for question in data.asked_tokens:
+    for question in data.question_tokens:
         scores = maxsim(question[None], tokens.vectors, tokens.offsets)[0]
         best.append(np.lexsort((np.arange(len(scores)), -scores))[:K])
     return np.array(best)

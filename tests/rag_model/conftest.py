@@ -132,5 +132,5 @@ def worker_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run workers of benchmarks as threads: the test of a build by a GPU starts the processes."""
     monkeypatch.syspath_prepend(FOLDER)
     context = SimpleNamespace(Pipe=Pipe, Process=WorkerThread)
-    for module in (import_module("alone"), multiprocessing):
+    for module in (import_module("isolated_run"), multiprocessing):
         monkeypatch.setattr(module, "get_context", lambda _: context)

@@ -37,7 +37,16 @@ def test_reranking_benchmark_measures_the_gain(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in file_rows))
         files += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
     model = save_cross_encoder(tmp_path / "cross")
-    sizes = ["--rounds", "0", "--threads", "1", "--asked", "3", "--depth", "6"]  # its speed beside the peer takes long
+    sizes = [
+        "--rounds",
+        "0",
+        "--threads",
+        "1",
+        "--max-questions",
+        "3",
+        "--depth",
+        "6",
+    ]  # its speed beside the peer takes long
     files += ["--passages", str(tmp_path / "paragraphs.jsonl")]
     quality = json.loads(run_benchmark("bench_rerank.py", "--model", model, *sizes, *files))
     assert quality["questions"] == 3

@@ -59,7 +59,7 @@ def test_benchmarks_of_graphs_take_passages(tmp_path: Path, worker_threads: None
     rows = [{"title": a, "text": f"{b} and {c}"} for a in words for b in words for c in words]
     passages.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     questions.write_text("".join(f"{json.dumps({'question': word})}\n" for word in words))
-    common_arguments = ["--passages", passages, "--questions", questions, "--asked", "8", "--cache", tmp_path]
+    common_arguments = ["--passages", passages, "--questions", questions, "--max-questions", "8", "--cache", tmp_path]
     passages_report = report(
         "bench_hnsw_passages.py", *common_arguments, "--count", "150", "--cells", "2", "--links", "4", "--k", "5"
     )
@@ -242,7 +242,7 @@ def test_bench_index_search_compares_with_faiss(worker_threads: None) -> None:
 
 def test_bench_index_memory_projects_memory_and_measures_recall(tmp_path: Path, worker_threads: None) -> None:
     table, kinds = tmp_path / "table.md", ["Flat", "HNSW8_SQ8", "IVF,RaBitQ4,Refine(vectors)"]
-    tiny = ["--n", "1200", "--dim", "32", "--asked", "20", "--k", "5", "--markdown", table]
+    tiny = ["--n", "1200", "--dim", "32", "--max-questions", "20", "--k", "5", "--markdown", table]
     flat, graph, lists = report("bench_index_memory.py", *tiny, "--only", *kinds)["indexes"]
     assert flat["index_gb"] == pytest.approx(4 * 768 * 21_015_324 / 1e9, abs=0.1)
     assert flat["recall_mean"] == 1
@@ -252,7 +252,21 @@ def test_bench_index_memory_projects_memory_and_measures_recall(tmp_path: Path, 
 
 
 def test_bench_small_memory_measures_each_size() -> None:
-    tiny = ["--sizes", "600", "1200", "--dim", "32", "--asked", "20", "--k", "5", "--cold", "2", "--threads", "1"]
+    tiny = [
+        "--sizes",
+        "600",
+        "1200",
+        "--dim",
+        "32",
+        "--max-questions",
+        "20",
+        "--k",
+        "5",
+        "--cold",
+        "2",
+        "--threads",
+        "1",
+    ]
     tiny += ["--peers", "600"]
     (index,) = report("bench_small_memory.py", *tiny)["indexes"].values()
     assert [row["index"] for row in index["rows"]] == ["RR32,IVF8,RaBitQ", "RR32,IVF16,RaBitQ"]
@@ -287,7 +301,7 @@ def test_bench_maxsim_compares_codecs_and_candidates(tmp_path: Path) -> None:
 
 
 def test_bench_sparse_compares_with_a_product_of_matrices(worker_threads: None) -> None:
-    few = ["--asked", "9", "--rounds", "1", "--parts", "3", "-k", "5"]
+    few = ["--max-questions", "9", "--rounds", "1", "--parts", "3", "-k", "5"]
     sparse_report = report("bench_sparse.py", "--count", "500", "--terms", "20", "--question-terms", "12", *few)
     assert sparse_report["ratio"] > 0
     assert (sparse_report["n"], sparse_report["questions"], sparse_report["model"]) == (500, 9, False)

@@ -45,7 +45,7 @@ class SpanQuestion:
 
     text: str
     corpus: str
-    wanted: tuple[Span, ...]
+    gold_spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)

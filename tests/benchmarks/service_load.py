@@ -47,11 +47,11 @@ _LOOK = 0.05  # seconds between two checks whether the load ends
 class TimedRequest:
     """One request, as seen by its client; times are seconds of the machine's monotonic clock."""
 
-    began: float
-    ended: float
+    start_seconds: float
+    end_seconds: float
     status: int  # 0: the connection broke
     snapshot: str
-    mixed: bool  # the reply has passages of both snapshots
+    is_mixed: bool  # the reply has passages of both snapshots
 
 
 def add_sample_options(parser: argparse.ArgumentParser, count: int) -> None:
@@ -59,13 +59,13 @@ def add_sample_options(parser: argparse.ArgumentParser, count: int) -> None:
     parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
     parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
     parser.add_argument("--count", type=int, default=count, help="passages")
-    parser.add_argument("--asked", type=int, default=74, help="different questions")
+    parser.add_argument("--max-questions", type=int, default=74, help="different questions")
     parser.add_argument("--cache", type=Path, help="where vectors are kept")
 
 
 def load_sample(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Vectors, list[str]]:
     """Return the passages of the options, their vectors, and the questions; by default the cache is in `folder`."""
-    selection = options.passages, options.questions, options.count, options.asked
+    selection = options.passages, options.questions, options.count, options.max_questions
     vectors = embed_sample(options.cache or folder / "cache", *selection).passages
     rows, questions = draw_sample(*selection)
     return rows, vectors, questions
@@ -146,7 +146,7 @@ def load(address: str, questions: Sequence[str], clients: int, until: Path | flo
     """Send queries from `clients` clients, for some seconds or until a file exists; return all requests, in order."""
     bodies = (json.dumps({"questions": [question], "k": K}).encode() for question in questions)
     requests = [_request("POST", "/search", body) for body in bodies]
-    began = looked = time.monotonic()
+    start = last_check = time.monotonic()
     finished_requests: list[TimedRequest] = []
     with DefaultSelector() as selector:
         for number in range(clients):
@@ -159,9 +159,9 @@ def load(address: str, questions: Sequence[str], clients: int, until: Path | flo
                     continue
                 finished_requests.append(request)
                 key.data.ask() if goes_on else key.data.close()
-            if (current_time := time.monotonic()) > looked + _LOOK:
-                goes_on, looked = (
-                    (not until.exists() if isinstance(until, Path) else current_time < began + until),
+            if (current_time := time.monotonic()) > last_check + _LOOK:
+                goes_on, last_check = (
+                    (not until.exists() if isinstance(until, Path) else current_time < start + until),
                     current_time,
                 )
     return finished_requests
@@ -196,12 +196,12 @@ class _Client:
 
     def __init__(self, address: str, requests: Sequence[bytes], step: int, selector: BaseSelector) -> None:
         self._address, self._requests, self._step, self._selector = address, requests, step, selector
-        self._place, self._began = 0, 0.0
+        self._place, self._start_seconds = 0, 0.0
         self._connect()
 
     def ask(self) -> None:
         """Send the next request."""
-        self._began = time.monotonic()
+        self._start_seconds = time.monotonic()
         with suppress(OSError):  # the connection is broken; `read_reply` handles it
             self._connection.socket.sendall(self._requests[self._place])
         self._place = (self._place + self._step) % len(self._requests)
@@ -213,8 +213,8 @@ class _Client:
         except OSError:
             self.close()
             self._connect()
-            return TimedRequest(self._began, time.monotonic(), 0, "", False)
-        return None if reply is None else _parse_reply(self._began, time.monotonic(), *reply)
+            return TimedRequest(self._start_seconds, time.monotonic(), 0, "", False)
+        return None if reply is None else _parse_reply(self._start_seconds, time.monotonic(), *reply)
 
     def close(self) -> None:
         """Close the connection."""
@@ -226,11 +226,11 @@ class _Client:
         self._selector.register(self._connection.socket, EVENT_READ, self)
 
 
-def _parse_reply(began: float, ended: float, status: int, reply: bytes) -> TimedRequest:
+def _parse_reply(start_seconds: float, end_seconds: float, status: int, reply: bytes) -> TimedRequest:
     """Find the marks of the snapshots at the beginning of titles, without parsing JSON, as clients share the cores."""
     snapshot = reply[13:77].decode(errors="replace") if status == 200 else ""
-    mixed = b'"title":"RED' in reply and b'"title":"BLU' in reply
-    return TimedRequest(began, ended, status, snapshot, mixed)
+    is_mixed = b'"title":"RED' in reply and b'"title":"BLU' in reply
+    return TimedRequest(start_seconds, end_seconds, status, snapshot, is_mixed)
 
 
 def _request(method: str, path: str, body: bytes) -> bytes:
@@ -241,7 +241,9 @@ def _request(method: str, path: str, body: bytes) -> bytes:
 def percentile_ms(requests: Sequence[TimedRequest], share: float) -> float:
     """Return a percentile of the requests' latency in milliseconds; `share` is in percent."""
     return (
-        round(float(np.percentile([request.ended - request.began for request in requests], share)) * 1e3, 2)
+        round(
+            float(np.percentile([request.end_seconds - request.start_seconds for request in requests], share)) * 1e3, 2
+        )
         if requests
         else 0.0
     )

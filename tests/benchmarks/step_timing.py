@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from alone import WorkCost
+from isolated_run import WorkCost
 from torch import Tensor, nn
 
 from rag_model.process import release_freed_memory
