@@ -89,12 +89,12 @@ def compare(
         questions: DPR's CSV, JSONL with `question` and `answers` or `passages`, KILT's JSONL, or a
             BEIR folder.
         retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first.
-            None: the snapshot's own.
+            By default the snapshot's default retriever.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot.
-        k: number of passages at which retrieval is measured; None: 20, or fewer if a retriever
+        k: number of passages at which retrieval is measured; by default 20, or fewer if a retriever
             returns fewer.
-        judged_by: how relevance is judged; None: by pages for a BEIR folder, by passages if every
-            question names one, else by answers.
+        judged_by: how relevance is judged; by default by pages for a BEIR folder, by passages if
+            every question names one, otherwise by answers.
         patterns: the answers are regular expressions.
         encoder: question encoder in place of the snapshot's: a folder or a hub name.
         report: write the HTML report to this file.

@@ -75,14 +75,14 @@ def evaluate(
     """Answer `questions` with `model` from the snapshot that `ref` names, and measure the answers.
 
     Args:
-        store: URL or folder of the store; answers are kept in its memo.
+        store: URL or folder of the store, which also stores the answers.
         model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of
             one; for the reader `concat` also a folder of a generator, or `openai:MODEL`.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot. Snapshot and model are
             pinned by id before the first search.
         settings: all other settings, such as the retriever; by default the default settings.
-        rows: write one JSON object a question to this file.
+        rows: write one JSON object per question to this file.
         kilt: write KILT's prediction file to this path.
         report: write the HTML report to this path.
         asks: the encoder of the passages that the model searches, if the model does not name it: a

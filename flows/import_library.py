@@ -66,12 +66,12 @@ def import_library(
     Args:
         passages: Path, URL or glob of passages or documents, in a format that `reindex` accepts.
         vectors: `.npy`, Parquet or faiss Flat files or folders of them; row i belongs to passage i.
-            None: the files of passages have them.
+            By default the files of passages contain them.
         store: URL or folder of the store; created if it does not exist.
         encoder: Folder or hub name of the encoder that made the vectors; a sample of them is
             checked.
-        recipe: The indexes and the gate; its other settings are not used. None: the default one, or
-            no index but those of `index_files`.
+        recipe: The indexes and the gate; its other settings are not used. By default the default
+            recipe, or only the indexes of `index_files`.
         ref: The ref to move to the new snapshot.
         index_files: NAME=FILE of faiss HNSW, IVF or Flat files that become the indexes of these
             names; id i is passage i.

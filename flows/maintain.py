@@ -88,7 +88,7 @@ def watch(
         beam_options: options of Beam and of its runner.
         deployment: FLOW/NAME; start its run on a machine of the estimated size (`flows.launch`)
             without waiting for it; by default build in this run.
-        most: the maximum memory, cores and GPUs for such a run.
+        most: the maximum memory, cores and GPUs of such a run.
         hours: the intended duration, approximately.
 
     Raises:
@@ -134,9 +134,9 @@ def upkeep(
 
     Args:
         store: URL or folder of the store.
-        keep: number of newest moves of every ref to keep, of any age.
-        older_than: keep younger moves: 90d, 24h.
-        grace: keep files that are younger than this: 24h.
+        keep: number of newest moves of every ref to keep, whatever their age.
+        older_than: delete only older moves, such as 90d or 24h.
+        grace: keep younger files, such as 24h.
         dry_run: only report what would be expired and deleted; the default, since a deletion cannot
             be undone.
     """

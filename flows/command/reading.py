@@ -27,7 +27,7 @@ ReaderOption = Annotated[
         "reads all passages in one prompt; `extractive` takes a span of a passage and needs a "
         "folder of a question-answering model or of DPR's reader; `auto` answers from the "
         "model's weights or from "
-        "passages, as --route decides, and reads passages like `marginal` if the model is a RAG model, else like "
+        "passages, as --route decides, and reads passages like `marginal` if the model is a RAG model, otherwise like "
         "`concat`. By default marginal, and concat for a model behind an endpoint."
     ),
 ]

@@ -11,23 +11,24 @@ from cyclopts import Parameter
 from rag_model.errors import RefusedError, UsageError
 
 StoreUrl = Annotated[
-    str, Parameter(name="--store", help="The store of snapshots: a folder, s3://…, gs://…, az://…; to read, hf://….")
+    str,
+    Parameter(
+        name="--store", help="The store of snapshots: a folder, s3://…, gs://… or az://…; read-only also hf://…."
+    ),
 ]
 MaybeStoreUrl = Annotated[
     str | None,
     Parameter(
-        name="--store", help="The store of snapshots: a folder, s3://…, gs://…, az://… or hf://…; none with --folder."
+        name="--store", help="The store of snapshots: a folder, s3://…, gs://…, az://… or hf://…; not with --folder."
     ),
 ]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
-IndexName = Annotated[
-    str | None, Parameter(help="An index of the snapshot, or `exact`: the short form of --retriever.")
-]
+IndexName = Annotated[str | None, Parameter(help="An index of the snapshot, or `exact`; a short form of --retriever.")]
 RetrieverName = Annotated[
     str | None,
     Parameter(
-        help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50), "
-        "where(A, kind=table); A:100 retrieves 100 from A. By default the snapshot's own."
+        help="Retriever expression: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50) or "
+        "where(A, kind=table); A:100 retrieves 100 passages with A. By default the snapshot's default retriever."
     ),
 ]
 AnyName = Annotated[  # for verbs that take snapshots and models
@@ -41,7 +42,7 @@ AnyVersion = Annotated[  # for verbs that take evaluations too
         "`evaluation:`, an id of an evaluation."
     ),
 ]
-Yes = Annotated[bool, Parameter(help="Do it; without this the verb only reports what it would delete.")]
+Yes = Annotated[bool, Parameter(help="Delete; without this option, the command only reports what it would delete.")]
 EncoderName = Annotated[  # not `--encoder`, which names the passage encoder of reindex in settings
     str | None,
     Parameter(name="--question-encoder", help="Encode questions with this encoder instead of the snapshot's."),

@@ -46,10 +46,10 @@ def answer(
     the answer while it is generated.
 
     Args:
-        question: One or more questions, each one argument.
+        question: One or more questions, one per argument.
         k: Passages per question; by default as in training.
-        beams: Beams of the search for an answer; 1 is greedy.
-        questions_file: A file of questions; `-` reads standard input.
+        beams: Beams of the search for an answer; 1 means greedy decoding.
+        questions_file: A file of questions; `-` means standard input.
     """
     questions, named_retriever = collect_questions(question, questions_file), choose_expression(index, retriever)
     settings = (reading or ReadingOptions()).build_reader_settings(model, store, beams)

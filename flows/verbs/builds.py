@@ -54,8 +54,7 @@ def reindex(
             site renders it.
         structures: Also make passages of a wiki's structures, tables, infobox or lists, instead
             of the recipe's choice; separate several by commas.
-        every: Follow a wiki until interrupted: look for changes after each interval, such as
-            1m.
+        every: Follow a wiki until interrupted: check for changes after each interval, such as 1m.
         explain: Report what would be reused, what changed, and the expected cost, from past builds;
             the dump is chunked, but nothing is built.
     """

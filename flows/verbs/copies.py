@@ -118,11 +118,11 @@ def pull(
     Args:
         dest: A folder; `DEST/current` is a link to the version that was pulled last.
         index: Pull only this index, or `exact`; repeat it for more.
-        no_embeddings: Leave out the vectors, and the indexes that rank by them.
+        no_embeddings: Leave out the vectors, and the indexes that rerank by them.
         passages_only: Pull only the passages.
-        no_mapped: Make no memory-mapped copy of the passages, which is three times their size.
-        keep: Number of versions pulled last to keep in DEST, besides those being read; by
-            default all. With it, versions that were taken down are deleted.
+        no_mapped: Write no memory-mapped copy of the passages, which takes three times their size.
+        keep: Number of versions to keep in DEST (those pulled last), besides versions being read;
+            by default all. With it, versions that were taken down are deleted.
     """
     opened_store = Store.open(store)
     catalog, name = opened_store.find_catalog(ref)

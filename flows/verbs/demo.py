@@ -22,7 +22,7 @@ def demo(*, folder: str = "bookwheel-demo", common: Common | None = None) -> Rep
     first time and seconds after that. Needs the extra `demo`, no network.
 
     Args:
-        folder: The folder to build it in; other stores are not changed.
+        folder: The folder for its store; other stores are not changed.
     """
     build_reply = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
     evaluate_reply = evaluate(store=folder, questions=str(QUESTIONS))

@@ -70,10 +70,10 @@ def evaluate(
     nothing is recorded, and the reply says so.
 
     Args:
-        questions: DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.
-        retriever: How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several,
-            rerank(A, MODEL, 50); A:100 retrieves 100 from A. Repeat it to compare others with
-            the first. By default the snapshot's own.
+        questions: DPR's CSV, JSONL with `question` and `answers`, KILT's JSONL, or a BEIR folder.
+        retriever: Retriever expression: an index, rrf(A, B, k=60, weights=[1, 1]) or rerank(A,
+            MODEL, 50); A:100 retrieves 100 from A. Repeat it to compare others with the first. By
+            default the snapshot's own.
         index: An index of the snapshot, or `exact`; the short form of --retriever. Repeat it
             for more.
         k: Passages per question. The default is 20, or all of a smaller corpus; with --model it
@@ -91,7 +91,7 @@ def evaluate(
         label: With --answers labels: a label and the word of one token that stands for it, such
             as SUPPORTS=true; repeat it for each label. The likeliest label is the answer, and
             no text is generated.
-        beams: With --model: beams of the search for an answer; 1 is greedy.
+        beams: With --model: beams of the search for an answer; 1 means greedy decoding.
         ablations: With --model: also measure closed book, the gold passage, shuffled passages,
             several k, the hits of BM25 and of the frozen retriever for this same model (the
             paper trains one with each), and all passages if they fit into one prompt; and say

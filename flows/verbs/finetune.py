@@ -39,7 +39,7 @@ def finetune(
     model:NAME, 50)"`.
 
     Args:
-        store: The store of snapshots: a folder, s3://…, gs://… or az://…. Required.
+        store: The store of snapshots: a folder, s3://…, gs://… or az://…. Required for a training.
         work: Keep checkpoints and curves in this folder; the newest checkpoint is in the store
             as well.
         print_settings: Print a file for --training with all settings, defaults and sources;

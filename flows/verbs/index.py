@@ -122,27 +122,29 @@ def index(
     `bookwheel index --plan --index Impact --n 1000`.
 
     Args:
-        paths: VECTORS… OUT: .npy or Parquet files, or folders of them; then the file to write.
-        factory: A faiss factory string; by default the best that fits in memory.
-        shards: Cells of a graph, built in parallel; by default by size.
+        paths: VECTORS… OUT: .npy or Parquet files, or folders of them; then the index file to
+            write.
+        factory: A faiss factory string; by default the best index that fits into memory.
+        shards: Number of cells of a graph, which are built in parallel; the default depends on the
+            size.
         metric: Inner product, or squared distance.
         memory: Memory for building and for searching: 16GB, 512MiB; by default the free memory.
         recall: Choose the index and its search parameters for this recall@20, such as 0.95. Without
             --index only structures that reach it are considered; those of --plan may rerank by the
             vectors of a snapshot.
-        questions: Query vectors to measure with; by default some of the indexed ones.
+        questions: Query vectors for the measurement; by default some of the indexed vectors.
         column: The column of Parquet files, if several contain vectors.
         invalid: Rows with a NaN or an infinity: refuse them, or drop them and write the numbers of
             the other rows to OUT.rows.npy.
-        ef_construction: Candidates for the links of a node.
-        border: Mean number of further cells per vector whose graph contains it too.
-        linked: Mean number of further cells per vector that it is linked into.
+        ef_construction: Number of candidates for the links of a graph node.
+        border: Mean number of further cells whose graphs contain a vector.
+        linked: Mean number of further cells that a vector is linked into.
         seed: Seed of all random numbers.
         plan: Report the planned index and its cost; build nothing.
         n: With --plan: the number of vectors, if there are none yet.
-        d: With --plan: their dimensions.
-        work: Folder for temporary files, which all workers reach; by default that of OUT.
-        disk: Limit of disk for the index and the vectors that rerank its candidates: 50GB.
+        d: With --plan: the dimension of the vectors.
+        work: Folder for temporary files, which all workers can access; by default that of OUT.
+        disk: Disk limit for the index with the vectors that rerank its candidates, such as 50GB.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     for path in files:

@@ -30,7 +30,7 @@ def tag(
     Args:
         snapshot: A ref, ref@number, an id, or a unique prefix of one; with `model:` before it,
             that of a model.
-        ref: Letters, digits, `.`, `_` and `-`.
+        ref: Name of the ref: letters, digits, `.`, `_` and `-`.
         note: A note for the ref's log.
         delete: `tag --delete REF`: delete REF; a dry run unless --yes.
     """
@@ -99,7 +99,7 @@ def rollback(
     Args:
         ref: The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists
             its numbers, and REF@NUMBER is the same as REF --to NUMBER.
-        to: A number of the ref's log; by default that of the snapshot before.
+        to: A number in the ref's log; by default the one that names the previous snapshot.
     """
     opened_store = Store.open(store)
     name, _, number = ref.partition("@")

@@ -42,15 +42,16 @@ def release(
     continues when the same command is run again.
 
     Args:
-        retriever: How to find passages, as `evaluate` takes it; by default the snapshot's own.
-        k: Passages to measure, by default 20; with a model, to answer from.
+        retriever: Retriever expression, as for `evaluate`; by default the snapshot's default
+            retriever.
+        k: Passages per question: to measure, by default 20, or with a model to answer from.
         judge: How relevance is judged, as for `evaluate`.
         answers: The kind of the answers, as for `evaluate`.
         floor: A measure's minimum, below which the release is refused: `--floor Success@20=0.6`;
             repeat it for more.
-        tolerance: Refuse if more than this share may be lost against the present version;
-            negative: do not compare.
-        measure: Compare this measure; repeat it for more. By default Success@20, nDCG@10 or EM.
+        tolerance: Refuse if the metric may be lower than that of the current version by more than
+            this; negative: do not compare.
+        measure: Measure to compare; repeat it for more. By default Success@20, nDCG@10 or EM.
     """
     model = arguments["model"]
     has_model = model is not None or arguments["training"] is not None

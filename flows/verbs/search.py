@@ -32,11 +32,11 @@ def search(
     """Find passages of a snapshot for questions, best first.
 
     Args:
-        question: One or more questions, each one argument.
+        question: One or more questions, one per argument.
         k: Passages per question; by default 5, or all of a smaller corpus.
         where: Only passages of a kind, kind=table or kind=table,infobox, or of pages with a
             language=, wikidata= or category=, or whose title begins with title=.
-        questions_file: A file of questions; `-` reads standard input.
+        questions_file: A file of questions; `-` means standard input.
     """
     questions = collect_questions(question, questions_file)
     expression = add_condition(choose_expression(index, retriever), where)

@@ -79,14 +79,14 @@ def serve(
     Args:
         model: A RAG model for /answer: of the store (its ref is followed too), or a folder;
             with --reader concat also a folder of a generator alone, or openai:MODEL.
-        folder: Serve passages of this pulled folder instead of a store; another pull to it is
+        folder: Serve passages of this pulled folder instead of a store; a later pull to it is
             noticed.
-        mcp: Serve tools of an agent (search, passage, snapshot) by MCP over standard input and
+        mcp: Serve tools for an agent (search, passage, snapshot) by MCP over standard input and
             output, not HTTP.
         host: Address to listen on; 0.0.0.0 is reachable from other machines too.
         port: Port of the service; 0 takes a free one.
-        health_port: A port for /healthz, /readyz and /metrics alone, without TLS and tokens; 0
-            takes a free one.
+        health_port: A port only for /healthz, /readyz and /metrics, without TLS and tokens; 0 takes
+            a free one.
         allow_host: A host name that requests may use, and whose pages may call the service;
             repeat it for more; * allows any. localhost, 127.0.0.1 and [::1] stay allowed. By
             default only these, or any name if --host is reachable from other machines. /healthz
@@ -99,15 +99,15 @@ def serve(
         tls_key: PEM file of the certificate's private key.
         connections_per_client: Maximum concurrent connections from one address; the limit of all
             addresses is 2,000.
-        max_queries: Maximum number of queries in a request to /retrieve, which trainings of
+        max_queries: Maximum number of queries in a request to /retrieve, which the training of
             agents send.
         pinned: Number of snapshots besides the current one that stay open while requests to
             /retrieve name them; each takes the memory of a second version.
-        retriever: How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A,
+        retriever: Retriever expression: an index, rrf(A, B, k=60, weights=[1, 1]) or rerank(A,
             MODEL, 50); repeat it for more. The first is the default. Requests may combine their
             indexes in others. By default every index of the snapshot that fits into memory.
         index: An index, or `exact`; the short form of --retriever. Repeat it for more.
-        in_memory: Load indexes instead of mapping them: the kernel cannot drop their pages, and
+        in_memory: Load indexes instead of mapping them: the kernel cannot evict their pages, and
             two versions are in memory while one follows the other.
         memory: Memory for the processes, the encoders and the indexes, such as 4G. Only indexes
             that fit are served, and the recall that this costs is logged. By default mapped
@@ -116,10 +116,10 @@ def serve(
         from_store: Answer from a remote store by ranges of its files at once, while the
             snapshot is pulled; then the pulled files take over. Until then indexes of the kinds
             bm25, impact and ivf are served.
-        no_pull: With --from-store: pull nothing, and go on to answer from the store.
+        no_pull: With --from-store: pull nothing, and continue to answer from the store.
         cache_bytes: With --from-store: bytes of ranges that stay on the disk; by default the
             maximum of the cache, BOOKWHEEL_CACHE_BYTES.
-        keep: Pulled snapshots that stay on the disk.
+        keep: Number of pulled snapshots to keep on the disk.
         no_embeddings: Do not pull the vectors; recall on live questions is then not measured.
         request_seconds: Maximum seconds from a complete request to its reply; a request that
             takes longer fails with 504. Raise it for a model that reasons before it answers.

@@ -278,7 +278,7 @@ class Colbert(Objective[ColbertTraining]):
     """The objective `colbert`: an encoder with one vector per token."""
 
     name = "colbert"
-    summary = "an encoder of one vector a token, for late interaction"
+    summary = "an encoder with one vector per token, for late interaction"
     options = frozenset({"encoder", "teacher"})
     settings = ColbertTraining
     result = ModelDescription(

@@ -94,7 +94,7 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
     """The objective `cross-encoder`: a reranker that reads question and passage together."""
 
     name = "cross-encoder"
-    summary = "a model that reranks, which reads question and passage together"
+    summary = "a reranker that reads question and passage together"
     options = frozenset({"encoder"})
     settings = CrossEncoderTraining
     result = ModelDescription(

@@ -424,7 +424,7 @@ class End2EndObjective(Objective[End2EndTraining]):
     """The objective `rag-end2end`: both encoders and a generator, with an index that is rebuilt."""
 
     name = "rag-end2end"
-    summary = "a RAG model whose passage encoder learns too, beside an index that is rebuilt"
+    summary = "a RAG model whose passage encoder is also trained, with an index that is rebuilt"
     options = frozenset({"encoder", "generator"})
     settings = End2EndTraining
     tempered = "rag"

@@ -137,7 +137,7 @@ class IctObjective(Objective[IctTraining]):
     """The objective `ict`: a bi-encoder trained on the snapshot's own sentences."""
 
     name = "ict"
-    summary = "a question and a passage encoder, from the snapshot's own sentences"
+    summary = "a question and a passage encoder, from the sentences of the snapshot"
     options = frozenset({"encoder"})
     settings = IctTraining
     tempered = "ict"

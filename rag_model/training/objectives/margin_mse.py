@@ -115,7 +115,7 @@ class MarginMse(Objective[MarginMseTraining]):
     """The objective `margin-mse`: a bi-encoder that learns from a cross-encoder."""
 
     name = "margin-mse"
-    summary = "a question and a passage encoder, taught by a cross-encoder"
+    summary = "a question and a passage encoder, distilled from a cross-encoder"
     options = frozenset({"encoder", "teacher"})
     settings = MarginMseTraining
     tempered = "margin_mse"

@@ -362,7 +362,7 @@ class OpenRag(Objective[OpenRagTraining]):
     """The objective `openrag`: a SiDR that learns from a frozen generator."""
 
     name = "openrag"
-    summary = "a SiDR that learns what helps a generator; neither index nor generator changes"
+    summary = "a SiDR that learns which passages help a generator; neither index nor generator changes"
     options = frozenset({"encoder", "generator"})
     settings = OpenRagTraining
     result = ModelDescription(

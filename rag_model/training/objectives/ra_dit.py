@@ -53,7 +53,7 @@ class RaDit(Objective[RaDitTraining]):
     """The objective `ra-dit`: a generator and a question encoder, tuned one after the other."""
 
     name = "ra-dit"
-    summary = "a generator tuned to read what is found, then a question encoder tuned to find what it prefers"
+    summary = "a generator tuned to read retrieved passages, then a question encoder tuned to its preferences"
     options = frozenset({"encoder", "generator"})
     settings = RaDitTraining
     tempered = "ra_dit"

@@ -289,7 +289,7 @@ class RealmObjective(Objective[RealmTraining]):
     """The objective `realm`: a bi-encoder and a masked language model on the snapshot's text."""
 
     name = "realm"
-    summary = "a question and a passage encoder and a masked language model, from the snapshot's own text"
+    summary = "a question encoder, a passage encoder and a masked language model, from the snapshot's text"
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
     tempered = "realm"

@@ -393,7 +393,7 @@ class Sidr(MiningObjective[SidrTraining]):
     """The objective `sidr`: a question and a passage encoder of weighted terms."""
 
     name = "sidr"
-    summary = "two encoders of weighted terms, which ask an index of weights or of bags"
+    summary = "a question and a passage encoder of weighted terms, which search an index of weights or of bags"
     options = frozenset({"encoder"})
     settings = SidrTraining
     result = ModelDescription(
