@@ -25,8 +25,8 @@ demo: .venv/demo
 test: .venv/dev
 	$(PYTEST) $(ARGS)
 
-# On a new checkout each worker of `make test` would compile the same at the same time: what the tests import to bytecode, and the
-# loops over postings to machine code, which takes half a minute. All tests are collected, and those of postings run.
+# On a new checkout each worker of `make test` would compile the loops over postings to machine code at the same time, which takes
+# half a minute. All tests are collected, which compiles what they import to bytecode, and those of postings run.
 compile-tests: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -k 'postings and rag_model'
 
