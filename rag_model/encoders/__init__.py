@@ -9,11 +9,11 @@ bag, muvera                   bags of tokens; one fixed vector from a ColBERT's 
 cross_encoder                 scores of (question, passage) pairs
 onnx_cross_encoder            the same with onnxruntime; torch_cross_encoder: with torch
 trainable, masked_lm          encoders and masked language models with gradients
-embed, row_formats            encode the passages of a corpus part, reusing known rows
+embed, row_formats            encode the passages of a part; reuse rows of previous builds
 space, weights                identity of a vector space and of weights
 spec, static_folder, files    settings and files of a model folder
 convert                       pickled weights to safetensors, in a child process
 tokens                        tokenization and batching
 architecture, pretrained      sizes of a model, checks of GGUF headers; safe loading by transformers
-semantic                      the chunker that cuts where sentence vectors differ most
+semantic                      the chunker that splits where the vectors of sentences differ most
 """

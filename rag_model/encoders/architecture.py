@@ -3,9 +3,9 @@ tensors.
 
 The header of a GGUF file is checked before a library builds a model from it. Libraries that read
 GGUF trust the header: they loop over its arrays in Python, build as many layers as it says, and
-dequantise every tensor, even if all of them share the same bytes. Here every length is checked
-against the size of the file, and the numbers of the header against the same limits as for a
-safetensors folder (`pretrained.check_config`).
+dequantise every tensor, even if all of them share the same bytes. This module checks every length
+against the size of the file, and the numbers in the header against the limits that also apply to
+safetensors folders (`pretrained.check_config`).
 """
 
 import math
@@ -33,14 +33,15 @@ from rag_model.extras import require
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9  # types of values
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_MAX_ENTRIES = 100_000  # keys, or tensors
-_MAX_TEXT = 1 << 24  # bytes; the longest is a chat template
-_MAX_ITEMS = 1 << 23  # items of all arrays; a vocabulary of 256,000 tokens has three arrays
-_MAX_SQUARES = 1 << 31  # sum of squared token lengths, since readers split a token everywhere
+_MAX_ENTRIES = 100_000  # maximum number of keys, and of tensors
+_MAX_TEXT = 1 << 24  # maximum bytes of a text; the longest one is a chat template
+_MAX_ITEMS = 1 << 23  # maximum items of all arrays; a vocabulary of 256,000 tokens has three arrays
+# maximum sum of squared token lengths, because libraries split each token at every position
+_MAX_SQUARES = 1 << 31
 _MAX_DIMENSIONS = 8
-_MAX_COUNT = 10_000  # heads, experts or groups, each of which becomes an object
+_MAX_COUNT = 10_000  # maximum number of heads, experts or groups, each of which becomes an object
 _MAX_SIZE = 1 << 24  # maximum dimension, context length or vocabulary size
-_MAX_VALUES_PER_BYTE = 6  # of all tensors; the densest quantisation has 1.56 bits a value
+_MAX_VALUES_PER_BYTE = 6  # of all tensors; the densest quantization has 1.56 bits per value
 _LAYER_COUNT = re.compile(r"(block|layer)s?(_count)?$")
 _COUNTS = re.compile(r"(head|expert|group|label)\w*count\w*$")
 _SIZES = re.compile(r"(length|size|rank)$")
@@ -61,7 +62,7 @@ def check_gguf_file(path: Path) -> None:
 
 
 class _Header:
-    """Reads the header of a file, and counts the items of its arrays."""
+    """Reader of the header of a file, which counts the items of all arrays."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
@@ -91,22 +92,22 @@ class _Header:
 
     def _read_value(self) -> Any:
         """Return the next value; None for an array."""
-        kind = self._read_number("I")
-        if kind == _STRING:
+        value_type = self._read_number("I")
+        if value_type == _STRING:
             return self._read_text()
-        if kind != _ARRAY:
-            return self._read_number(_find_format(kind))
-        item_kind, n_items = self._read_number("I"), self._read_number("Q")
+        if value_type != _ARRAY:
+            return self._read_number(_find_format(value_type))
+        item_type, n_items = self._read_number("I"), self._read_number("Q")
         self._items += n_items
         if self._items > _MAX_ITEMS:
             raise ValueError(f"its arrays have more than {_MAX_ITEMS:,} items")
-        if item_kind == _STRING:
+        if item_type == _STRING:
             for _ in range(n_items):
                 self._squares += len(self._read_text()) ** 2
             if self._squares > _MAX_SQUARES:
                 raise ValueError("its tokens are too long")
         else:
-            self._read_bytes(n_items * struct.calcsize(_find_format(item_kind)))
+            self._read_bytes(n_items * struct.calcsize(_find_format(item_type)))
         return None
 
     def _read_text(self) -> str:
@@ -125,10 +126,10 @@ class _Header:
         return self._file.read(length)
 
 
-def _find_format(kind: int) -> str:
-    if kind not in _NUMBERS:
-        raise ValueError(f"a value has the unknown type {kind}")
-    return _NUMBERS[kind]
+def _find_format(value_type: int) -> str:
+    if value_type not in _NUMBERS:
+        raise ValueError(f"a value has the unknown type {value_type}")
+    return _NUMBERS[value_type]
 
 
 def _check_values(values: Mapping[str, Any], n_tensors: int) -> None:
@@ -139,7 +140,7 @@ def _check_values(values: Mapping[str, Any], n_tensors: int) -> None:
             raise ValueError(f"its {ascii(name)[:60]} is {value:,}; at most {limit:,} are possible")
 
 
-# Config keys of one size in different model families; encoder and decoder layers are added.
+# Config keys of the same size in different model families; encoder and decoder layers are added up.
 _LAYERS = ("encoder_layers", "num_layers", "num_hidden_layers", "n_layer", "n_layers")
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
@@ -156,15 +157,15 @@ class Architecture:
     """The sizes of a model that determine its memory and time."""
 
     parameters: int  # number of weights
-    layers: int  # encoder plus decoder layers; 0 for a static encoder
+    layers: int  # number of encoder and decoder layers; 0 for a static encoder
     hidden: int  # hidden size
-    heads: int
-    vocabulary: int
+    heads: int  # number of attention heads
+    vocabulary: int  # number of tokens in the vocabulary
 
     @property
     def operations_per_token(self) -> float:
-        """Floating-point operations per token: two per weight, none for embeddings, which are
-        looked up.
+        """Floating-point operations per token: two per weight, except for embeddings, which are
+        only looked up.
         """
         return 2.0 * max(0, self.parameters - self.vocabulary * self.hidden)
 
@@ -174,8 +175,8 @@ class Architecture:
 
         In 16 bits a layer keeps s b h (34 + 5 a s / h) bytes (Korthikanti et al. 2022, "Reducing
         Activation Recomputation in Large Transformer Models", equation 2). Three times that, plus
-        one layer for gradients in flight, is an upper bound of measurements in 32 bits: 156 to 203
-        bytes per value of s b h for MiniLM, and 75 for SmolLM2, which has no dropout. A process
+        one layer for temporary gradients, is an upper bound of what was measured in 32 bits: 156 to
+        203 bytes per value of s b h for MiniLM, and 75 for SmolLM2, which has no dropout. A process
         holds 1.3 to 1.7 times the bytes of its tensors, because malloc keeps freed blocks.
         """
         bytes_per_number = 3 * (34 + 5 * self.heads * tokens / self.hidden)
@@ -186,11 +187,11 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
     """Read the sizes of the model in a folder: safetensors or an ONNX graph with a config, or one
     GGUF file.
 
-    `part` selects `question_encoder` or `generator` of a RAG model in transformers' layout, whose
-    single file holds both.
+    `part` selects `question_encoder` or `generator` of a RAG model in transformers' layout, which
+    has both in one file.
 
     Raises:
-        InputError: a file is missing or corrupt, or the config does not name the sizes.
+        InputError: a file is missing or corrupt, or the config lacks a size.
         MissingExtraError: the folder holds a GGUF file, and the package `gguf` is not installed.
     """
     files = sorted(folder.glob("*.gguf"))
@@ -215,23 +216,23 @@ def _count_parameters(folder: Path, part: str | None) -> int:
 
 
 def _from_config(config: dict[str, Any], parameters: int, folder: Path) -> Architecture:
-    layers = _first_positive_integer(config, _LAYERS, folder)
+    layers = _get_positive_integer(config, _LAYERS, folder)
     if config.get("is_encoder_decoder"):
         layers += next((config[name] for name in _DECODER_LAYERS if isinstance(config.get(name), int)), layers)
     return Architecture(
         parameters,
         layers,
-        hidden=_first_positive_integer(config, _HIDDEN, folder),
-        heads=_first_positive_integer(config, _HEADS, folder),
-        vocabulary=_first_positive_integer(config, _VOCABULARY, folder),
+        hidden=_get_positive_integer(config, _HIDDEN, folder),
+        heads=_get_positive_integer(config, _HEADS, folder),
+        vocabulary=_get_positive_integer(config, _VOCABULARY, folder),
     )
 
 
-def _first_positive_integer(config: dict[str, Any], names: tuple[str, ...], folder: Path) -> int:
+def _get_positive_integer(config: dict[str, Any], names: tuple[str, ...], folder: Path) -> int:
     for name in names:
         if isinstance(value := config.get(name), int) and value > 0:
             return value
-    raise InputError(f"model file {folder / CONFIG} names no {names[0]}: give the folder of a Hugging Face transformer")
+    raise InputError(f"model file {folder / CONFIG} has no {names[0]}: give the folder of a Hugging Face transformer")
 
 
 def _from_static_table(table: StaticTable) -> Architecture:
@@ -262,31 +263,31 @@ def _from_gguf(path: Path) -> Architecture:
 
 
 def check_is_encoder(folder: Path) -> None:
-    """Check by its config that `folder` holds an encoder of one dense vector per text.
+    """Check in the config that `folder` contains an encoder with one dense vector per text.
 
     Raises:
-        InputError: it holds a generator, a classifier, a ColBERT, a sparse encoder, or a model for
-            another task.
+        InputError: it contains a generator, a classifier, a ColBERT, a sparse encoder, or a model
+            for another task.
     """
     if is_static_encoder(folder) or is_endpoint_encoder(folder):
         return
     config = read_json_object(folder / CONFIG)
     if is_token_encoder(folder):
         raise InputError(
-            f"encoder {folder} is a ColBERT, which makes many vectors per text: name it in "
+            f"encoder {folder} is a ColBERT, which computes many vectors per text: name it in "
             "[represent.tokens] of a recipe"
         )
     if is_sparse_encoder(folder):
         raise InputError(
-            f"encoder {folder} is a sparse encoder, which makes weighted terms: name it in "
+            f"encoder {folder} is a sparse encoder, which computes weighted terms: name it in "
             "[represent.sparse] of a recipe"
         )
     architecture = next(iter(config.get("architectures") or [""]))
     has_encoder_record = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
-    generates = config.get("is_encoder_decoder") or (architecture.endswith(_GENERATORS) and not has_encoder_record)
-    other_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
-    if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
+    is_generative = config.get("is_encoder_decoder") or (architecture.endswith(_GENERATORS) and not has_encoder_record)
+    is_other_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
+    if is_generative or is_other_dpr or architecture.endswith(_OTHER_TASKS):
         raise InputError(
-            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no "
+            f"encoder {folder} is a {architecture or config.get('model_type')}, which computes no "
             "vectors for search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
         )

@@ -1,8 +1,8 @@
 """Binary bags of tokens: the set of vocabulary terms in a passage, without weights.
 
 Only the tokenizer determines a bag, so training a model never invalidates it: Zhou et al.,
-"Semi-Parametric Retrieval via Binary Bag-of-Tokens Index" (arXiv 2405.01924). The vector space is
-that of the tokenizer, and any sparse encoder with the same tokenizer can encode the queries.
+"Semi-Parametric Retrieval via Binary Bag-of-Tokens Index" (arXiv 2405.01924). The vector space
+depends only on the tokenizer, so any sparse encoder with the same tokenizer can encode the queries.
 """
 
 import json
@@ -40,16 +40,16 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class BagSpec:
-    """Settings that turn a passage into a bag; all of them are part of the vector space."""
+    """Settings of the bags of passages; all of them are part of the vector space."""
 
-    max_length: int = 256  # tokens per passage, special tokens included; the rest is truncated
+    max_length: int = 256  # maximum tokens per passage, including special tokens
     passage_prompt: str = ""  # prepended unchanged to every passage
 
     def __post_init__(self) -> None:
         check_field_types(self, "a bag")
         if self.max_length < _MIN_TOKENS:
             raise UsageError(
-                f"max_length {self.max_length} of a bag leaves no room for text: use {_MIN_TOKENS} or more"
+                f"max_length {self.max_length} of a bag leaves no room for text: give {_MIN_TOKENS} or more"
             )
 
     def format_passage(self, title: str, text: str) -> str:
@@ -64,7 +64,7 @@ class BagEncoder:
     folder: Path
     spec: BagSpec
     tokenizer: "Tokenizer"
-    term_mask: Flags  # (V,): True where a token id is a term
+    term_mask: Flags  # (V,) whether each token id is a term
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -84,7 +84,7 @@ class BagEncoder:
 
     @property
     def device_and_dtype(self) -> tuple[str, str]:
-        """Device and dtype; recorded, but never compared."""
+        """Device and dtype, which are recorded but never compared."""
         return "cpu", "bits"
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
@@ -92,7 +92,7 @@ class BagEncoder:
         token_ids = tokenize(
             self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
         )
-        bags = [np.unique(line) for line in token_ids]
+        bags = [np.unique(ids) for ids in token_ids]
         term_ids = [bag[self.term_mask[bag]] for bag in bags]
         terms = np.concatenate([np.zeros(0, np.int32), *term_ids]).astype(np.int32)
         return SparseVectors(
@@ -100,7 +100,7 @@ class BagEncoder:
         )
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
-        """Return how many passages have more than the spec's `max_length` tokens."""
+        """Return the number of passages with more than `spec.max_length` tokens."""
         return count_truncated(
             self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
         )
@@ -109,7 +109,7 @@ class BagEncoder:
 def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> BagSpec:
     """Read the bag settings of an encoder folder.
 
-    They come from its record; a folder without one gets the input length of its model.
+    They are in the folder's record. If it has none, `max_length` is the input limit of the model.
 
     Raises:
         InputError: the record is corrupt.
@@ -169,7 +169,7 @@ def collect_bag_files(folder: Path, spec: BagSpec, workdir: Path) -> dict[str, P
 def compute_term_mask(tokenizer: "Tokenizer", size: int) -> Flags:
     """Return a (size,) mask of the token ids that are terms.
 
-    Special tokens, `[unused…]` tokens and ids without a token are no terms. With BERT's vocabulary
+    Special tokens, `[unused…]` tokens and ids without a token are not terms. With BERT's vocabulary
     the terms are the ids from 999 on, as in the authors' code.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()

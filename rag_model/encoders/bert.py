@@ -1,8 +1,8 @@
-"""BERT and RoBERTa layers for inference without transformers, bit for bit equal to its classes.
+"""BERT and RoBERTa layers for inference without transformers; the results are bit-identical to it.
 
 Most encoders are one of the two. transformers takes longer to import than torch, and its classes
-take nearly twice the time of their own kernels for a single question. Any model that is not exactly
-such an encoder is run by transformers.
+take nearly twice the time of their own kernels for a single question. All other
+models are run by transformers.
 
 Devlin et al. 2018 (arXiv 1810.04805); Liu et al. 2019 (arXiv 1907.11692), in which position ids
 begin after the padding id.
@@ -21,9 +21,10 @@ from rag_model.encoders.files import CONFIG, read_json_object
 from rag_model.encoders.tokens import BATCH_INVARIANT_TOKENS
 from rag_model.encoders.weights import StoredTensor, canonicalize_names, read_tensor_headers
 
-# `model_type` in config.json.
+# Values of `model_type` in config.json.
 _BERT, _ROBERTA = ("bert", "dpr"), ("roberta", "xlm-roberta", "camembert")
-_DEFAULT_PAD_IDS = dict.fromkeys(_BERT, 0) | dict.fromkeys(_ROBERTA, 1)  # default ids
+# default padding id by model type
+_DEFAULT_PAD_IDS = dict.fromkeys(_BERT, 0) | dict.fromkeys(_ROBERTA, 1)
 _CONFIG_KEYS = {  # fields of `BertSizes`, and their names in a config
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
@@ -46,7 +47,7 @@ _SUPPORTED_CONFIG: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
 }
-# Modules of a layer, in the order of `_Layer`, with (out, in) sizes.
+# Modules of a layer, in the order of the fields of `_Layer`, with their (output, input) sizes.
 _LAYER_PARTS: Mapping[str, tuple[str, ...]] = {
     "attention.self.query": ("hidden", "hidden"),
     "attention.self.key": ("hidden", "hidden"),
@@ -69,43 +70,45 @@ _NORM = "embeddings.LayerNorm"
 class BertSizes:
     """Sizes of a BERT encoder, from its config."""
 
-    layers: int
-    heads: int
-    hidden: int
-    inner: int
-    words: int
-    positions: int
-    kinds: int
-    epsilon: float  # of the layer normalizations
+    layers: int  # number of layers
+    heads: int  # number of attention heads
+    hidden: int  # hidden size
+    inner: int  # size of the feed-forward network
+    words: int  # vocabulary size
+    positions: int  # number of position embeddings
+    kinds: int  # number of token types
+    epsilon: float  # epsilon of the layer normalizations
     pad_id: int
-    positions_after_padding: bool  # position ids begin at `pad_id` + 1
+    positions_after_padding: bool  # whether position ids begin at `pad_id` + 1
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read the config of a folder; None if these layers do not implement the model.
+        """Read the sizes from the config of a folder; None if these layers cannot run the model.
 
         Raises:
             InputError: the config is missing or corrupt.
         """
         config = read_json_object(folder / CONFIG)
-        kind = str(config.get("model_type"))
-        if kind not in _DEFAULT_PAD_IDS or any(
+        model_type = str(config.get("model_type"))
+        if model_type not in _DEFAULT_PAD_IDS or any(
             config.get(key, allowed[0]) not in allowed for key, allowed in _SUPPORTED_CONFIG.items()
         ):
             return None
         raw_sizes: dict[str, Any] = {name: config.get(key) for name, key in _CONFIG_KEYS.items()}
-        pad_id, epsilon = config.get("pad_token_id", _DEFAULT_PAD_IDS[kind]), config.get("layer_norm_eps", 1e-12)
+        pad_id, epsilon = config.get("pad_token_id", _DEFAULT_PAD_IDS[model_type]), config.get("layer_norm_eps", 1e-12)
         if any(type(size) is not int for size in (*raw_sizes.values(), pad_id)) or type(epsilon) is not float:
             return None
-        sizes = cls(**raw_sizes, epsilon=epsilon, pad_id=pad_id, positions_after_padding=kind in _ROBERTA)
+        sizes = cls(**raw_sizes, epsilon=epsilon, pad_id=pad_id, positions_after_padding=model_type in _ROBERTA)
         return sizes if min(*raw_sizes.values(), pad_id + 1) > 0 and sizes.hidden % sizes.heads == 0 else None
 
     def iter_tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name, as of `canonicalize_names`, and the shape of every tensor."""
+        """Yield (canonical name, shape) of every tensor; see `canonicalize_names`."""
         for name, size_names in _EMBEDDING_TABLES.items():
             yield f"{name}.weight", self._resolve_sizes(size_names)
-        parts = {f"encoder.layer.{n}.{name}": sizes for n in range(self.layers) for name, sizes in _LAYER_PARTS.items()}
-        for name, sizes in {_NORM: ("hidden",), **parts}.items():
+        module_sizes = {
+            f"encoder.layer.{n}.{name}": sizes for n in range(self.layers) for name, sizes in _LAYER_PARTS.items()
+        }
+        for name, sizes in {_NORM: ("hidden",), **module_sizes}.items():
             yield f"{name}.weight", self._resolve_sizes(sizes)
             yield f"{name}.bias", self._resolve_sizes(sizes[:1])
 
@@ -145,19 +148,19 @@ class _Layer:
     def __call__(self, x: Tensor, mask: Tensor | None, sizes: BertSizes) -> Tensor:
         # (b, t, h)
         query, key, value = (projection.linear(x) for projection in (self.query, self.key, self.value))
-        return self._add_feed_forward(_attention(query, key, value, mask, sizes.heads), x, sizes.epsilon)
+        return self._add_feed_forward(_attend(query, key, value, mask, sizes.heads), x, sizes.epsilon)
 
     def forward_packed(self, x: Tensor, group_sizes: Sequence[tuple[int, int]], sizes: BertSizes) -> Tensor:
         """Compute the layer for (n, h) packed rows: groups of b texts of t tokens, then padding
         rows.
 
-        Multiplies `BATCH_INVARIANT_TOKENS` rows at a time, so that the activations of the
-        feed-forward network stay in the cache.
+        It multiplies `BATCH_INVARIANT_TOKENS` rows at a time, so that the activations of the
+        feed-forward network stay in the CPU cache.
         """
-        pieces = torch.split(x, BATCH_INVARIANT_TOKENS)
-        parts = (self.query, self.key, self.value)
+        blocks = torch.split(x, BATCH_INVARIANT_TOKENS)
+        projections = (self.query, self.key, self.value)
         # Each (n, h)
-        projected = [torch.cat([part.linear(piece) for piece in pieces]) for part in parts]
+        projected = [torch.cat([projection.linear(block) for block in blocks]) for projection in projections]
         attended, start = torch.zeros_like(x), 0
         for b, t in group_sizes:
             token_rows = slice(start, start := start + b * t)
@@ -165,10 +168,10 @@ class _Layer:
                 states[token_rows].view(b, t, sizes.hidden) for states in projected
             )  # (b t, h) -> (b, t, h)
             # (b, t, h) -> (b t, h)
-            attended[token_rows] = _attention(query, key, value, None, sizes.heads).flatten(0, 1)
-        pairs = zip(torch.split(attended, BATCH_INVARIANT_TOKENS), pieces, strict=True)
+            attended[token_rows] = _attend(query, key, value, None, sizes.heads).flatten(0, 1)
+        pairs = zip(torch.split(attended, BATCH_INVARIANT_TOKENS), blocks, strict=True)
         return torch.cat(
-            [self._add_feed_forward(attended_piece, piece, sizes.epsilon) for attended_piece, piece in pairs]
+            [self._add_feed_forward(attended_block, block, sizes.epsilon) for attended_block, block in pairs]
         )
 
     def _add_feed_forward(self, attended: Tensor, x: Tensor, epsilon: float) -> Tensor:
@@ -178,7 +181,7 @@ class _Layer:
         )
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: int) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: int) -> Tensor:
     """Return the (b, t, h) multi-head attention of (b, t, h) queries, keys and values."""
     b, t, h = query.shape
     head_shape = (b, t, heads, h // heads)
@@ -190,12 +193,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, h
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """Maps token ids to hidden states; create one with `load`."""
+    """A BERT encoder, which maps token ids to hidden states; create one with `load`."""
 
     sizes: BertSizes
     word_embeddings: Tensor  # (V, h)
     position_embeddings: Tensor  # (p, h)
-    token_type_embedding: Tensor  # (h,): token type 0, the only one that bi-encoders use
+    # (h,) embedding of token type 0, the only type that bi-encoders use
+    token_type_embedding: Tensor
     norm: _Affine
     layers: tuple[_Layer, ...]
 
@@ -203,7 +207,8 @@ class Bert:
     def load(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self | None:
         """Load the encoder of a folder.
 
-        None if it is another kind of model, or if its tensors are duplicated or have other shapes.
+        The result is None if these layers cannot run the model, or if a tensor is duplicated or has
+        an unexpected shape.
 
         Raises:
             InputError: a file is missing or corrupt.
@@ -215,7 +220,7 @@ class Bert:
         tensor_shapes = dict(sizes.iter_tensor_shapes())
         if any(name not in stored or not stored[name].has_float_shape(sizes) for name, sizes in tensor_shapes.items()):
             return None
-        # Stored twice: ambiguous.
+        # A tensor that is stored under two names is ambiguous.
         if any(name.partition(".")[2] in tensor_shapes for name in stored):
             return None
         return cls._from_tensors(sizes, {name: _load_tensor(stored[name], device, dtype) for name in tensor_shapes})
@@ -249,8 +254,8 @@ class Bert:
         """Return the (b, t, h) hidden states of each group of (b, t) ids; the texts have no
         padding.
 
-        The linear layers take `BATCH_INVARIANT_TOKENS` tokens of all groups at a time, so on a CPU
-        the result of one group is bit for bit independent of the others.
+        The linear layers process `BATCH_INVARIANT_TOKENS` tokens of all groups at a time, so on a
+        CPU the result of each group is bit for bit independent of the other groups.
         """
         group_sizes = [(len(ids), ids.shape[1]) for ids in groups]
         # (b, t, h) of each -> (n, h)
@@ -269,9 +274,7 @@ class Bert:
         return self.norm.layer_norm(x + self._embed_positions(ids), self.sizes.epsilon)
 
     def _embed_positions(self, ids: Tensor) -> Tensor:
-        """Return position embeddings: (t, h), or (b, t, h) if positions are counted without
-        padding.
-        """
+        """Return the position embeddings: (t, h), or (b, t, h) if padding is not counted."""
         if not self.sizes.positions_after_padding:
             return self.position_embeddings[: ids.shape[1]]
         is_token = ids.ne(self.sizes.pad_id).int()  # (b, t)

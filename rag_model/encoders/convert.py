@@ -1,13 +1,13 @@
 """Convert pickled weights to safetensors, in a child process with bounded time and memory.
 
 A pickle can run code when it is read. The child reads it with torch's `weights_only` unpickler,
-which knows only tensors, opens no connection, and writes the same bytes as safetensors. Nothing
-else reads pickles.
+which accepts only tensors, cannot open connections, and writes the same values as safetensors. No
+other module reads pickles.
 
-Layouts: every folder with `pytorch_model.bin`, or with shards and `pytorch_model.bin.index.json`,
-and its subfolders. That covers transformers, sentence-transformers (whose `2_Dense/` has weights
-too), PyLate and Stanford's ColBERT. Tensor names stay as they are, so that transformers' own rules
-for old names apply, such as `LayerNorm.gamma`.
+It converts every folder with `pytorch_model.bin`, or with shards and
+`pytorch_model.bin.index.json`, and its subfolders. That covers transformers, sentence-transformers
+(whose `2_Dense/` has weights too), PyLate and Stanford's ColBERT. Tensor names do not change, so
+that transformers' rules for old names such as `LayerNorm.gamma` still apply.
 """
 
 import json
@@ -37,13 +37,13 @@ from rag_model.process import ChildDiedError, ChildWorker, block_sockets, serve_
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _HUB_PATTERNS = (*DOWNLOADED, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
 _COPIED_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".metadata"}
-_COPIED_SUFFIXES |= {".safetensors"}  # of subfolders that need no conversion
+_COPIED_SUFFIXES |= {".safetensors"}  # files of subfolders that need no conversion
 _OTHER_RUNTIMES = {"onnx", "openvino"}
-_MEMORY = 3 << 29  # bytes of the child besides the tensors: torch and Python
-_COPIES = 2  # of a file's tensors in memory: one is read, and one is written
-# Time limit of a file: a constant, and its bytes at a tenth of the speed of a disk.
+_MEMORY = 3 << 29  # bytes that the child may allocate besides the tensors, for torch and Python
+_COPIES = 2  # copies of a file's tensors in memory, one for reading and one for writing
+# CPU time limit per file: a constant, and its bytes at a tenth of a disk's speed.
 _SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000
-_MAX_EXPANSION = 4  # bytes of all tensors per byte of the pickle; views may overlap
+_MAX_EXPANSION = 4  # maximum bytes of all tensors per byte of the pickle, as views may overlap
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 _DISK_FULL = ("No space left", "Disk quota", "File too large")
@@ -53,11 +53,11 @@ _DISK_FULL = ("No space left", "Disk quota", "File too large")
 class ConvertedWeights:
     """The result of a conversion."""
 
-    source: str  # NAME@COMMIT of the hub, or a folder
-    files: tuple[str, ...]  # the files of weights, relative to the new folder
-    tensors: int
-    bytes: int  # of the tensors
-    # name of a tensor that shares all its memory with another -> the name that is written instead
+    source: str  # NAME@COMMIT on the hub, or a folder
+    files: tuple[str, ...]  # paths of the weight files in the new folder
+    tensors: int  # number of tensors
+    bytes: int  # bytes of all tensors
+    # Written name by the omitted name of a tensor with the same memory.
     shared: Mapping[str, str]
 
 
@@ -85,17 +85,18 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
     """Write a copy of a model into the existing folder `destination`, with weights as safetensors.
 
     A tensor whose memory several names share is written once, under its first name, as transformers
-    does. `name` is the hub name of the model: settings that its files lack are recorded.
+    does. `name` is the hub name of the model, for which known settings that its files lack are
+    recorded.
 
     Raises:
-        InputError: the pickle holds anything but tensors, or is truncated or corrupt.
+        InputError: the pickle contains objects other than tensors, or is truncated or corrupt.
         ResourceError: the disk is full, or there is too little memory.
     """
     hub_name = find_hub_name(folder)
     _refuse_outside_links(folder)
     pickle_folders = [*_iter_pickle_folders(folder)]
     sizes = [path.stat().st_size for parent in pickle_folders for path in parent.glob("*.bin")]
-    # The new files may be published, so that they do not hold the path of a local folder.
+    # The new files may be published, so they must not contain the path of a local folder.
     child = ChildWorker(__name__, hub_name or "", memory=_MEMORY + _COPIES * max(sizes, default=0))
     replies = dict[str, dict[str, Any]]()
     for pickle_folder in pickle_folders:
@@ -122,7 +123,7 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
 
 
 def _refuse_outside_links(folder: Path) -> None:
-    """Refuse links to files elsewhere, whose bytes the copy would publish.
+    """Refuse links to files outside the folder, because copies of them could be published.
 
     In the Hub's cache, the files of a model are links to the blobs of its repository.
     """
@@ -156,9 +157,9 @@ def _write_json(path: Path, value: Any) -> None:
 def _iter_other_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
-        is_left_out = any(part.startswith(".") or part in _OTHER_RUNTIMES for part in parts)
+        is_skipped = any(part.startswith(".") or part in _OTHER_RUNTIMES for part in parts)
         is_copied = path.suffix in _COPIED_SUFFIXES and path.name != PICKLE_INDEX
-        if is_copied and not is_left_out and path.is_file():
+        if is_copied and not is_skipped and path.is_file():
             yield path
 
 
@@ -202,14 +203,15 @@ def _convert_in_child(path: Path, destination: Path, child: ChildWorker) -> dict
         raise InputError(f"weights {path} cannot be read ({error.strerror}): fetch the model again") from error
     except ChildDiedError as error:
         raise InputError(
-            f"the conversion of pickled weights {path} {error}, more than tensors in {size:,} bytes "
-            "need: fetch the model again, or use another"
+            f"the conversion of pickled weights {path} {error}, which is more than tensors in "
+            f"{size:,} bytes "
+            "need: fetch the model again, or use another one"
         ) from error
     return reply
 
 
 def _open_converter(source: str) -> Callable[[Any], Any]:
-    """Block connections in this child process, and return the function that it serves."""
+    """Block connections in this child process, and return the function that converts a file."""
     block_sockets()
 
     def convert(paths: Any) -> dict[str, Any]:
@@ -234,22 +236,24 @@ def _open_converter(source: str) -> Callable[[Any], Any]:
 
 
 def _apply_umask(path: Path) -> None:
-    """Give a file the mode of a new file; safetensors lets only its owner read it."""
+    """Give a file the usual mode of a new file, because safetensors makes it readable only by its
+    owner.
+    """
     umask = os.umask(0o077)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read a pickle of tensors with the unpickler that knows nothing else.
+    """Read a pickle with an unpickler that accepts only tensors.
 
     Returns:
-        The tensors by name, each memory only under its first name; and the other names, with the
-        first name of each.
+        (tensors by name, first name by further name of the same tensor); a tensor with several
+        names is in the first mapping once, under its first name.
 
     Raises:
-        InputError: it holds anything but tensors, or is truncated or corrupt.
-        MemoryError: the tensors need more memory than there is.
+        InputError: it contains objects other than tensors, or is truncated or corrupt.
+        MemoryError: the tensors need more memory than is available.
     """
     torch = require("torch", "model")
     try:
@@ -259,23 +263,23 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if type(error).__name__ == "UnpicklingError":
             named = _GLOBAL.search(str(error))
             contents = named[1] if named else "an unknown instruction"
-            raise _describe_contents(path, contents) from error
+            raise _contents_error(path, contents) from error
         raise InputError(
             f"pickled weights {path} are truncated or corrupt ({format_error(error)[:200]}): fetch the model again"
         ) from error
     if not isinstance(state, dict):
-        raise _describe_contents(path, f"a {type(state).__name__}")
+        raise _contents_error(path, f"a {type(state).__name__}")
     if not state:
-        raise _describe_contents(path, "an empty table")
+        raise _contents_error(path, "an empty table")
     first_names, tensors, shared = dict[Any, str](), dict[str, Any](), dict[str, str]()
     for name, tensor in state.items():
         if not isinstance(name, str) or name == "__metadata__":
-            raise _describe_contents(path, f"the key {ascii(name)[:60]}")
+            raise _contents_error(path, f"the key {ascii(name)[:60]}")
         is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         is_plain = is_tensor and tensor.layout == torch.strided
         if not is_plain or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
             type_name = type(tensor).__name__
-            raise _describe_contents(path, f"{ascii(name)[:60]}, a {type_name} that is no plain tensor")
+            raise _contents_error(path, f"{ascii(name)[:60]}, a {type_name} that is not a plain tensor")
         memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         identity = memory if tensor.numel() else name
         if (first_name := first_names.setdefault(identity, name)) == name:
@@ -284,7 +288,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             shared[name] = first_name
     size, n_bytes = path.stat().st_size, sum(map(_count_bytes, tensors.values()))
     if n_bytes > _MAX_EXPANSION * size:
-        raise _describe_contents(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
+        raise _contents_error(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
     return tensors, shared
 
 
@@ -293,7 +297,7 @@ def _count_bytes(tensor: Any) -> int:
 
 
 def _copy_shared_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors, contiguous and each in memory of its own, as safetensors requires."""
+    """Return contiguous tensors that share no memory, as safetensors requires."""
     storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
     counts = Counter(storages.values())
     return {
@@ -307,10 +311,11 @@ def _raise_if_out_of_memory(error: Exception) -> None:
         raise MemoryError from error
 
 
-def _describe_contents(path: Path, contents: str) -> InputError:
+def _contents_error(path: Path, contents: str) -> InputError:
     return InputError(
-        f"pickled weights {path} hold {contents}, and only a table of tensors is read, since "
-        "anything else can execute code: use another copy, or a revision with safetensors"
+        f"pickled weights {path} contain {contents}, but only a table of tensors is accepted, "
+        "because "
+        "other objects can execute code: use another copy, or a revision with safetensors"
     )
 
 

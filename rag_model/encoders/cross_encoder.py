@@ -23,12 +23,12 @@ from rag_model.tokenizer import explain_tokenizer_errors
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-MAX_PAIR_TOKENS = 512  # special tokens included
+MAX_PAIR_TOKENS = 512  # maximum tokens per pair, including special tokens
 _PAD_TOKENS = ("[PAD]", "<pad>")
 _ARCHITECTURE_SUFFIX = "ForSequenceClassification"
 Ids = npt.NDArray[np.int64]
-_SETTINGS_FILES = (CONFIG, "tokenizer_config.json")  # both may limit the tokens of a pair
-_WINDOW = 1_024  # pairs tokenized and sorted by length together
+_SETTINGS_FILES = (CONFIG, "tokenizer_config.json")  # files that may limit the tokens of a pair
+_WINDOW = 1_024  # number of pairs that are tokenized and sorted by length together
 Scores = npt.NDArray[np.float32]
 
 
@@ -45,22 +45,22 @@ class PairBatch:
 class PairTokenizer:
     """The tokenizer of a cross-encoder; create one with `load`."""
 
-    tokenizer: "Tokenizer"  # truncates pairs
-    question_tokenizer: "Tokenizer"  # does not truncate
-    max_length: int  # tokens per pair
+    tokenizer: "Tokenizer"  # tokenizer that truncates pairs
+    question_tokenizer: "Tokenizer"  # tokenizer that does not truncate
+    max_length: int  # maximum tokens per pair
     pad_id: int
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load the tokenizer of a cross-encoder; pairs have at most 512 tokens, or fewer if the
-        model reads fewer.
+        """Load the tokenizer of a cross-encoder; the maximum of 512 tokens per pair is lower if the
+        model's limit is.
 
         Raises:
             InputError: its files are missing or corrupt.
         """
-        length = min(MAX_PAIR_TOKENS, read_max_tokens(folder))
-        tokenizer, question_tokenizer = load_tokenizer(folder, length), load_tokenizer(folder, length)
-        tokenizer.enable_truncation(length, strategy="only_second")
+        max_length = min(MAX_PAIR_TOKENS, read_max_tokens(folder))
+        tokenizer, question_tokenizer = load_tokenizer(folder, max_length), load_tokenizer(folder, max_length)
+        tokenizer.enable_truncation(max_length, strategy="only_second")
         question_tokenizer.no_truncation()
         pad_candidates = [
             read_optional_json(folder / CONFIG).get("pad_token_id"),
@@ -68,7 +68,10 @@ class PairTokenizer:
             0,
         ]
         return cls(
-            tokenizer, question_tokenizer, length, next(token_id for token_id in pad_candidates if token_id is not None)
+            tokenizer,
+            question_tokenizer,
+            max_length,
+            next(token_id for token_id in pad_candidates if token_id is not None),
         )
 
     @explain_tokenizer_errors()
@@ -99,23 +102,25 @@ class PairTokenizer:
 
 
 def check_is_cross_encoder(folder: Path) -> None:
-    """Check by its config, if there is one, that `folder` holds a model with one score per pair.
+    """Check in the config, if there is one, that a folder contains a model with one score per pair.
 
     Raises:
-        InputError: it holds another kind of model, such as a bi-encoder, or a classifier with
+        InputError: it contains a model of another kind, such as a bi-encoder or a classifier with
             several labels.
     """
     config = read_optional_json(folder / CONFIG)
     name = next(iter(config.get("architectures") or [""]))
     labels = len(config.get("id2label") or {}) or config.get("num_labels", 2)
     if config and not name.endswith(_ARCHITECTURE_SUFFIX):
-        raise not_a_cross_encoder_error(folder, f"is a {name or config.get('model_type')}, which scores no pairs")
+        raise not_a_cross_encoder_error(folder, f"is a {name or config.get('model_type')}, which does not score pairs")
     if config and labels != 1:
-        raise InputError(f"{folder} gives {labels} scores per pair, and a cross-encoder gives 1: give another model")
+        raise InputError(
+            f"{folder} computes {labels} scores per pair, but a cross-encoder computes 1: give another model"
+        )
 
 
 def not_a_cross_encoder_error(folder: Path, reason: str) -> InputError:
-    """Return the error for a folder that holds no cross-encoder."""
+    """Return the error for a folder that does not contain a cross-encoder."""
     return InputError(
         f"{folder} {reason}: give a cross-encoder, a folder with a model for sequence "
         "classification, such as cross-encoder/ms-marco-MiniLM-L6-v2"
@@ -130,11 +135,11 @@ def _pad_rows(rows: Sequence[Sequence[int]], is_token: npt.NDArray[np.bool_], pa
 
 
 class PairModel(Protocol):
-    """Computes the logits of pairs: `TorchPairModel` or `OnnxPairModel`."""
+    """A model that computes the logits of pairs: `TorchPairModel` or `OnnxPairModel`."""
 
     @property
     def batch_tokens(self) -> int:
-        """Return the maximum number of tokens per batch, padding included; a batch has at least one
+        """The maximum number of tokens per batch, including padding; a batch has at least one
         pair.
         """
         ...
@@ -156,9 +161,10 @@ class CrossEncoder:
     def load(cls, folder: Path, *, device: str | None = None, dtype: str | None = None) -> Self:
         """Load a sequence classifier with one label.
 
-        `device` (`cpu`, `cuda:1`): by default a GPU, else the CPU. `dtype` is by default that of
-        `choose_inference_dtype`; an ONNX graph has its own. A folder with safetensors is run
-        by torch; one with `model.onnx`, or both where torch is not installed, by onnxruntime.
+        `device` is a name such as `cpu` or `cuda:1`, by default a GPU, or else the CPU. `dtype` is
+        by default the result of `choose_inference_dtype`; an ONNX graph has its own. A folder with
+        safetensors is run by torch. A folder with only `model.onnx`, or with both if torch is not
+        installed, is run by onnxruntime.
 
         Raises:
             InputError: a file is missing or corrupt, or it is another kind of model, such as a
@@ -178,32 +184,34 @@ class CrossEncoder:
         """Return the (n,) float32 logits of n pairs of a question and a passage, in order; larger
         is better.
 
-        A score does not depend on the other pairs, in float32 up to 1e-4. `PairTokenizer.encode` truncates
-        pairs. They are batched by length, one window at a time, so memory does not grow with n.
+        In float32, a score depends on the other pairs by at most 1e-4. `PairTokenizer.encode`
+        truncates pairs. Pairs are batched by length in windows, so memory does not grow with n.
         """
-        out = np.empty(len(questions), np.float32)
+        scores = np.empty(len(questions), np.float32)
         for start in range(0, len(questions), _WINDOW):
             window = slice(start, start + _WINDOW)
-            out[window] = self._score_window(self.tokens.encode(questions[window], titles[window], texts[window]))
-        return out
+            scores[window] = self._score_window(self.tokens.encode(questions[window], titles[window], texts[window]))
+        return scores
 
     def _score_window(self, pairs: "Sequence[Encoding]") -> Scores:
-        out = np.empty(len(pairs), np.float32)
+        scores = np.empty(len(pairs), np.float32)
         batches = batch_by_length([len(pair.ids) for pair in pairs], self.model.batch_tokens)
-        for rows, logits in run_batches(batches, lambda rows: self._logits([pairs[row] for row in rows.tolist()])):
-            out[rows] = logits
-        return out
+        for rows, logits in run_batches(
+            batches, lambda rows: self._compute_logits([pairs[row] for row in rows.tolist()])
+        ):
+            scores[rows] = logits
+        return scores
 
-    def _logits(self, pairs: "Sequence[Encoding]") -> Scores:
+    def _compute_logits(self, pairs: "Sequence[Encoding]") -> Scores:
         return self.model.logits(self.tokens.pad_batch(pairs))
 
 
 def list_cross_encoder_files(folder: Path) -> dict[str, Path]:
     """List the files of a cross-encoder by their relative names, sorted.
 
-    Only the files of the library that runs it on this machine (`runs_on_onnx`) are listed, so that
-    other machines use the same library. Of an ONNX model only the graph is listed, without external
-    data (`may_have_external_data`).
+    Only the files for the library that runs it on this machine (`runs_on_onnx`) are listed, so that
+    other machines use the same library. For an ONNX model only the graph is listed, without
+    external data (`may_have_external_data`).
 
     Raises:
         InputError: it has no weights, or no tokenizer.

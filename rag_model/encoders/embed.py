@@ -1,9 +1,9 @@
 """Embed the passages of a corpus part: row i of the array is the vector of passage i.
 
-A vector depends only on the encoder and on title and text, which `hash` identifies, so a passage
-that a previous build embedded keeps its vector. The other passages are encoded one window at a
-time, in batch-invariant batches: an incremental build gives the same vectors as a full one. Memory
-holds at most one window of texts and vectors.
+A vector depends only on the encoder, the title and the text, which the column `hash` identifies, so
+a passage that a previous build embedded keeps its vector. The other passages are encoded one window
+at a time, in batch-invariant batches: an incremental build gives the same vectors as a full one.
+Memory holds at most one window of texts and vectors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,10 +23,10 @@ from rag_model.encoders.spec import TextInput
 from rag_model.encoders.tokens import TokenCounts
 from rag_model.errors import InputError
 
-# Increase it if the same passages would get other vectors; then no previous vectors are reused.
+# Increase it if the vectors of unchanged passages change; then no previous vectors are reused.
 VERSION = 1
 Dtype = Literal["float16", "float32"]
-_COLUMNS = ("title", "text")  # columns of passages
+_COLUMNS = ("title", "text")  # columns of the passages that are encoded
 _ROWS_PER_COPY = 8192  # vectors copied at a time
 
 
@@ -34,17 +34,19 @@ _ROWS_PER_COPY = 8192  # vectors copied at a time
 class EmbedStats:
     """Statistics of one embedded part."""
 
-    rows: int
-    dim: int
-    encoded: int  # encoded rows; the others were reused
-    tokens: int  # encoded tokens, without padding
-    device: str  # cpu, cuda:0; empty if no row was encoded
-    arithmetic: str  # dtype: bfloat16
+    rows: int  # number of rows
+    dim: int  # dimension of a vector
+    encoded: int  # number of encoded rows; the others were reused
+    tokens: int  # number of encoded tokens, without padding
+    device: str  # device such as cpu or cuda:0; empty if no row was encoded
+    arithmetic: str  # dtype of the computation, such as bfloat16; empty if no row was encoded
     truncated: int = 0  # number of encoded rows whose passage is longer than the encoder's limit
 
 
 class PassageEncoder(Protocol):
-    """The members of an encoder that embedding uses; `Encoder` and `MuveraEncoder` have them."""
+    """Interface that embedding requires of an encoder; `Encoder` and `MuveraEncoder` implement
+    it.
+    """
 
     @property
     def window(self) -> int:
@@ -53,12 +55,12 @@ class PassageEncoder(Protocol):
 
     @property
     def spec(self) -> Any:
-        """Settings; `format_passage` turns title and text into an input."""
+        """The settings, whose `format_passage` turns title and text into an input."""
         ...
 
     @property
     def model(self) -> Any:
-        """The model, which has a `device` and a `dtype`."""
+        """The model, with the attributes `device` and `dtype`."""
         ...
 
     def stream(
@@ -86,14 +88,14 @@ def embed_part_incrementally(
     dtype: Dtype,
     previous_parts: Sequence[tuple[Path, Path]],
 ) -> EmbedStats:
-    """Embed a part like `embed_part`, but reuse the vectors of passages that are in
-    `previous_parts`.
+    """Embed a part as `embed_part` does, but reuse the vectors of passages in `previous_parts`.
 
-    `previous_parts` are pairs of a passages file and its vectors, of the same vector space; vectors
-    of another `dtype` are ignored. `encoder` is called only if there are passages to encode.
+    `previous_parts` are pairs of a passages file and a file with its vectors in the same vector
+    space; files with a different `dtype` are ignored. `encoder` is called only if there are
+    passages to encode.
 
     Raises:
-        InputError: as `embed_part`.
+        InputError: as for `embed_part`.
     """
     with PassageFile(passages, _COLUMNS) as source, out.open("wb") as file:
         vector_file = _VectorFile(file, source.n_rows, dim, np.dtype(dtype))
@@ -141,7 +143,7 @@ class _VectorFile:
         self._start = file.tell()
 
     def write(self, rows: NDArray[np.int64], vectors: NDArray[Any]) -> None:
-        """Write the vectors of ascending rows, consecutive rows at once."""
+        """Write the vectors of ascending rows, with one write for each run of consecutive rows."""
         data = vectors.astype(self.dtype, copy=False)
         bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
         for first, end in pairwise(bounds):
@@ -150,7 +152,7 @@ class _VectorFile:
 
 
 def count_reusable_vectors(passages: Path, previous_parts: Sequence[tuple[Path, Path]], dim: int, dtype: Dtype) -> int:
-    """Count the passages that would keep a vector of `previous_parts`.
+    """Return the number of passages whose vector can be reused from `previous_parts`.
 
     Raises:
         InputError: a file cannot be read.
@@ -161,7 +163,7 @@ def count_reusable_vectors(passages: Path, previous_parts: Sequence[tuple[Path, 
 def _copy_known_vectors(
     passages: Path, previous_parts: Sequence[tuple[Path, Path]], vector_file: _VectorFile
 ) -> NDArray[np.int64]:
-    """Write the known vectors; return the rows of the other passages."""
+    """Copy the vectors that can be reused; return the rows of the other passages."""
     is_missing = np.ones(vector_file.rows, dtype=bool)
     for vectors, rows, positions in _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype):
         is_missing[rows] = False
@@ -173,8 +175,10 @@ def _copy_known_vectors(
 def _iter_known_vectors(
     passages: Path, previous_parts: Sequence[tuple[Path, Path]], dim: int, dtype: np.dtype[Any] | Dtype
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (vectors, rows of `passages`, positions of these rows in the vectors); every row at
-    most once.
+    """Yield (vectors, rows of `passages`, positions of these rows in `vectors`) for each previous
+    part.
+
+    Every row occurs at most once.
     """
     hashes = read_hashes(passages)
     missing_rows = np.arange(len(hashes))

@@ -1,8 +1,8 @@
-"""The dense bi-encoder: encode passages and questions as one vector each.
+"""The dense bi-encoder, which encodes passages and questions as one vector each.
 
 `Encoder.load` takes a folder or a hub name; `encode_passages` and `encode_questions` return float32
-vectors, row for row. Texts are tokenized and sorted by length one window at a time, so memory does
-not grow with the number of texts.
+vectors in the order of the inputs. Texts are tokenized and sorted by length one window at a time,
+so memory does not grow with the number of texts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
-_WINDOW = 4096  # inputs tokenized and sorted together on a CPU
+_WINDOW = 4096  # number of inputs that are tokenized and sorted together on a CPU
 _CUDA_WINDOW = 32_768  # a GPU has larger batches, so it needs a larger window to sort
 _WRONG_ROLE = {"passage": "DPRQuestionEncoder", "question": "DPRContextEncoder"}
 _T = TypeVar("_T")
@@ -61,12 +61,12 @@ _T = TypeVar("_T")
 class Encoder:
     """A loaded encoder; create one with `load`."""
 
-    name: str  # as the user gave it
+    name: str  # name that the user gave
     folder: Path
     spec: EncoderSpec
     tokenizer: "Tokenizer"
-    model: "Model | StaticModel"  # the static one needs no torch
-    # Tokenizes for a static encoder; None: `tokenizer` is used.
+    model: "Model | StaticModel"  # `StaticModel` does not need torch
+    # Tokenizer of a static encoder; None: `tokenizer` is used.
     word_tokenizer: WordTokenizer | None = None
 
     @classmethod
@@ -91,8 +91,8 @@ class Encoder:
         float32.
 
         Raises:
-            InputError: the model is not found, a file is missing or corrupt, or it is another kind
-                of model.
+            InputError: the model is not found, a file is missing or corrupt, or the model is not a
+                dense encoder.
             MissingExtraError: the model extra is not installed.
             UsageError: an override is not a field of the spec, this machine has no such device, or
                 `trainable` is set for a static encoder.
@@ -104,7 +104,7 @@ class Encoder:
             limit_tokenizer(threads)
         if spec.is_endpoint:
             raise UsageError(
-                f"encoder {folder} is behind an endpoint, and cannot be used here: give the folder of a model"
+                f"encoder {folder} is behind an endpoint, so it cannot be used here: give the folder of a model"
             )
         if spec.is_static:
             if trainable:
@@ -124,19 +124,21 @@ class Encoder:
         if words.vocabulary_size > table.size:
             raise InputError(
                 f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and "
-                f"{table.size:,} have a vector: use the tokenizer that the model was made with"
+                f"{table.size:,} have a vector: use the tokenizer with which the model was created"
             )
         model = StaticModel.from_table(table, truncate_dim=spec.truncate_dim, normalize=spec.normalize)
         return cls(name, folder, spec, words.tokenizer, model, words)
 
     @property
     def dim(self) -> int:
-        """Return the length of a vector."""
+        """The dimension of a vector."""
         return self.model.dim
 
     @property
     def window(self) -> int:
-        """Number of inputs that are sorted together: the best window size for `stream`."""
+        """The number of inputs that are sorted together, which is the best window size for
+        `stream`.
+        """
         return _CUDA_WINDOW if self._uses_gpu else _WINDOW
 
     @property
@@ -144,8 +146,8 @@ class Encoder:
         return str(self.model.device).startswith("cuda")
 
     def space(self) -> Space:
-        """Return the vector space of its questions: the declared one of its folder, else that of
-        its own passages.
+        """Return the vector space of its questions: the space that the folder declares, or else the
+        space of its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
@@ -173,9 +175,9 @@ class Encoder:
     ) -> Iterator[tuple[Vectors, TokenCounts]]:
         """Yield each window's (n, d) float32 vectors and the counts of its tokens.
 
-        Holds one window in memory; on CUDA also the next one, which is tokenized while the GPU
-        works. `batch_invariant` vectors do not depend on the other inputs (see `Model.encode`);
-        this repeats a few inputs.
+        One window is in memory; on CUDA also the next one, which is tokenized while the GPU
+        computes. With `batch_invariant`, a vector does not depend on the other inputs (see
+        `Model.encode`), at the cost of encoding a few inputs twice.
 
         Raises:
             InputError: a vector is not finite; the message names its row.
@@ -194,12 +196,12 @@ class Encoder:
             yield vectors, TokenCounts(sum(len(ids) for ids in tokens), truncated)
 
     def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
-        out = np.empty((len(inputs), self.dim), np.float32)
+        vectors_by_row = np.empty((len(inputs), self.dim), np.float32)
         row = 0
         for vectors, _ in self.stream(_iter_windows(inputs, self.window)):
-            out[row : row + len(vectors)] = vectors
+            vectors_by_row[row : row + len(vectors)] = vectors
             row += len(vectors)
-        return out
+        return vectors_by_row
 
     def _check_finite(self, vectors: Vectors, first_row: int) -> None:
         bad_rows = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
@@ -214,7 +216,7 @@ class Encoder:
 def read_passage_space(name: str | Path) -> Space:
     """Return the vector space of an encoder, by folder or hub name, without loading the model.
 
-    It is the declared one of its folder, else that of its own passages.
+    It is the space that the folder declares, or else the space of the encoder's own passages.
 
     Raises:
         InputError: the model is not found, a file is missing or corrupt, or it is DPR's question
@@ -229,7 +231,7 @@ def read_passage_space(name: str | Path) -> Space:
 
 def static_encoder_error(folder: Path) -> UsageError:
     """Return the error for training a static encoder."""
-    return UsageError(f"encoder {folder} is static, and cannot be trained here: give a transformer, such as BERT or E5")
+    return UsageError(f"encoder {folder} is static and cannot be trained: give a transformer, such as BERT or E5")
 
 
 def _iter_windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextInput]]:
@@ -278,7 +280,7 @@ AnyEncoder = Union[Encoder, "EndpointEncoder", "TokenEncoder", "MuveraEncoder", 
 def load_any_encoder(folder: Path, role: Role = "question", name: str = "") -> AnyEncoder:
     """Load the dense, ColBERT, MUVERA or sparse encoder of a folder.
 
-    A dense encoder gets the `name`, by default that of the folder.
+    `name` is the name of a dense encoder, by default its folder.
 
     Raises:
         InputError: a file is missing or corrupt.
@@ -323,8 +325,8 @@ def load_question_encoder(name: str) -> AnyEncoder:
     Raises:
         InputError: it is not found, or a file is missing or corrupt.
         MissingExtraError: the model extra is not installed.
-        UsageError: `name` is a model behind an endpoint, which snapshots record themselves.
+        UsageError: `name` is a model behind an endpoint, whose encoder is stored in snapshots.
     """
     if name.startswith(ENDPOINT_PREFIX):
-        raise UsageError(f"{name} cannot be given here: snapshots that were built with it record it; leave it out")
+        raise UsageError(f"{name} is recorded in the snapshots that were built with it: omit the encoder")
     return load_any_encoder(resolve_folder(name), name=name)

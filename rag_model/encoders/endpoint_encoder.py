@@ -1,9 +1,9 @@
 """An encoder behind an HTTP API: any model of an OpenAI-compatible `/embeddings`, such as those of
 text-embeddings-inference, vLLM, Infinity, Ollama, llama.cpp or a hosted service.
 
-The folder of such an encoder holds no weights, but its record and the vectors of a few probe texts
-(`PROBES`). The vector space contains their digest, and every process that encodes with the folder
-first requests the probe texts again: a model that was changed behind its name is refused.
+The folder of such an encoder contains no weights, only its record and the vectors of a few probe
+texts (`PROBES`). Every process that encodes with the folder first requests the vectors of the probe
+texts again, and refuses the model if they have changed. The vector space contains their digest.
 
 The protocol is OpenAI's: POST /embeddings {model, input: [text], encoding_format} returns {data:
 [{index, embedding}], usage: {prompt_tokens}}
@@ -58,7 +58,7 @@ from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_b
 from rag_model.untrusted_text import escape_controls, parse_json
 
 Vectors = npt.NDArray[np.float32]
-_EmbedReply = tuple[Vectors, int]  # the vectors of a request's texts, and the number of their tokens
+_EmbedReply = tuple[Vectors, int]  # (vectors of a request's texts, number of their tokens)
 EMBED_PREFIX = "BOOKWHEEL_EMBED_"  # prefix of the environment variables of an encoder's endpoint
 # Texts of several scripts, lengths and kinds, so that another model, tokenizer, pooling or prompt
 # changes at least one vector.
@@ -72,18 +72,19 @@ _PROBE_TEXTS = (
     "def add(a, b):\n    return a + b",
     "Moors and marshes, one after another, stretch to the sea. " * 4,
 )
-PROBES_VERSION = 1  # increase it with a change of the texts
+PROBES_VERSION = 1  # increase it if the texts change
 # The largest accepted difference to a stored probe vector, relative to its length: .045 is a cosine
-# of .999. Another precision of the same weights differs by less; another model differs by more.
+# of .999. The same weights in another precision differ by less, and another model differs by more.
 _MAX_PROBE_DISTANCE = 0.045
-_FAILURE_SECONDS = 2.0  # for which a failed check is not repeated
-_RECHECK_SECONDS = 600.0  # between two checks of the probes by one process
-_REPLY_BYTES_PER_VALUE = 32  # of a vector, written as a decimal number
+_FAILURE_SECONDS = 2.0  # time for which a failed check is not repeated
+_RECHECK_SECONDS = 600.0  # time between two checks of the probes in one process
+_REPLY_BYTES_PER_VALUE = 32  # of a value of a vector as a decimal number
 _MAX_DIM = 1 << 16
 _MAX_ERROR_BYTES = 1 << 16
 _INVALID_REQUEST = frozenset((400, 422))
-_QUESTION_SECONDS = 30.0  # shorter than for a corpus, because a user waits
-_MAX_QUOTED = 60  # characters of a text in an error message
+# maximum time for a question; shorter than for a corpus, because a user waits
+_QUESTION_SECONDS = 30.0
+_MAX_QUOTED = 60  # characters of a text that an error message quotes
 _UNKNOWN_LENGTH = 1_000_000  # tokens; the endpoint truncates or refuses longer texts
 
 
@@ -92,12 +93,12 @@ class EmbedSettings:
     """Settings of requests to an endpoint's `/embeddings`."""
 
     batch: int = 32  # texts per request; text-embeddings-inference accepts 32 by default
-    concurrency: int = 4  # simultaneous requests of one process
-    tries: int = 6  # attempts per request, the first included
-    backoff_seconds: float = 0.5  # before the second attempt; doubled for each later one
-    connect_seconds: float = 10.0
-    whole_seconds: float = 300.0  # per request, with all attempts and waits
-    price: float = 0.0  # of a million tokens; 0: no costs are estimated
+    concurrency: int = 4  # maximum number of concurrent requests of one process
+    tries: int = 6  # maximum number of attempts per request, including the first
+    backoff_seconds: float = 0.5  # wait before the second attempt; doubled for each later attempt
+    connect_seconds: float = 10.0  # maximum time to establish a connection
+    whole_seconds: float = 300.0  # maximum time per request, including all attempts and waits
+    price: float = 0.0  # price of a million tokens; 0: no costs are estimated
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -129,8 +130,8 @@ def _parse_number(variable: str, text: str, number_type: type) -> Any:
 def write_endpoint_folder(name: str, folder: Path) -> None:
     """Request the probe texts' vectors, and write the record and the probes into `folder`.
 
-    `name` is `openai:MODEL` or `openai:MODEL#LABEL`. The label is not sent to the endpoint: with
-    another label, a model that has changed is a new encoder.
+    `name` is `openai:MODEL` or `openai:MODEL#LABEL`. The label is not sent to the endpoint. It
+    identifies a version of the model: after the model changed, a new label makes it a new encoder.
 
     Raises:
         EndpointError: the endpoint failed, or its reply has no usable vectors.
@@ -138,7 +139,7 @@ def write_endpoint_folder(name: str, folder: Path) -> None:
     """
     model = name.removeprefix(ENDPOINT_PREFIX)
     if not _get_sent_name(model).strip():
-        raise UsageError(f"{name!r} names no model: give one such as openai:text-embedding-3-small")
+        raise UsageError(f"{name!r} does not name a model: give one such as openai:text-embedding-3-small")
     client = EmbeddingClient(_get_sent_name(model))
     try:
         probes = client.embed(_PROBE_TEXTS)[0]
@@ -160,31 +161,31 @@ def _get_sent_name(model: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """Where and in which precision the vectors are computed, for reports."""
+    """The device and the precision in which the vectors are computed, for reports."""
 
-    device: str  # "endpoint"
+    device: str  # always "endpoint"
     dtype: str = "float32"  # type of the received vectors; the endpoint's own precision is unknown
 
 
 @dataclass(slots=True)
 class EndpointEncoder:
-    """Encodes texts by requests to an endpoint; create one with `load`. Thread-safe."""
+    """An encoder that sends requests to an endpoint; create one with `load`. Thread-safe."""
 
     folder: Path
-    name: str  # openai:MODEL
+    name: str  # name of the model with the prefix, openai:MODEL
     spec: EncoderSpec
-    full_dim: int  # of the endpoint's vectors
-    probes: Vectors  # (p, full_dim)
+    full_dim: int  # dimension of the endpoint's vectors
+    probes: Vectors  # (p, full_dim) recorded vectors of the probe texts
     client: "EmbeddingClient"
     model: RemoteModel = field(default_factory=lambda: RemoteModel("endpoint"))
-    _checked_at: float = -math.inf  # when the probes were last as recorded, by the monotonic clock
-    _failure: str = ""  # why the last check failed, which holds until `_retry_at`
+    _checked_at: float = -math.inf  # time of the last successful check, by the monotonic clock
+    _failure: str = ""  # error of the last check, which is raised again until `_retry_at`
     _retry_at: float = -math.inf
     _lock: Any = field(default_factory=threading.Lock)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read the record and the probes of a folder; sends nothing.
+        """Read the record and the probe vectors of a folder; nothing is sent yet.
 
         Raises:
             InputError: a file is missing or corrupt.
@@ -209,14 +210,14 @@ class EndpointEncoder:
 
     @property
     def window(self) -> int:
-        """Number of texts that are requested together: one batch for each simultaneous request."""
+        """Number of texts that are requested together: one batch for each concurrent request."""
         return self.client.settings.batch * self.client.settings.concurrency
 
     def space(self) -> Space:
         """Return the vector space that the folder declares.
 
         Raises:
-            InputError: the folder declares none, or it is corrupt.
+            InputError: the folder declares no space, or a file is corrupt.
         """
         if (space := read_declared_space(self.folder)) is None:
             raise InputError(f"encoder {self.folder} declares no vector space: reindex with {self.name}")
@@ -246,7 +247,7 @@ class EndpointEncoder:
     ) -> Iterator[tuple[Vectors, TokenCounts]]:
         """Yield each window's (n, d) float32 vectors, and the tokens that the endpoint counted.
 
-        `batch_invariant` has no effect: an endpoint does not promise the same bits.
+        `batch_invariant` has no effect, because an endpoint does not guarantee identical vectors.
 
         Raises:
             EndpointError: the endpoint failed, and retries did not help.
@@ -257,9 +258,9 @@ class EndpointEncoder:
             yield vectors, TokenCounts(tokens, 0)
 
     def check_probes(self, whole_seconds: float | None = None) -> None:
-        """Check that the endpoint's model still gives the probe texts their vectors.
+        """Check that the endpoint's model still computes the recorded vectors of the probe texts.
 
-        `whole_seconds` bounds the request as in `EmbeddingClient.embed`.
+        For `whole_seconds`, see `EmbeddingClient.embed`.
 
         Raises:
             EndpointError: the endpoint failed, and retries did not help.
@@ -286,7 +287,9 @@ class EndpointEncoder:
             )
 
     def _check_probes_once(self, whole_seconds: float | None) -> None:
-        """Check the probes; callers that waited for a failed check get its error at once."""
+        """Check the probes; for a short time after a failure, raise its error again without a
+        request.
+        """
         if time.monotonic() < self._retry_at:
             raise EndpointError(self._failure)
         try:
@@ -318,10 +321,10 @@ class EndpointEncoder:
 
 
 class EmbeddingClient:
-    """Requests the vectors of texts from one model of an endpoint. Thread-safe."""
+    """A client for the embeddings of one model of an endpoint. Thread-safe."""
 
     def __init__(self, model: str, settings: EmbedSettings | None = None, endpoint: Endpoint | None = None) -> None:
-        """Prepare requests for `model`, as the endpoint names it; sends nothing.
+        """Prepare requests for `model`, the endpoint's name of the model; nothing is sent yet.
 
         Raises:
             UsageError: the address, key, proxy or a setting in the environment is invalid.
@@ -336,7 +339,8 @@ class EmbeddingClient:
             length_advice="cut shorter passages, or let the server truncate them",
         )
         self._encoding_format = "base64"  # a third of the bytes of decimal numbers
-        self._resume_time = 0.0  # of the event loop: after Retry-After, all requests wait until then
+        # event-loop time until which all requests wait, because of a Retry-After
+        self._resume_time = 0.0
         self._loop: EventLoopThread | None = None
         self._client: httpx.AsyncClient | None = None
         self._slots: asyncio.Semaphore | None = None
@@ -344,10 +348,11 @@ class EmbeddingClient:
         self._start_lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], whole_seconds: float | None = None) -> tuple[Vectors, int]:
-        """Return the (n, d) float32 vectors of texts, in order, and the number of their tokens as
-        the endpoint counts them (0 if it does not).
+        """Return the (n, d) float32 vectors of texts, in order, and the number of their tokens
+        (0 if the endpoint does not count them).
 
-        `whole_seconds` bounds each request with its retries; by default that of the settings.
+        `whole_seconds` is the maximum time per request with its retries; by default that of the
+        settings.
 
         Raises:
             EndpointError: a request failed, and retries did not help; or a reply is invalid.
@@ -356,9 +361,11 @@ class EmbeddingClient:
         if not len(texts):
             return np.empty((0, 0), np.float32), 0
         if self.endpoint.is_default and not self.endpoint.key:
-            # Without an address, texts would go to OpenAI, which refuses them without a key.
+            # Without an address, texts would be sent to OpenAI, which refuses requests without a
+            # key.
             raise UsageError(
-                f"no endpoint is named for the encoder {self.model}: set {EMBED_PREFIX}BASE_URL, or OPENAI_API_KEY "
+                f"no endpoint is set for the encoder {self.model}: set {EMBED_PREFIX}BASE_URL, or "
+                "OPENAI_API_KEY "
                 "for OpenAI's API"
             )
         settings = self.settings if whole_seconds is None else self._shorten(whole_seconds)
@@ -377,7 +384,7 @@ class EmbeddingClient:
         return np.concatenate([vectors for vectors, _ in replies]), sum(tokens for _, tokens in replies)
 
     def close(self) -> None:
-        """Close the connections; a client that is no longer used closes them itself."""
+        """Close the connections; garbage collection of the client closes them too."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -385,8 +392,8 @@ class EmbeddingClient:
         return replace(self.settings, whole_seconds=min(whole_seconds, self.settings.whole_seconds))
 
     def _start(self) -> EventLoopThread:
-        """Return the thread of the requests, started by the first call: a forked worker must start
-        its own.
+        """Return the thread of the requests; the first call starts it, so that a forked worker
+        starts its own thread.
         """
         with self._start_lock:
             if self._loop is None:
@@ -395,7 +402,8 @@ class EmbeddingClient:
                     httpx.AsyncClient,
                     headers={"User-Agent": USER_AGENT, "Accept": "application/json", **authorization},
                     timeout=httpx.Timeout(None, connect=self.settings.connect_seconds),
-                    follow_redirects=False,  # a redirect could send the texts and the key to another host
+                    # a redirect could send the texts and the key to another host
+                    follow_redirects=False,
                 )
                 self._slots = asyncio.Semaphore(self.settings.concurrency)
                 self._loop = EventLoopThread()
@@ -487,12 +495,13 @@ def _describe_input(text: str) -> str:
 
 
 def _close_connections(loop: EventLoopThread, client: httpx.AsyncClient) -> None:
-    if not loop.is_current_thread:  # the thread of the requests may collect garbage, and cannot wait for itself
+    # the event loop's thread cannot wait for itself, if it collects garbage
+    if not loop.is_current_thread:
         loop.close(client.aclose)
 
 
 def _parse_reply(body: bytes, count: int) -> tuple[Vectors, int]:
-    """Return the (count, d) vectors of a reply in the order of the texts, and their tokens.
+    """Return ((count, d) vectors of a reply in the order of the texts, number of tokens).
 
     Raises:
         ValueError, LookupError, TypeError: the reply is not a list of `count` finite vectors of one
@@ -502,12 +511,12 @@ def _parse_reply(body: bytes, count: int) -> tuple[Vectors, int]:
     entries = value["data"]
     if len(entries) != count:
         raise ValueError(f"{len(entries)} vectors for {count} texts")
-    rows: dict[int, Vectors] = {}
+    vectors_by_row: dict[int, Vectors] = {}
     for position, entry in enumerate(entries):
-        rows[int(entry.get("index", position))] = _parse_vector(entry["embedding"])
-    if sorted(rows) != [*range(count)]:
+        vectors_by_row[int(entry.get("index", position))] = _parse_vector(entry["embedding"])
+    if sorted(vectors_by_row) != [*range(count)]:
         raise ValueError("an index of a vector is missing or repeated")
-    vectors = np.stack([rows[row] for row in range(count)])
+    vectors = np.stack([vectors_by_row[row] for row in range(count)])
     if vectors.ndim != 2 or not 0 < vectors.shape[1] <= _MAX_DIM:
         raise ValueError(f"the vectors have the shape {vectors.shape}")
     if not np.isfinite(vectors).all():
@@ -525,7 +534,7 @@ def _parse_vector(embedding: Any) -> Vectors:
         except binascii.Error as error:
             raise ValueError(f"a vector is not valid Base64 ({error})") from error
     if not isinstance(embedding, list) or not all(type(number) in {int, float} for number in embedding):
-        raise TypeError("a vector is no list of numbers")
+        raise TypeError("a vector is not a list of numbers")
     with np.errstate(over="ignore"):  # the caller refuses an infinite number
         return np.array(embedding).astype(np.float32)
 
@@ -533,8 +542,8 @@ def _parse_vector(embedding: Any) -> Vectors:
 def describe_endpoint_use(name: str, passages: int, words: float, price: float | None = None) -> str:
     """Describe the tokens and cost of embedding passages of `words` words on average.
 
-    A token is taken for three quarters of a word. The `price` of a million tokens is by default
-    that of the environment.
+    It assumes that a token is three quarters of a word. `price`, of a million tokens, is by default
+    the price in the environment.
 
     >>> describe_endpoint_use("openai:small", 1_000_000, 90, 0.02)
     'openai:small embeds 1,000,000 passages, about 120,000,000 tokens, for about 2.40'

@@ -1,11 +1,11 @@
 """Find the folder of a model, and read its JSON files: limits, sizes, sentence-transformers modules
 and prompts.
 
-A model is named by a folder, or by a hub name, which is fetched once into the hub's own cache.
+The name of a model is a folder, or a hub name, which is downloaded once into the hub's own cache.
 `NAME@REVISION` names a branch, a tag, a commit or a pull request (`refs/pr/3`) of the hub.
-sentence-transformers has two layouts of pooling, and both are read: `pooling_mode_mean_tokens:
-true` (to version 5) and `pooling_mode: "mean"` (from 6). A sparse encoder (`SparseEncoder`)
-consists of `MLMTransformer` (to version 5.3) or `Transformer`, and `SpladePooling`.
+Both formats of pooling in sentence-transformers are read: `pooling_mode_mean_tokens: true` (up to
+version 5) and `pooling_mode: "mean"` (since version 6). A sparse encoder (`SparseEncoder`) consists
+of `MLMTransformer` (up to version 5.3) or `Transformer`, and of `SpladePooling`.
 """
 
 import os
@@ -22,16 +22,16 @@ from rag_model.untrusted_text import parse_json
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-_DEFAULT_MAX_LENGTH = 512  # tokens, if no file has a limit
+_DEFAULT_MAX_LENGTH = 512  # maximum tokens of an input, if no file has a limit
 _POSITIONS_AFTER_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
-_UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
+_UNBOUNDED = 100_000  # tokens; larger limits mean "no limit", for which tokenizers write 1e30
 MODULES = "modules.json"
-_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # in an export, and in a hub folder
+_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # paths in an export, and in a folder of the hub
 SPLADE = "SpladePooling"
 _SUPPORTED = ("Transformer", "Pooling", "Normalize")
 _SUPPORTED_SPARSE = ("Transformer", "MLMTransformer", SPLADE)
 _SETTINGS = "config_sentence_transformers.json"
-_OTHER_SIMILARITIES = ("euclidean", "manhattan")  # as sentence-transformers names them
+_OTHER_SIMILARITIES = ("euclidean", "manhattan")  # names in sentence-transformers
 _POOLING = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -40,7 +40,7 @@ _POOLING = {
     "mean": "mean",
     "lasttoken": "last",
 }
-# In the order of sentence-transformers' `encode_document`.
+# Names of prompts, in the order in which sentence-transformers' `encode_document` searches them.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 _QUESTION_PROMPTS = ("query",)
 _DEMO_ADVICE = {
@@ -90,7 +90,7 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def read_max_tokens(folder: Path) -> int:
-    """Return the maximum number of tokens of an input: the smallest limit in the folder's files,
+    """Return the maximum number of tokens of an input: the smallest limit in the folder's files, or
     else 512.
     """
     limits = [
@@ -119,13 +119,13 @@ def read_dim(folder: Path) -> int:
     """Return the dimension of the vectors of the model in `folder`.
 
     Raises:
-        InputError: its config has none.
+        InputError: its config has no dimension.
     """
     config = read_json_object(folder / CONFIG)
     for key in ("projection_dim", "hidden_size", "dim", "d_model", "n_embd"):
-        if isinstance(length := config.get(key), int) and length > 0:
-            return length
-    raise InputError(f"encoder file {folder / CONFIG} names no hidden_size: give the folder of a bi-encoder")
+        if isinstance(dim := config.get(key), int) and dim > 0:
+            return dim
+    raise InputError(f"encoder file {folder / CONFIG} has no hidden_size: give the folder of a bi-encoder")
 
 
 def read_sentence_transformers(folder: Path) -> dict[str, Any]:
@@ -136,7 +136,9 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
     """
     modules = read_supported_modules(folder, _SUPPORTED)
     if "Pooling" not in modules or modules.get("Transformer") != "":
-        raise InputError(f"encoder {folder} has no Transformer in its top folder, or no Pooling: use one that has both")
+        raise InputError(
+            f"encoder {folder} has no Transformer in its top folder, or no Pooling: use an encoder with both"
+        )
     _check_text_case(folder)
     return {
         "pooling": _read_pooling(folder / modules["Pooling"] / "config.json"),
@@ -150,8 +152,8 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
     """Read `normalize` and `truncate_dim` of a folder with these modules, as fields of
     `EncoderSpec`.
 
-    Indexes rank by inner product, so the vectors of a cosine model are normalised even if it has no
-    Normalize module. As in sentence-transformers, cosine is the default.
+    Indexes rank by inner product, so the vectors of a cosine model are normalized even if it has no
+    Normalize module. As in sentence-transformers, the default is cosine.
 
     Raises:
         InputError: the similarity is not supported, or a value has a wrong type.
@@ -160,14 +162,13 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
     similarity = settings.get("similarity_fn_name")
     similarity = "cosine" if similarity is None else similarity
     has_unit_vectors = "Normalize" in modules
-    # Unit vectors are ranked alike by Euclidean distance and by inner product.
+    # Euclidean distance and inner product rank unit vectors in the same order.
     if similarity in _OTHER_SIMILARITIES and not (similarity == "euclidean" and has_unit_vectors):
         raise InputError(
             f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in {_SETTINGS}), "
             "which is not supported: use a model for cosine or dot similarity"
         )
-    # sentence-transformers compares single vectors by cosine if a folder names a measure of token
-    # vectors.
+    # For a similarity of token vectors, sentence-transformers compares single vectors by cosine.
     if similarity not in ("cosine", "dot", "maxsim", "meanmaxsim", *_OTHER_SIMILARITIES):
         raise InputError(
             f"encoder file {folder / _SETTINGS} has similarity_fn_name {similarity!r}: "
@@ -199,7 +200,7 @@ def read_splade(folder: Path) -> dict[str, Any]:
     """
     modules = read_supported_modules(folder, _SUPPORTED_SPARSE)
     if modules.get("Transformer", modules.get("MLMTransformer")) != "":
-        raise InputError(f"encoder {folder} has no Transformer in its top folder: use one that has")
+        raise InputError(f"encoder {folder} has no Transformer in its top folder: use an encoder with one")
     pooling_config = read_json_object(folder / modules[SPLADE] / "config.json")
     settings = {
         "pooling": pooling_config.get("pooling_strategy"),
@@ -231,7 +232,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 
 def read_modules(folder: Path) -> dict[str, str]:
-    """Read the paths of a folder's modules, by the last part of their types.
+    """Return the paths of a folder's modules by the last part of their type names.
 
     Raises:
         InputError: `modules.json` is damaged.
@@ -265,7 +266,7 @@ def _read_pooling(path: Path) -> str:
     modes += [mode_setting] if isinstance(mode_setting, str) else list(mode_setting or [])
     if len(modes) != 1 or modes[0] not in _POOLING:
         raise InputError(
-            f"encoder file {path} asks for pooling {'+'.join(modes) or 'none'}, which is not "
+            f"encoder file {path} requests pooling {'+'.join(modes) or 'none'}, which is not "
             "supported: use a model that pools by cls, mean or last token"
         )
     if config.get("include_prompt") is False:
@@ -290,7 +291,7 @@ def _check_text_case(folder: Path) -> None:
     """
     if not read_optional_json(folder / "sentence_bert_config.json").get("do_lower_case"):
         return
-    # Older tokenizers, which have no `tokenizer.json`, do the conversion by their own setting.
+    # Older tokenizers, without a `tokenizer.json`, have their own setting for the conversion.
     tokenizer = read_optional_json(folder / TOKENIZER)
     if tokenizer and not _has_step(tokenizer.get("normalizer"), _converts_to_lower_case):
         raise InputError(
@@ -303,7 +304,7 @@ def read_missing_end_token(folder: Path) -> str:
     """Return the end token that the tokenizer's settings request but `tokenizer.json` does not add,
     or an empty string.
 
-    transformers 4 added it for `add_eos_token`; transformers 5 reads only `tokenizer.json`.
+    transformers 4 added the token for `add_eos_token`; transformers 5 reads only `tokenizer.json`.
 
     Raises:
         InputError: the settings request an end token but do not name it.
@@ -344,10 +345,10 @@ def _find_last_token(post_processor: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model of the hub, and the revision that was asked for."""
+    """The name of a model on the hub, and the requested revision."""
 
     repository: str  # OWNER/NAME
-    revision: str | None = None  # a branch, a tag, a commit or refs/pr/NUMBER; None: main
+    revision: str | None = None  # branch, tag, commit or refs/pr/NUMBER; None: main
 
     def __str__(self) -> str:
         """Return the name as a user writes it."""
@@ -361,14 +362,15 @@ class HubName:
         HubName(repository='facebook/rag-token-nq', revision='refs/pr/3')
 
         Raises:
-            InputError: what follows the @ cannot be a revision.
+            InputError: the text after the @ cannot be a revision.
         """
         match = _HUB_NAME.fullmatch(name)
         if match is None:
             return None
         if match["revision"] is not None and not _REVISION.fullmatch(match["revision"]):
             raise InputError(
-                f"{name!r} names no revision after the @: write NAME@REVISION, with a branch, a tag, a commit or "
+                f"{name!r} has no valid revision after the @: write NAME@REVISION, with a branch, "
+                "a tag, a commit or "
                 "refs/pr/NUMBER"
             )
         return cls(match["repository"], match["revision"])
@@ -381,7 +383,8 @@ def resolve_folder(name: str | Path) -> Path:
     Raises:
         InputError: there is no such folder, and the hub has no such model or revision, or cannot
             be reached.
-        UsageError: the name is a URL that may contain a secret, or names a model behind an endpoint.
+        UsageError: the name is a URL that may contain a secret, or names a model behind an
+            endpoint.
     """
     if Path(name).is_dir():
         return Path(name).resolve()
@@ -399,7 +402,7 @@ def resolve_folder(name: str | Path) -> Path:
 def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
     """Fetch the files of a hub model that match `patterns`; return their folder in the hub's cache.
 
-    Without a network, files that were fetched before are used.
+    Without a network, files that were downloaded before are used.
 
     Raises:
         InputError: the hub has no such model or revision, or cannot be reached.
@@ -419,10 +422,10 @@ def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
     except hub.errors.RevisionNotFoundError as error:
         raise InputError(
             f"model {repository} has no revision {revision} on the hub: give a branch, a tag, a commit or "
-            "refs/pr/NUMBER after the @, or leave it out"
+            "refs/pr/NUMBER after the @, or omit it"
         ) from error
     except Exception as error:  # the hub may also raise any exception of its HTTP library
-        # Raised if the hub does not answer, and the model was not downloaded before.
+        # These are raised if the hub does not answer and the model was not downloaded before.
         is_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
         cause = f"the hub cannot be reached from here ({_summarize(error.__cause__ or error)})"
         if not is_unreachable:
@@ -445,10 +448,10 @@ def find_hub_name(folder: Path) -> str:
 
 
 def pin_name(name: str) -> str:
-    """Return a hub name with the commit that it names now; every other name unchanged.
+    """Return a hub name with its current commit; other names are returned unchanged.
 
     Raises:
-        InputError: as `resolve_folder`.
+        InputError: as for `resolve_folder`.
     """
     if Path(name).is_dir() or HubName.parse(name) is None:
         return name
@@ -469,7 +472,7 @@ def derive_question_encoder_name(name: str) -> str:
     'facebook/dpr-question_encoder-single-nq-base'
 
     Raises:
-        UsageError: the name has a revision, which is that of the passage encoder alone.
+        UsageError: the name has a revision, which applies only to the passage encoder.
     """
     hub_name = HubName.parse(name)
     parent, slash, last = (hub_name.repository if hub_name else name.rstrip("/")).rpartition("/")
@@ -477,9 +480,10 @@ def derive_question_encoder_name(name: str) -> str:
         return name.rstrip("/")
     question_encoder = parent + slash + last.replace("ctx_encoder", "question_encoder")
     if hub_name and hub_name.revision and not Path(name).is_dir():
-        # A pull request of the same number may be a stranger's.
+        # The same pull-request number of the other repository may belong to a stranger.
         raise UsageError(
-            f"the revision of {name} says nothing about its question encoder, which is another model: write "
+            f"the revision of {name} does not apply to its question encoder, which is another "
+            "model: write "
             f'question_encoder = "{question_encoder}@REVISION" in the recipe, or give folders of both'
         )
     return question_encoder
@@ -492,7 +496,7 @@ def list_tokenizer_files(folder: Path) -> list[Path]:
     """List the files that determine the tokens of a text: only `tokenizer.json` if it exists.
 
     Raises:
-        InputError: there are none.
+        InputError: there are no such files.
     """
     if (folder / TOKENIZER).is_file():
         return [folder / TOKENIZER]
@@ -507,13 +511,11 @@ def read_vocabulary_size(folder: Path) -> int:
     """Return the vocabulary size of the model in `folder`.
 
     Raises:
-        InputError: its config has none.
+        InputError: its config has no vocabulary size.
     """
     size = read_json_object(folder / CONFIG).get("vocab_size")
     if type(size) is not int or size < 1:
-        raise InputError(
-            f"model file {folder / CONFIG} names no vocab_size: give the folder of a masked-language model"
-        )
+        raise InputError(f"model file {folder / CONFIG} has no vocab_size: give the folder of a masked-language model")
     return size
 
 

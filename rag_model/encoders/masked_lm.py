@@ -1,7 +1,7 @@
 """A trainable masked language model: log-likelihoods of masked tokens, with gradient.
 
-Pairs of texts are joined as token ids, with the special tokens of the tokenizer's pair template: a
-text with masks cannot be tokenized again without changing its tokens.
+Pairs of texts are joined as token ids, with the special tokens of the tokenizer's pair template,
+because tokenizing a text with masks again could change its tokens.
 """
 
 import logging
@@ -31,21 +31,19 @@ Ids = npt.NDArray[np.int64]
 MASKS = ("[MASK]", "<mask>")  # mask tokens of different tokenizers
 _PAD_TOKENS = ("[PAD]", "<pad>")
 _log = logging.getLogger(__name__)
-_POOLER = "pooler"  # BERT's pooler: logits do not depend on it
-# Heads of the BERT and RoBERTa families; they take the state of one token.
+_POOLER = "pooler"  # BERT's pooler, on which logits do not depend
+# Attribute names of the heads of BERT and RoBERTa models, which map the states of single tokens.
 _HEAD_NAMES = ("cls", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """The special tokens around and between two texts, and the token type ids of the five
-    pieces.
-    """
+    """The special tokens around and between two texts, and the token type ids of the five parts."""
 
-    prefix: tuple[int, ...]  # ids: BERT's [CLS]
-    separator: tuple[int, ...]  # [SEP]
-    suffix: tuple[int, ...]  # [SEP]
-    # Of prefix, first text, separator, second text, suffix.
+    prefix: tuple[int, ...]  # token ids before the first text, such as [CLS]
+    separator: tuple[int, ...]  # token ids between the texts, such as [SEP]
+    suffix: tuple[int, ...]  # token ids after the second text, such as [SEP]
+    # Token type ids of prefix, first text, separator, second text and suffix.
     segment_ids: tuple[int, int, int, int, int]
 
     @classmethod
@@ -65,7 +63,7 @@ class PairTemplate:
 
     @property
     def size(self) -> int:
-        """Number of special tokens."""
+        """The number of special tokens."""
         return len(self.prefix) + len(self.separator) + len(self.suffix)
 
 
@@ -73,9 +71,9 @@ class PairTemplate:
 class MaskedLMTokenizer:
     """The tokenizer of a masked language model; create one with `load`."""
 
-    tokenizer: "Tokenizer"  # does not truncate
+    tokenizer: "Tokenizer"  # tokenizer that does not truncate
     template: PairTemplate
-    mask_token: str  # its text, such as [MASK]
+    mask_token: str  # text of the mask token, such as [MASK]
     mask_id: int
     pad_id: int
     max_tokens: int  # maximum tokens of an input
@@ -90,8 +88,8 @@ class MaskedLMTokenizer:
         max_tokens = read_max_tokens(folder)
         tokenizer = load_tokenizer(folder, max_tokens)
         tokenizer.no_truncation()
-        ids = {token: token_id for token in MASKS if (token_id := tokenizer.token_to_id(token)) is not None}
-        if not ids:
+        mask_ids = {token: token_id for token in MASKS if (token_id := tokenizer.token_to_id(token)) is not None}
+        if not mask_ids:
             raise InputError(
                 f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked "
                 "language model, such as BERT"
@@ -103,7 +101,7 @@ class MaskedLMTokenizer:
         ]
         pad = next(token_id for token_id in pad_candidates if token_id is not None)
         template = PairTemplate.from_encoding(tokenizer.encode("a", "a"))
-        mask_token, mask_id = next(iter(ids.items()))
+        mask_token, mask_id = next(iter(mask_ids.items()))
         return cls(tokenizer, template, mask_token, mask_id, pad, max_tokens)
 
     @explain_tokenizer_errors()
@@ -125,18 +123,18 @@ class MaskedLMTokenizer:
 class MaskedInput:
     """One input with masks, and the token ids that the masks replace."""
 
-    ids: Ids  # (t,)
+    ids: Ids  # (t,) token ids with masks
     segment_ids: Ids  # (t,) token type ids
     mask_positions: Sequence[int]  # positions of the masks in `ids`
-    target_ids: Sequence[int]  # the masked token ids
+    target_ids: Sequence[int]  # token ids that the masks replace
 
 
 class TrainableMaskedLM(nn.Module):
     """A transformer with a language-model head; create one with `load`."""
 
     def __init__(self, whole: Any, tokens: MaskedLMTokenizer, folder: Path, *, new_head: bool = False) -> None:
-        """Wrap a transformers model; `folder` holds its tokenizer; `new_head` is set if the folder
-        had no head.
+        """Wrap a transformers model; `folder` contains its tokenizer, and `new_head` says whether
+        the head is new.
         """
         super().__init__()
         self.whole, self.tokenizer, self.folder, self.new_head = whole, tokens, folder, new_head
@@ -146,8 +144,8 @@ class TrainableMaskedLM(nn.Module):
     def load(cls, name: str | Path) -> Self:
         """Load a masked language model in float32 on the CPU.
 
-        Any other encoder gets a new head: a random layer (torch's seed) on the hidden states,
-        followed by inner products with the token embeddings (tied weights).
+        An encoder without a language-model head gets a new one: a random layer (from torch's seed)
+        on the hidden states, followed by inner products with the token embeddings (tied weights).
 
         Raises:
             InputError: the model is not found, a file is missing or corrupt, it is another kind of
@@ -166,7 +164,7 @@ class TrainableMaskedLM(nn.Module):
             )
         needs_new_head = any(not name.startswith(body) for name in missing_tensors)
         if needs_new_head:
-            _log.warning("model %s has no language-model head: a new one is created, tied to its embeddings", folder)
+            _log.warning("model %s has no language-model head: a new one is created and tied to its embeddings", folder)
         return cls(model, MaskedLMTokenizer.load(folder), folder, new_head=needs_new_head).train()
 
     @property
@@ -177,12 +175,12 @@ class TrainableMaskedLM(nn.Module):
 
     def forward(self, *batches: Sequence[MaskedInput]) -> Tensor:
         """Return the (n, m) float32 log-probabilities of the masked tokens of n inputs; m is the
-        maximum of masks.
+        maximum number of masks per input.
 
-        The inputs of all batches follow one another; each batch has its own padding. A row with
-        fewer masks ends in zeros. The head is computed for the masks only, because the logits of
+        The rows are the inputs of all batches in order; each batch is padded separately. A row with
+        fewer masks ends in zeros. The head is computed only for the masks, because the logits of
         all tokens would take gigabytes. Embeddings and head are computed once for all batches,
-        because each gradient is as large as the vocabulary.
+        because each of their gradients is as large as the vocabulary.
         """
         inputs = [masked_input for batch in batches for masked_input in batch]
         counts = [len(masked_input.mask_positions) for masked_input in inputs]
@@ -190,8 +188,8 @@ class TrainableMaskedLM(nn.Module):
             return torch.zeros((len(inputs), 0), device=self.device)
         rows = self._flatten([[row] * count for row, count in enumerate(counts)])  # (k,)
         columns = self._flatten([range(count) for count in counts])
-        logits = self._logits([batch for batch in batches if batch])  # (k, V)
-        # Also under autocast.
+        logits = self._compute_logits([batch for batch in batches if batch])  # (k, V)
+        # At least float32, also under autocast.
         float_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         log_p = -nn.functional.cross_entropy(
             float_logits, self._flatten([masked_input.target_ids for masked_input in inputs]), reduction="none"
@@ -204,10 +202,10 @@ class TrainableMaskedLM(nn.Module):
         copy_tokenizer(self.folder, folder)
         self.whole.save_pretrained(str(folder))
 
-    def _logits(self, batches: Sequence[Sequence[MaskedInput]]) -> Tensor:
+    def _compute_logits(self, batches: Sequence[Sequence[MaskedInput]]) -> Tensor:
         head = next((getattr(self.whole, name) for name in _HEAD_NAMES if hasattr(self.whole, name)), None)
         batch_inputs = [self._pad_batch(batch) for batch in batches]
-        mask_indices = [self._mask_indices(batch) for batch in batches]
+        mask_indices = [self._list_mask_indices(batch) for batch in batches]
         if head is None:
             logits = [
                 self.whole(**inputs).logits[indices] for inputs, indices in zip(batch_inputs, mask_indices, strict=True)
@@ -229,7 +227,7 @@ class TrainableMaskedLM(nn.Module):
         mask_logits: Tensor = head(torch.cat(mask_states))  # (k, h) -> (k, V)
         return mask_logits
 
-    def _mask_indices(self, batch: Sequence[MaskedInput]) -> tuple[Tensor, Tensor]:
+    def _list_mask_indices(self, batch: Sequence[MaskedInput]) -> tuple[Tensor, Tensor]:
         """Return the rows and the positions of all masks of a batch."""
         rows = self._flatten([[row] * len(masked_input.mask_positions) for row, masked_input in enumerate(batch)])
         return rows, self._flatten([masked_input.mask_positions for masked_input in batch])
@@ -252,7 +250,7 @@ class TrainableMaskedLM(nn.Module):
 
 
 def _load_masked_lm(folder: Path) -> tuple[Any, list[str]]:
-    """Load the model of `folder`; return also the names of missing tensors."""
+    """Return (model in `folder`, sorted names of missing tensors)."""
     model, loading = load_pretrained(
         transformers.AutoModelForMaskedLM,
         folder,

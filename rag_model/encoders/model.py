@@ -1,4 +1,4 @@
-"""Run transformer encoders on one device: token ids in, vectors out."""
+"""Run transformer encoders, which map token ids to vectors, on one device."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -30,40 +30,41 @@ from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.process import claim_gpu
 
-# Tokens per batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger
-# batches do not fit the cache). On a GPU the batches must be so large that kernel launches cost
-# little.
+# Tokens per batch, including padding. On two cores with AMX, 2,048 to 4,096 tokens are the fastest,
+# because larger batches do not fit into the cache. On a GPU the batches must be large enough that
+# kernel launches cost little.
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
 PRECISION_VARIABLE = "BOOKWHEEL_PRECISION"
-_CAPABILITIES_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # as torch names CPU capabilities
+_CAPABILITIES_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # names of CPU capabilities in torch
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A loaded encoder on its device."""
 
-    transformers_model: nn.Module | None  # for training and saving; None if `body` is `Bert`
-    body: nn.Module | Bert  # maps token ids and attention mask to hidden states
-    projection: nn.Module | None  # DPR's `encode_proj`
+    # the whole model, for training and saving; None if `body` is `Bert`
+    transformers_model: nn.Module | None
+    body: nn.Module | Bert  # module that maps token ids and attention mask to hidden states
+    projection: nn.Module | None  # DPR's `encode_proj`; None for other models
     spec: EncoderSpec
     dim: int
-    pad_id: int  # RoBERTa derives positions from it
+    pad_id: int  # padding id, from which RoBERTa derives positions
     device: torch.device
     dtype: torch.dtype
-    batch_tokens: int
+    batch_tokens: int  # maximum tokens per batch, including padding
 
     @torch.inference_mode()
     def encode(self, tokens: Sequence[TokenIds], *, batch_invariant: bool = False) -> npt.NDArray[np.float32]:
-        """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at
-        the end.
+        """Return the (n, d) float32 vectors of inputs, in order; the host waits for CUDA only
+        once, at the end.
 
-        `batch_invariant` vectors do not depend on the other inputs: bit for bit on a CPU, up to
-        rounding on a GPU.
+        With `batch_invariant`, a vector does not depend on the other inputs: bit for bit on a CPU,
+        and up to rounding on a GPU.
 
         Raises:
-            ResourceError: a GPU's memory does not hold one input. Batches that do not fit are
-                halved.
+            ResourceError: a single input does not fit into the GPU's memory. Larger batches that do
+                not fit are halved.
         """
         out = torch.empty((len(tokens), self.dim), device=self.device)
         run = self._forward_packed if batch_invariant and self._can_pack else self.forward
@@ -76,9 +77,9 @@ class Model:
     def split_into_batches(self, lengths: Sequence[int], *, batch_invariant: bool) -> Iterator[npt.NDArray[np.int64]]:
         """Yield batches of row numbers for inputs of these lengths, longest inputs first.
 
-        On a GPU only the token budget limits a batch: its kernels round by the batch anyway, and
-        every new shape of a batch costs about 45 ms with cuDNN's attention (H200, torch 2.11). With
-        a budget, the same few shapes recur.
+        On a GPU only `batch_tokens` limits a batch. Results of GPU kernels depend on the batch
+        anyway, and every new batch shape costs about 45 ms with cuDNN's attention (H200, torch
+        2.11). With a limit of tokens, the same few shapes recur.
         """
         if not batch_invariant or self.device.type == "cuda":
             return batch_by_length(lengths, self.batch_tokens)
@@ -107,8 +108,8 @@ class Model:
 
     @property
     def _can_pack(self) -> bool:
-        """Whether packing is faster than padding: bf16 kernels need padded lengths, and a GPU few
-        kernel launches.
+        """Whether packing is faster than padding, which holds for float32 on a CPU only: bf16
+        kernels need padded lengths, and a GPU needs few kernel launches.
         """
         return isinstance(self.body, Bert) and self.device.type == "cpu" and self.dtype == torch.float32
 
@@ -144,8 +145,8 @@ class Model:
 
 
 def training_length_multiple(device: torch.device) -> int:
-    """Return the length multiple of training batches: 1 for float32 on a CPU, where padding gains
-    nothing.
+    """Return the multiple to which training batches are padded: 1 for float32 on a CPU, where
+    padding has no benefit.
     """
     return 1 if device.type == "cpu" and not torch.is_autocast_enabled("cpu") else LENGTH_MULTIPLE
 
@@ -153,10 +154,9 @@ def training_length_multiple(device: torch.device) -> int:
 def load_model(
     folder: Path, spec: EncoderSpec, device: str | None = None, dtype: str | None = None, *, trainable: bool = False
 ) -> Model:
-    """Load the encoder of `folder`, by default on one of the GPUs, else on the CPU.
+    """Load the encoder in `folder`, by default on one of the GPUs, or else on the CPU.
 
-    Inference with BERT and RoBERTa does not need transformers; a `trainable` model is always one of
-    transformers.
+    BERT and RoBERTa run without transformers, unless `trainable` is set.
 
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.
@@ -178,7 +178,7 @@ def load_model(
                 sizes.pad_id,
                 resolved_device,
                 resolved_dtype,
-                _batch_token_budget(resolved_device),
+                _get_max_batch_tokens(resolved_device),
             )
     require("transformers", "model")
     transformers_model = import_module("rag_model.encoders.pretrained").load_transformer(folder, resolved_dtype)
@@ -207,18 +207,18 @@ def wrap_transformers_model(
         pad_id,
         device,
         transformers_model.dtype,
-        batch_tokens or _batch_token_budget(device),
+        batch_tokens or _get_max_batch_tokens(device),
     )
 
 
-def _batch_token_budget(device: torch.device) -> int:
+def _get_max_batch_tokens(device: torch.device) -> int:
     return CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
 
 
 def choose_process_device() -> str:
     """Return the device of this process: a GPU that it claims, or the CPU if there is none.
 
-    One of several processes of a training uses the GPU that its launcher assigned.
+    In a training with several processes, each uses the GPU that the launcher assigned.
     """
     if torch.cuda.is_available() and torch.distributed.is_available() and torch.distributed.is_initialized():
         return f"cuda:{torch.cuda.current_device()}"
@@ -263,7 +263,7 @@ def fastest_dtype(device: torch.device) -> torch.dtype:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype of a name.
+    """Return the dtype of torch with this name.
 
     Raises:
         UsageError: torch has no such dtype.
@@ -278,7 +278,7 @@ def choose_inference_dtype(device: str | torch.device | None = None) -> str:
     """Return the dtype of a cross-encoder or a generator that is not trained.
 
     It is bfloat16 on a GPU that computes in it, else float32. `BOOKWHEEL_PRECISION=float32` in the
-    environment selects float32 everywhere. `device` is as in `resolve_device`.
+    environment selects float32 everywhere. For `device`, see `resolve_device`.
 
     Raises:
         UsageError: the environment names another precision.
@@ -294,7 +294,7 @@ def choose_inference_dtype(device: str | torch.device | None = None) -> str:
 def list_inference_inputs() -> dict[str, str]:
     """Return the dtype of `choose_inference_dtype` as an input of a memo key; nothing for float32.
 
-    Results of different dtypes must not be mixed; most are of float32, which needs no mention.
+    The key must distinguish results of different dtypes; float32, the usual dtype, adds nothing.
     """
     dtype = choose_inference_dtype()
     return {} if dtype == "float32" else {"dtype": dtype}

@@ -1,10 +1,10 @@
-"""MUVERA: encode token vectors as one fixed vector (Dhulipala et al. 2024, arXiv 2405.19504).
+"""MUVERA: encode token vectors as one vector of fixed size (Dhulipala et al. 2024, 2405.19504).
 
 The inner product of two encodings approximates MaxSim. k random hyperplanes divide the space into
-2^k buckets. A question *sums* its token vectors in each bucket; a passage takes their *mean*, and
-fills an empty bucket with the token whose bucket is nearest in Hamming distance. Random signs
-project each bucket to d' components, and the whole is repeated R times: R 2^k d' components
-(section 2). There is no training: the seed determines all random numbers.
+2^k buckets. Each bucket of a question is the *sum* of its token vectors, and each bucket of a
+passage their *mean*; an empty bucket of a passage gets the token whose bucket is nearest in Hamming
+distance. Random signs project each bucket to d' components. With R repetitions there are R 2^k d'
+components (section 2). Nothing is trained: the seed determines all random numbers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ from rag_model.errors import InputError, UsageError
 if TYPE_CHECKING:
     from rag_model.encoders.token_model import TokenModel
 
-_MAX_BITS = 10
-_WINDOW = 512  # passages whose token vectors are in memory at a time
+_MAX_BITS = 10  # maximum number of hyperplanes
+_WINDOW = 512  # number of passages whose token vectors are in memory at a time
 Buckets = npt.NDArray[np.int64]
 
 
@@ -39,9 +39,9 @@ class Muvera:
 
     dim: int  # dimension d of a token vector
     repetitions: int = 20  # R; the paper's (20, 5, 16) gives 10,240 components
-    bits: int = 5  # k_sim
-    projected: int = 16  # d_proj, at most d
-    seed: int = 0
+    bits: int = 5  # number k of hyperplanes (k_sim in the paper)
+    projected: int = 16  # components d' per bucket (d_proj in the paper), at most d
+    seed: int = 0  # seed of hyperplanes and signs
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -59,36 +59,33 @@ class Muvera:
         return self.repetitions * (1 << self.bits) * self.projected
 
     def encode_questions(self, tokens: Vectors) -> Vectors:
-        """Return (q, encoded_dim) float32 encodings of (q, l, d) question token vectors: sums per
-        bucket.
-        """
+        """Return the (q, encoded_dim) float32 encodings of (q, l, d) question token vectors."""
         return np.stack([self._encode(question, passage=False) for question in tokens])
 
     def encode_passages(self, tokens: TokenVectors) -> Vectors:
-        """Return (m, encoded_dim) float32 encodings of passages: means per bucket, empty buckets
-        filled.
+        """Return the (m, encoded_dim) float32 encodings of the token vectors of m passages.
 
         A passage without token vectors has a zero encoding.
         """
         encodings = np.zeros((len(tokens), self.encoded_dim), np.float32)
-        for row, (first, last) in enumerate(zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)):
-            if last > first:
-                encodings[row] = self._encode(np.asarray(tokens.vectors[first:last], np.float32), passage=True)
+        for row, (first, end) in enumerate(zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)):
+            if end > first:
+                encodings[row] = self._encode(np.asarray(tokens.vectors[first:end], np.float32), passage=True)
         return encodings
 
     def _encode(self, tokens: Vectors, *, passage: bool) -> Vectors:
         buckets = self.assign_buckets(tokens)  # (R, t)
-        pieces = []
+        projections = []
         for token_buckets, signs in zip(buckets, self._signs, strict=True):
-            sums = np.zeros((1 << self.bits, self.dim), np.float32)
-            np.add.at(sums, token_buckets, tokens)  # (t,), (t, d) -> (2^k, d)
+            bucket_vectors = np.zeros((1 << self.bits, self.dim), np.float32)
+            np.add.at(bucket_vectors, token_buckets, tokens)  # (t,), (t, d) -> (2^k, d)
             if passage:
                 counts = np.bincount(token_buckets, minlength=1 << self.bits)
-                sums /= np.maximum(counts, 1)[:, None]
-                empty = np.flatnonzero(counts == 0)
-                sums[empty] = tokens[find_nearest_tokens(token_buckets, empty)]
-            pieces.append(sums @ signs)  # (2^k, d) @ (d, d') -> (2^k, d')
-        return np.concatenate(pieces).reshape(-1)  # (R 2^k, d') -> (R 2^k d',)
+                bucket_vectors /= np.maximum(counts, 1)[:, None]
+                empty_buckets = np.flatnonzero(counts == 0)
+                bucket_vectors[empty_buckets] = tokens[find_nearest_tokens(token_buckets, empty_buckets)]
+            projections.append(bucket_vectors @ signs)  # (2^k, d) @ (d, d') -> (2^k, d')
+        return np.concatenate(projections).reshape(-1)  # (R 2^k, d') -> (R 2^k d',)
 
     def assign_buckets(self, tokens: Vectors) -> Buckets:
         """Return the (R, t) bucket numbers of (t, d) tokens; bit j is the side of hyperplane j."""
@@ -103,7 +100,7 @@ class Muvera:
 
     @cached_property
     def _signs(self) -> Vectors:
-        """Return (R, d, d') random signs divided by sqrt(R d'), which keep inner products on
+        """Return (R, d, d') random signs divided by sqrt(R d'), which preserve inner products on
         average.
 
         Without a projection (d' = d) they are the identity divided by sqrt(R). The factor sqrt(R)
@@ -118,10 +115,10 @@ class Muvera:
 
 
 def find_nearest_tokens(buckets: Buckets, empty_buckets: Buckets) -> Buckets:
-    """Return for each of (w,) empty buckets the position of the token whose bucket differs in the
+    """Return (w,) for each empty bucket, the position of the token whose bucket differs in the
     fewest bits.
 
-    `buckets` (t,) are the buckets of the tokens. Of several nearest tokens the first is taken.
+    `buckets` are the (t,) buckets of the tokens. Ties go to the first token.
     """
     # (w, 1), (1, t) -> (w, t)
     distance = np.bitwise_count(empty_buckets[:, None] ^ buckets[None, :])
@@ -131,7 +128,7 @@ def find_nearest_tokens(buckets: Buckets, empty_buckets: Buckets) -> Buckets:
 
 @dataclass(frozen=True, slots=True)
 class MuveraEncoder:
-    """Encodes texts as one vector by MUVERA from a ColBERT's token vectors."""
+    """An encoder that computes one vector per text with MUVERA from a ColBERT's token vectors."""
 
     token_encoder: TokenEncoder
     muvera: Muvera
@@ -204,7 +201,7 @@ def parse_muvera_settings(settings: Mapping[str, Any], dim: int) -> Muvera:
     """Return the encoding with these settings, for token vectors of dimension `dim`.
 
     Raises:
-        UsageError: a setting is unknown or wrong.
+        UsageError: a setting is unknown or is not a whole number.
     """
     names = [field.name for field in fields(Muvera) if field.name != "dim"]
     for name, value in settings.items():

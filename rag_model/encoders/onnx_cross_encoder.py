@@ -1,8 +1,8 @@
 """Compute the logits of pairs with onnxruntime, without torch.
 
-An ONNX graph is a program: it may loop forever, or take any amount of time and memory. Graphs with
-loops are rejected. Before a process uses a graph, a child process with limits opens it and scores
-pairs.
+An ONNX graph is a program, which may loop forever or need any amount of time and memory. Graphs
+with loops are rejected. Before a process uses a graph, a child process with limits opens the graph
+and scores pairs.
 """
 
 import mmap
@@ -32,24 +32,24 @@ from rag_model.process import ChildDiedError, run_in_child, serve_call
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CPU_DEVICE = "cpu"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_CPU_BATCH_TOKENS = 1024  # padding included; a float32 MiniLM is 15 % slower with 2,048
+_CPU_BATCH_TOKENS = 1024  # maximum, including padding; a float32 MiniLM is 15 % slower with 2,048
 _CUDA_BATCH_TOKENS = 65_536
 _ONE_PAIR = 1
 _THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads it too
-# Such a graph scales activations by their range over the batch, so a score would depend on the
-# batch.
+# Operator of a graph that scales activations by their range over the batch, so that a score depends
+# on the batch.
 _DYNAMIC_QUANTIZATION = re.compile(rb"DynamicQuantize")
 # Operators that repeat a subgraph. The byte before a name is the last byte of its length.
 _LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
-# Key of a tensor whose values are in another file (TensorProto.external_data), after its length as
-# above.
+# Key of a tensor whose values are in another file (TensorProto.external_data); the byte before it
+# is the last byte of its length.
 _EXTERNAL_DATA = re.compile(rb"[\x08\x00]location")
 _SECONDS = 60.0  # CPU seconds of the child for a small graph
-_BYTES_PER_SECOND = 20e6  # bytes of a graph per second
-_MEMORY = 2 << 30  # bytes
-_WEIGHT_COPIES = 4  # copies of the weights, repacked for the processor
+_BYTES_PER_SECOND = 20e6  # additional CPU time: bytes of a graph per second
+_MEMORY = 2 << 30  # bytes that the child may allocate, besides the weights
+_WEIGHT_COPIES = 4  # copies of the weights in memory, which are repacked for the processor
 _SHORT_PAIR = 8  # tokens of a pair
-_NO_MEMORY = "bad_alloc"  # in onnxruntime's errors
+_NO_MEMORY = "bad_alloc"  # text in onnxruntime's out-of-memory errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,20 @@ class OnnxPairModel:
 
     session: Any  # an onnxruntime.InferenceSession
     inputs: tuple[str, ...]  # input names of the graph
-    output: str
-    batch_tokens: int  # padding included; 1 means one pair per batch
+    output: str  # output name of the graph
+    batch_tokens: int  # maximum tokens per batch, including padding; 1: one pair per batch
 
     @classmethod
     def load(cls, folder: Path, device: str | None = None) -> Self:
         """Load the graph of `folder`; `device` is `cpu` or `cuda:1`, by default a GPU if
         onnxruntime has one.
 
-        A graph that quantizes activations dynamically gets one pair at a time, so that a score
+        A graph that quantizes activations dynamically processes one pair at a time, so that a score
         depends only on its pair.
 
         Raises:
-            InputError: the file is missing or corrupt, the graph does not give one score per pair,
-                or the child process that tested it died or took too long.
+            InputError: the file is missing or corrupt, the graph does not compute one score per
+                pair, or the child process that tested it died or took too long.
             MissingExtraError: the onnx extra is not installed.
             UsageError: this build of onnxruntime has no such device.
         """
@@ -90,27 +90,28 @@ class OnnxPairModel:
         inputs, output = tuple(node.name for node in session.get_inputs()), session.get_outputs()[0]
         if unknown_inputs := [name for name in inputs if name not in _INPUTS]:
             raise not_a_cross_encoder_error(
-                folder, f"has a graph with the input {unknown_inputs[0]}, which a pair does not give"
+                folder, f"has a graph with the input {unknown_inputs[0]}, which pairs do not have"
             )
         if len(output.shape) != 2 or (isinstance(output.shape[1], int) and output.shape[1] != 1):
-            raise not_a_cross_encoder_error(folder, f"has a graph whose output {output.name} is no score a pair")
+            raise not_a_cross_encoder_error(folder, f"has a graph whose output {output.name} is not one score per pair")
         return cls(session, inputs, output.name, _choose_batch_tokens(file, session))
 
     def logits(self, batch: PairBatch) -> npt.NDArray[np.float32]:
         """Return the (b,) float32 logits of a batch.
 
         Raises:
-            InputError: the graph does not give one number per pair, or does not fit its tokenizer.
+            InputError: the graph does not compute one number per pair, or does not fit its
+                tokenizer.
         """
         feeds = {name: getattr(batch, name) for name in self.inputs}
         try:
             (scores,) = self.session.run([self.output], feeds)
-        except Exception as error:  # onnxruntime's own errors have no common base but this
+        except Exception as error:  # the only common base class of onnxruntime's errors
             sentence = str(error).partition("\n")[0]
             raise InputError(f"an ONNX model cannot score pairs ({sentence}): fetch its folder again") from error
         if scores.shape != (len(batch.input_ids), 1):
             raise InputError(
-                f"an ONNX model gives {scores.shape} scores for {len(batch.input_ids)} pairs: give another model"
+                f"an ONNX model computes {scores.shape} scores for {len(batch.input_ids)} pairs: give another model"
             )
         logits: npt.NDArray[np.float32] = scores[:, 0].astype(np.float32)  # (b, 1) -> (b,)
         return logits
@@ -137,9 +138,9 @@ def has_onnx_gpu() -> bool:
 
 @cache
 def _try_in_child(folder: Path, graph: Path, digest: str) -> None:
-    """Score two pairs in a child process with limits; done once per process and graph."""
+    """Score two pairs in a child process with limits, once per process and graph."""
     require("onnxruntime", "onnx")
-    # With external weights.
+    # Includes external weights.
     size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
     seconds, memory = _SECONDS + size / _BYTES_PER_SECOND, _MEMORY + _WEIGHT_COPIES * size
     try:
@@ -157,7 +158,7 @@ def _score_in_child(arguments: Mapping[str, str]) -> None:
         ids = np.ones((1, length), np.int64)
         try:
             model.logits(PairBatch(ids, ids, np.zeros_like(ids)))
-        except InputError as error:  # a graph of other shapes is refused when it scores
+        except InputError as error:  # a graph with other shapes is refused when it is used
             if _NO_MEMORY in str(error):
                 raise MemoryError from error
 
@@ -175,16 +176,16 @@ def _create_session(file: Path, device: str | None) -> Any:
     providers = _choose_providers(device, runtime.get_available_providers())
     try:
         return runtime.InferenceSession(str(file), options, providers=providers)
-    except Exception as error:  # onnxruntime's own errors have no common base but this
+    except Exception as error:  # the only common base class of onnxruntime's errors
         sentence = str(error).partition("\n")[0]
         raise InputError(f"model file {file} cannot be read ({sentence}): fetch the model again") from error
 
 
 def _choose_providers(device: str | None, available: list[str]) -> list[Any]:
-    kind, _, number = (device or ("cuda" if _CUDA in available else "cpu")).partition(":")
-    if kind == "cpu":
+    device_type, _, number = (device or ("cuda" if _CUDA in available else "cpu")).partition(":")
+    if device_type == "cpu":
         return [_CPU]
-    if kind != "cuda" or _CUDA not in available or not (number or "0").isdigit():
+    if device_type != "cuda" or _CUDA not in available or not (number or "0").isdigit():
         raise UsageError(f"onnxruntime has no device {device} here: install onnxruntime-gpu, or use cpu")
     return [(_CUDA, {"device_id": int(number or 0)}), _CPU]
 

@@ -2,10 +2,10 @@
 code.
 
 `config.json` can make transformers do more than build a model of a given size. With the package
-`kernels` it fetches attention code that the config names from the hub and runs it, whatever
-`trust_remote_code` says. With `peft` it opens another folder that an adapter names. A quantization
-method imports further packages. And transformers builds as many layers and labels as the config
-says, before it reads the tensors.
+`kernels`, transformers downloads attention code that the config names and runs it, even if
+`trust_remote_code` is False. With `peft` it opens the folder that an adapter names. Quantization
+methods import further packages. And it creates as many layers and labels as the config says, before
+it reads the tensors.
 """
 
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ADAPTER = "adapter_config.json"
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-# Implemented in torch; flash_attention_2 and all others may be fetched from the hub.
+# Implementations in torch; all others, such as flash_attention_2, may be downloaded from the hub.
 _ALLOWED_IMPLEMENTATIONS = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
@@ -39,14 +39,14 @@ _UNSUPPORTED_POSITIONS = "relative_key", "relative_key_query", "alibi"
 _VISION_KEYS = re.compile(r"timm|backbone")
 _LAYER_KEYS = re.compile(r"(^|_)layers?$")  # num_hidden_layers, encoder_layers, n_layer
 _COUNT_KEYS = re.compile(r"(^|_)(labels|heads|experts|groups|blocks|group_num)$")
-_MAX_COUNT = 10_000  # maximum of labels, heads and experts, because each is an object
-# Otherwise transformers may also fetch kernels that no config names.
+_MAX_COUNT = 10_000  # maximum number of labels, heads or experts, each of which becomes an object
+# Otherwise transformers may also download kernels that no config names.
 os.environ.setdefault("USE_HUB_KERNELS", "NO")
 
 
 def load_pretrained(auto_class: Any, folder: Path, noun: str, advice: str, **arguments: Any) -> Any:
-    """Call `from_pretrained` of a transformers class; fetches nothing, and runs no code of the
-    folder.
+    """Call `from_pretrained` of a transformers class, without downloads and without running code
+    from the folder.
 
     Args:
         auto_class: a class of transformers for models, configs or tokenizers.
@@ -56,13 +56,14 @@ def load_pretrained(auto_class: Any, folder: Path, noun: str, advice: str, **arg
         arguments: further arguments of `from_pretrained`.
 
     Raises:
-        InputError: as `check_config`, or transformers cannot read the folder.
+        InputError: as for `check_config`, or transformers cannot read the folder.
     """
     check_config(folder)
     _silence_transformers()
     try:
         return auto_class.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **arguments)
-    # An invalid config may cause any error, such as a division by zero, or a panic of Rust code.
+    # An invalid config may raise any exception, such as a division by zero, or a panic of Rust
+    # code.
     except BaseException as error:
         if not is_exception_or_panic(error):
             raise
@@ -79,21 +80,20 @@ def _silence_transformers() -> None:
 
 
 def check_config(folder: Path) -> None:
-    """Check that the config of a folder is safe for transformers; a folder with a GGUF file has no
-    config.
+    """Check that transformers can safely read the config of a folder; a GGUF folder has no config.
 
     Raises:
-        InputError: the config names code to load, quantized weights, positions that are not
-            absolute or an adapter, or more layers, heads or labels than the model can have; or a
-            file is missing or corrupt.
+        InputError: the config refers to code, quantized weights, positions that are not absolute or
+            an adapter, or has more layers, heads or labels than the model can have; or a file is
+            missing or corrupt.
     """
     if (folder / _ADAPTER).exists():
         raise InputError(f"model {folder} is an adapter ({_ADAPTER}): merge it into its model, and give that folder")
     if not (folder / CONFIG).is_file():
         return
-    tensors = len(read_tensor_headers(folder))
+    n_tensors = len(read_tensor_headers(folder))
     for key, value in _iter_entries(read_json_object(folder / CONFIG)):
-        if (problem := _find_unsupported(key, value) or _find_excessive(key, value, tensors)) is not None:
+        if (problem := _find_unsupported(key, value) or _find_excessive(key, value, n_tensors)) is not None:
             raise InputError(f"model file {folder / CONFIG} {problem}")
 
 
@@ -114,27 +114,27 @@ def _find_unsupported(key: str, value: Any) -> str | None:
         names = value.values() if isinstance(value, dict) else [value]
         if name in key and not all(choice is None or choice in allowed for choice in names):
             return (
-                f"names {key} {_abbreviate(value)}, which is code of others: remove it, or choose {', '.join(allowed)}"
+                f"names {key} {_abbreviate(value)}, which is code of another package: "
+                f"remove it, or choose {', '.join(allowed)}"
             )
     if key in _QUANTIZATION_KEYS and value:
-        return f"has a {key}, and quantised weights are not read: save the model as fp32, fp16 or bf16"
+        return f"has a {key}, and quantized weights are not supported: save the model as fp32, fp16 or bf16"
     if key == "position_embedding_type" and value in _UNSUPPORTED_POSITIONS:
         return (
-            f"says {key} {_abbreviate(value)}, and such positions are not read: give a model whose "
+            f"says {key} {_abbreviate(value)}, and such positions are not supported: give a model "
+            "whose "
             "positions are absolute"
         )
     if value and (_VISION_KEYS.search(key) or (key == "model_type" and _VISION_KEYS.search(str(value)))):
-        return (
-            f"names {_abbreviate(key)} {_abbreviate(value)}, and models of images are not read: give a model of texts"
-        )
+        return f"names {_abbreviate(key)} {_abbreviate(value)}, and image models are not supported: give a text model"
     return None
 
 
-def _find_excessive(key: str, value: Any, tensors: int) -> str | None:
-    limit = tensors if _LAYER_KEYS.search(key) else _MAX_COUNT if _COUNT_KEYS.search(key) else None
+def _find_excessive(key: str, value: Any, n_tensors: int) -> str | None:
+    limit = n_tensors if _LAYER_KEYS.search(key) else _MAX_COUNT if _COUNT_KEYS.search(key) else None
     if limit is None or not isinstance(value, int) or value <= limit:
         return None
-    reason = f"its weights have {tensors} tensors" if limit == tensors else f"at most {_MAX_COUNT:,} are possible"
+    reason = f"its weights have {n_tensors} tensors" if limit == n_tensors else f"at most {_MAX_COUNT:,} are possible"
     return f"says {key} {_abbreviate(value)}, but {reason}: fetch the model again"
 
 
@@ -144,7 +144,7 @@ def _abbreviate(value: Any) -> str:
 
 
 def load_transformer(folder: Path, dtype: "torch.dtype") -> Any:
-    """Load the encoder of a folder with transformers; for DPR with its projection.
+    """Load the encoder in a folder with transformers, for DPR including its projection.
 
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.
@@ -153,11 +153,12 @@ def load_transformer(folder: Path, dtype: "torch.dtype") -> Any:
 
 
 def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype", advice: str = "fetch it again") -> Any:
-    """Load a transformers model from the safetensors of a folder; runs no code of the folder.
+    """Load a transformers model from the safetensors in a folder, without running code from the
+    folder.
 
     Raises:
         InputError: weights are missing or corrupt; if transformers cannot read them, the message
-            ends in `advice`.
+            ends with `advice`.
     """
     model, loading = load_pretrained(
         auto_class, folder, "encoder", advice, dtype=dtype, use_safetensors=True, output_loading_info=True

@@ -1,8 +1,8 @@
 """The row formats of a representation: one vector per passage, many vectors, or weighted terms.
 
 Token vectors and weighted terms are ragged: a passage has any number of entries. Row i of a file
-belongs to passage i. As in `embed`, a passage that a previous build encoded keeps its row, and only
-the other passages are encoded. Memory holds one batch of passages and rows.
+belongs to passage i. As in `embed`, the rows of passages that a previous build encoded are reused,
+and only the other passages are encoded. One batch of passages and rows is in memory at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +33,12 @@ from rag_model.encoders.embed import Dtype, EmbedStats, count_reusable_vectors, 
 _NOT_KNOWN = -1
 IntArray = npt.NDArray[np.int64]
 RowFormatName = Literal["vectors", "tokens", "sparse"]
-PreviousParts = Sequence[tuple[Path, Path]]  # of passages and their rows
+# (passages file, file with its rows) of each previous part
+PreviousParts = Sequence[tuple[Path, Path]]
 
 
 class RaggedRows(Protocol):
-    """The concatenated rows of m passages."""
+    """The rows of m passages, concatenated."""
 
     @property
     def offsets(self) -> IntArray:
@@ -63,7 +64,7 @@ class RaggedRowFile(Protocol[R_co]):
 
     @property
     def n(self) -> int:
-        """Number of passages."""
+        """The number of passages."""
         ...
 
     def take(self, rows: IntArray) -> R_co:
@@ -72,32 +73,32 @@ class RaggedRowFile(Protocol[R_co]):
 
 
 class RaggedRowWriter(Protocol[R_contra]):
-    """Writes the rows of a part in order."""
+    """A writer of the rows of a part, in order."""
 
     def write(self, rows: R_contra) -> None:
-        """Append passages."""
+        """Append the rows of passages."""
         ...
 
 
 class RaggedEncoder(Protocol[R_co]):
-    """The members of an encoder that are used here."""
+    """Interface that ragged formats require of an encoder."""
 
     @property
     def device_and_dtype(self) -> tuple[str, str]:
-        """Names of the device and the dtype."""
+        """The names of the device and the dtype."""
         ...
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> R_co:
-        """Return the rows of passages, in order; they do not depend on one another."""
+        """Return the rows of passages, in order; a row does not depend on the other passages."""
         ...
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
-        """Return how many passages are longer than the encoder's limit."""
+        """Return the number of passages that are longer than the encoder's limit."""
         ...
 
 
 class RaggedFormat(Protocol[R]):
-    """Reads and writes ragged rows in one file format."""
+    """A file format of ragged rows."""
 
     @property
     def dim(self) -> int:
@@ -112,8 +113,8 @@ class RaggedFormat(Protocol[R]):
         """Open a new file for the rows of a part."""
         ...
 
-    def concatenate(self, pieces: Sequence[R]) -> R:
-        """Concatenate the passages of all pieces."""
+    def concatenate(self, batches: Sequence[R]) -> R:
+        """Concatenate the rows of several batches of passages."""
         ...
 
 
@@ -122,8 +123,8 @@ class _KnownRows(Generic[R]):
     """The locations of rows that a previous build encoded."""
 
     files: Sequence[RaggedRowFile[R]]
-    file_numbers: IntArray  # (n,) index into `files`; -1: the passage is in none of them
-    file_rows: IntArray  # (n,) row in that file
+    file_numbers: IntArray  # (n,) index into `files` of each passage; -1 if it is in none of them
+    file_rows: IntArray  # (n,) row of each passage in that file
 
 
 def embed_rows_incrementally(
@@ -135,33 +136,36 @@ def embed_rows_incrementally(
 ) -> EmbedStats:
     """Write the rows of the passages in Parquet file `passages` to `out`.
 
-    `previous_parts` are pairs of a passages file and its rows, of the same vector space; rows of
-    another format are ignored. `encoder` is called only if there are passages to encode.
+    `previous_parts` are pairs of a passages file and a file with its rows in the same vector space;
+    files in a different format are ignored. `encoder` is called only if there are passages to
+    encode.
 
     Raises:
         InputError: a file is missing or corrupt, or a value is not finite.
     """
     known_rows, load_encoder = _find_known_rows(passages, previous_parts, row_format), cache(encoder)
-    encoded = row_entries = truncated = 0
+    n_encoded = n_entries = n_truncated = 0
     with row_format.create(out) as writer:
         for first, titles, texts in _iter_passages(passages):
             batch, encoded_rows = _build_batch(
                 known_rows, row_format, slice(first, first + len(titles)), titles, texts, load_encoder
             )
             writer.write(batch)
-            encoded += len(encoded_rows)
+            n_encoded += len(encoded_rows)
             if len(encoded_rows):
                 columns = ([column[row] for row in encoded_rows.tolist()] for column in (titles, texts))
-                truncated += load_encoder().count_truncated(*columns)
-            row_entries += int(np.diff(batch.offsets)[encoded_rows].sum())
-    device, arithmetic = load_encoder().device_and_dtype if encoded else ("", "")
-    return EmbedStats(len(known_rows.file_numbers), row_format.dim, encoded, row_entries, device, arithmetic, truncated)
+                n_truncated += load_encoder().count_truncated(*columns)
+            n_entries += int(np.diff(batch.offsets)[encoded_rows].sum())
+    device, arithmetic = load_encoder().device_and_dtype if n_encoded else ("", "")
+    return EmbedStats(
+        len(known_rows.file_numbers), row_format.dim, n_encoded, n_entries, device, arithmetic, n_truncated
+    )
 
 
 def count_reusable_rows(
     passages: Path, previous_parts: Sequence[tuple[Path, Path]], row_format: RaggedFormat[Any]
 ) -> int:
-    """Count the passages that would keep a row of `previous_parts`.
+    """Return the number of passages whose row can be reused from `previous_parts`.
 
     Raises:
         InputError: a file cannot be read.
@@ -197,27 +201,27 @@ def _build_batch(
     texts: Sequence[str],
     load_encoder: Callable[[], RaggedEncoder[R]],
 ) -> tuple[R, IntArray]:
-    """Return the rows of a batch of passages, and the positions of those that were encoded."""
+    """Return (rows of a batch of passages, positions of the passages that were encoded)."""
     file_numbers, file_rows = known_rows.file_numbers[rows], known_rows.file_rows[rows]
-    pieces, row_groups = list[R](), list[IntArray]()
+    batches, row_groups = list[R](), list[IntArray]()
     for number, file in enumerate(known_rows.files):
         batch_rows = np.flatnonzero(file_numbers == number)
         batch_rows = batch_rows[np.argsort(file_rows[batch_rows], kind="stable")]
-        pieces.append(file.take(file_rows[batch_rows]))
+        batches.append(file.take(file_rows[batch_rows]))
         row_groups.append(batch_rows)
     new_rows = np.flatnonzero(file_numbers == _NOT_KNOWN)
     if len(new_rows):
         new_list = new_rows.tolist()
-        pieces.append(
+        batches.append(
             load_encoder().encode_passages([titles[row] for row in new_list], [texts[row] for row in new_list])
         )
         row_groups.append(new_rows)
     order = np.argsort(np.concatenate(row_groups), kind="stable")
-    return row_format.concatenate(pieces).take(order), new_rows
+    return row_format.concatenate(batches).take(order), new_rows
 
 
 def _iter_passages(passages: Path) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield (first row, titles, texts)."""
+    """Yield (first row, titles, texts) of each batch of passages."""
     first = 0
     columns = ("title", "text")
     with PassageFile(passages, columns) as source:
@@ -227,7 +231,7 @@ def _iter_passages(passages: Path) -> Iterator[tuple[int, list[str], list[str]]]
 
 
 class RowFormat(Protocol):
-    """Encodes the rows of a part, and reuses rows of previous parts."""
+    """A row format, which encodes the rows of a part and reuses rows of previous parts."""
 
     def embed(
         self, passages: Path, out: Path, encoder: Callable[[], Any], previous_parts: PreviousParts = ()
@@ -238,13 +242,13 @@ class RowFormat(Protocol):
         ...
 
     def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
-        """Count the passages that would keep a row of `previous_parts`."""
+        """Return the number of passages whose row can be reused from `previous_parts`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class VectorFormat:
-    """One vector per passage."""
+    """The row format with one vector per passage."""
 
     dim: int
     dtype: Dtype
@@ -261,7 +265,7 @@ class VectorFormat:
 
 
 class RaggedFormatBase:
-    """Base of the formats with ragged rows."""
+    """Base class of the formats with ragged rows."""
 
     __slots__ = ()
 
@@ -282,7 +286,7 @@ class RaggedFormatBase:
 
 @dataclass(frozen=True, slots=True)
 class TokenFormat(RaggedFormatBase):
-    """Token vectors: many vectors per passage."""
+    """The row format with many vectors per passage, one per token."""
 
     dim: int
     dtype: Dtype
@@ -296,14 +300,14 @@ class TokenFormat(RaggedFormatBase):
         """Open a new file."""
         return TokenWriter(path, self.dim, self.dtype)
 
-    def concatenate(self, pieces: Sequence[TokenVectors]) -> TokenVectors:
+    def concatenate(self, batches: Sequence[TokenVectors]) -> TokenVectors:
         """Join token vectors."""
-        return TokenVectors.concatenate(pieces)
+        return TokenVectors.concatenate(batches)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseFormat(RaggedFormatBase):
-    """Weighted vocabulary terms."""
+    """The row format with weighted vocabulary terms."""
 
     dim: int
     scale: int
@@ -317,9 +321,9 @@ class SparseFormat(RaggedFormatBase):
         """Open a new file."""
         return SparseWriter(path, self.dim, self.scale)
 
-    def concatenate(self, pieces: Sequence[SparseVectors]) -> SparseVectors:
+    def concatenate(self, batches: Sequence[SparseVectors]) -> SparseVectors:
         """Join weighted terms."""
-        return SparseVectors.concatenate(pieces)
+        return SparseVectors.concatenate(batches)
 
 
 def get_row_format(name: RowFormatName, dim: int, dtype: Dtype, scale: int) -> RowFormat:

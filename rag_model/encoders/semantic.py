@@ -1,9 +1,9 @@
 """The chunker `semantic`: split an article where the meaning of adjacent sentences differs most.
 
 The distance of two adjacent sentences is 1 - cos of their vectors. An article is split where the
-distance exceeds a percentile of its distances (Kamradt's method), at headings, and wherever a
-passage would be too long. It encodes every sentence, which costs several times as much as embedding
-the passages. It is in this package because it needs an encoder.
+distance exceeds a percentile of the distances in the article (Kamradt's method), at headings, and
+where a passage would be too long. It encodes every sentence, which costs several times as much as
+embedding the passages. The chunker is in this package because it needs an encoder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,19 +25,19 @@ from rag_model.errors import UsageError
 from rag_model.extras import format_versions
 
 _FILES = ("config.json", "*.json", "*.safetensors", "*.txt", "*.model")
-# Decimals of a distance: machines round vectors differently, but must split articles equally.
+# Decimals of a distance. Machines round vectors differently, but must split articles equally.
 _DIGITS = 3
-_SENTENCES_PER_BATCH = 4096  # sentences encoded together
+_SENTENCES_PER_BATCH = 4096  # number of sentences that are encoded together
 
 
 @dataclass(frozen=True, slots=True)
 class SemanticChunker:
-    """Passages are runs of sentences on one subject, without overlap."""
+    """The chunker whose passages are runs of sentences on one subject, without overlap."""
 
     version: ClassVar[str] = format_versions("tokenizers", "torch", "transformers")
     encoder: Path | None = field(default=None, metadata={"files": _FILES})  # folder of the encoder
     words: int = 200  # maximum words per passage
-    percentile: float = 95.0  # of an article's distances; it is split at larger ones
+    percentile: float = 95.0  # percentile of an article's distances, above which it is split
 
     def __post_init__(self) -> None:
         if self.encoder is None:
@@ -56,16 +56,16 @@ class SemanticChunker:
             InputError: the encoder is damaged, or is not a bi-encoder.
             MissingExtraError: the model extra is not installed.
         """
-        return partial(_cut_article, self, Encoder.load(self.encoder or Path(), device="cpu", dtype="float32"))
+        return partial(_split_by_distance, self, Encoder.load(self.encoder or Path(), device="cpu", dtype="float32"))
 
 
-def _cut_article(settings: SemanticChunker, encoder: Encoder, article: Article) -> Iterator[Passage]:
+def _split_by_distance(settings: SemanticChunker, encoder: Encoder, article: Article) -> Iterator[Passage]:
     text = split_article(article)
     sentences = [
         sentence
         for section in text.split_at((0, len(text.words)), HEADING)
-        for piece in text.split_at(section, SENTENCE)
-        for sentence in iter_sentence_windows(piece, text, settings.words)
+        for sentence_span in text.split_at(section, SENTENCE)
+        for sentence in iter_sentence_windows(sentence_span, text, settings.words)
     ]
     cuts = _iter_cuts(
         text,

@@ -34,7 +34,7 @@ from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError, UsageError
 
 BAG_POOLING = "bag"  # pooling of bags of tokens, which depend on no weights
-# Keys of tokenizer.json that the spec overrides.
+# Keys of tokenizer.json that do not affect the digest, because the spec overrides them.
 _RUNTIME_SETTINGS = {"truncation", "padding", "version"}
 
 
@@ -45,16 +45,16 @@ class Space:
     name: str  # display name: the encoder's folder or hub name; not part of the digest
     weights: str  # digest of the canonical tensors
     tokenizer: str  # digest of the tokenizer rules
-    pooling: str
-    normalize: bool
-    max_length: int  # tokens
-    layout: str
-    passage_prompt: str
-    dim: int
+    pooling: str  # how token states become vectors, as in the spec
+    normalize: bool  # whether vectors are normalized
+    max_length: int  # maximum tokens of a passage
+    layout: str  # how title and text are joined, as in the spec
+    passage_prompt: str  # text before every passage
+    dim: int  # dimension of a vector
 
     @property
     def digest(self) -> str:
-        """The id by which the spaces of queries and snapshots are compared."""
+        """The id of the space, by which spaces of queries and snapshots are compared."""
         return digest_json({key: value for key, value in asdict(self).items() if key != "name"})
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,8 @@ class Space:
             space = cls(**{field.name: value[field.name] for field in fields(cls)})
         except KeyError as error:
             raise InputError(
-                f"an encoder space has no field {error}: another version of bookwheel wrote it, so use that version"
+                f"an encoder space has no field {error}: it was written by another version of "
+                "bookwheel, so use that version"
             ) from error
         if space.digest != value.get("digest"):
             raise InputError(f"the space of encoder {space.name} is corrupt: its digest does not match its fields")
@@ -91,7 +92,7 @@ class Space:
 
 
 def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
-    """Compute the vector space of the passage encoder in `folder` with these settings; reads all
+    """Compute the vector space of the passage encoder in `folder` with these settings; it reads all
     weights once.
 
     Raises:
@@ -112,8 +113,8 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
 
 
 def _compute_identity(folder: Path, spec: EncoderSpec) -> tuple[str, str, int]:
-    """Return the digests of the weights and of the tokenizer, and the dimension of a vector."""
-    if spec.is_endpoint:  # it is identified by its name and by the vectors of its probe texts
+    """Return (digest of the weights, digest of the tokenizer, dimension of a vector)."""
+    if spec.is_endpoint:  # the model is identified by its name and the vectors of its probe texts
         name = read_endpoint_record(folder)["model"]
         return digest_json({"endpoint": name, "probes": digest_file(folder / PROBES)}), "", read_full_dim(folder, spec)
     body_folder = find_static_body(folder) if spec.is_static else folder
@@ -127,13 +128,13 @@ def _compute_identity(folder: Path, spec: EncoderSpec) -> tuple[str, str, int]:
 def name_space_by_content(space: Space, folder: Path) -> Space:
     """Name a vector space by its content, such as `BertModel-384-53aa5117`, instead of its folder.
 
-    With folder names, equal models and equal snapshots would differ if they were built in different
-    folders.
+    With folder names, equal models and snapshots that were built in different folders would differ.
     """
     if space.pooling == ENDPOINT_POOLING:
         architecture = read_endpoint_record(folder)["model"].rpartition("/")[2]
     elif space.pooling in STATIC_POOLINGS:
-        architecture = "StaticModel"  # its folder may have no config, and its two layouts have different ones
+        # the folder may lack a config, and the two layouts have different ones
+        architecture = "StaticModel"
     else:
         architecture = (read_optional_json(folder / CONFIG).get("architectures") or ["encoder"])[0]
     return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
@@ -155,7 +156,8 @@ def check_same_space(query_space: Space, passage_space: Space) -> None:
     `passage_space`.
 
     Raises:
-        RefusedError: they may not; the message names both encoders and the differences.
+        RefusedError: they must not be compared; the message names both encoders and the
+            differences.
     """
     if passage_space.accepts_queries_of(query_space):
         return
@@ -167,7 +169,7 @@ def check_same_space(query_space: Space, passage_space: Space) -> None:
     raise RefusedError(
         f"questions of encoder {query_space.name} cannot search a snapshot of encoder "
         f"{passage_space.name}, whose {' and '.join(differences)} differ: use the encoder that the "
-        "snapshot carries, or reindex"
+        "snapshot contains, or reindex"
     )
 
 
@@ -179,14 +181,16 @@ def check_same_tokenizer(first: Path, second: Path) -> None:
         UsageError: the tokenizers differ.
     """
     if first != second and digest_tokenizer(first) != digest_tokenizer(second):
-        raise UsageError(f"encoders {first} and {second} have different tokenizers: use a pair that shares one")
+        raise UsageError(
+            f"encoders {first} and {second} have different tokenizers: use two encoders with the same tokenizer"
+        )
 
 
 def digest_tokenizer(folder: Path) -> str:
     """Return the digest of a folder's tokenizer rules, without length limits and padding.
 
     Raises:
-        InputError: there are no tokenizer files.
+        InputError: the folder has no tokenizer files.
     """
     files = list_tokenizer_files(folder)
     if files[0].name != TOKENIZER:

@@ -1,15 +1,13 @@
 """The sparse encoder (SPLADE, SiDR): encode passages and questions as weighted vocabulary terms.
 
-The settings say how the logits of a masked language model become weighted terms.
-
-w_j = max over tokens i of log(1 + relu(logit_ij)): Formal et al. 2021, "SPLADE v2" (arXiv
-2109.10086); with `sum` instead of max: "SPLADE" (arXiv 2107.05720). `log1p_relu` applies the
+The settings determine how the logits of a masked language model become weighted terms. The default
+is w_j = max over tokens i of log(1 + relu(logit_ij)): Formal et al. 2021, "SPLADE v2" (arXiv
+2109.10086); with `sum` instead of max it is "SPLADE" (arXiv 2107.05720). `log1p_relu` applies the
 logarithm twice (arXiv 2504.14839). `elu1p` is SiDR (Zhou et al., arXiv 2405.01924; see
 `sparse_model.SidrModel`).
 
 A passage weight is stored as a whole number of units, at most 255; `scale` units are a weight of 1.
-The scale is a setting and not a statistic of the corpus, so that it is equal in all parts and
-builds.
+The scale is a setting, not a statistic of the corpus, so that all parts and builds share it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,11 +56,11 @@ if TYPE_CHECKING:
 
     from rag_model.encoders.sparse_model import SidrModel, SparseModel
 
-# Tokens per batch, padding included. Each has a logit for every term: 125 MB of float32 at 30,522
-# terms.
+# Tokens per batch, including padding. Each token has a logit for every term: 125 MB of float32 per
+# batch with 30,522 terms.
 _CPU_BATCH_TOKENS = BATCH_INVARIANT_TOKENS
 _CUDA_BATCH_TOKENS = 16_384
-_MAX_QUERY_UNITS = 1 << 24  # of a query term; a float32 holds it exactly
+_MAX_QUERY_UNITS = 1 << 24  # maximum units of a query term, which a float32 represents exactly
 _HEADS = frozenset({"cls", "lm_head"})  # parts of the tensor names of a masked-language-model head
 _JOINED = "joined"  # passage layout: `title text`
 IntArray = npt.NDArray[np.int64]
@@ -83,7 +81,7 @@ _HEAD_SUFFIX = "ForMaskedLM"  # suffix of architectures with logits over the voc
 _MIN_TERM_TOKENS = 3  # two special tokens and one token of text
 
 
-_MAX_TERMS = 10_000  # per text
+_MAX_TERMS = 10_000  # maximum number of terms per text
 
 
 _MAX_SCALE = 1 << 16
@@ -95,17 +93,19 @@ class SparseSpec:
     space.
     """
 
-    # Over the tokens of a text, special ones included as in training; never over padding.
+    # Pooling over the tokens of a text, including special tokens as in training, but not padding.
     pooling: TermPooling = "max"
-    # Of a logit, before log(1 + …); `log1p_relu`: log(1 + relu(logit)); `elu1p`: SiDR.
+    # Function of a logit before log(1 + …); `log1p_relu` is log(1 + relu(logit)), and `elu1p` is
+    # SiDR.
     activation: Activation = "relu"
-    max_length: int = 256  # tokens per input, special tokens included; longer inputs are truncated
-    passage_terms: int = 256  # heaviest terms kept of a passage; trained models give 100 to 200
-    question_terms: int = 256  # heaviest terms kept of a question
-    # Units per passage weight of 1: up to 3.98, a logit of 53; trained models stay below 3.5.
+    max_length: int = 256  # maximum tokens per input, including special tokens
+    passage_terms: int = 256  # maximum terms of a passage, those with the largest weights
+    question_terms: int = 256  # maximum terms of a question, those with the largest weights
+    # Units per passage weight of 1. With 64, the largest weight is 3.98; trained models stay below
+    # 3.5.
     scale: int = 64
-    passage_prompt: str = ""  # prepended unchanged to every passage
-    question_prompt: str = ""  # prepended unchanged to every question
+    passage_prompt: str = ""  # text before every passage
+    question_prompt: str = ""  # text before every question
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -126,7 +126,7 @@ class SparseSpec:
             "scale": (1, _MAX_SCALE),
         }
         if self.activation == SIDR and self.pooling != "max":
-            raise UsageError(f"pooling {self.pooling} of a sparse encoder does not go with {SIDR}: use max")
+            raise UsageError(f"pooling {self.pooling} of a sparse encoder cannot be used with {SIDR}: use max")
         for name, (minimum, maximum) in bounds.items():
             value = getattr(self, name)
             if value < minimum or (maximum is not None and value > maximum):
@@ -135,7 +135,7 @@ class SparseSpec:
 
     @property
     def keeps_own_terms(self) -> bool:
-        """Whether the terms of a text's own tokens are kept too, whatever their weight."""
+        """Whether the terms of a text's own tokens are kept regardless of their weight."""
         return self.activation == SIDR
 
     @property
@@ -169,9 +169,9 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
     """Read the settings of the sparse encoder in `folder`; `overrides` replace single fields.
 
     Raises:
-        InputError: it holds no masked language model, the vocabularies of model and tokenizer
+        InputError: it contains no masked language model, the vocabularies of model and tokenizer
             differ, or a file is missing or corrupt.
-        UsageError: an override is unknown or wrong, or `max_length` exceeds the model's limit.
+        UsageError: an override is unknown or invalid, or `max_length` exceeds the model's limit.
     """
     config, folder_settings = read_json_object(folder / CONFIG), _read_term_settings(folder)
     architecture = next(iter(config.get("architectures") or [""]))
@@ -188,7 +188,9 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
     spec = spec.with_fields(overrides or {})
     limit = config.get("max_position_embeddings")
     if limit and spec.max_length > limit:
-        raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
+        raise UsageError(
+            f"max_length {spec.max_length} is more than the limit of encoder {folder}: use {limit} or less"
+        )
     _check_vocabulary(folder, read_vocabulary_size(folder), spec.max_length)
     return spec
 
@@ -200,12 +202,13 @@ def _read_term_settings(folder: Path) -> dict[str, Any]:
     return read_splade(folder) if has_splade_pooling(folder) else {}
 
 
-def _check_vocabulary(folder: Path, model_size: int, length: int) -> None:
-    tokenizer_size = load_tokenizer(folder, length).get_vocab_size()
+def _check_vocabulary(folder: Path, model_size: int, max_length: int) -> None:
+    tokenizer_size = load_tokenizer(folder, max_length).get_vocab_size()
     if tokenizer_size > model_size:
         raise InputError(
             f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model "
-            f"weighs {model_size:,}: use the tokenizer that the model was trained with"
+            f"computes weights for {model_size:,}: use the tokenizer that the model was trained "
+            "with"
         )
 
 
@@ -213,7 +216,7 @@ def _check_vocabulary(folder: Path, model_size: int, length: int) -> None:
 class SparseEncoder:
     """A loaded sparse encoder; create one with `load`."""
 
-    name: str  # as the user gave it
+    name: str  # name that the user gave
     folder: Path
     spec: SparseSpec
     tokenizer: "Tokenizer"
@@ -229,11 +232,11 @@ class SparseEncoder:
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
-        """Load the encoder from a folder, or by its hub name; `device` and `dtype` as in
+        """Load the encoder from a folder, or by its hub name; for `device` and `dtype`, see
         `Encoder.load`.
 
         Raises:
-            InputError: the model is not found, a file is missing or corrupt, or it is no masked
+            InputError: the model is not found, a file is missing or corrupt, or it is not a masked
                 language model.
             MissingExtraError: the model extra is not installed.
             UsageError: an override is unknown, or this machine has no such device.
@@ -262,12 +265,14 @@ class SparseEncoder:
 
     @property
     def device_and_dtype(self) -> tuple[str, str]:
-        """Device (cpu, cuda:0) and dtype (bfloat16); recorded, but never compared."""
+        """Device, such as cuda:0, and dtype, such as bfloat16; they are recorded but never
+        compared.
+        """
         return str(self.model.device), str(self.model.dtype).removeprefix("torch.")
 
     def space(self) -> Space:
-        """Return the vector space of its questions: the declared one of its folder, else that of
-        its own passages.
+        """Return the vector space of its questions: the space that the folder declares, or else the
+        space of its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
@@ -275,18 +280,18 @@ class SparseEncoder:
         return read_declared_space(self.folder) or compute_sparse_space(self.folder, self.spec, self.name)
 
     def encode_questions(self, questions: Sequence[str], *, batch_invariant: bool = True) -> Vectors:
-        """Return (q, l, 2) float32: the terms and weights of questions, in order, heaviest terms
+        """Return (q, l, 2) float32: the terms and weights of questions, in order, largest weights
         first.
 
         l is the maximum number of terms of a question, at least 1 and at most the spec's
         `question_terms`; rows with fewer terms end in weights of 0. Weights are multiples of 1 /
-        4096. `batch_invariant` as in `iter_weights`.
+        4096. For `batch_invariant`, see `iter_weights`.
 
         Raises:
             InputError: a weight is not finite.
         """
         texts = [self.spec.format_question(question) for question in questions]
-        terms, units = self._top_terms(
+        terms, units = self._select_top_terms(
             texts, self.spec.question_terms, QUERY_UNITS, _MAX_QUERY_UNITS, batch_invariant=batch_invariant
         )
         width = max(1, int((units > 0).sum(axis=1).max(initial=0)))
@@ -301,8 +306,8 @@ class SparseEncoder:
             InputError: a weight is not finite.
         """
         inputs = [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
-        terms, units = self._top_terms(inputs, self.spec.passage_terms, self.spec.scale, MAX_WEIGHT)
-        # Ascending terms, then empty entries.
+        terms, units = self._select_top_terms(inputs, self.spec.passage_terms, self.spec.scale, MAX_WEIGHT)
+        # Sort by term id, with empty entries at the end.
         order = np.argsort(np.where(units > 0, terms, self.dim), axis=1)
         terms, units = np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
         is_kept = units > 0  # (n, c)
@@ -310,7 +315,7 @@ class SparseEncoder:
         return SparseVectors(terms[is_kept].astype(np.int32), units[is_kept].astype(np.uint8), compute_offsets(lengths))
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
-        """Return how many passages have more than the spec's `max_length` tokens."""
+        """Return the number of passages with more than `spec.max_length` tokens."""
         return count_truncated(
             self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
         )
@@ -322,15 +327,15 @@ class SparseEncoder:
         Raises:
             InputError: a weight is not finite.
         """
-        out = np.zeros((len(texts), self.dim), np.float32)
+        all_weights = np.zeros((len(texts), self.dim), np.float32)
         for rows, weights, _ in self._iter_finite_weights(texts):
-            out[rows] = weights.cpu().numpy()
-        return out
+            all_weights[rows] = weights.cpu().numpy()
+        return all_weights
 
-    def _top_terms(
+    def _select_top_terms(
         self, texts: Sequence[str], count: int, units: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:
-        """Return terms and units, both (n, c), as `sparse_model.top_terms`."""
+        """Return (terms, units), (n, c) each, as `sparse_model.top_terms` does."""
         top_terms = import_module("rag_model.encoders.sparse_model").top_terms
         model: Any = self.model
         shape = len(texts), min(count + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
@@ -344,11 +349,11 @@ class SparseEncoder:
     def iter_weights(
         self, texts: Sequence[str], *, batch_invariant: bool = True
     ) -> Iterator[tuple[IntArray, Any, Any]]:
-        """Yield row numbers, (b, V) float32 weights and (b, t) token ids, longest texts first,
+        """Yield (row numbers, (b, V) float32 weights, (b, t) token ids), longest texts first,
         without prompts.
 
-        `batch_invariant` weights do not depend on the other texts: too small batches repeat texts
-        (`batches.BATCH_INVARIANT_TOKENS`). Weights may be NaN or infinite.
+        With `batch_invariant`, weights do not depend on the other texts; small batches then repeat
+        texts (see `tokens.BATCH_INVARIANT_TOKENS`). Weights may be NaN or infinite.
         """
         torch = require("torch", "model")
         token_ids = tokenize(self.tokenizer, texts)
@@ -376,7 +381,7 @@ class SparseEncoder:
 
 
 def get_batch_tokens(device: "torch.device") -> int:
-    """Return the maximum number of tokens per batch on a device, padding included."""
+    """Return the maximum number of tokens per batch on a device, including padding."""
     return _CUDA_BATCH_TOKENS if device.type == "cuda" else _CPU_BATCH_TOKENS
 
 
@@ -392,8 +397,8 @@ def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Spac
     body = {name: tensor for name, tensor in stored.items() if name not in head}
     tied_digests = {
         tensor.digest() for name, tensor in body.items() if name.endswith("embeddings.weight")
-    }  # the head may be tied to it
-    # A bias may be stored twice.
+    }  # the head may be tied to these embeddings
+    # A set removes duplicates, because a bias may be stored twice.
     head_digests = sorted({tensor.digest() for tensor in head.values()} - tied_digests)
     return Space(
         name=name or folder.name,

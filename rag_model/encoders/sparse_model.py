@@ -1,13 +1,13 @@
-"""Sparse models as torch modules: token ids in, one weight per vocabulary term out.
+"""Sparse models as torch modules, which map token ids to one weight per vocabulary term.
 
-`SparseModel` is SPLADE on a masked language model. `SidrModel` is SiDR, which weighs each term by
-the model's own word embeddings: V(x) = max over tokens i of elu1p(LN(h_i) E^T), with elu1p(z) =
-elu(z) + 1 (Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens Index", arXiv
-2405.01924). Ids that are no terms have weight 0 (`bag.compute_term_mask`).
+`SparseModel` is SPLADE on a masked language model. `SidrModel` is SiDR, which computes the weight
+of each term with the model's own word embeddings: V(x) = max over tokens i of elu1p(LN(h_i) E^T),
+with elu1p(z) = elu(z) + 1 (Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens Index",
+arXiv 2405.01924). Ids that are not terms have weight 0 (`bag.compute_term_mask`).
 
 `max_inner_products` computes the maximum without the products of all tokens. A plain product keeps
 (b, t, V) values for the backward pass: a gigabyte for 32 texts of 256 tokens and BERT's vocabulary.
-Here the products of one text are computed at a time, and only the position of each maximum is kept.
+Here the products of one text at a time are computed, and only the position of each maximum is kept.
 The backward pass then costs as much as one token per text instead of t: the gradient of a word is a
 weighted sum of one token of each text, and the gradient of a token a weighted sum of the words for
 which it is the maximum. `embedding_bag` sums without the (b, V, h) products.
@@ -40,7 +40,7 @@ _ARCHITECTURE = "SidrModel"
 
 
 class SparseModel(nn.Module):
-    """SPLADE weights over the vocabulary (equations in `sparse_spec`); create one with `load`."""
+    """A SPLADE model (equations in `sparse_encoder`); create one with `load`."""
 
     def __init__(self, whole: Any, spec: SparseSpec) -> None:
         """Wrap a transformers model with logits over its vocabulary."""
@@ -51,7 +51,7 @@ class SparseModel(nn.Module):
     def load(
         cls, folder: Path, spec: SparseSpec, *, device: str | None = None, dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Load the model of `folder`; `device` as of `resolve_device`.
+        """Load the model of `folder`; for `device`, see `resolve_device`.
 
         Raises:
             InputError: weights are missing or corrupt.
@@ -74,7 +74,7 @@ class SparseModel(nn.Module):
 
     @property
     def pad_id(self) -> int:
-        """Padding token id; RoBERTa derives positions from it."""
+        """The padding token id, from which RoBERTa derives positions."""
         return int(getattr(self.whole.config, "pad_token_id", None) or 0)
 
     def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -95,17 +95,17 @@ class SparseModel(nn.Module):
 def top_terms(
     weights: Tensor, count: int, units: int, max_units: int, always_kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the `count` heaviest terms and their quantized weights, both (b, c) int64, heaviest
-    first.
+    """Return (the `count` terms with the largest weights, their quantized weights), (b, c) int64
+    each, in descending order of weight.
 
-    A weight of 1 is `units` units, clipped at `max_units`; 0 units mean no term. Of equal weights
-    the smaller term id comes first. `always_kept` (b, V) bool marks terms that are returned as
-    well, whatever their weight.
+    A weight of 1 is `units` units, clipped at `max_units`; an entry with 0 units is empty. Terms of
+    equal weight are in the order of their ids. `always_kept`, (b, V) bool, marks terms that are
+    returned regardless of their weight.
     """
     size = weights.shape[1]
     weight_units = (weights * units).round().clamp(max=max_units).long()
     order = torch.arange(size - 1, -1, -1, device=weights.device)
-    keys = weight_units * size + order  # no two are equal
+    keys = weight_units * size + order  # unique keys
     top_keys = keys.topk(min(count, size), dim=1).values
     if always_kept is not None:
         is_kept = always_kept | (keys >= top_keys[:, -1:])  # (b, V)
@@ -118,7 +118,8 @@ def max_inner_products(hidden: Tensor, words: Tensor, lengths: Sequence[int]) ->
     """Return (b, V): the maximum of hidden[i, t] · words[v] over the first `lengths[i]` tokens t,
     with gradients.
 
-    `hidden` is (b, t, h), `words` (V, h). Of tokens with equal products one gets the gradient.
+    `hidden` is (b, t, h), `words` (V, h). If several tokens have the same product, only one of them
+    gets the gradient.
     """
     best: Tensor = _MaxProducts.apply(hidden, words, tuple(lengths))  # type: ignore[no-untyped-call]
     return best
@@ -144,16 +145,16 @@ class _MaxProducts(torch.autograd.Function):
         starts = torch.arange(0, texts * length, length, device=hidden.device)
         tokens = positions + starts[:, None]  # (b, V): rows of the (b * t, h) tokens
         # (V, b) -> (V, h)
-        words_gradient = _weighted_sums(hidden.flatten(0, 1), tokens.T, gradient.T)
+        words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), tokens.T, gradient.T)
         order = tokens.flatten().argsort(stable=True)  # (b * V,): token by token
         counts = tokens.flatten().bincount(minlength=texts * length)  # words of each token
-        hidden_gradient = _weighted_sums(
+        hidden_gradient = _compute_weighted_sums(
             words, order % len(words), gradient.flatten()[order], counts.cumsum(0) - counts
         )  # (b * t, h)
         return hidden_gradient.view_as(hidden), words_gradient, None
 
 
-def _weighted_sums(rows: Tensor, row_ids: Tensor, factors: Tensor, starts: Tensor | None = None) -> Tensor:
+def _compute_weighted_sums(rows: Tensor, row_ids: Tensor, factors: Tensor, starts: Tensor | None = None) -> Tensor:
     """Return a weighted sum of `rows` for each row of `row_ids`, or for each segment that begins at
     `starts`.
     """
@@ -162,12 +163,12 @@ def _weighted_sums(rows: Tensor, row_ids: Tensor, factors: Tensor, starts: Tenso
 
 
 class SidrModel(nn.Module):
-    """A transformer with a layer normalization, and its word embeddings as terms.
+    """A SiDR model: a transformer with a layer normalization, and its word embeddings as terms.
 
     Create one with `load` or `from_encoder`.
     """
 
-    terms: Tensor  # (V,) bool
+    terms: Tensor  # (V,) bool, whether each id is a term
 
     def __init__(self, body: Any, terms: Tensor) -> None:
         """Add a new layer normalization to a transformer; `terms` (V,) bool marks the ids that are
@@ -180,7 +181,7 @@ class SidrModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> Self:
-        """Load the SiDR of a folder; `device` as of `resolve_device`.
+        """Load the SiDR of a folder; for `device`, see `resolve_device`.
 
         Raises:
             InputError: weights are missing or corrupt.
@@ -246,13 +247,13 @@ class SidrModel(nn.Module):
         return (nn.functional.elu(scores) + 1).masked_fill(~self.terms, 0)
 
     def bag_of_tokens(self, ids: Tensor) -> Tensor:
-        """Return the (b, V) bool bags of tokens of (b, t) ids; padding is no term."""
+        """Return the (b, V) bool bags of tokens of (b, t) ids; padding is not a term."""
         is_present = torch.zeros(len(ids), len(self.terms), dtype=torch.bool, device=ids.device)
         return is_present.scatter_(1, ids, True) & self.terms
 
     def save(self, folder: Path, tokenizer_folder: Path, spec: SparseSpec, target_space: Space | None = None) -> None:
-        """Write a folder for `SparseEncoder.load`; `target_space` is the passage space if this
-        encodes questions.
+        """Write a folder for `SparseEncoder.load`; `target_space` is the space of the passages, if
+        the model encodes questions for another encoder.
         """
         folder.mkdir(parents=True, exist_ok=True)
         copy_tokenizer(tokenizer_folder, folder)

@@ -1,11 +1,10 @@
-"""Settings of encoders in the files of their folders.
+"""Settings of encoders, which are read from the files of their folders.
 
-**Dense**: how a text becomes an input, and how hidden states become one
-vector.
+**Dense**: how a text becomes an input, and how hidden states become one vector.
 
-`EncoderSpec` holds them. They are read from the files of a folder: `bookwheel.json`, else
-`modules.json` (sentence-transformers) or the tensors of a static encoder, else DPR's `config.json`;
-a plain Hugging Face folder gets the defaults.
+`EncoderSpec` contains these settings. They come from the first of these that the folder has:
+`bookwheel.json`, `modules.json` (sentence-transformers) or the tensors of a static encoder, and
+DPR's `config.json`. Other Hugging Face folders get the defaults.
 
 **ColBERT**: mark tokens, lengths, masks and skipped tokens (Khattab and Zaharia 2020,
 section 3.2).
@@ -53,24 +52,25 @@ RECORD_FILE = "bookwheel.json"
 BAG_KEY = "bag"  # key in bookwheel.json
 MUVERA_KEY = "muvera"  # key in bookwheel.json
 Pooling = Literal["cls", "mean", "last", "static", "static-known", "endpoint"]
-ENDPOINT_POOLING: Pooling = "endpoint"  # of a model behind an HTTP API, which pools itself
+ENDPOINT_POOLING: Pooling = "endpoint"  # pooling of a model behind an HTTP API, which pools itself
 ENDPOINT_KEY = "endpoint"  # key in bookwheel.json: the model's name and its dimension
-PROBES = "probes.npy"  # of such a model's folder: the vectors of fixed texts
+PROBES = "probes.npy"  # file in the folder of such a model, with the vectors of fixed texts
 Layout = Literal["joined", "pair", "text"]
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
-DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
+DPR_MAX_LENGTH = 256  # maximum tokens; `sequence_length` in github.com/facebookresearch/DPR
 _NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that records of older versions lack
 _MIN_TOKENS = 3  # two special tokens and one token of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
-# Settings that the folders of model families lack, by patterns of hub names: prompts of the model
-# cards, and the similarity of dot-product models that were saved before a folder could declare it.
+# Settings that the folders of some models lack, by patterns of hub names: prompts from the model
+# cards, and dot-product similarity of models that were saved before a folder could declare it.
 _KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         r"intfloat/(multilingual-)?e5-(small|base|large)(-v2)?",
         {"passage_prompt": "passage: ", "question_prompt": "query: "},
     ),
     (r"BAAI/bge-(small|base|large)-en(-v1\.5)?", {"question_prompt": _BGE_QUESTION}),
-    # Compared by inner products of unnormalised means: Izacard et al. 2022, section 3.
+    # These models use inner products of means that are not normalized (Izacard et al. 2022, section
+    # 3).
     (r"facebook/(m)?contriever(-msmarco)?", {"normalize": False}),
     (
         r"sentence-transformers/(.+-dot-(prod-)?v\d|msmarco-.+-(tas-b|ance-firstp|co-condensor)|facebook-dpr-.+)",
@@ -86,7 +86,8 @@ def replace_fields(spec: Spec, values: Mapping[str, Any], noun: str) -> Spec:
     """Return a copy of the settings of an encoder with these fields replaced.
 
     Raises:
-        UsageError: a field is unknown, which the message says of `noun`, or its value is wrong.
+        UsageError: a field is unknown or its value is invalid; `noun` names the kind of encoder in
+            the message.
     """
     names = [field.name for field in fields(spec)]
     for name in values:
@@ -107,7 +108,8 @@ def check_field_types(settings: "DataclassInstance", owner: str) -> None:
     """Check that each setting has the type of its default, and that items of tuples are texts.
 
     Raises:
-        UsageError: a setting has another type; in the message it is a setting of `owner`.
+        UsageError: a setting has a wrong type; `owner` names the owner of the settings in the
+            message.
     """
     for field in fields(settings):
         value, expected_type = getattr(settings, field.name), type(field.default)
@@ -122,19 +124,21 @@ class EncoderSpec:
     space.
     """
 
-    # First token, mean, or last token of the last hidden state; for a static encoder the mean of
-    # the token vectors, with unknown tokens or without; `endpoint`: a model behind an HTTP API.
+    # `cls`, `mean` and `last` pool the last hidden states by first token, mean or last token.
+    # `static` is the mean of the token vectors of a static encoder, `static-known` the mean without
+    # unknown tokens, and `endpoint` a model behind an HTTP API.
     pooling: Pooling = "mean"
-    normalize: bool = True  # to unit length, so that the inner product is the cosine
+    # whether vectors have unit length, so that the inner product is the cosine
+    normalize: bool = True
     max_length: int = 256  # tokens per input, special tokens included; longer inputs are truncated
-    # Of a passage: `title text`, `[CLS] title [SEP] text [SEP]`, or only the text.
+    # Input for a passage: `title text`, `[CLS] title [SEP] text [SEP]`, or only the text.
     layout: Layout = "joined"
-    passage_prompt: str = ""  # prepended unchanged to every passage, such as E5's `passage: `
-    question_prompt: str = ""  # prepended unchanged to every question, such as E5's `query: `
-    # Number of dimensions that a Matryoshka model's vectors are truncated to, before they are
-    # normalised; 0: all.
+    passage_prompt: str = ""  # text before every passage, such as E5's `passage: `
+    question_prompt: str = ""  # text before every question, such as E5's `query: `
+    # Number of dimensions to which the vectors of a Matryoshka model are truncated before they are
+    # normalized; 0: all dimensions.
     truncate_dim: int = 0
-    # Token that is appended to every input, if the tokenizer does not add it itself; empty: none.
+    # Token that is appended to every input, if the tokenizer does not add it; empty: no token.
     end_token: str = ""
 
     def __post_init__(self) -> None:
@@ -160,9 +164,9 @@ class EncoderSpec:
         return self.pooling == ENDPOINT_POOLING
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values, without newer fields that are not used.
+        """Return the spec as JSON values, without unused fields that older versions lack.
 
-        This keeps the ids of models and snapshots of older versions.
+        Thus the ids of models and snapshots from older versions do not change.
         """
         return {name: value for name, value in asdict(self).items() if value or name not in _NEWER_FIELDS}
 
@@ -201,7 +205,7 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
     is_fixed = folder_spec.is_endpoint and "max_length" in (overrides or {})
     if is_fixed or (spec.is_static, spec.is_endpoint) != (folder_spec.is_static, folder_spec.is_endpoint):
         name, value = ("max_length", spec.max_length) if is_fixed else ("pooling", spec.pooling)
-        raise UsageError(f"{name} {value!r} does not apply to encoder {folder}: leave it out")
+        raise UsageError(f"{name} {value!r} does not apply to encoder {folder}: omit it")
     if spec.truncate_dim:
         full_dim = read_full_dim(folder, spec)
         if spec.truncate_dim > full_dim:
@@ -211,10 +215,11 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
             )
     if spec.is_static or spec.is_endpoint:
         return spec
-    # Last-token pooling takes the vector of the end token. A recorded spec is used as it is.
+    # Last-token pooling needs the end token. A recorded spec is not changed.
     if spec.pooling == "last" and not spec.end_token and not read_optional_json(folder / RECORD_FILE).get("spec"):
         spec = replace(spec, end_token=read_missing_end_token(folder))
-    # A record may exceed the limit a little; the tokenizer truncates.
+    # A recorded length may slightly exceed the number of positions, because the tokenizer
+    # truncates.
     is_explicit = "max_length" in (overrides or {})
     limit = (
         read_position_limit(folder) if is_explicit else read_json_object(folder / CONFIG).get("max_position_embeddings")
@@ -236,7 +241,7 @@ def read_full_dim(folder: Path, spec: EncoderSpec) -> int:
 
 
 def is_endpoint_encoder(folder: Path) -> bool:
-    """Return whether a folder holds the record of a model behind an endpoint."""
+    """Return whether a folder contains the record of a model behind an endpoint."""
     return ENDPOINT_KEY in read_optional_json(folder / RECORD_FILE)
 
 
@@ -248,12 +253,12 @@ def read_endpoint_record(folder: Path) -> dict[str, Any]:
     """
     record = read_json_object(folder / RECORD_FILE).get(ENDPOINT_KEY)
     if not isinstance(record, dict) or type(record.get("dim")) is not int or not isinstance(record.get("model"), str):
-        raise InputError(f"the record of encoder {folder} names no model of an endpoint: reindex with the encoder")
+        raise InputError(f"the record of encoder {folder} does not name an endpoint's model: reindex with the encoder")
     return record
 
 
 def is_static_encoder(folder: Path) -> bool:
-    """Return whether a folder holds a static encoder, by its record, its modules or its tensors.
+    """Return whether a folder contains a static encoder, by its record, its modules or its tensors.
 
     Raises:
         InputError: a file is corrupt.
@@ -283,8 +288,8 @@ def _read_folder_spec(folder: Path) -> EncoderSpec:
     if (folder / MODULES).is_file():
         return EncoderSpec(**read_sentence_transformers(folder))
     if read_json_object(folder / CONFIG).get("model_type") == "dpr":
-        length = min(DPR_MAX_LENGTH, read_max_tokens(folder))
-        return EncoderSpec(pooling="cls", normalize=False, max_length=length, layout="pair")
+        max_length = min(DPR_MAX_LENGTH, read_max_tokens(folder))
+        return EncoderSpec(pooling="cls", normalize=False, max_length=max_length, layout="pair")
     return EncoderSpec(max_length=read_max_tokens(folder))
 
 
@@ -296,11 +301,11 @@ def _check_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(values)
 
 
-METADATA = "artifact.metadata"  # Stanford's settings: JSON
+METADATA = "artifact.metadata"  # file with the settings in Stanford's layout, as JSON
 PYLATE_CONFIG = "config_sentence_transformers.json"
 TOKENS_KEY = "tokens"  # key in bookwheel.json
 DIM = 128  # dimension of a token vector: ColBERT, section 4.1
-_MAX_POOL = 8  # tokens per vector; in the paper quality falls beyond 6 (Clavié et al. 2024)
+_MAX_POOL = 8  # maximum tokens per vector; the quality falls beyond 6 (Clavié et al. 2024)
 _MIN_MARKED_TOKENS = 5  # [CLS], the mark, one token of text, [SEP] and one [MASK]
 
 
@@ -308,17 +313,17 @@ _MIN_MARKED_TOKENS = 5  # [CLS], the mark, one token of text, [SEP] and one [MAS
 class TokenSpec:
     """Settings of a ColBERT; the fields that concern passages are part of its vector space."""
 
-    # [Q] of the paper: a vocabulary token, second in every question.
+    # Second token of every question, [Q] in the paper.
     question_mark: str = "[unused0]"
-    passage_mark: str = "[unused1]"  # [D] of the paper
-    # Tokens, special tokens included; shorter questions are padded with [MASK].
+    passage_mark: str = "[unused1]"  # second token of every passage, [D] in the paper
+    # Tokens per question, including special tokens; shorter questions are padded with [MASK].
     question_length: int = 32
-    passage_length: int = 180  # tokens, special tokens included; longer passages are truncated
+    passage_length: int = 180  # maximum tokens per passage, including special tokens
     # Whether question tokens attend to [MASK]s; masks always attend to tokens.
     attend_to_masks: bool = False
-    # Passage tokens that are read but get no vector.
+    # Passage tokens that the model reads but that get no vector.
     skipped: tuple[str, ...] = tuple(string.punctuation)
-    # Passage tokens per vector, on average; 2 halves the bytes (`token_encoder.pool_tokens`)
+    # Average number of passage tokens per vector; 2 halves the size (`token_encoder.pool_tokens`).
     pool: int = 1
 
     def __post_init__(self) -> None:
@@ -330,7 +335,7 @@ class TokenSpec:
                 )
         if not 1 <= self.pool <= _MAX_POOL:
             raise UsageError(
-                f"pool of a ColBERT is {self.pool}: use 1, or 2 to halve the vectors of a passage; up to {_MAX_POOL}"
+                f"pool of a ColBERT is {self.pool}: use 1 to {_MAX_POOL}, for example 2 to halve the number of vectors"
             )
 
     @property
@@ -345,7 +350,7 @@ class TokenSpec:
         return f"{title} {text}".strip()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values; without pooling the key `pool` is left out, as in older
+        """Return the spec as JSON values; without pooling the key `pool` is omitted, as in older
         records.
         """
         values = {**asdict(self), "skipped": list(self.skipped)}
@@ -379,7 +384,7 @@ class TokenSpec:
 
 
 def is_token_encoder(folder: Path) -> bool:
-    """Return whether a folder holds a ColBERT."""
+    """Return whether a folder contains a ColBERT."""
     if TOKENS_KEY in read_optional_json(folder / RECORD_FILE) or (folder / METADATA).is_file():
         return True
     return find_dense_folder(folder) is not None and "query_length" in read_optional_json(folder / PYLATE_CONFIG)
@@ -408,18 +413,21 @@ def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
     """Read the settings of the ColBERT in `folder`; `overrides` replace single fields.
 
     Raises:
-        InputError: the folder holds no ColBERT, or a file is missing or corrupt.
-        UsageError: an override is unknown or wrong, or a length exceeds the model's limit.
+        InputError: the folder contains no ColBERT, or a file is missing or corrupt.
+        UsageError: an override is unknown or invalid, or a length exceeds the model's limit.
     """
     if not is_token_encoder(folder):
         raise InputError(
-            f"{folder} is no ColBERT (it has no {METADATA} and no Dense module): give the folder "
-            "of one, or train one with `finetune colbert`"
+            f"{folder} is not a ColBERT (it has no {METADATA} and no Dense module): give the "
+            "folder "
+            "of a ColBERT, or train one with `finetune colbert`"
         )
     spec = TokenSpec().with_fields(_read_marked_settings(folder)).with_fields(overrides or {})
     limit = min(read_max_tokens(folder), read_json_object(folder / CONFIG).get("max_position_embeddings") or 1 << 30)
     if max(spec.question_length, spec.passage_length) > limit:
-        raise UsageError(f"encoder {folder} reads {limit} tokens: use no more for questions and passages")
+        raise UsageError(
+            f"encoder {folder} reads at most {limit} tokens: use at most that many for questions and passages"
+        )
     return spec
 
 
@@ -450,7 +458,9 @@ def _read_marked_settings(folder: Path) -> dict[str, Any]:
         return _rename_keys(stanford_settings, _STANFORD_FIELDS) | dropped
     stanford_settings = read_optional_json(folder / PYLATE_CONFIG)
     if stanford_settings.get("do_query_expansion") is False:
-        raise InputError(f"encoder {folder} does not pad its questions with [MASK]: use a ColBERT that does")
+        raise InputError(
+            f"encoder {folder} does not pad its questions with [MASK], which is not supported: use a ColBERT that does"
+        )
     return _rename_keys(stanford_settings, _PYLATE_FIELDS)
 
 
@@ -471,10 +481,12 @@ def is_sparse_encoder(folder: Path) -> bool:
 
 
 def is_bag_encoder(folder: Path) -> bool:
-    """Return whether a folder holds a bag encoder."""
+    """Return whether a folder contains a bag encoder."""
     return BAG_KEY in read_optional_json(folder / RECORD_FILE)
 
 
 def is_muvera_encoder(folder: Path) -> bool:
-    """Return whether a folder holds a MUVERA encoder: a ColBERT whose vectors become one."""
+    """Return whether a folder contains a MUVERA encoder, a ColBERT whose vectors become one
+    vector.
+    """
     return MUVERA_KEY in read_optional_json(folder / RECORD_FILE)

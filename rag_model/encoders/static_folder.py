@@ -1,11 +1,10 @@
-"""Read and run static encoders: one vector per vocabulary token; a text has the mean of its token
-vectors.
+"""Read and run static encoders, whose vector of a text is the mean of its tokens' vectors.
 
 Two layouts are read, with the semantics of the packages that write them:
 
-* model2vec: the tensor `embeddings` in fp32, fp16 or int8. After vocabulary quantization `mapping`
-  has the row of each token. `weights` (also without a mapping) are factors of the token vectors.
-  Unknown tokens are ignored.
+* model2vec: the tensor `embeddings` in fp32, fp16 or int8. After vocabulary quantization, `mapping`
+  contains the row of each token. `weights`, with or without a mapping, are factors of the token
+  vectors. Unknown tokens are ignored.
 * sentence-transformers' `StaticEmbedding`: the tensor `embedding.weight`, in the top folder or in
   the folder that `modules.json` names. All tokens count.
 """
@@ -34,16 +33,17 @@ from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_header
 from rag_model.errors import InputError
 
 StaticPooling = Literal["static", "static-known"]
-# `static` is the mean of all tokens, `static-known` of the known ones.
+# `static` is the mean of all tokens, `static-known` the mean of the known tokens.
 STATIC_POOLINGS: Final[tuple[StaticPooling, ...]] = "static", "static-known"
 _EMBEDDINGS, _MAPPING, _WEIGHTS = "embeddings", "mapping", "weights"  # tensors of model2vec
-_EMBEDDING = "embedding.weight"  # of sentence-transformers
+_EMBEDDING = "embedding.weight"  # tensor of sentence-transformers
 _STATIC_MODULE = "StaticEmbedding"
-_DEFAULT_MAX_TOKENS = 512  # per text: the default of model2vec's `encode`
-_UNLIMITED_TOKENS = 1_000_000  # per text, in effect no truncation, as in sentence-transformers
+_DEFAULT_MAX_TOKENS = 512  # maximum tokens per text, the default of model2vec's `encode`
+# tokens per text that are never reached: no truncation, as in sentence-transformers
+_UNLIMITED_TOKENS = 1_000_000
 _MAX_DIM = 1 << 16
-_MIN_NORM = 1e-12  # a shorter vector is divided by it, as torch's `normalize` does
-_ROWS_PER_BLOCK = 1 << 14  # rows cast and hashed at a time
+_MIN_NORM = 1e-12  # minimum divisor in a normalization, as in torch's `normalize`
+_ROWS_PER_BLOCK = 1 << 14  # number of rows that are cast and hashed at a time
 _FETCH_AGAIN = "fetch the model again"
 _MODEL2VEC_TYPE = "model2vec"  # the `model_type` of its configs
 
@@ -54,12 +54,13 @@ class StaticTable:
 
     folder: Path
     embeddings: StoredTensor  # (r, d)
-    mapping: npt.NDArray[np.int32] | None  # (v,): row of each token id; None: row = token id
-    weights: npt.NDArray[np.float32] | None  # (v,): factor of each token vector; None: 1
+    # (v,) row of each token id; None: the row is the token id
+    mapping: npt.NDArray[np.int32] | None
+    weights: npt.NDArray[np.float32] | None  # (v,) factor of each token vector; None: all are 1
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the tensors of a `find_static_body` folder; does not read the embeddings.
+        """Open the tensors in a folder from `find_static_body`, without reading the embeddings.
 
         Raises:
             InputError: a tensor is missing, or has a wrong shape or dtype.
@@ -80,7 +81,7 @@ class StaticTable:
         mapping = _flatten(stored[_MAPPING].memory_map_integers()) if _MAPPING in stored else None
         if mapping is not None and not (len(mapping) and mapping.min() >= 0 and mapping.max() < rows):
             raise InputError(
-                f"the mapping of encoder {folder} names rows that its {rows} embeddings lack: {_FETCH_AGAIN}"
+                f"the mapping of encoder {folder} refers to rows that its {rows} embeddings lack: {_FETCH_AGAIN}"
             )
         weights = _flatten(stored[_WEIGHTS].read()) if _WEIGHTS in stored else None
         size = rows if mapping is None else len(mapping)
@@ -104,14 +105,14 @@ class StaticTable:
         """Return the (r, d) embeddings; float32 embeddings stay memory-mapped.
 
         Raises:
-            InputError: their dtype is unknown, or the file is truncated.
+            InputError: the dtype is unknown, or the file is truncated.
         """
         if self.embeddings.dtype == "F32":
             return np.require(self.embeddings.memory_map(), np.float32, "A")
         return np.concatenate([*self._iter_blocks()])
 
     def digest(self) -> str:
-        """Return the digest of all values; reads them once.
+        """Return the digest of all values, which are read once.
 
         Raises:
             InputError: a value is not finite, all vectors are zero, the dtype is unknown, or the
@@ -126,7 +127,7 @@ class StaticTable:
         )
 
     def _iter_checked_blocks(self) -> Iterator[bytes]:
-        nonzero_blocks = []  # for each row, whether it is nonzero
+        nonzero_blocks = []  # whether each row is nonzero, block by block
         for block in self._iter_blocks():
             _check_finite(block, self.folder)
             nonzero_blocks.append(block.any(axis=1))
@@ -134,8 +135,9 @@ class StaticTable:
         nonzero_tokens = np.concatenate(nonzero_blocks)[slice(None) if self.mapping is None else self.mapping]
         if not (nonzero_tokens if self.weights is None else nonzero_tokens & (self.weights != 0)).any():
             raise InputError(
-                f"encoder {self.folder} has a zero vector for every token, so that all texts are "
-                f"alike: {_FETCH_AGAIN}, or save it after its training"
+                f"encoder {self.folder} has a zero vector for every token, so that all texts have "
+                "the "
+                f"same vector: {_FETCH_AGAIN}, or save it after its training"
             )
 
     def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
@@ -147,17 +149,18 @@ class StaticTable:
 
 @dataclass(frozen=True, slots=True)
 class StaticModel:
-    """Token ids in, vectors out, with numpy alone: there is so little to compute that importing
-    torch takes longer than encoding a hundred thousand texts.
+    """A static model, which maps token ids to vectors with numpy only, because importing torch
+    takes longer than encoding a hundred thousand texts.
 
     A float32 table stays memory-mapped, so that processes share it.
     """
 
     table: npt.NDArray[np.float32]  # (r, d)
-    rows: npt.NDArray[np.int32] | None  # (v,): table row of each token id; None: row = token id
-    weights: npt.NDArray[np.float32] | None  # (v,): weight of each token; None: 1
+    # (v,) table row of each token id; None: the row is the token id
+    rows: npt.NDArray[np.int32] | None
+    weights: npt.NDArray[np.float32] | None  # (v,) weight of each token; None: all are 1
     dim: int  # dimension of a vector: that of the table, or `truncate_dim` of the spec
-    normalize: bool
+    normalize: bool  # whether vectors have unit length
     device: Literal["cpu"] = "cpu"
     dtype: Literal["float32"] = "float32"
     transformers_model: None = None  # a static encoder cannot be trained
@@ -173,17 +176,20 @@ class StaticModel:
         """Return the (n, d) float32 vectors of inputs, in order; an input without tokens has a zero
         vector.
 
-        Vectors never depend on the other inputs; `batch_invariant` has no effect. The first tokens
-        of all inputs are added up at once, then the second ones, and so on: the inputs are sorted
-        by length, longest first, so that the inputs with a token at a given position come first.
+        Vectors never depend on the other inputs, so `batch_invariant` has no effect. The first
+        tokens of all inputs are added at once, then the second ones, and so on. The inputs are
+        sorted by length, longest first, so that the inputs with a token at a given position come
+        first.
         """
         lengths = np.array([len(ids) for ids in tokens], np.int64)  # (n,)
         order = np.argsort(-lengths, kind="stable")
         ids = np.concatenate([np.zeros(0, np.int32), *tokens])  # ragged -> (t,)
         starts = (np.cumsum(lengths) - lengths)[order]
-        counts = np.searchsorted(-lengths[order], -np.arange(lengths.max(initial=0)))  # longer than each position
+        n_longer = np.searchsorted(
+            -lengths[order], -np.arange(lengths.max(initial=0))
+        )  # number of inputs that are longer than each position
         sums = np.zeros((len(tokens), self.table.shape[1]), np.float32)
-        for position, count in enumerate(counts.tolist()):
+        for position, count in enumerate(n_longer.tolist()):
             token = ids[starts[:count] + position]  # (b,)
             terms = self.table[token if self.rows is None else self.rows[token]]  # (b, d)
             if self.weights is not None:
@@ -197,7 +203,7 @@ class StaticModel:
 
 
 def has_static_layout(folder: Path) -> bool:
-    """Return whether a folder holds a static encoder, by its modules, its tensors or, without
+    """Return whether a folder contains a static encoder, by its modules, its tensors or, without
     tensors, its config.
 
     Raises:
@@ -222,7 +228,7 @@ def find_static_body(folder: Path) -> Path:
     if path in {"", "."}:
         return folder
     if "/" in path or path.startswith("."):
-        raise InputError(f"encoder file {folder / MODULES} names a folder outside of the encoder: {_FETCH_AGAIN}")
+        raise InputError(f"encoder file {folder / MODULES} refers to a folder outside of the encoder: {_FETCH_AGAIN}")
     return folder / path
 
 

@@ -2,8 +2,9 @@
 
 Token pooling represents a passage by fewer vectors, each the mean of similar tokens: Clavié,
 Chaffin and Adams 2024, "Reducing the Footprint of Multi-Vector Retrieval with Minimal Performance
-Impact via Token Pooling" (arXiv 2409.14683), section 2: hierarchical clustering by Ward's
-criterion, then the mean of each cluster, here normalized, because MaxSim compares cosines.
+Impact via Token Pooling" (arXiv 2409.14683), section 2. The tokens are clustered hierarchically
+by Ward's criterion, and each cluster is represented by its mean, which is normalized here because
+MaxSim compares cosines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,11 +57,11 @@ def pool_tokens(vectors: Vectors, factor: int) -> Vectors:
     """Pool (t, d) unit vectors to (ceil(t / factor), d) float32 unit vectors, in the order of their
     first tokens.
     """
-    count = -(-len(vectors) // factor)
-    if count == len(vectors):
+    n_clusters = -(-len(vectors) // factor)
+    if n_clusters == len(vectors):
         return vectors
-    sums = np.zeros((count, vectors.shape[1]), np.float32)
-    np.add.at(sums, cluster_tokens(vectors, count), vectors)  # (t,), (t, d) -> (count, d)
+    sums = np.zeros((n_clusters, vectors.shape[1]), np.float32)
+    np.add.at(sums, cluster_tokens(vectors, n_clusters), vectors)  # (t,), (t, d) -> (count, d)
     pooled_vectors: Vectors = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), np.float32(1e-12))
     return pooled_vectors
 
@@ -70,23 +71,26 @@ def cluster_tokens(vectors: Vectors, count: int) -> npt.NDArray[np.int64]:
     their first tokens.
 
     Every token starts as one cluster. Each step merges the two clusters whose union increases the
-    sum of squared distances from the means least (Ward 1963), until `count` are left; of equal
-    pairs the first is taken. The new distances follow from the old ones (Lance and Williams 1967),
+    sum of squared distances from the means least (Ward 1963), until `count` clusters are left; ties
+    go to the first pair. The new distances follow from the old ones (Lance and Williams 1967),
     with cluster sizes k, i and j: d(k, i+j) = ((k + i) d(k, i) + (k + j) d(k, j) - k d(i, j)) / (k
     + i + j).
     """
     n = len(vectors)
-    exact = vectors.astype(np.float64)
-    squared_norms = np.einsum("td,td->t", exact, exact)
+    float64_vectors = vectors.astype(np.float64)
+    squared_norms = np.einsum("td,td->t", float64_vectors, float64_vectors)
     # (t, t) squared distances.
-    distances = squared_norms[:, None] + squared_norms[None, :] - 2 * exact @ exact.T
+    distances = squared_norms[:, None] + squared_norms[None, :] - 2 * float64_vectors @ float64_vectors.T
     np.fill_diagonal(distances, np.inf)
     sizes, cluster_of = np.ones(n), np.arange(n)
     for _ in range(n - count):
         i, j = sorted(divmod(int(distances.argmin()), n))
-        merged = (sizes + sizes[i]) * distances[i] + (sizes + sizes[j]) * distances[j] - sizes * distances[i, j]
-        merged /= sizes + sizes[i] + sizes[j]
-        distances[i] = distances[:, i] = merged  # inf for merged clusters, and for i itself
+        merged_distances = (
+            (sizes + sizes[i]) * distances[i] + (sizes + sizes[j]) * distances[j] - sizes * distances[i, j]
+        )
+        merged_distances /= sizes + sizes[i] + sizes[j]
+        # inf for merged clusters, and for i itself
+        distances[i] = distances[:, i] = merged_distances
         distances[j] = distances[:, j] = np.inf
         sizes[i] += sizes[j]
         cluster_of[cluster_of == j] = i
@@ -98,21 +102,21 @@ def cluster_tokens(vectors: Vectors, count: int) -> npt.NDArray[np.int64]:
 class TokenBatch:
     """A padded batch of questions, or of passages, with their mark tokens."""
 
-    ids: TokenIds  # (b, t), padded with [MASK]
-    attention_mask: npt.NDArray[np.bool_]  # (b, t): tokens that others attend to
-    output_mask: npt.NDArray[np.bool_]  # (b, t): tokens that get an output vector
+    ids: TokenIds  # (b, t) token ids, padded with [MASK]
+    attention_mask: npt.NDArray[np.bool_]  # (b, t) whether other tokens attend to each token
+    output_mask: npt.NDArray[np.bool_]  # (b, t) whether each token gets an output vector
 
 
 @dataclass(frozen=True, slots=True)
 class ColbertTokenizer:
-    """Tokenizes texts, and adds the mark and mask tokens of a spec."""
+    """A tokenizer that adds the mark tokens and the mask tokens of a spec."""
 
     spec: TokenSpec
     question_tokenizer: "Tokenizer"
     passage_tokenizer: "Tokenizer"
-    mark_ids: tuple[int, int]  # question mark, passage mark
-    mask_id: int
-    skipped_ids: npt.NDArray[np.int32]
+    mark_ids: tuple[int, int]  # token ids of the question mark and of the passage mark
+    mask_id: int  # token id of [MASK]
+    skipped_ids: npt.NDArray[np.int32]  # ids of passage tokens without a vector
 
     @classmethod
     def load(cls, folder: Path, spec: TokenSpec) -> Self:
@@ -127,7 +131,9 @@ class ColbertTokenizer:
         def require_token_id(token: str) -> int:
             token_id: int | None = question_tokenizer.token_to_id(token)
             if token_id is None:
-                raise InputError(f"the vocabulary of encoder {folder} has no token {token!r}: choose marks that it has")
+                raise InputError(
+                    f"the vocabulary of encoder {folder} has no token {token!r}: choose marks from the vocabulary"
+                )
             return token_id
 
         skipped_ids = [
@@ -144,8 +150,8 @@ class ColbertTokenizer:
         )
 
     def encode_questions(self, texts: Sequence[str]) -> TokenBatch:
-        """Return a batch of questions, padded with [MASK] to `question_length`; all tokens get
-        vectors.
+        """Return a batch of questions, padded with [MASK] to `question_length`; every token gets a
+        vector.
         """
         rows = [_insert_mark(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
         ids, is_token = _pad_rows(rows, self.spec.question_length, self.mask_id)
@@ -166,7 +172,7 @@ class ColbertTokenizer:
 class TokenEncoder:
     """A loaded ColBERT; create one with `load`."""
 
-    name: str  # as the user gave it
+    name: str  # name that the user gave
     folder: Path
     spec: TokenSpec
     tokenizer: ColbertTokenizer
@@ -182,7 +188,7 @@ class TokenEncoder:
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
-        """Load a ColBERT from a folder, or by its hub name; `device` and `dtype` as in
+        """Load a ColBERT from a folder, or by its hub name; for `device` and `dtype`, see
         `Encoder.load`.
 
         Raises:
@@ -212,12 +218,14 @@ class TokenEncoder:
 
     @property
     def device_and_dtype(self) -> tuple[str, str]:
-        """Device (cpu, cuda:0) and dtype (bfloat16); recorded, but never compared."""
+        """Device, such as cuda:0, and dtype, such as bfloat16; they are recorded but never
+        compared.
+        """
         return str(self.model.device), str(self.model.linear.weight.dtype).removeprefix("torch.")
 
     def space(self) -> Space:
-        """Return the vector space of its questions: the declared one of its folder, else that of
-        its own passages.
+        """Return the vector space of its questions: the space that the folder declares, or else the
+        space of its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
@@ -225,22 +233,21 @@ class TokenEncoder:
         return read_declared_space(self.folder) or compute_token_space(self.folder, self.spec, self.name)
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return the (q, l, d) float32 vectors of questions, in order; l is the spec's
-        `question_length`.
+        """Return the (q, l, d) float32 vectors of questions, in order; l is
+        `spec.question_length`.
         """
         size = max(1, self.batch_tokens // self.spec.question_length)
-        out = np.empty((len(questions), self.spec.question_length, self.dim), np.float32)
+        vectors = np.empty((len(questions), self.spec.question_length, self.dim), np.float32)
         for first in range(0, len(questions), size):
             batch = self.tokenizer.encode_questions(questions[first : first + size])
-            out[first : first + size] = self._run_model(batch)
-        return out
+            vectors[first : first + size] = self._run_model(batch)
+        return vectors
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> TokenVectors:
         """Return the float32 vectors of passages (`title text`), in order, independent of the other
         passages.
 
-        Every token that is not skipped has one vector; there are fewer vectors if the spec pools
-        them.
+        Every token that is not skipped has one vector; with token pooling there are fewer vectors.
 
         Raises:
             InputError: a vector is not finite.
@@ -250,12 +257,12 @@ class TokenEncoder:
         )
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
-        """Return how many passages have more than the spec's `passage_length` tokens."""
+        """Return the number of passages with more than `spec.passage_length` tokens."""
         inputs = [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
         return count_truncated(self.tokenizer.passage_tokenizer, inputs)
 
     def encode_inputs(self, inputs: Sequence[str]) -> TokenVectors:
-        """Encode passages like `encode_passages`, given as inputs of `format_passage`.
+        """Encode passages as `encode_passages` does, given the results of `spec.format_passage`.
 
         Raises:
             InputError: a vector is not finite.
@@ -273,7 +280,7 @@ class TokenEncoder:
         return TokenVectors(vectors, compute_offsets(np.array([len(group) for group in all_vectors], np.int64)))
 
     def _iter_vectors(self, token_rows: Sequence[TokenIds]) -> Iterator[tuple[int, Vectors]]:
-        """Yield the row and the (t, d) output vectors of each passage."""
+        """Yield (row, (t, d) output vectors) of each passage."""
         min_tokens = min(BATCH_INVARIANT_TOKENS, self.batch_tokens)
         batches = batch_by_length([len(ids) for ids in token_rows], self.batch_tokens, min_tokens)
         for rows, (batch, batch_vectors) in run_batches(
@@ -300,7 +307,8 @@ def as_tensors(batch: TokenBatch, device: "torch.device") -> "tuple[torch.Tensor
 
 
 def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
-    """Compute the vector space of a ColBERT's passages with these settings; reads all weights once.
+    """Compute the vector space of a ColBERT's passages with these settings; it reads all weights
+    once.
 
     Raises:
         InputError: a file of the encoder is missing or corrupt.

@@ -1,5 +1,5 @@
-"""A ColBERT as a torch module: a transformer and a linear projection; token ids in, one unit vector
-per token out.
+"""A ColBERT as a torch module: a transformer and a linear projection, which map token ids to unit
+vectors.
 """
 
 import json
@@ -20,7 +20,7 @@ from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_header
 from rag_model.errors import InputError
 
 PROJECTION_TENSOR = "linear.weight"
-_ARCHITECTURE = "HF_ColBERT"  # Stanford's name; PyLate reads it too
+_ARCHITECTURE = "HF_ColBERT"  # Stanford's name, which PyLate reads too
 
 
 class TokenModel(nn.Module):
@@ -37,7 +37,7 @@ class TokenModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> Self:
-        """Load the ColBERT of `folder`; `device` as of `resolve_device`.
+        """Load the ColBERT of `folder`; for `device`, see `resolve_device`.
 
         Raises:
             InputError: weights are missing or corrupt, or their shapes do not match.
@@ -50,7 +50,7 @@ class TokenModel(nn.Module):
         """Create an untrained ColBERT from a plain encoder, with a random orthonormal projection to
         `dim` components.
 
-        Such a projection keeps inner products of hidden states on average, so that MaxSim is
+        Such a projection preserves inner products of hidden states on average, so that MaxSim is
         meaningful before any training.
 
         Raises:
@@ -81,7 +81,7 @@ class TokenModel(nn.Module):
         return nn.functional.normalize(self.linear(hidden).float(), dim=-1)
 
     def save(self, folder: Path, tokenizer_folder: Path, spec: TokenSpec) -> None:
-        """Write a folder in Stanford's layout, which PyLate reads too; copies the tokenizer of
+        """Write a folder in Stanford's layout, which PyLate reads too, with the tokenizer of
         `tokenizer_folder`.
         """
         copy_tokenizer(tokenizer_folder, folder)
@@ -100,17 +100,20 @@ class TokenModel(nn.Module):
 
 
 def find_projection(folder: Path) -> StoredTensor:
-    """Find the (d, h) projection of a ColBERT.
+    """Return the (d, h) projection of a ColBERT.
 
     Raises:
-        InputError: there is none, or it has a bias or an activation.
+        InputError: there is no projection, or it has a bias or an activation.
     """
     dense = find_dense_folder(folder)
     if dense is not None:
         dense_config = read_json_object(dense / CONFIG)
         activation = str(dense_config.get("activation_function", "Identity"))
         if dense_config.get("bias") or dense_config.get("use_residual") or not activation.endswith("Identity"):
-            raise InputError(f"the projection in {dense} is not a plain matrix: use a ColBERT whose projection is")
+            raise InputError(
+                f"the projection in {dense} is not a plain matrix: use a ColBERT whose projection "
+                "has no bias and no activation"
+            )
     projection = read_tensor_headers(dense or folder).get(PROJECTION_TENSOR)
     if projection is None or len(projection.shape) != 2:
         raise InputError(f"ColBERT {folder} lacks its projection {PROJECTION_TENSOR}: fetch it again, or train one")
@@ -131,7 +134,7 @@ def _load_body(folder: Path, device: str | None, dtype: torch.dtype) -> Any:
 
 
 def _is_pooler(name: str) -> bool:
-    """Return whether a tensor belongs to BERT's pooler, on which no vector depends."""
+    """Return whether a tensor belongs to BERT's pooler, on which vectors do not depend."""
     return "pooler" in name.split(".")
 
 

@@ -1,16 +1,16 @@
 """Tokenize texts with a model's fast tokenizer: truncated at `max_length`, not padded.
 
-If there is a `tokenizer.json`, only this file is used, so the digest of a vector space covers the
-rules.
+If there is a `tokenizer.json`, only this file is used, so that the digest of a vector space covers
+all rules.
 
-`WordTokenizer` caches the tokens of words, for static encoders, which cost little more than their
+`WordTokenizer` caches the tokens of words for static encoders, whose time is mostly spent in the
 tokenizer. Most tokenizers split every word independently of its neighbours, so the tokens of a
-known word can be looked up with an equal result. `find_word_separation` decides this from the
-tokenizer rules; texts of other tokenizers are split whole.
+known word can be looked up. `find_word_separation` decides this from the tokenizer's rules; other
+tokenizers split whole texts.
 
-Inputs of similar length are batched up to a token budget; batches that do not fit a GPU are halved.
-Sorting by length makes padding rare. A budget of tokens instead of inputs keeps memory and speed
-even, from short questions to long passages.
+Inputs of similar length are batched up to a maximum number of tokens; batches that do not fit into
+a GPU's memory are halved. Sorting by length makes padding rare. A maximum of tokens instead of
+inputs keeps memory and speed constant, from short questions to long passages.
 """
 
 import logging
@@ -38,7 +38,7 @@ from rag_model.tokenizer import explain_tokenizer_errors, is_exception_or_panic,
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-_TEXTS_PER_CALL = 256  # the encodings of tokenizers take 20 times the memory of the ids
+_TEXTS_PER_CALL = 256  # encodings of the library take 20 times the memory of the ids
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 TokenIds = npt.NDArray[np.int32]
 WordSeparation = Literal["spaces", "marks"]
@@ -52,29 +52,30 @@ _UNSUPPORTED_BPE_SETTINGS = (
     "ignore_merges",
     "continuing_subword_prefix",
     "end_of_word_suffix",
-)  # BPE settings
+)  # settings of a BPE model
 _ID_BYTES = 4  # bytes per token id
-_MAX_CACHED_WORDS = 1 << 17  # per generation of the cache, of which there are two: 25 MB each
-_MAX_CACHED_LENGTH = 64  # characters; some languages have no spaces between words
-_WORDS_PER_TEXT = 64  # new words that are tokenized as one text
-_TEXTS_PER_BATCH = 1024  # the encodings of tokenizers take 20 times the memory of the ids
+# words per generation of the cache; each of the two generations takes 25 MB
+_MAX_CACHED_WORDS = 1 << 17
+_MAX_CACHED_LENGTH = 64  # characters of a cached word; some languages have no spaces between words
+_WORDS_PER_TEXT = 64  # number of new words that are tokenized as one text
+_TEXTS_PER_BATCH = 1024  # encodings of the library take 20 times the memory of the ids
 
 
 class TokenCounts(NamedTuple):
-    """Counts of the inputs that an encoder read."""
+    """Token counts of the inputs of an encoder."""
 
     tokens: int  # number of tokens without padding; for ColBERT, of tokens that have a vector
     truncated: int  # number of inputs that are longer than the encoder's limit, and were truncated
 
 
 def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Tokenizer":
-    """Load the tokenizer of `folder`, truncating at `max_length` tokens, special tokens included.
+    """Load the tokenizer of `folder`, truncating at `max_length` tokens, including special tokens.
 
     If the model has fewer positions than `max_length`, inputs are truncated at the number of
     positions. Every input ends with `end_token`, unless it is empty.
 
     Raises:
-        InputError: its files are missing or corrupt, or it does not know `end_token`.
+        InputError: its files are missing or corrupt, or `end_token` is not in its vocabulary.
     """
     files = list_tokenizer_files(folder)
     try:
@@ -118,29 +119,29 @@ def _list_special_tokens(encoding: "Encoding") -> list[str]:
 
 
 def _list_template(encoding: "Encoding") -> list[str]:
-    """Return the pieces of the template from which an encoding of `a`, or of a pair of them, was
-    built.
+    """Return the elements of the post-processor's template, given an encoding of `a` or of (`a`,
+    `a`).
     """
-    pieces = list[str]()
+    elements = list[str]()
     columns = encoding.tokens, encoding.special_tokens_mask, encoding.sequence_ids, encoding.type_ids
     for token, special, sequence, type_id in zip(*columns, strict=True):
-        piece = f"{token}:{type_id}" if special else f"${'AB'[sequence or 0]}:{type_id}"
-        if special or pieces[-1:] != [piece]:
-            pieces.append(piece)
-    return pieces
+        element = f"{token}:{type_id}" if special else f"${'AB'[sequence or 0]}:{type_id}"
+        if special or elements[-1:] != [element]:
+            elements.append(element)
+    return elements
 
 
 def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenIds]:
-    """Return the token ids of each input, special tokens included, in order.
+    """Return the token ids of each input, including special tokens, in order.
 
     Raises:
-        InputError: the tokenizer has no tokens for an input.
+        InputError: the tokenizer cannot tokenize an input.
     """
     return tokenize_and_count(tokenizer, inputs)[0]
 
 
 def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> tuple[list[TokenIds], int]:
-    """Return the token ids as `tokenize` does, and the number of inputs that were truncated.
+    """Return (token ids as from `tokenize`, number of inputs that were truncated).
 
     Raises:
         InputError: the tokenizer has no tokens for an input.
@@ -148,15 +149,15 @@ def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> t
     slices = (inputs[start : start + _TEXTS_PER_CALL] for start in range(0, len(inputs), _TEXTS_PER_CALL))
     token_ids, truncated = list[TokenIds](), 0
     with explain_tokenizer_errors():
-        for piece in slices:
-            for encoding in tokenizer.encode_batch_fast(list(piece)):
+        for batch in slices:
+            for encoding in tokenizer.encode_batch_fast(list(batch)):
                 token_ids.append(np.array(encoding.ids, np.int32))
-                truncated += bool(encoding.overflowing)  # the encodings of a truncated end
+                truncated += bool(encoding.overflowing)  # encodings of the truncated end
     return token_ids, truncated
 
 
 def count_truncated(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> int:
-    """Return how many inputs are longer than the tokenizer's limit."""
+    """Return the number of inputs that are longer than the tokenizer's limit."""
     return tokenize_and_count(tokenizer, inputs)[1]
 
 
@@ -185,11 +186,11 @@ def _load_converted(folder: Path) -> "Tokenizer":
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """Limits of a static encoder's texts, and the token that is ignored."""
+    """Limits of the texts of a static encoder, and the token that is ignored."""
 
-    max_tokens: int  # per text
-    max_characters: int | None = None  # longer texts are truncated before tokenization
-    unknown_id: int | None = None  # the unknown token, if it is ignored
+    max_tokens: int  # maximum tokens per text
+    max_characters: int | None = None  # maximum characters before tokenization; None: unlimited
+    unknown_id: int | None = None  # id of the unknown token, if it is ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +203,20 @@ class WordBoundaries:
     """
 
     joiner: str  # text between two words
-    # (v,) whether a token begins a word; None: use separators.
+    # (v,) whether each token begins a word; None: `separator_id` separates words.
     starts_word: npt.NDArray[np.bool_] | None = None
-    separator_id: int = -1  # token id of the joiner
+    separator_id: int = -1  # token id of the joiner; -1 if `starts_word` is used
 
     def split_ids(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the ids of each word as bytes; if their number is not that of the words, the
-        result is invalid.
+        """Return the ids of each word as bytes; if the number of results differs from the number of
+        words, they are invalid.
         """
         row = np.array(ids, np.int32)
         if self.starts_word is None:
             ends = [*np.flatnonzero(row == self.separator_id).tolist(), len(row)]
             starts = [0, *(end + 1 for end in ends[:-1])]
         else:
-            # The first id begins a word anyway.
+            # The first id always begins a word.
             starts = [0, *(1 + np.flatnonzero(self.starts_word[row[1:]])).tolist()]
             ends = [*starts[1:], len(row)]
         id_bytes = row.tobytes()
@@ -228,11 +229,12 @@ class WordTokenizer:
 
     tokenizer: "Tokenizer"
     limits: TextLimits
-    separation: WordSeparation | None  # None: texts are tokenized whole
+    separation: WordSeparation | None  # None: whole texts are tokenized
     boundaries: WordBoundaries | None = None  # None: words are not joined for tokenization
-    # Added tokens, matched before a text is split into words.
+    # Ids of added tokens, which the tokenizer matches before it splits a text into words.
     added_ids: frozenset[int] = frozenset()
-    _recent_words: TokenCache = field(default_factory=dict)  # ids as bytes; None: see `_to_line`
+    # ids as bytes by word; None: see `_encode_independent`
+    _recent_words: TokenCache = field(default_factory=dict)
     _older_words: TokenCache = field(default_factory=dict)
 
     @classmethod
@@ -257,7 +259,7 @@ class WordTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """1 + the largest token id."""
+        """The largest token id plus 1."""
         return max(self.tokenizer.get_vocab().values(), default=-1) + 1
 
     def tokenize(self, inputs: Sequence[TextInput]) -> list[TokenIds]:
@@ -270,7 +272,7 @@ class WordTokenizer:
         return self.tokenize_and_count(inputs)[0]
 
     def tokenize_and_count(self, inputs: Sequence[TextInput]) -> tuple[list[TokenIds], int]:
-        """Return the token ids as `tokenize` does, and the number of inputs that were truncated.
+        """Return (token ids as from `tokenize`, number of inputs that were truncated).
 
         Raises:
             InputError: the tokenizer has no tokens for an input.
@@ -287,19 +289,19 @@ class WordTokenizer:
         return [np.frombuffer(line[:max_bytes], np.int32) for line in lines], truncated
 
     def _tokenize_by_words(self, texts: Sequence[str]) -> list[bytes]:
-        # One list: with a list per text, garbage collection takes a sixth of the time.
+        # A single list, because with a list per text garbage collection takes a sixth of the time.
         words, ends = list[str](), [0]
         for text in texts:
             words += text.split(" ")
             ends.append(len(words))
         cache = self._cache_words({*words})
-        lines = [_join_lines(cache, words[start:end]) for start, end in pairwise(ends)]
-        whole_rows = [row for row, line in enumerate(lines) if line is None]
-        whole_lines = dict(zip(whole_rows, self._tokenize_texts([texts[row] for row in whole_rows]), strict=True))
-        return [whole_lines[row] if line is None else line for row, line in enumerate(lines)]
+        rows_of_ids = [_concatenate_ids(cache, words[start:end]) for start, end in pairwise(ends)]
+        whole_rows = [row for row, row_ids in enumerate(rows_of_ids) if row_ids is None]
+        ids_by_row = dict(zip(whole_rows, self._tokenize_texts([texts[row] for row in whole_rows]), strict=True))
+        return [ids_by_row[row] if row_ids is None else row_ids for row, row_ids in enumerate(rows_of_ids)]
 
     def _cache_words(self, words: set[str]) -> TokenCache:
-        """Return the cache after tokenizing the new words; safe among threads."""
+        """Tokenize the new words and return the cache. Thread-safe."""
         if len(self._recent_words) >= _MAX_CACHED_WORDS:
             self._recent_words, self._older_words = {}, self._recent_words
         recent, older = self._recent_words, self._older_words
@@ -317,33 +319,38 @@ class WordTokenizer:
         return recent
 
     def _tokenize_separately(self, words: Sequence[str]) -> Iterator[bytes | None]:
-        return (self._to_line(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
+        return (self._encode_independent(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
 
-    def _to_line(self, word: str, ids: list[int]) -> bytes | None:
+    def _encode_independent(self, word: str, ids: list[int]) -> bytes | None:
         """Return the ids of a word; None if they depend on its neighbours, so its text must be
         tokenized whole.
         """
         is_independent = self.separation == "spaces" or (word and self.added_ids.isdisjoint(ids))
-        return self._drop_unknown(ids) if is_independent else None
+        return self._remove_unknown(ids) if is_independent else None
 
     def _tokenize_joined(self, words: Sequence[str]) -> Iterator[bytes | None]:
-        """Yield the ids of each word like `_to_line`; tokenizing many words as one text takes a
-        third of the time.
+        """Yield the ids of each word as `_encode_independent` returns them.
+
+        Tokenizing many words as one text takes a third of the time.
         """
         boundaries, unsafe_ids = self.boundaries or WordBoundaries(""), self.added_ids | {self.limits.unknown_id}
-        pieces = [words[start : start + _WORDS_PER_TEXT] for start in range(0, len(words), _WORDS_PER_TEXT)]
-        for piece, ids in zip(
-            pieces, self._encode_texts([boundaries.joiner.join(piece) for piece in pieces]), strict=True
+        word_groups = [words[start : start + _WORDS_PER_TEXT] for start in range(0, len(words), _WORDS_PER_TEXT)]
+        for word_group, ids in zip(
+            word_groups,
+            self._encode_texts([boundaries.joiner.join(word_group) for word_group in word_groups]),
+            strict=True,
         ):
             lines = boundaries.split_ids(ids)
             yield from (
-                lines if len(lines) == len(piece) and unsafe_ids.isdisjoint(ids) else self._tokenize_separately(piece)
+                lines
+                if len(lines) == len(word_group) and unsafe_ids.isdisjoint(ids)
+                else self._tokenize_separately(word_group)
             )
 
     def _tokenize_texts(self, texts: Sequence[str]) -> list[bytes]:
-        return [self._drop_unknown(ids) for ids in self._encode_texts(texts)]
+        return [self._remove_unknown(ids) for ids in self._encode_texts(texts)]
 
-    def _drop_unknown(self, ids: list[int]) -> bytes:
+    def _remove_unknown(self, ids: list[int]) -> bytes:
         unknown = self.limits.unknown_id
         return array(
             "i", ids if unknown not in ids else [token_id for token_id in ids if token_id != unknown]
@@ -351,15 +358,15 @@ class WordTokenizer:
 
     def _encode_texts(self, texts: Sequence[str]) -> Iterator[list[int]]:
         for start in range(0, len(texts), _TEXTS_PER_BATCH):
-            piece = list(texts[start : start + _TEXTS_PER_BATCH])
+            batch = list(texts[start : start + _TEXTS_PER_BATCH])
             with explain_tokenizer_errors():
-                encodings = self.tokenizer.encode_batch_fast(piece, add_special_tokens=False)
+                encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             yield from (encoding.ids for encoding in encodings)
 
 
 def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | None) -> WordBoundaries | None:
-    """Return how to split joined words: at a special token between them, or before each token with
-    a space mark.
+    """Return how to split joined words, at a special token between them or before each token with a
+    space mark; None if they cannot be split.
     """
     if separation == "marks":
         vocabulary = tokenizer.get_vocab()
@@ -378,8 +385,8 @@ def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | No
 def derive_limits(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: EncoderSpec) -> TextLimits:
     """Return the text limits of a spec.
 
-    As in model2vec, unknown tokens are ignored, and a text is first truncated to the characters of
-    `max_length` tokens of median length.
+    For `static-known`, as in model2vec, unknown tokens are ignored, and a text is first truncated
+    to the characters of `max_length` tokens of median length.
     """
     if spec.pooling != "static-known":
         return TextLimits(spec.max_length)
@@ -390,11 +397,10 @@ def derive_limits(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: Encode
 
 
 def find_word_separation(rules: Mapping[str, Any]) -> WordSeparation | None:
-    """Return how the rules of a `tokenizer.json` separate words, if every word is split
-    independently.
+    """Return how the rules of a `tokenizer.json` separate words that are tokenized independently.
 
-    `spaces`: spaces separate words and leave no token. `marks`: a space is part of the following
-    word, and the first word of a text has one too. None: the tokens of a word may depend on its
+    `spaces`: spaces separate words and become no tokens. `marks`: a space is part of the following
+    word, and the first word of a text also gets one. None: the tokens of a word may depend on its
     neighbours.
     """
     if any(" " in str(token.get("content")) for token in rules.get("added_tokens") or []):
@@ -405,12 +411,12 @@ def find_word_separation(rules: Mapping[str, Any]) -> WordSeparation | None:
         return "marks" if _normalizers_add_marks(normalizers) and _merges_no_words(rules["model"]) else None
     if not _CHARACTER_NORMALIZERS.issuperset(normalizer["type"] for normalizer in normalizers):
         return None
-    kinds = [splitter["type"] for splitter in splitters]
-    if _splitter_adds_marks(splitters[-1]) and _SPACE_SPLITTERS.issuperset(kinds[:-1]):
+    splitter_types = [splitter["type"] for splitter in splitters]
+    if _splitter_adds_marks(splitters[-1]) and _SPACE_SPLITTERS.issuperset(splitter_types[:-1]):
         return "marks"
-    splits_at_spaces = not _SPACE_SPLITTERS.isdisjoint(kinds) and (
+    splits_at_spaces = not _SPACE_SPLITTERS.isdisjoint(splitter_types) and (
         _SPACE_SPLITTERS | _WORD_INTERNAL_SPLITTERS
-    ).issuperset(kinds)
+    ).issuperset(splitter_types)
     return "spaces" if splits_at_spaces else None
 
 
@@ -424,8 +430,8 @@ def _iter_steps(rule: Mapping[str, Any] | None, key: str) -> Iterator[Mapping[st
 
 
 def _splitter_adds_marks(rule: Mapping[str, Any]) -> bool:
-    """Return whether a pre-tokenizer is SentencePiece's: it marks every word, and separates it from
-    the others.
+    """Return whether a pre-tokenizer works like SentencePiece's, which marks and separates all
+    words.
     """
     prepends_always = rule.get("prepend_scheme", "always" if rule.get("add_prefix_space") else "never") == "always"
     return bool(rule["type"] == "Metaspace" and prepends_always and rule.get("split", True))
@@ -450,9 +456,9 @@ def _merges_no_words(model: Mapping[str, Any]) -> bool:
     return not any(_SPACE_MARK in token.lstrip(_SPACE_MARK) for token in model["vocab"])
 
 
-def _join_lines(cache: Mapping[str, bytes | None], words: Sequence[str]) -> bytes | None:
-    """Concatenate the ids of words; None if a word is too long for the cache, or depends on its
-    neighbours.
+def _concatenate_ids(cache: Mapping[str, bytes | None], words: Sequence[str]) -> bytes | None:
+    """Concatenate the ids of words; None if a word is too long for the cache, or its tokens depend
+    on its neighbours.
     """
     try:
         return b"".join(map(cache.__getitem__, words))  # type: ignore[arg-type]
@@ -460,12 +466,13 @@ def _join_lines(cache: Mapping[str, bytes | None], words: Sequence[str]) -> byte
         return None
 
 
-# With AMX, bf16 attention costs 1.0 us per token and layer if the length is a multiple of 16, else
-# 1.5; tensor cores need multiples of 8. Measured: 7 % more tokens, and a quarter less time.
+# Inputs are padded to a multiple of this length. With AMX, bf16 attention then takes 1.0 us per
+# token and layer instead of 1.5; tensor cores need multiples of 8. Measured: 7 % more tokens, and a
+# quarter less time.
 LENGTH_MULTIPLE = 16
 
 # In batches of at least this many tokens, a vector does not depend on the batch size. oneDNN uses
-# other kernels for small matrices: in bf16 with AMX the values differed by up to 1e-3 below 384
+# different kernels for small matrices: in bf16 with AMX, values differed by up to 1e-3 below 384
 # tokens per thread, also between padded lengths. Above that they did not differ, with one thread or
 # two, with or without an attention mask.
 BATCH_INVARIANT_TOKENS = 1024
@@ -484,38 +491,38 @@ def batch_by_length(
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Yield batches of row numbers, longest inputs first; every row is in one batch.
 
-    A batch, padded to its longest input, has at most `max_tokens` tokens, or one input. The longest
-    inputs come first, so that a batch that does not fit into memory fails at once. Inputs of equal
-    length keep their order.
+    A batch, padded to its longest input, has at most `max_tokens` tokens, or only one input. The
+    longest inputs come first, so that a batch that does not fit into memory fails at once. Inputs
+    of equal length keep their order.
 
-    With `min_tokens`, all inputs of a batch have one padded length, and the batch has at least that
-    many tokens; rows are repeated if there are too few (see `BATCH_INVARIANT_TOKENS`). With
-    `mix_lengths`, shorter inputs fill up such a batch first: a few inputs then cost a fraction.
+    With `min_tokens`, all inputs of a batch have the same padded length, and the batch has at least
+    that many tokens; if there are too few inputs, rows are repeated (see `BATCH_INVARIANT_TOKENS`).
+    With `mix_lengths`, shorter inputs are added before rows are repeated, which is cheaper.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    # (n,): padded lengths, descending.
+    # (n,) padded lengths, descending.
     widths = np.array([pad_length(int(lengths[row])) for row in order], np.int64)
     start = 0
     while start < len(order):
         width = int(widths[start])
         end = start + max(1, max_tokens // width)
-        least = -(-min_tokens // width)
+        min_rows = -(-min_tokens // width)
         rows = order[start:end][widths[start:end] == width] if min_tokens else order[start:end]
-        if mix_lengths and len(rows) < least:
-            rows = order[start : min(end, start + least)]
+        if mix_lengths and len(rows) < min_rows:
+            rows = order[start : min(end, start + min_rows)]
         start += len(rows)
-        yield np.resize(rows, max(len(rows), least))  # (b,) -> (>= b,), repeated
+        yield np.resize(rows, max(len(rows), min_rows))  # (b,) -> (>= b,), repeated
 
 
 def batch_without_padding(lengths: Sequence[int], max_tokens: int) -> Iterator[npt.NDArray[np.int64]]:
     """Yield batches of row numbers for packed inputs, longest inputs first; every row is in one
     batch.
 
-    A batch has at most `max_tokens` tokens without padding, or one input. Inputs of equal length
-    are neighbours.
+    A batch has at most `max_tokens` tokens without padding, or only one input. Inputs of equal
+    length are adjacent.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    ends = np.cumsum(np.asarray(lengths, np.int64)[order])  # (n,): tokens up to each input
+    ends = np.cumsum(np.asarray(lengths, np.int64)[order])  # (n,) cumulative number of tokens
     start, tokens_done = 0, 0
     while start < len(order):
         end = max(start + 1, int(np.searchsorted(ends, tokens_done + max_tokens, side="right")))
@@ -524,7 +531,7 @@ def batch_without_padding(lengths: Sequence[int], max_tokens: int) -> Iterator[n
 
 
 def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Iterator[tuple[Rows, _Result]]:
-    """Yield each batch of row numbers, in order, with the result of `work`.
+    """Yield (row numbers, result of `work`) for each batch, in order.
 
     If a batch does not fit into the GPU's memory, it and all later batches are halved. Because the
     longest inputs come first (`batch_by_length`), a few attempts find a size that fits.
@@ -537,23 +544,26 @@ def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Ite
         rows = pending.popleft()
         try:
             result = work(rows)
-        except _out_of_memory_errors() as error:
+        except _get_out_of_memory_errors() as error:
             if len(rows) == 1:
                 raise ResourceError(
-                    "the GPU's memory does not hold the model and one text: end other programs on "
+                    "the model and one text do not fit into the GPU's memory: end other programs "
+                    "on "
                     "this GPU, lower the encoder's max_length, or set CUDA_VISIBLE_DEVICES to "
                     "another GPU"
                 ) from error
         else:
             yield rows, result
             continue
-        # Outside the handler, because its exception keeps the tensors of the failed attempt alive.
+        # Not in the handler, because the exception keeps the tensors of the failed attempt alive.
         sys.modules["torch"].cuda.empty_cache()
         _log.warning("a batch of %d texts does not fit into the GPU's memory: batches are halved", len(rows))
         pending = deque(half for batch in (rows, *pending) for half in np.array_split(batch, 2) if len(half))
 
 
-def _out_of_memory_errors() -> tuple[type[Exception], ...]:
-    """Return torch's out-of-memory error; nothing if torch is not loaded, as with an ONNX graph."""
+def _get_out_of_memory_errors() -> tuple[type[Exception], ...]:
+    """Return torch's out-of-memory error class; empty if torch is not loaded, as with an ONNX
+    graph.
+    """
     torch = sys.modules.get("torch")
     return () if torch is None else (torch.OutOfMemoryError,)

@@ -26,9 +26,10 @@ from rag_model.encoders.tokens import copy_tokenizer
 from rag_model.encoders.weights import list_weight_files
 from rag_model.errors import InputError
 
-# Padding included; 4,096 tokens do not fit the cache, and MiniLM is 10 % slower.
+# Maximum tokens per batch, including padding; with 4,096, which exceed the cache, MiniLM is 10 %
+# slower.
 CPU_BATCH_TOKENS = 1024
-_NEW_HEAD = "pooler"  # the part of a new head that transformers counts to BERT's body
+_NEW_HEAD = "pooler"  # the part of a new head that transformers treats as a part of BERT's body
 
 
 class _OneDnnLinear(nn.Module):
@@ -47,8 +48,8 @@ class _OneDnnLinear(nn.Module):
 
 
 def replace_linear_by_onednn(model: nn.Module) -> nn.Module:
-    """Replace the linear layers of a float32 CPU model in place; the model can then not be trained
-    or saved.
+    """Replace the linear layers of a float32 CPU model in place; afterwards the model cannot be
+    trained or saved.
 
     If this build of torch has no oneDNN, the model is unchanged.
     """
@@ -63,17 +64,17 @@ def replace_linear_by_onednn(model: nn.Module) -> nn.Module:
 class TorchPairModel:
     """A sequence classifier with one label, on one device; `load` creates one for inference."""
 
-    transformers_model: Any  # maps token ids, attention mask and token types to (b, 1) logits
+    # model that maps token ids, attention mask and token types to (b, 1) logits
+    transformers_model: Any
 
     @classmethod
     def load(cls, folder: Path, device: str | None = None, dtype: str | None = None) -> Self:
         """Load the model of `folder`, by default on one of the GPUs, else on the CPU.
 
-        `dtype` is by default that of `choose_inference_dtype`.
+        `dtype` is by default the result of `choose_inference_dtype`.
 
         Raises:
-            InputError: a file is missing or corrupt, or it is another kind of model, such as a
-                bi-encoder.
+            InputError: a file is missing or corrupt, or the model is not a cross-encoder.
             UsageError: this machine has no such device, or torch has no such dtype.
         """
         list_weight_files(folder)
@@ -93,7 +94,7 @@ class TorchPairModel:
 
     @property
     def batch_tokens(self) -> int:
-        """Return the maximum number of tokens per batch, padding included."""
+        """The maximum number of tokens per batch, including padding."""
         return CUDA_BATCH_TOKENS if self.transformers_model.device.type == "cuda" else CPU_BATCH_TOKENS
 
     @torch.inference_mode()
@@ -113,8 +114,8 @@ class TorchPairModel:
 
 
 def load_classifier(folder: Path) -> tuple[Any, list[str]]:
-    """Load a transformer with a one-label head, in float32 on the CPU; return also the names of
-    missing tensors.
+    """Load a transformer with a one-label head, in float32 on the CPU; return (model, sorted names
+    of missing tensors).
 
     Raises:
         InputError: a file is missing or corrupt, or transformers has no such head for the model.
@@ -139,10 +140,10 @@ def takes_token_type_ids(transformers_model: Any) -> bool:
 
 
 class TrainableCrossEncoder(nn.Module):
-    """A transformer with a one-score head; create one with `load`."""
+    """A trainable transformer with one score per pair; create one with `load`."""
 
     def __init__(self, whole: nn.Module, tokens: PairTokenizer, folder: Path) -> None:
-        """Wrap a transformers model; `folder` holds its tokenizer."""
+        """Wrap a transformers model; `folder` contains its tokenizer."""
         super().__init__()
         self.whole, self.folder = whole, folder
         self._tokens, self._model = tokens, TorchPairModel(whole)
@@ -177,7 +178,7 @@ class TrainableCrossEncoder(nn.Module):
 
     def scores(self, questions: Sequence[str], passages: Sequence[Passage]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 logits of n pairs without gradient and without dropout, as
-        `CrossEncoder` would.
+        `CrossEncoder` does.
         """
         was_training = self.training
         scorer = CrossEncoder(self._tokens, self._model)

@@ -1,8 +1,7 @@
-"""A trainable dense encoder: the weights, tokenizer and spec of `Encoder.load`, with gradients and
-saving.
+"""A trainable dense encoder: an `Encoder` with gradients, which can be saved.
 
-Like `Encoder` it runs `Model.forward`, so training and retrieval get the same vectors, except for
-dropout.
+It runs `Model.forward` as `Encoder` does, so training and retrieval compute the same vectors,
+except for dropout.
 """
 
 import json
@@ -24,14 +23,15 @@ from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import copy_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 
-# A question, or a passage without title; or title and text of a passage.
+# A question, a passage without title, or (title, text) of a passage.
 Text = str | tuple[str, str]
-# BERT's pooler: vectors do not depend on it, and several GPUs would wait for its gradient.
+# BERT's pooler, which is frozen: no vector depends on it, and several GPUs would wait for its
+# gradient.
 _POOLER = "pooler"
 
 
 class TrainableEncoder(nn.Module):
-    """A question encoder, a passage encoder, or both in one; create one with `load`."""
+    """A trainable question encoder, passage encoder, or both in one; create one with `load`."""
 
     def __init__(self, encoder: Encoder, role: Role) -> None:
         """Wrap the transformers model that `encoder` runs.
@@ -45,7 +45,7 @@ class TrainableEncoder(nn.Module):
         self.whole = encoder.model.transformers_model
         self.role = role
         self.folder = encoder.folder
-        # The passage space, if the folder does not declare it.
+        # Space of the passages, if the folder does not declare it.
         self.target_space: Space | None = None
         self.spec: EncoderSpec = encoder.spec
         self.tokenizer: Tokenizer = encoder.tokenizer
@@ -61,7 +61,7 @@ class TrainableEncoder(nn.Module):
         folder's.
 
         Raises:
-            InputError: as `Encoder.load`.
+            InputError: as for `Encoder.load`.
         """
         overrides = asdict(spec) if spec else None
         encoder = Encoder.load(folder, role, overrides, device=device, dtype="float32", trainable=True)
@@ -81,14 +81,15 @@ class TrainableEncoder(nn.Module):
         """Return the (b, d) float32 vectors of one batch of texts, in order, with gradient.
 
         A tuple is a passage's title and text. `role`, by default the encoder's role, determines
-        prompt and layout. Too long texts are truncated; an empty text consists of special tokens.
+        prompt and layout. Texts beyond the limit are truncated; an empty text consists of special
+        tokens.
         """
         tokens = tokenize(self.tokenizer, self._format_inputs(texts, role))
-        return self._model_on_device().forward(tokens, training_length_multiple(self.device))
+        return self._get_model_on_device().forward(tokens, training_length_multiple(self.device))
 
     def embed_passages(self, passages: Sequence[Passage]) -> Tensor:
-        """Return the (m, d) float32 vectors of passages with gradient, in order, whatever the
-        encoder's role.
+        """Return the (m, d) float32 vectors of passages with gradient, in order, for any role of
+        the encoder.
         """
         vectors: Tensor = self([(passage.title, passage.text) for passage in passages], "passage")
         return vectors
@@ -97,7 +98,7 @@ class TrainableEncoder(nn.Module):
         """Return the (n, d) float32 vectors without gradient and dropout, as `Encoder` does."""
         was_training = self.training
         try:
-            return self.eval()._model_on_device().encode(tokenize(self.tokenizer, self._format_inputs(texts, role)))
+            return self.eval()._get_model_on_device().encode(tokenize(self.tokenizer, self._format_inputs(texts, role)))
         finally:
             self.train(was_training)
 
@@ -106,19 +107,19 @@ class TrainableEncoder(nn.Module):
         return self.encode(questions, "question")
 
     def space(self) -> Space:
-        """Return the vector space of its questions; training does not change it, because the
-        passages are fixed.
+        """Return the vector space of its questions, which training does not change, because the
+        passage vectors are fixed.
 
         Raises:
-            InputError: its folder neither declares a space nor holds a passage encoder.
+            InputError: its folder neither declares a space nor contains a passage encoder.
         """
         if (declared := read_declared_space(self.folder) or self.target_space) is not None:
             return declared
         if not (self.folder / CONFIG).is_file():
             raise InputError(
                 f"question encoder {self.folder} does not declare its passage encoder: name it "
-                f"with --asks, or put its space, as `show --json` prints it, into {RECORD_FILE} "
-                "there as `asks`"
+                f"with --asks, or add its space, as `show --json` prints it, to {RECORD_FILE} "
+                "there under the key `asks`"
             )
         return name_space_by_content(compute_space(self.folder, self.spec), self.folder)
 
@@ -126,8 +127,8 @@ class TrainableEncoder(nn.Module):
         """Write a folder that `Encoder.load` and transformers' `from_pretrained` open: safetensors,
         tokenizer, spec.
 
-        `target_space` is the space of the frozen passages that a question encoder was trained
-        against.
+        `target_space` is the space of the frozen passage vectors with which a question encoder was
+        trained.
         """
         self.save_tokenizer_and_spec(folder, target_space)
         model: Any = self.whole
@@ -145,7 +146,7 @@ class TrainableEncoder(nn.Module):
         text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         (folder / RECORD_FILE).write_text(text, encoding="utf-8")
 
-    def _model_on_device(self) -> Model:
+    def _get_model_on_device(self) -> Model:
         """Return the model on the current device of the weights."""
         return replace(self._model, device=self.device)
 

@@ -1,7 +1,7 @@
 """The identity of an encoder's weights: a digest of its tensors, not of its files.
 
-Two folders with equal tensors have equal digests, whatever the file names, shards, order, dtype
-(fp16 or bf16 values that equal the fp32 values) or the class that saved them. Needs only numpy, no
+Two folders with equal tensors have equal digests, even if file names, shards, order, dtype (fp16 or
+bf16 values that equal the fp32 values) or the class that saved them differ. It needs numpy, but not
 torch.
 """
 
@@ -21,12 +21,12 @@ from rag_model.untrusted_text import parse_json
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-_VALUES_PER_CHUNK = 1 << 22  # cast and hashed at a time
+_VALUES_PER_CHUNK = 1 << 22  # number of values that are cast and hashed at a time
 _FLOAT_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _INTEGER_TYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 _MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
-# Parts of tensor names that do not affect a vector: heads of other tasks, BERT's pooler (a tanh
-# layer), saved buffers.
+# Name parts of tensors that do not affect a vector: heads of other tasks, BERT's pooler (a tanh
+# layer), and saved buffers.
 _UNUSED_PARTS = frozenset({"pooler", "cls", "lm_head", "classifier", "qa_outputs", "position_ids", "inv_freq"})
 _LEGACY_SUFFIXES = {"gamma": "weight", "beta": "bias"}
 
@@ -35,10 +35,10 @@ _LEGACY_SUFFIXES = {"gamma": "weight", "beta": "bias"}
 class StoredTensor:
     """The location of a tensor in a safetensors file."""
 
-    path: Path
-    dtype: str  # as safetensors names it: F32
-    shape: tuple[int, ...]
-    offset: int  # bytes from the start of the file
+    path: Path  # path of the safetensors file
+    dtype: str  # name of the dtype in safetensors, such as F32
+    shape: tuple[int, ...]  # shape of the tensor
+    offset: int  # position of the values in the file, in bytes
 
     def has_float_shape(self, shape: tuple[int, ...]) -> bool:
         """Return whether it has this shape and a float dtype, unlike the codes of a quantized
@@ -47,7 +47,7 @@ class StoredTensor:
         return self.shape == shape and self.dtype in _FLOAT_TYPES
 
     def digest(self) -> str:
-        """Return the digest of the values as little-endian fp32; casts some megabytes at a time.
+        """Return the digest of the values as little-endian fp32, casting a few megabytes at a time.
 
         Raises:
             InputError: the dtype is not a float, as in a quantized model.
@@ -58,15 +58,15 @@ class StoredTensor:
         """Return the values as float32 in the tensor's shape.
 
         Raises:
-            InputError: as `digest`.
+            InputError: as for `digest`.
         """
         return np.frombuffer(b"".join(self._iter_chunks()), "<f4").reshape(self.shape).copy()
 
     def memory_map(self) -> npt.NDArray[Any]:
-        """Memory-map the stored values, bf16 as its bits; writes go to a copy.
+        """Memory-map the stored values, bf16 as unsigned integers; writes go to a private copy.
 
         Raises:
-            InputError: as `digest`.
+            InputError: as for `digest`.
         """
         return np.memmap(self.path, self._numpy_type, "c", self.offset, self.shape)
 
@@ -76,13 +76,13 @@ class StoredTensor:
         return self.dtype in _INTEGER_TYPES
 
     def memory_map_integers(self) -> npt.NDArray[Any]:
-        """Memory-map the stored integers; writes go to a copy.
+        """Memory-map the stored integers; writes go to a private copy.
 
         Raises:
-            InputError: the dtype is no signed integer.
+            InputError: the dtype is not a signed integer.
         """
         if not self.is_integer:
-            raise InputError(f"model file {self.path} holds {self.dtype} where whole numbers must be: fetch it again")
+            raise InputError(f"model file {self.path} has {self.dtype} values instead of whole numbers: fetch it again")
         if not math.prod(self.shape):
             return np.empty(self.shape, _INTEGER_TYPES[self.dtype])
         return np.memmap(self.path, _INTEGER_TYPES[self.dtype], "c", self.offset, self.shape)
@@ -94,7 +94,7 @@ class StoredTensor:
     @property
     def _numpy_type(self) -> str:
         if self.dtype not in _FLOAT_TYPES:
-            raise InputError(f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16")
+            raise InputError(f"model file {self.path} has {self.dtype} tensors: save the model as fp32, fp16 or bf16")
         return _FLOAT_TYPES[self.dtype]
 
     def _iter_chunks(self) -> Iterator[bytes]:
@@ -132,7 +132,7 @@ def list_weight_files(folder: Path) -> list[Path]:
     name.
 
     Raises:
-        InputError: there are none; the message says how pickled weights are converted.
+        InputError: there are no weight files; the message says how to convert pickled weights.
     """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
@@ -156,19 +156,19 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def read_shard_names(index: Path) -> set[str]:
-    """Return the names of the files that hold the tensors of an index.
+    """Return the names of the files that contain the tensors of an index.
 
     Raises:
         InputError: the index is corrupt.
     """
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise InputError(f"model file {index} is corrupt (its weight_map names no files): fetch the model again")
+        raise InputError(f"model file {index} is corrupt (its weight_map has no file names): fetch the model again")
     return set(weight_map.values())
 
 
 def read_tensor_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Return the location of every tensor of `folder`, by its name in the files; reads only
+    """Return the location of every tensor of `folder` by its name in the files; it reads only
     headers.
 
     Raises:
@@ -184,12 +184,12 @@ def read_tensor_headers(folder: Path) -> dict[str, StoredTensor]:
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = parse_json(file.read(min(length, _MAX_HEADER_BYTES)))
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = parse_json(file.read(min(header_bytes, _MAX_HEADER_BYTES)))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max(entry["data_offsets"][1] for entry in entries.values())
-        missing_bytes = 8 + length + end - path.stat().st_size
-        tensors = {name: _parse_entry(path, entry, 8 + length) for name, entry in entries.items()}
+        missing_bytes = 8 + header_bytes + end - path.stat().st_size
+        tensors = {name: _parse_entry(path, entry, 8 + header_bytes) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"model file {path} is missing or corrupt: fetch the model again") from error
     if missing_bytes > 0:
@@ -224,10 +224,10 @@ def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
         if len(set(column)) > 1:
             break
         skip += 1
-    return {_modern_name(parts[skip:]): tensor for parts, tensor in used.items()}
+    return {_modernize_name(parts[skip:]): tensor for parts, tensor in used.items()}
 
 
-def _modern_name(parts: tuple[str, ...]) -> str:
+def _modernize_name(parts: tuple[str, ...]) -> str:
     return ".".join([*parts[:-1], _LEGACY_SUFFIXES.get(parts[-1], parts[-1])])
 
 

@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     plain.write_text(f'[represent.tokens]\nencoder = "{tiny}"\n[index.hnsw]\nfactory = "HNSW8"\n')
     swapped.write_text(f'[represent.other]\nencoder = "{colbert}"\n[index.hnsw]\nfactory = "HNSW8"\n')
     bare.write_text('[index.tokens]\nfactory = "MaxSim"\n')
-    for path, words in ((plain, "is no ColBERT"), (swapped, "is a ColBERT"), (bare, "add [represent.tokens]")):
+    for path, words in ((plain, "is not a ColBERT"), (swapped, "is a ColBERT"), (bare, "add [represent.tokens]")):
         ran = reindex(tmp_path / "none", recipe=path)
         assert ran.code
         assert words in ran.complaint

@@ -106,7 +106,7 @@ WRONG = [
     ("rrf(hnsw, exact, k=0)", "k of rrf is 0"),
     ("rrf(hnsw, exact, weights=[1, 2, 3])", "weights of rrf is a list of 3 for 2 legs"),
     ("rrf(hnsw, hnsw)", "the retriever hnsw is given twice"),
-    ("rerank(hnsw, {bi}, 5)", "which scores no pairs: give a cross-encoder"),
+    ("rerank(hnsw, {bi}, 5)", "which does not score pairs: give a cross-encoder"),
     ("rerank(hnsw, model:none, 5)", "none"),
     ("", "the retriever is empty"),
 ]

@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(reindex: Any, tiny: Path, 
         ),
         (
             f'[represent.other]\nencoder = "{splade}"\n[index.hnsw]\nfactory = "HNSW8"',
-            "is a sparse encoder, which makes",
+            "is a sparse encoder, which computes",
         ),
         (f'[represent.a]\nencoder = "{mlm}"\n{index}over = "a"', "but Impact takes sparse"),
         (index, "add [represent.sparse] with an encoder"),

@@ -64,7 +64,7 @@ def test_a_backward_pass_allocates_no_more_than_is_estimated(texts: int, tokens:
 def test_a_config_that_names_no_sizes_is_refused(config: dict[str, object], tmp_path: Path) -> None:
     folder = save_bert(tmp_path / "model")
     write_json(folder / "config.json", config)
-    with pytest.raises(InputError, match=r"config\.json names no "):
+    with pytest.raises(InputError, match=r"config\.json has no "):
         read_architecture(folder)
 
 

@@ -308,15 +308,15 @@ class _Attack:
 @pytest.mark.parametrize(
     ("contents", "why"),
     [
-        (lambda path: {"a": torch.zeros(2), "b": _Attack(path)}, r"hold posix\.mkdir|hold os\.mkdir"),
+        (lambda path: {"a": torch.zeros(2), "b": _Attack(path)}, r"contain posix\.mkdir|contain os\.mkdir"),
         (_Attack, "mkdir"),
-        (lambda path: {"model": {"a": torch.zeros(2)}}, r"hold 'model', a dict that is no plain tensor"),
-        (lambda path: [torch.zeros(2)], "hold a list"),
-        (lambda path: {}, "hold an empty table"),
-        (lambda path: {"a": torch.zeros(1).expand(1 << 30)}, r"hold tensors of 4,294,967,296 bytes in a file of"),
-        (lambda path: {"a": torch.zeros(2).to_sparse()}, r"hold 'a', a Tensor that is no plain tensor"),
-        (lambda path: {"__metadata__": torch.zeros(2)}, r"hold the key '__metadata__'"),
-        (lambda path: {3: torch.zeros(2)}, "hold the key 3"),
+        (lambda path: {"model": {"a": torch.zeros(2)}}, r"contain 'model', a dict that is not a plain tensor"),
+        (lambda path: [torch.zeros(2)], "contain a list"),
+        (lambda path: {}, "contain an empty table"),
+        (lambda path: {"a": torch.zeros(1).expand(1 << 30)}, r"contain tensors of 4,294,967,296 bytes in a file of"),
+        (lambda path: {"a": torch.zeros(2).to_sparse()}, r"contain 'a', a Tensor that is not a plain tensor"),
+        (lambda path: {"__metadata__": torch.zeros(2)}, r"contain the key '__metadata__'"),
+        (lambda path: {3: torch.zeros(2)}, "contain the key 3"),
     ],
 )
 @pytest.mark.parametrize("legacy", [True, False])

@@ -172,11 +172,11 @@ def _with_config(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("save", "sentence"),
     [
-        (save_bert, "is a BertModel, which scores no pairs: give a cross-encoder"),
-        (lambda folder: save_cross_encoder(folder, labels=3), "gives 3 scores per pair"),
-        (lambda folder: _as_graph(save_bert, folder), "has a graph whose output logits is no score a pair: give a"),
-        (lambda folder: _as_graph(_three, folder), "has a graph whose output logits is no score a pair: give a"),
-        (_with_config, "is a BertModel, which scores no pairs: give a cross-encoder"),
+        (save_bert, "is a BertModel, which does not score pairs: give a cross-encoder"),
+        (lambda folder: save_cross_encoder(folder, labels=3), "computes 3 scores per pair"),
+        (lambda folder: _as_graph(save_bert, folder), "has a graph whose output logits is not one score per pair"),
+        (lambda folder: _as_graph(_three, folder), "has a graph whose output logits is not one score per pair"),
+        (_with_config, "is a BertModel, which does not score pairs: give a cross-encoder"),
     ],
 )
 def test_another_model_is_refused(save: Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_models_of_another_kind_are_refused(tmp_path: Path, tiny_bert: Path) -> 
     for name, model in models.items():
         folder = copied(tiny_bert, tmp_path / name)
         model.save_pretrained(folder)
-        with pytest.raises(InputError, match=f"is a {name}, which makes no vectors"):
+        with pytest.raises(InputError, match=f"is a {name}, which computes no vectors"):
             Encoder.load(folder)
 
 

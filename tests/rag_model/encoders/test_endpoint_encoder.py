@@ -117,7 +117,7 @@ def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
     [
         (write_reply([[1.0, 2.0]]), "1 vectors for 2 texts"),
         (write_reply([[1.0, 2.0], [1.0]]), "same shape"),
-        (write_reply([[1.0, 2.0], [None, 1.0]]), "no list of numbers"),
+        (write_reply([[1.0, 2.0], [None, 1.0]]), "not a list of numbers"),
         (write_reply([[1.0, 2.0], [1e39, 1.0]]), "not finite"),
         (write_reply([[1.0, 2.0], [0.0, 0.0]]), "a vector is zero"),
         (write_reply([[], []]), "shape"),
@@ -189,7 +189,7 @@ def test_a_wrong_setting_names_its_variable(variable: str, value: str) -> None:
 
 
 def test_a_name_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="names no model"):
+    with pytest.raises(UsageError, match="does not name a model"):
         write_endpoint_folder("openai:#2", tmp_path)
 
 

@@ -56,7 +56,7 @@ def test_no_attention_code_of_the_hub_is_loaded(
     folders: dict[str, Path], tmp_path: Path, kind: str, load: Load, key: str
 ) -> None:
     folder = changed(folders[kind], tmp_path / "model", **{key: "kernels-community/flash-attn2"})
-    with pytest.raises(InputError, match=f"names {key} 'kernels-community/flash-attn2', which is code of others"):
+    with pytest.raises(InputError, match=f"names {key} 'kernels-community/flash-attn2', which is code of another package"):
         load(folder)
 
 
@@ -66,12 +66,12 @@ def test_no_attention_code_of_the_hub_is_loaded(
         ({"attn_implementation": "flash_attention_2"}, "names attn_implementation 'flash_attention_2', which is code"),
         ({"text_config": {"attn_implementation": {"": "stranger/evil"}}}, "names attn_implementation {'': 'stranger"),
         ({"experts_implementation": "x/y"}, "names experts_implementation 'x/y'"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "has a quantization_config, and quantised weights are"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "has a quantization_config, and quantized weights are"),
         ({"num_hidden_layers": 1_000_000}, "says num_hidden_layers 1000000, but its weights have 21 tensors"),
         ({"encoder": {"num_layers": 22}}, "says num_layers 22, but its weights have 21 tensors"),
         ({"num_labels": 10**9}, "says num_labels 1000000000, but at most 10,000 are possible"),
-        ({"model_type": "timm_wrapper"}, "names 'model_type' 'timm_wrapper', and models of images are not read"),
-        ({"use_timm_backbone": True}, "names 'use_timm_backbone' True, and models of images"),
+        ({"model_type": "timm_wrapper"}, "names 'model_type' 'timm_wrapper', and image models are not supported"),
+        ({"use_timm_backbone": True}, "names 'use_timm_backbone' True, and image models"),
         ({"num_attention_heads": 0}, r"cannot be loaded \(.+\): give a bi-encoder"),
         ({"hidden_act": "eval"}, r"cannot be loaded \('eval'\): give a bi-encoder"),
     ],

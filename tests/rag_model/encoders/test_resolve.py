@@ -78,7 +78,7 @@ def test_a_revision_that_does_not_exist_is_named(models: Hub) -> None:
 
 @pytest.mark.parametrize("name", ["me/tiny@", "me/tiny@../x", "me/tiny@a b", "me/tiny@main/"])
 def test_a_revision_that_git_does_not_allow_is_refused_before_a_request(models: Hub, name: str) -> None:
-    with pytest.raises(InputError, match="names no revision after the @"):
+    with pytest.raises(InputError, match="has no valid revision after the @"):
         resolve_folder(name)
     assert not models.asked
 

@@ -77,7 +77,7 @@ def test_one_text_that_does_not_fit_is_one_sentence() -> None:
     def full(_: np.ndarray) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ResourceError, match="memory does not hold the model and one text: end other programs"):
+    with pytest.raises(ResourceError, match="one text do not fit into the GPU's memory: end other"):
         list(run_batches([np.arange(4)], full))
 
 

@@ -47,7 +47,7 @@ def test_the_question_prompt_does_not(tiny_bert: Path) -> None:
 
 
 def test_other_weights_are_another_space(tiny_bert: Path, tiny_dpr: tuple[Path, Path]) -> None:
-    with pytest.raises(RefusedError, match="whose weights differ: use the encoder that the snapshot carries"):
+    with pytest.raises(RefusedError, match="whose weights differ: use the encoder that the snapshot contains"):
         check_same_space(compute_space(tiny_dpr[0], SPEC), compute_space(tiny_bert, SPEC))
 
 

@@ -150,7 +150,7 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
     with pytest.raises(InputError, match="pooling 'mean' of a sparse encoder is unknown: use one of max, sum"):
         load(save_splade(tmp_path / "mean", pooling_strategy="mean"))
     small = save_mlm(tmp_path / "small", vocab_size=90)
-    with pytest.raises(InputError, match=r"the tokenizer of encoder .* has 110 tokens, and its model weighs 90: use"):
+    with pytest.raises(InputError, match=r"the tokenizer of encoder .* has 110 tokens, and its model computes weights for 90: use"):
         load(small)
     routed = save_splade(tmp_path / "routed")
     modules = json.loads((routed / "modules.json").read_text())
@@ -159,9 +159,9 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
         InputError, match="has a Router module, which is not supported: use a model of Transformer, MLM"
     ):
         load(routed)
-    with pytest.raises(InputError, match=r"is a sparse encoder, which makes weighted terms: name it in \[represent"):
+    with pytest.raises(InputError, match=r"is a sparse encoder, which computes weighted terms: name it in \[represent"):
         check_is_encoder(save_splade(tmp_path / "splade"))
-    with pytest.raises(InputError, match="names no vocab_size"):
+    with pytest.raises(InputError, match="has no vocab_size"):
         load(changed(save_mlm(tmp_path / "unsized"), "config.json", vocab_size=None))
     headless = save_mlm(tmp_path / "headless")
     tensors = load_file(headless / "model.safetensors")
@@ -181,7 +181,7 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
         ({"scale": 0}, "scale of a sparse encoder is 0: give 1 to 65,536"),
         ({"passage_terms": 20_000}, "passage_terms of a sparse encoder is 20000: give 1 to 10,000"),
         ({"max_length": 2}, "max_length of a sparse encoder is 2: give 3 or more"),
-        ({"max_length": 65}, "max_length 65 is more than encoder .* reads: use 64 or less"),
+        ({"max_length": 65}, "max_length 65 is more than the limit of encoder .*: use 64 or less"),
         ({"scale": "big"}, "scale of a sparse encoder is 'big': give a value of int"),
         ({"activation": "gelu"}, "activation 'gelu' of a sparse encoder is unknown: use one of relu, log1p_relu"),
         ({"dim": 3}, "'dim' is not a setting of a sparse encoder: use one of pooling"),

@@ -148,7 +148,7 @@ def test_the_semantic_chunker_takes_it(tmp_path: Path) -> None:
 
 
 def test_it_is_not_trained(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is static, and cannot be trained here"):
+    with pytest.raises(UsageError, match="is static and cannot be trained"):
         TrainableEncoder.load(save_model2vec(tmp_path / "static"))
 
 
@@ -170,14 +170,14 @@ EMBEDDINGS = np.ones((ROWS, DIM), np.float32)
         ({"embeddings": EMBEDDINGS[0]}, "have the shape"),
         ({"embeddings": EMBEDDINGS[:, :0]}, "have the shape"),
         ({"embeddings": EMBEDDINGS[:-3]}, "has 110 tokens, and 107 have a vector"),
-        ({"embeddings": EMBEDDINGS > 0}, "holds BOOL tensors"),
+        ({"embeddings": EMBEDDINGS > 0}, "has BOOL tensors"),
         ({"embeddings": EMBEDDINGS, "weights": np.ones(3, np.float32)}, "has 3 weights for"),
         ({"embeddings": EMBEDDINGS, "weights": np.full(ROWS, np.inf, np.float32)}, "are not finite"),
-        ({"embeddings": EMBEDDINGS, "weights": np.ones(ROWS, np.int64)}, "holds I64 tensors"),
-        ({"embeddings": EMBEDDINGS, "mapping": np.full(ROWS, ROWS)}, "names rows that its"),
-        ({"embeddings": EMBEDDINGS, "mapping": np.full(ROWS, -1)}, "names rows that its"),
-        ({"embeddings": EMBEDDINGS, "mapping": np.zeros(0, np.int64)}, "names rows that its"),
-        ({"embeddings": EMBEDDINGS, "mapping": np.zeros(ROWS, np.float32)}, "where whole numbers must be"),
+        ({"embeddings": EMBEDDINGS, "weights": np.ones(ROWS, np.int64)}, "has I64 tensors"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.full(ROWS, ROWS)}, "refers to rows that its"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.full(ROWS, -1)}, "refers to rows that its"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.zeros(0, np.int64)}, "refers to rows that its"),
+        ({"embeddings": EMBEDDINGS, "mapping": np.zeros(ROWS, np.float32)}, "instead of whole numbers"),
         ({"embeddings": EMBEDDINGS, "mapping": np.zeros(5, np.int64)}, "tokens, and 5 have a vector"),
     ],
 )
@@ -242,8 +242,8 @@ def test_a_folder_without_its_tensors_is_named_in_our_words(inside: str | None, 
 @pytest.mark.parametrize(
     ("modules", "says"),
     [
-        ([{"type": "StaticEmbedding", "path": "../other"}], "names a folder outside of the encoder"),
-        ([{"type": "StaticEmbedding", "path": "/other"}], "names a folder outside of the encoder"),
+        ([{"type": "StaticEmbedding", "path": "../other"}], "refers to a folder outside of the encoder"),
+        ([{"type": "StaticEmbedding", "path": "/other"}], "refers to a folder outside of the encoder"),
         ([{"type": "StaticEmbedding", "path": ""}, {"type": "Dense", "path": "1"}], "has a Dense module"),
         ([{"type": "StaticEmbedding"}], "is corrupt"),
         ([{"type": "StaticEmbedding", "path": "absent"}], "has no model.safetensors"),

@@ -138,7 +138,7 @@ def test_a_new_projection_is_orthonormal(tmp_path: Path) -> None:
 def test_other_models_and_wrong_settings_are_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
     plain, bare = save_bert(tmp_path / "plain"), tmp_path / "bare"
     assert not is_token_encoder(plain)
-    with pytest.raises(InputError, match="is no ColBERT"):
+    with pytest.raises(InputError, match="is not a ColBERT"):
         TokenEncoder.load(plain)
     with pytest.raises(InputError, match="is a ColBERT"):
         Encoder.load(folder)
