@@ -56,7 +56,9 @@ def test_no_attention_code_of_the_hub_is_loaded(
     folders: dict[str, Path], tmp_path: Path, kind: str, load: Load, key: str
 ) -> None:
     folder = changed(folders[kind], tmp_path / "model", **{key: "kernels-community/flash-attn2"})
-    with pytest.raises(InputError, match=f"names {key} 'kernels-community/flash-attn2', which is code of another package"):
+    with pytest.raises(
+        InputError, match=f"names {key} 'kernels-community/flash-attn2', which is code of another package"
+    ):
         load(folder)
 
 

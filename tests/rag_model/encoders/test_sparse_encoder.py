@@ -150,7 +150,7 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
     with pytest.raises(InputError, match="pooling 'mean' of a sparse encoder is unknown: use one of max, sum"):
         load(save_splade(tmp_path / "mean", pooling_strategy="mean"))
     small = save_mlm(tmp_path / "small", vocab_size=90)
-    with pytest.raises(InputError, match=r"the tokenizer of encoder .* has 110 tokens, and its model computes weights for 90: use"):
+    with pytest.raises(InputError, match=r"has 110 tokens, and its model computes weights for 90: use"):
         load(small)
     routed = save_splade(tmp_path / "routed")
     modules = json.loads((routed / "modules.json").read_text())
