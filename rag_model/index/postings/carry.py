@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import bare, bit_length, inlined, load64, store64
+from rag_model.compiled import bare, bit_length, inlined, load64, store64
 from rag_model.index.postings.lists import (
     BLOCK_OFFSET,
     GAP_BITS,

@@ -21,11 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rag_model.compiled import bare
 from rag_model.corpus.passages import PassageFile
 from rag_model.errors import UsageError
 from rag_model.index.files.pieces import Array
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.compiled import bare
 from rag_model.index.postings.part import MAX_PART_ROWS, MAX_UINT16, PartPostings, join_terms, to_smallest_dtype
 
 _APOSTROPHE, _UNDERSCORE, _S, _FEED, _ASCII = ord("'"), ord("_"), ord("s"), ord("\n"), 128

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import compiled
+from rag_model.compiled import compiled
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.maxscore import (
     DAMAGED,

@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.compiled import bare, compiled
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Array
@@ -30,7 +31,6 @@ from rag_model.index.postings.carry import (
     allocate_scratch,
     carry_over,
 )
-from rag_model.index.postings.compiled import bare, compiled
 from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lists import MAX_POSTING_BYTES
 from rag_model.index.postings.part import PartPostings

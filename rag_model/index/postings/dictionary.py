@@ -15,7 +15,7 @@ An array has the offset of each group in the dictionary, and that of its first l
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.compiled import bare, bit_length, compiled, inlined, load64, store64
+from rag_model.compiled import bare, bit_length, compiled, inlined, load64, store64
 from rag_model.index.postings.packing import read_varint, write_varint
 
 GROUP = 16  # terms

@@ -18,7 +18,7 @@ such pairs for the same reason).
 
 import numpy as np
 
-from rag_model.index.postings.compiled import bare, compiled, inlined
+from rag_model.compiled import bare, compiled, inlined
 from rag_model.index.postings.packing import BLOCK, SCRATCH_SIZE, encode_block, write_varint
 
 HEADER_BYTES = 9  # of a block

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rag_model.index.postings.compiled import compiled
+from rag_model.compiled import compiled
 from rag_model.index.postings.lists import HEADER_BYTES, MAX_HEADER_WEIGHT, read_last_row, read_uint16
 from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
 

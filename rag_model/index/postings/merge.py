@@ -18,10 +18,10 @@ from typing import IO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.compiled import bare, compiled
 from rag_model.errors import InputError
 from rag_model.index.files.pieces import Array
 from rag_model.index.plan import IndexStats
-from rag_model.index.postings.compiled import bare, compiled
 from rag_model.index.postings.file import TermBatch, write_index
 from rag_model.index.postings.lists import (
     BLOCK_OFFSET,

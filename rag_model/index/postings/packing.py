@@ -17,7 +17,7 @@ reads outside of the given bytes, and returns -1 for bytes that are not a block.
 
 import numpy as np
 
-from rag_model.index.postings.compiled import bare, bit_length, inlined, load64, store64
+from rag_model.compiled import bare, bit_length, inlined, load64, store64
 
 BLOCK = 128  # postings
 PADDING = 8  # bytes after the last block, so that whole words can be read

@@ -2,10 +2,12 @@ import bz2
 import errno
 import functools
 import gzip
+import random
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,8 +20,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from rag_model.corpus import source as module
+from rag_model.corpus.bzip2 import UnusualStreamError, decode_streams
 from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
-from rag_model.corpus.records import Compression, Plan
+from rag_model.corpus.records import Compression, Plan, Slice
 from rag_model.corpus.source import (
     _read_error,
     decode,
@@ -27,6 +30,7 @@ from rag_model.corpus.source import (
     get_size,
     is_compressed,
     read_bytes,
+    read_slice,
     split_lines,
 )
 from rag_model.errors import InputError, UnreachableError
@@ -206,6 +210,55 @@ def test_a_corrupt_stream_says_so(codec: Compression) -> None:
 def test_bytes_after_a_stream_are_not_passed_over(codec: Compression) -> None:
     with pytest.raises(InputError, match="corrupt"):
         list(decode([COMPRESS[codec](b"words") + b"no stream at all"], codec, "x"))
+
+
+# Random bytes, runs of each length around those that are coded, long codes, and several tables and blocks.
+TEXTS = [
+    random.Random(0).randbytes(9_000),
+    b"".join(bytes([length % 7]) * length for length in range(600)),
+    b"".join(bytes([symbol]) * (1 << symbol) for symbol in range(17)),
+    b"".join(b"line %d of a page, with %x\n" % (line, line**3) for line in range(5_000)),
+]
+
+
+@pytest.mark.parametrize("level", [1, 9])
+def test_the_compiled_decoder_gives_the_bytes_of_the_standard_library(level: int) -> None:
+    packed = [bz2.compress(text, level) for text in [b"", b"a", *TEXTS]]
+    assert b"".join(decode_streams(b"".join(packed))) == b"".join([b"a", *TEXTS])
+
+
+def test_no_flipped_bit_or_cut_passes_the_compiled_decoder() -> None:
+    text = random.Random(0).randbytes(20) + b"some words of a page " * 9
+    packed = bz2.compress(text)
+    flipped = (packed[:byte] + bytes([packed[byte] ^ 1 << bit]) + packed[byte + 1 :] for byte, bit in iter_bits(packed))
+    for damaged in (*flipped, *(packed[:size] for size in range(1, len(packed)))):
+        try:
+            decoded = b"".join(decode_streams(damaged))
+        except UnusualStreamError:
+            continue
+        assert decoded == bz2.decompress(damaged)
+
+
+def iter_bits(packed: bytes) -> Iterator[tuple[int, int]]:
+    return product(range(len(packed)), range(8))
+
+
+def test_a_slice_of_a_large_dump_is_decoded_by_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, packed = tmp_path / "x.bz2", bz2.compress(TEXTS[3], 1)
+    damaged = bytearray(packed)
+    damaged[-300] ^= 1  # in the last block
+    path.write_bytes(packed + damaged)
+    whole, broken = (Slice(str(path), offset, len(packed), "bz2", 1, 1) for offset in (0, len(packed)))
+    monkeypatch.setattr(module, "_bzip2_sizes", [module._COMPILED_FROM])
+    assert b"".join(read_slice(whole)) == TEXTS[3]
+    pieces = read_slice(broken)
+    first_piece = next(pieces)
+    assert first_piece
+    assert TEXTS[3].startswith(first_piece)
+    with pytest.raises(InputError, match=r"^x\.bz2 .* is corrupt \(invalid data stream\): download it again"):
+        list(pieces)
+    monkeypatch.setattr(module, "_MAX_COMPILED_BYTES", 100)
+    assert b"".join(read_slice(whole)) == TEXTS[3]
 
 
 def decode_bomb(codec: Compression, packed: bytes) -> None:

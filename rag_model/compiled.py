@@ -1,4 +1,4 @@
-"""Decorators that compile the loops over postings with numba, and instructions that numba lacks.
+"""Decorators that compile loops with numba, and instructions that numba lacks.
 
 A function is compiled when it is first called. The machine code is cached next to the sources, or
 in the user's cache, until the function's own file changes. After a change of a function that
@@ -47,7 +47,7 @@ def _compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
 
 _numba = require("numba", extra="text")
 # numba imports SciPy's linear algebra, if installed, when it compiles the first function. This import
-# takes a quarter of the time of that compilation, and no loop over postings needs it. It can still be
+# takes a quarter of the time of that compilation, and no compiled loop needs it. It can still be
 # imported later.
 with hide_modules("scipy.linalg"):
     require("numba.np.arraymath", extra="text")
