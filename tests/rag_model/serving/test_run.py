@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import socket
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from rag_model.errors import ResourceError, UsageError
 from rag_model.serving.http import server
 from rag_model.serving.runtime import freeze_loaded_objects
 from rag_model.serving.workers import WorkerLink, open_listener, supervise
+from tests.fixtures.dying import die_in_service, refuse_to_serve  # a module that a worker imports quickly
 from tests.fixtures.serving import PATIENCE
 
 
@@ -28,19 +28,15 @@ def test_an_address_that_is_not_of_this_machine_is_refused(host: str) -> None:
         pass
 
 
-def refuse(link: WorkerLink) -> None:
-    raise UsageError("the store has no ref nightly: give --ref")
-
-
-def die(link: WorkerLink) -> None:
-    os._exit(7)
-
-
 @pytest.mark.parametrize(
     ("serve", "error", "message"),
     [
-        (refuse, UsageError, "the store has no ref nightly"),
-        (die, ResourceError, "ended with exit code 7 before the service could answer, as workers did 3 times"),
+        (refuse_to_serve, UsageError, "the store has no ref nightly"),
+        (
+            die_in_service,
+            ResourceError,
+            "ended with exit code 7 before the service could answer, as workers did 3 times",
+        ),
     ],
 )
 def test_a_service_whose_workers_cannot_begin_ends(
