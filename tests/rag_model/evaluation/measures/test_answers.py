@@ -1,6 +1,7 @@
-"""Answer measures against SQuAD's official formulas re-stated, sacrebleu and rouge-score themselves."""
+"""Answer measures against restated formulas, sacrebleu and rouge-score."""
 
 import re
+import statistics
 import string
 from collections import Counter
 
@@ -11,17 +12,23 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU
 
+from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.scores import estimate_measures, score_answer
 from rag_model.evaluation.measures.answers import (
     FEVER_2WAY,
     FEVER_3WAY,
+    QBleuWeights,
     bleu,
     bleu_counts,
+    distinct_ngram_ratio,
     exact_match,
     label_match,
     normalise,
+    q_bleu,
     rouge_l,
     token_f1,
 )
+from rag_model.evaluation.questions import Question
 
 # Words that collide after normalisation, punctuation, articles, and any other text.
 TEXTS = st.one_of(
@@ -96,3 +103,75 @@ def test_bleu_of_a_set_is_sacrebleus(order: int, pairs: list[tuple[str, list[str
     expected = BLEU(max_ngram_order=order).corpus_score([said for said, _ in pairs], streams).score / 100
     counts = np.sum([bleu_counts(said, golds, order) for said, golds in pairs], axis=0)
     assert bleu(counts) == pytest.approx(expected)
+
+
+GOLD = "Which city is the capital of France and lies on the Seine?"
+
+
+def harmonic(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def test_q_bleu_is_its_equation() -> None:
+    """Kinds are sorted by hand: entities, question words, content, function words."""
+    said = "Which river is in the capital of Peru?"
+    entities = harmonic(0 / 1, 0 / 2)  # peru; france, seine
+    question = harmonic(1 / 2, 1 / 2)  # which river; which city
+    content = harmonic(1 / 1, 1 / 2)  # capital; capital, lies
+    function = harmonic(3 / 4, 3 / 6)  # is in the of; is the of and on the
+    bleu = 5 / 8 * 2.718281828459045 ** (1 - 12 / 8)  # which is the capital of
+    expected = 0.7 * (0.6 * entities + 0.2 * question + 0.1 * content + 0.1 * function) + 0.3 * bleu
+    assert q_bleu(said, [GOLD]) == pytest.approx(expected)
+
+
+def test_q_bleu_of_a_lost_name_is_less_than_of_a_lost_function_word() -> None:
+    nameless = q_bleu("Which city is the capital of and lies on the?", [GOLD])
+    terse = q_bleu("Which city is capital France lies on Seine?", [GOLD])
+    assert terse > nameless
+    assert q_bleu(GOLD, ["x", GOLD]) == pytest.approx(1)
+    assert q_bleu("", [GOLD]) == q_bleu(GOLD, []) == 0
+    assert q_bleu(GOLD, [GOLD], QBleuWeights(delta=0.0)) == pytest.approx(1)  # BLEU-1 alone
+
+
+def test_clues_are_measured_by_q_bleu() -> None:
+    asked = Question("h", "Hemingway", ("The Sun Also Rises is a novel by this author of A Farewell to Arms",))
+    said = Reading("h", "This author wrote The Sun Also Rises", None, ())
+    figures = estimate_measures([score_answer(asked, said, "clues")], "clues")
+    assert figures["Q-BLEU-1"].value == pytest.approx(q_bleu(said.answer, asked.answers))
+    assert {"BLEU-1", "distinct-3", "gold-distinct-3"} <= set(figures)
+
+
+QUESTIONS = [
+    "this city is the capital of France",
+    "This city is the largest of Peru",
+    "a king",
+    "",
+    "it is a river of Peru",
+]
+
+
+def ratio(texts: list[str], order: int) -> float:
+    grams = [
+        tuple(words[start : start + order])
+        for words in (text.lower().split() for text in texts)
+        for start in range(len(words) - order + 1)
+    ]
+    return len(set(grams)) / len(grams)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_distinct_ngrams_and_their_jackknife_are_counted_one_by_one(order: int) -> None:
+    found = distinct_ngram_ratio(QUESTIONS, order)
+    assert found is not None
+    assert found.value == pytest.approx(ratio(QUESTIONS, order))
+    without = [ratio([*QUESTIONS[:n], *QUESTIONS[n + 1 :]], order) for n in range(len(QUESTIONS))]
+    width = 1.959964 * ((len(QUESTIONS) - 1) * statistics.pvariance(without)) ** 0.5
+    assert (found.low, found.high) == pytest.approx((max(0, found.value - width), min(1, found.value + width)))
+    assert found.n == len(QUESTIONS)
+
+
+def test_texts_without_a_trigram_have_no_ratio_of_distinct_ones() -> None:
+    assert distinct_ngram_ratio(["a king", ""]) is None
+    alone = distinct_ngram_ratio(["one two three four"])
+    assert alone is not None
+    assert (alone.low, alone.value, alone.high) == (1, 1, 1)

@@ -98,7 +98,7 @@ def test_a_graph_and_an_index_are_named_or_refused(snapshot: Snapshot) -> None:
         ("maxsim(hnsw, hnsw)", "hnsw is not an index over token vectors: the snapshot has none, add one to its recipe"),
         ("maxsim(hnsw, hnsw, 0)", "is not an index over token vectors"),
         ("maxsim(hnsw)", "maxsim takes a retriever, an index over token vectors"),
-        ("maxsim(hnsw, hnsw, 5, near=2)", "maxsim has no option 'near': it takes graph and rounds"),
+        ("maxsim(hnsw, hnsw, 5, near=2)", "maxsim has no option 'near': its options are graph and rounds"),
         ("maxsim(nothing, hnsw)", "has no index 'nothing'"),
     ):
         with pytest.raises(UsageError, match="character"):
