@@ -75,7 +75,7 @@ CHOICES = ("h", "7")  # A random generator answers with one or the other, which 
 JUDGED = [Example(f"q{x}", f"who was the king of city {x}?", (CHOICES[x in "aceg"],)) for x in "abcdefgh"]
 # An epoch of 7 questions or 15 lists ends with a smaller batch.
 ANSWERED = [Example(f"q{x}", f"who was the king of city {x}?", (x * 3,)) for x in "abcdefg"]
-STEPS = settings(max_steps=4, evaluate_every=2, checkpoint_every=2, learning_rate=1e-3)
+STEPS = settings(max_steps=3, evaluate_every=3, checkpoint_every=3, learning_rate=1e-3)  # the third begins an epoch
 
 
 def without_dropout(module: nn.Module) -> None:
