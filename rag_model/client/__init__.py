@@ -2,7 +2,7 @@
 
 It imports neither faiss nor torch.
 
-`client` sends requests and retries them; `replies` holds the types of the replies.
+`client` sends requests and retries them; `replies` defines the types of the replies.
 """
 
 from rag_model.client.client import Client, ClientSettings

@@ -24,13 +24,13 @@ from rag_model.errors import ServiceError, UsageError, format_error
 from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body, parse_retry_after
 from rag_model.untrusted_text import parse_json
 
-# a full queue, or no snapshot loaded yet; the reply has a Retry-After header
+# Statuses for a full queue, or if no snapshot is loaded yet; the reply has a Retry-After header.
 RETRY_STATUSES = frozenset((429, 503))
 TOKEN_VARIABLE = "BOOKWHEEL_TOKEN"  # environment variable with the bearer token
 _PRINTABLE = re.compile(r"[!-~]+")
-# statuses that are the request's fault
+# Statuses for errors in the request.
 _CLIENT_ERRORS = frozenset((400, 403, 408, 413, 415, 421, 422))
-_MAX_DETAIL = 300  # characters of a message from another program
+_MAX_DETAIL = 300  # characters of another program's message that an error quotes
 _Record = TypeVar("_Record")
 
 
@@ -38,12 +38,16 @@ _Record = TypeVar("_Record")
 class ClientSettings:
     """Timeouts and retries of a client. The defaults exceed the service's own time limits."""
 
-    connect_seconds: float = 5.0  # to connect; a reachable host usually accepts within a second
-    reply_seconds: float = 60.0  # between two chunks of a reply; the service's own limit is 30
-    tries: int = 5  # of one request, including the first; the pauses add up to 4 to 8 seconds
-    first_pause: float = 0.5  # seconds before the second try; doubled before each further one
-    max_pause: float = 30.0  # seconds; a longer Retry-After ends the tries
-    # After decompression. The largest reply, to 64 questions with 100 passages each, has some 5 MB.
+    # time to connect; a reachable host usually accepts within a second
+    connect_seconds: float = 5.0
+    reply_seconds: float = 60.0  # time between two chunks of a reply; the service's own limit is 30
+    # attempts of one request, including the first; the pauses add up to 4 to 8 seconds
+    tries: int = 5
+    # seconds before the second attempt; doubled before each further attempt
+    first_pause: float = 0.5
+    max_pause: float = 30.0  # maximum seconds of a pause; a longer Retry-After ends the attempts
+    # Maximum bytes after decompression. The largest reply, for 64 questions with 100 passages each,
+    # has about 5 MB.
     max_reply_bytes: int = 128 << 20
 
     def __post_init__(self) -> None:
@@ -57,14 +61,14 @@ class ClientSettings:
             if not math.isfinite(value) or value < minimum:
                 raise UsageError(f"{name} of the client is {value}: give a finite number of at least {minimum}")
             if name.endswith("_seconds") and value == 0:
-                raise UsageError(f"{name} of the client is 0, so no reply can arrive in time: give more")
+                raise UsageError(f"{name} of the client is 0, so no reply can arrive in time: give a larger number")
 
 
 def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | None = None) -> float | None:
-    """Return the seconds to wait before try `attempt` (2 or more); None if there is no further try.
+    """Return the seconds to wait before attempt number `attempt` (2 or more); None to give up.
 
-    The pause doubles with each try, and is randomised so that clients spread out. It is at least
-    `retry_after`, the header of the previous reply.
+    The pause doubles with each attempt, and is randomized to spread the requests of many clients.
+    It is at least `retry_after`, the header of the previous reply.
 
     >>> compute_pause(2, ClientSettings(first_pause=0), retry_after="3")
     3.0
@@ -107,7 +111,7 @@ class Client:
             token: Bearer token; None: `BOOKWHEEL_TOKEN` of the environment, if it is set.
             settings: Timeouts and retries.
             tls: Trusted certificates; None: those of the machine or of `SSL_CERT_FILE`.
-            pause: Waits for a number of seconds between two tries.
+            pause: Function that waits for a number of seconds between two attempts.
 
         Raises:
             UsageError: The URL, the token or the environment's proxy is invalid.
@@ -116,7 +120,8 @@ class Client:
         self._pause, bearer_token = pause, token or os.environ.get(TOKEN_VARIABLE)
         if bearer_token and not _PRINTABLE.fullmatch(bearer_token):
             raise UsageError(
-                "the service's token holds a space or a character other than printable ASCII: give it as it was created"
+                "the service's token contains a space or a character other than printable ASCII: "
+                "give it as it was created"
             )
         self._http = create_http_client(
             httpx.Client,
@@ -138,17 +143,18 @@ class Client:
 
         Raises:
             UsageError: The service refuses the request or the token; the message is the service's.
-            ServiceError: The service is unreachable, busy in every try, fails, or sends another
+            ServiceError: The service is unreachable, stays busy, fails, or sends a reply in another
                 format.
         """
         return self._request("search", SearchReply, _encode_body(questions, k, retriever))
 
     def answer(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> AnswerReply:
-        """Answer each question by the model from its best `k` passages; None: as in training.
+        """Answer each question with the service's model from its best `k` passages; None: as in
+        training.
 
         Raises:
-            UsageError: The service has no model, or `search` would raise it.
-            ServiceError: As `search`.
+            UsageError: The service has no model, or as for `search`.
+            ServiceError: As for `search`.
         """
         return self._request("answer", AnswerReply, _encode_body(questions, k, retriever))
 
@@ -157,7 +163,7 @@ class Client:
 
         Raises:
             UsageError: The service refuses the token.
-            ServiceError: As `search`.
+            ServiceError: As for `search`.
         """
         return self._request("snapshot", SnapshotReply, None)
 
@@ -166,7 +172,7 @@ class Client:
         self._http.close()
 
     def __enter__(self) -> Self:
-        """Return the client itself; the block closes it."""
+        """Return the client, which is closed at the end of the block."""
         return self
 
     def __exit__(
@@ -216,7 +222,7 @@ class Client:
 
     def _create_format_error(self, endpoint: str, reason: object) -> ServiceError:
         return ServiceError(
-            f"{self.url}/{endpoint} did not send a reply of bookwheel ({reason}): check the "
+            f"{self.url}/{endpoint} did not send a bookwheel reply ({reason}): check the "
             "address, and that the service is as new as this client"
         )
 
@@ -229,7 +235,7 @@ class Client:
         if detail and status in _CLIENT_ERRORS:
             return UsageError(detail)
         tries = f" in {_format_tries(attempts)}" if status in RETRY_STATUSES else ""
-        return ServiceError(f"{url} answers {status}{tries}: {detail or 'it gives no reason; check the address'}")
+        return ServiceError(f"{url} replied with {status}{tries}: {detail or 'it gives no reason; check the address'}")
 
     def _create_connection_error(self, error: httpx.RequestError, attempts: int) -> ServiceError:
         if isinstance(error, httpx.ReadTimeout):
@@ -253,14 +259,14 @@ def _normalize_url(url: str) -> str:
     try:
         parts = urlsplit(url.strip())
         host, port = httpx.URL(url.strip()).host, parts.port
-        host.encode("idna")  # as DNS needs it
+        host.encode("idna")  # the encoding that DNS requires
     except (ValueError, httpx.InvalidURL) as error:
         raise UsageError(
             f"the service's URL cannot be read ({error}): give one such as http://localhost:8000"
         ) from error
     if parts.username is not None or parts.query or parts.fragment:
         raise UsageError(
-            "the service's URL names a user or a parameter: leave it out, and give a token if one is asked"
+            "the service's URL contains a user or a parameter: omit it, and give a token if one is required"
         )
     if parts.scheme not in ("http", "https") or not host or port == 0:
         raise UsageError(f"{url!r} is not the URL of a service: give one such as http://localhost:8000")
@@ -269,7 +275,7 @@ def _normalize_url(url: str) -> str:
 
 def _encode_body(questions: Sequence[str], k: int | None, retriever: str | None) -> bytes:
     if isinstance(questions, str):
-        raise UsageError("questions is one text: give a list of them")
+        raise UsageError("questions is a single text: give a list of texts")
     body: dict[str, Any] = {"questions": list(questions)}
     body |= {name: value for name, value in (("k", k), ("retriever", retriever)) if value is not None}
     try:

@@ -1,7 +1,7 @@
-"""The service's replies as records: the only definition of their JSON.
+"""The service's replies as dataclasses, which are the only definition of their JSON.
 
 The client parses replies into these records, and `rag_model.serving.http.messages` derives the
-OpenAPI schema from them. Unknown keys, as of a newer service, are ignored.
+OpenAPI schema from them. Unknown keys, for example from a newer service, are ignored.
 """
 
 import math
@@ -20,7 +20,7 @@ from rag_model.retrieve.hits import (
 
 _Record = TypeVar("_Record")
 _ONE_PROMPT = "If the model reads all passages in one prompt."
-_OMITTABLE = "omittable"  # some replies lack the field
+_OMITTABLE = "omittable"  # marks a field that some replies lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,9 @@ class JsonField(NamedTuple):
     """A field of a record's JSON."""
 
     name: str
-    hint: Any  # its type in the record
-    is_required: bool  # the client needs it
-    is_omittable: bool  # some replies lack it
+    hint: Any  # type of the field in the record
+    is_required: bool  # whether the client needs the field
+    is_omittable: bool  # whether some replies lack the field
     description: str | None = None
 
 
@@ -198,7 +198,7 @@ def parse_reply(record_type: type[_Record], value: Any) -> _Record:
     QueryResult(question='Who?', hits=())
 
     Raises:
-        ValueError: A key is missing or of another type; the message contains its path.
+        ValueError: A key is missing or has a wrong type; the message contains its path.
     """
     record: _Record = _parse_record(record_type, value, "")
     return record

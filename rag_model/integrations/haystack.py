@@ -1,7 +1,7 @@
 """A retriever for Haystack: `pip install 'bookwheel[haystack]'`.
 
 Haystack sends telemetry unless `HAYSTACK_TELEMETRY_ENABLED` is `False` when it is first imported.
-This module sets the variable to `False` if it is not set: import this module before Haystack.
+This module sets the variable to `False` if it is not set, so import it before Haystack.
 """
 
 import os
@@ -21,13 +21,13 @@ from haystack.utils import Secret  # noqa: E402
 
 @component
 class BookwheelRetriever:
-    """Passages of a store, a pulled folder or a running service, as Haystack's documents.
+    """A component that retrieves passages of a store, a pulled folder or a running service.
 
     >>> retriever = BookwheelRetriever(service="http://localhost:8000", top_k=3)
     >>> retriever.run("who wrote animal farm?")["documents"]  # doctest: +SKIP
 
     Documents are best first; `build_metadata` describes their `meta`. The component can be
-    serialised; a token is stored only as the name of its environment variable.
+    serialized; a token is stored only as the name of its environment variable.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class BookwheelRetriever:
         top_k: int | None = None,
         search_metadata: bool = False,
     ) -> None:
-        """Check the arguments, which `SourceSettings` describes.
+        """Create a component; `SourceSettings` describes the arguments.
 
-        `warm_up` or the first query opens the source. `top_k` passages are returned, by default 5,
-        or all of a smaller snapshot. `search_metadata` adds rank, score and legs
-        to the `meta` of documents, which then differs from search to search.
+        The source is opened by `warm_up` or by the first query. `top_k` passages are returned, by
+        default 5, or all passages of a smaller snapshot. `search_metadata` adds rank, score and
+        legs to the `meta` of documents, which then differs between searches.
 
         Raises:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `top_k` is
@@ -64,7 +64,7 @@ class BookwheelRetriever:
         self.source.open()
 
     def to_dict(self) -> dict[str, Any]:
-        """Serialise the component for `from_dict`.
+        """Serialize the component for `from_dict`.
 
         Raises:
             ValueError: The token is a literal and not an environment variable
@@ -102,4 +102,4 @@ class BookwheelRetriever:
 
 def _check_top_k(top_k: int | None) -> None:
     if top_k is not None and top_k < 1:
-        raise UsageError(f"top_k is {top_k}: ask for at least 1 passage")
+        raise UsageError(f"top_k is {top_k}: request at least 1 passage")

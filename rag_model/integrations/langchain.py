@@ -15,14 +15,14 @@ from pydantic import Field, SecretStr  # noqa: E402
 
 
 class BookwheelRetriever(BaseRetriever):
-    """Passages of a store, a pulled folder or a running service, as LangChain's documents.
+    """A LangChain retriever over the passages of a store, a pulled folder or a running service.
 
     >>> retriever = BookwheelRetriever(service="http://localhost:8000", k=3)
     >>> retriever.invoke("who wrote animal farm?")  # doctest: +SKIP
 
-    Give one of `store` (with `ref`), `folder` and `service`. The constructor checks the arguments,
-    and the first query opens the source. Documents are best first; `build_metadata` describes their
-    metadata.
+    Give exactly one of `store` (with `ref`), `folder` and `service`. The constructor checks the
+    arguments, and the first query opens the source. Documents are best first; `build_metadata`
+    describes their metadata.
     """
 
     store: str | None = Field(None, description="URL or folder of a store.")
@@ -49,7 +49,7 @@ class BookwheelRetriever(BaseRetriever):
         """Check the arguments.
 
         Raises:
-            UsageError: As `SourceSettings`.
+            UsageError: As for `SourceSettings`.
         """
         super().model_post_init(context)
         _ = self.source
@@ -64,7 +64,9 @@ class BookwheelRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        """Return the passages of a query; `invoke(query, k=3)` overrides their number."""
+        """Return the passages of a query; `k` overrides their number, as in `invoke(query,
+        k=3)`.
+        """
         result = self.source.search(query, self.k if k is None else k)
         return [
             Document(

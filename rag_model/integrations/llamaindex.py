@@ -11,11 +11,11 @@ require("llama_index.core", "llamaindex")
 from llama_index.core.retrievers import BaseRetriever  # noqa: E402 - after `require`
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode  # noqa: E402
 
-_PROMPT_METADATA = ("title", "section")  # the other metadata is for programs
+_PROMPT_METADATA = ("title", "section")  # metadata that a model sees
 
 
 class BookwheelRetriever(BaseRetriever):
-    """Passages of a store, a pulled folder or a running service, as LlamaIndex's nodes.
+    """A LlamaIndex retriever over the passages of a store, a pulled folder or a running service.
 
     >>> retriever = BookwheelRetriever(service="http://localhost:8000", k=3)
     >>> retriever.retrieve("who wrote animal farm?")  # doctest: +SKIP
@@ -38,11 +38,12 @@ class BookwheelRetriever(BaseRetriever):
         k: int | None = None,
         search_metadata: bool = False,
     ) -> None:
-        """Check the arguments, which `SourceSettings` describes. The first query opens the source.
+        """Create a retriever; `SourceSettings` describes the arguments. The first query opens the
+        source.
 
-        `k` passages are returned, by default 5, or all of a smaller snapshot.
-        `search_metadata` adds rank, score and legs to the metadata; LlamaIndex then no longer fuses
-        equal passages of two searches.
+        `k` passages are returned, by default 5, or all passages of a smaller snapshot.
+        `search_metadata` adds rank, score and legs to the metadata; LlamaIndex then no longer
+        merges equal passages of two searches.
 
         Raises:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `k` is below
@@ -50,7 +51,7 @@ class BookwheelRetriever(BaseRetriever):
         """
         super().__init__()
         if k is not None and k < 1:
-            raise UsageError(f"k is {k}: ask for at least 1 passage")
+            raise UsageError(f"k is {k}: request at least 1 passage")
         self.source = LazySource(SourceSettings(store, ref, dest, folder, service, token, retriever, encoder))
         self.k, self.search_metadata = k, search_metadata
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rag_model.client import Client
     from rag_model.retrieve.retriever import SnapshotRetriever
 
-_SEARCH_METADATA = ("rank", "score", "legs")  # fields that differ from search to search
+_SEARCH_METADATA = ("rank", "score", "legs")  # fields that differ between searches
 _SOURCES_OF_SETTING = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
 
 
@@ -32,14 +32,14 @@ class RetrievedHits:
     """The hits of one query."""
 
     snapshot: str  # full id of the searched snapshot
-    hits: Sequence[Hit]  # best first
+    hits: Sequence[Hit]  # hits, best first
 
 
 class PassageSource(Protocol):
-    """Retrieves passages. Thread-safe."""
+    """A source of passages. Thread-safe."""
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
-        """Return the best `k` passages of a query; None: 5, or all of a smaller snapshot.
+        """Return the best `k` passages of a query; None: 5, or all passages of a smaller snapshot.
 
         Raises:
             UsageError: The query is empty, or `k` is out of range.
@@ -54,25 +54,28 @@ class PassageSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """A store and a ref, a pulled folder, or a service's URL; and the retriever to use."""
+    """The location of the passages (a store and a ref, a pulled folder or a service), and the
+    retriever.
+    """
 
-    store: str | None = None  # URL or folder
-    # of the store: a ref, ref@number, an id or a unique prefix; None: latest
+    store: str | None = None  # URL or folder of a store
+    # Snapshot of the store: a ref, ref@number, id or unique prefix of an id; None: latest.
     ref: str | None = None
     dest: str | None = None  # folder for pulled snapshots; with it, the ref is followed
-    folder: str | None = None  # written by `bookwheel pull`
+    folder: str | None = None  # folder that `bookwheel pull` wrote
     service: str | None = None  # URL of a running `bookwheel serve`
-    # of the service; None: BOOKWHEEL_TOKEN of the environment
+    # Bearer token of the service; None: BOOKWHEEL_TOKEN in the environment.
     token: str | None = field(default=None, repr=False)
-    retriever: str | None = None  # expression; None: the default of the snapshot or the service
-    encoder: str | None = None  # question encoder; None: the snapshot's
+    # retriever expression; None: the default of the snapshot or of the service
+    retriever: str | None = None
+    encoder: str | None = None  # name of the question encoder; None: the snapshot's encoder
 
     def __post_init__(self) -> None:
         """Check that the settings describe exactly one source.
 
         Raises:
             UsageError: Not exactly one of store, folder and service is given, or a setting does not
-                belong to it.
+                apply to the one that is given.
         """
         sources = [name for name in ("store", "folder", "service") if getattr(self, name)]
         if len(sources) != 1:
@@ -81,17 +84,19 @@ class SourceSettings:
         for name, allowed_sources in _SOURCES_OF_SETTING.items():
             if getattr(self, name) and sources[0] not in allowed_sources:
                 raise UsageError(
-                    f"{name} belongs to a {' or a '.join(allowed_sources)}, not to a {sources[0]}: leave it out"
+                    f"{name} applies to a {' or a '.join(allowed_sources)}, not to a {sources[0]}: omit it"
                 )
         if self.dest and self.encoder:
-            raise UsageError("a ref is followed with the encoders that its snapshots carry: leave encoder or dest out")
+            raise UsageError("a ref is followed with the encoders of its snapshots: omit encoder or dest")
 
 
 class LazySource:
-    """A `PassageSource` that the first query opens, so building a pipeline opens nothing."""
+    """A `PassageSource` that is opened by the first query, so that building a pipeline opens
+    nothing.
+    """
 
     def __init__(self, settings: SourceSettings) -> None:
-        """Store the settings of the source."""
+        """Create a source that is not open yet."""
         self.settings = settings
         self._lock = threading.Lock()
         self._source: PassageSource | None = None
@@ -100,7 +105,7 @@ class LazySource:
         """Open the source, or return it if it is open.
 
         Raises:
-            BookwheelError: It cannot be opened; the next call tries again.
+            BookwheelError: The source cannot be opened; the next call tries again.
         """
         with self._lock:
             if self._source is None:
@@ -108,7 +113,7 @@ class LazySource:
             return self._source
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
-        """Return the best `k` passages of a query, as `PassageSource.search`."""
+        """Return the best `k` passages of a query; see `PassageSource.search`."""
         return self.open().search(query, k)
 
     def close(self) -> None:
@@ -120,10 +125,10 @@ class LazySource:
 
 
 class SnapshotSource:
-    """Searches one snapshot, and does not follow its ref."""
+    """A `PassageSource` over one snapshot, which does not follow a ref."""
 
     def __init__(self, retriever: "SnapshotRetriever") -> None:
-        """Search with `retriever`."""
+        """Create a source that searches with `retriever`."""
         self._retriever = retriever
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
@@ -141,10 +146,10 @@ class SnapshotSource:
 
 
 class ServiceSource:
-    """Searches by a running service, which follows its ref by itself."""
+    """A `PassageSource` over a running service, which follows its ref."""
 
     def __init__(self, client: "Client", retriever: str | None = None) -> None:
-        """Search by `client`; `retriever` None: the service's default."""
+        """Create a source that searches with `client`; `retriever` None: the service's default."""
         self._client, self._retriever = client, retriever
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
@@ -163,7 +168,7 @@ class ServiceSource:
 
 
 def open_source(settings: SourceSettings) -> PassageSource:
-    """Open a source. Only a service, and a store with `dest`, follow their ref.
+    """Open a source. Only a service and a store with `dest` follow a ref.
 
     Raises:
         BookwheelError: There is no such store, snapshot, folder or retriever, or the service's URL
@@ -175,8 +180,8 @@ def open_source(settings: SourceSettings) -> PassageSource:
         return ServiceSource(Client(settings.service, settings.token), settings.retriever)
     if settings.dest:
         # imports faiss and torch, and this module
-        following: Any = import_module("rag_model.integrations.source")
-        source: PassageSource = following.open_following_source(settings)
+        source_module: Any = import_module("rag_model.integrations.source")
+        source: PassageSource = source_module.open_following_source(settings)
         return source
     return _open_snapshot_source(settings)
 
@@ -199,9 +204,9 @@ def _open_snapshot_source(settings: SourceSettings) -> SnapshotSource:
 def build_metadata(hit: Hit, snapshot: str, *, search_metadata: bool = False) -> dict[str, Any]:
     """Build the metadata of a passage, for attribution and tracing; all values are plain JSON.
 
-    Frameworks recognise a passage by its text and metadata when they merge the results of several
-    queries or retrievers. So the metadata are equal in every search. Only `search_metadata` adds
-    `rank`, `score` and `legs`, which is empty if the retriever has only one leg.
+    Frameworks identify a passage by its text and metadata when they merge the results of several
+    queries or retrievers, so the metadata must be equal in every search. `search_metadata` adds
+    `rank`, `score` and `legs`, which differ; `legs` is empty if the retriever is a single index.
     """
     metadata = hit.to_json() | {"legs": [asdict(leg) for leg in hit.visible_legs], "snapshot": snapshot}
     hidden_names = ("text",) if search_metadata else ("text", *_SEARCH_METADATA)
@@ -209,10 +214,10 @@ def build_metadata(hit: Hit, snapshot: str, *, search_metadata: bool = False) ->
 
 
 class FollowingSource:
-    """Searches the snapshot that a ref names at the time; a thread follows the ref."""
+    """A `PassageSource` over the snapshot that a ref currently names; a thread follows the ref."""
 
     def __init__(self, slot: SnapshotSlot, follower: RefFollower) -> None:
-        """Search the snapshot in `slot`, which `follower` updates."""
+        """Create a source over the snapshot in `slot`, which `follower` updates."""
         self._slot, self.follower = slot, follower
 
     @classmethod
@@ -222,8 +227,7 @@ class FollowingSource:
         If the store is unreachable, the last pulled snapshot of this ref is opened.
 
         Raises:
-            BookwheelError: There is no such snapshot, or it is refused; the message is the
-                follower's.
+            BookwheelError: There is no such snapshot, or it is refused.
         """
         slot, fatal_errors = SnapshotSlot(), list[BookwheelError]()
         follower = RefFollower(target, slot, settings or ServiceSettings(), Observer(), fatal_errors.append)
@@ -248,7 +252,7 @@ class FollowingSource:
             return RetrievedHits(loaded.id, hits)
 
     def close(self) -> None:
-        """Stop to follow the ref, and free all resources."""
+        """Stop following the ref, and free all resources."""
         self.follower.stop()
         self._slot.close()
 
@@ -257,7 +261,7 @@ def open_following_source(source_settings: SourceSettings) -> FollowingSource:
     """Pull and open the snapshot of a ref, and follow the ref.
 
     Raises:
-        BookwheelError: As `FollowingSource.open`.
+        BookwheelError: As for `FollowingSource.open`.
     """
     retrievers = () if source_settings.retriever is None else (source_settings.retriever,)
     target = FollowedRef(source_settings.store or "", source_settings.ref or "latest", Path(source_settings.dest or ""))

@@ -1,11 +1,11 @@
 """Estimate the resources that a run needs from sizes, before the run starts.
 
-Here: the work of a run (`WorkEstimate`), its limits (`RunLimits`), the resources it gets
-(`RunResources`), the cost of reading passages with a model, and the constants of hardware and
-processes with unit and source. An index kind has its own constants. `resources.estimates` estimates
+This module defines the work of a run (`WorkEstimate`), its limits (`RunLimits`) and its resources
+(`RunResources`), the cost of reading passages with a model, and constants of hardware and processes
+with their units and sources. Each index kind has its own constants. `resources.estimates` estimates
 builds, evaluations and retrievers.
 
-The costs of reading passages are upper bounds: every passage counts as a long one.
+The costs of reading passages are upper bounds, because every passage is assumed to be long.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,18 @@ from rag_model.process import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from rag_model.encoders.architecture import Architecture
 
-# Factor on the memory of the largest stage, for costs that the bounds below omit.
+# Factor for the memory of the largest stage, to cover costs that the constants below omit.
 MEMORY_MARGIN = 1.25
-# Operations per second of a core for a transformer in fp32; measured with MiniLM, 47 passages per
-# second.
+# Floating-point operations per second of a core for a transformer in fp32; measured with MiniLM at
+# 47 passages per second.
 CORE_FLOPS = 1.5e11
-# The same for a small recent GPU, such as an L4: a third of its specified performance. An H200
-# reached a third of its own, 3.3e14, so its hours are upper bounds.
+# The same for a small recent GPU such as an L4, at a third of its specified performance. An H200
+# reached 3.3e14, a third of its specified performance, so hours for larger GPUs are upper bounds.
 GPU_FLOPS = 2e13
-# Bytes of any process without data and models; 490 MB measured with Prefect, torch and faiss.
+# Bytes of a process without data and models; 490 MB were measured with Prefect, torch and faiss.
 PROCESS_BYTES = 700 << 20
-# Seconds of a core to encode a passage with a static encoder; measured, 16,000 passages per second.
+# Seconds of a core to encode a passage with a static encoder; measured at 16,000 passages per
+# second.
 STATIC_ENCODE_SECONDS = 6e-5
 CHUNK_SECONDS = 2e-4  # seconds of a core to chunk a passage; measured on the demo's dump
 
@@ -47,7 +48,7 @@ _SINGLE_TASK_STAGES = ("train", "merge")
 class RunLimits:
     """The maximum memory, cores and GPUs for one run."""
 
-    memory: str  # as written by users: 64GB
+    memory: str  # maximum memory as text, such as 64GB
     cores: int
     gpus: int = 0
 
@@ -56,12 +57,12 @@ class RunLimits:
 class WorkEstimate:
     """The estimated work of a run."""
 
-    sizes: Mapping[str, str]  # as text for users
-    stages: Mapping[str, int]  # bytes of one task of each stage, without the process itself
-    operations: float = 0.0  # floating-point operations that a GPU can do
-    seconds: float = 0.0  # seconds of a core for the rest
-    disk: int = 0  # bytes, without the store
-    # Whether worker processes share the work, one per core; otherwise one process with at most one
+    sizes: Mapping[str, str]  # sizes of the inputs by name, as text for users
+    stages: Mapping[str, int]  # bytes of one task by stage, without the process itself
+    operations: float = 0.0  # floating-point operations that a GPU can execute
+    seconds: float = 0.0  # seconds of one core for all other work
+    disk: int = 0  # bytes on disk, without the store
+    # Whether worker processes share the work, one per core; False: one process with at most one
     # GPU.
     workers: bool = False
 
@@ -74,7 +75,7 @@ class WorkEstimate:
         }
 
     def estimate_resources(self, cores: int, gpus: int) -> "RunResources":
-        """Return the memory and the hours on `cores` cores and `gpus` GPUs."""
+        """Return the required memory and the hours on `cores` cores and `gpus` GPUs."""
         rate = gpus * GPU_FLOPS or cores * CORE_FLOPS
         hours = (self.operations / rate + self.seconds / cores) / 3600
         return RunResources(
@@ -84,24 +85,25 @@ class WorkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RunResources:
-    """The resources of a run, with its work."""
+    """The resources of a run, and its work."""
 
     work: WorkEstimate
-    memory: int  # bytes, launcher and workers together
+    memory: int  # bytes of launcher and workers together
     cores: int
     gpus: int
     hours: float
 
 
 def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> RunResources:
-    """Choose the fewest GPUs, then cores, for a run of at most `hours`, else the fastest.
+    """Return the fewest GPUs, then the fewest cores, for a run of at most `hours`, or else the
+    fastest.
 
     Only resources within the memory limit are considered.
 
     Args:
         work: the work of the run.
         limits: the limits of the run.
-        hours: target time in hours; 0 means as fast as possible, where one second is fast enough.
+        hours: target time in hours; 0 means as fast as possible, down to one second.
 
     Raises:
         ResourceError: The run does not fit into the limits; the message states the required memory.
@@ -117,8 +119,9 @@ def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> Run
         stage_memory = work.compute_stage_memory(1)
         largest_stage = max(stage_memory, key=stage_memory.__getitem__)
         raise ResourceError(
-            f"it takes {format_bytes(candidates[0].memory)} of memory to {largest_stage}, and a "
-            f"run may have {format_bytes(memory_limit)}: raise the limit, or take smaller "
+            f"the stage {largest_stage} needs {format_bytes(candidates[0].memory)} of memory, and "
+            "a "
+            f"run may use {format_bytes(memory_limit)}: raise the limit, or use smaller "
             "batches, fewer passages or a smaller model"
         )
     in_time = (candidate for candidate in candidates_in_memory if candidate.hours <= max(hours, 1 / 3600))
@@ -132,7 +135,7 @@ def estimate_weight_bytes(*models: "Architecture") -> int:
 
 def estimate_decoding_bytes(generator: "Architecture", n_texts: int, answer_tokens: int) -> int:
     """Estimate the bytes to decode `n_texts` answers of `answer_tokens` tokens at once."""
-    # A key and a value.
+    # Each token has a key and a value in every layer.
     cache_values = 2 * generator.layers * generator.hidden * (PROMPT_TOKENS + answer_tokens)
     return (
         FLOAT32_BYTES * n_texts * (2 * cache_values + 2 * generator.vocabulary + 8 * generator.hidden * PROMPT_TOKENS)

@@ -1,8 +1,8 @@
 """Estimate the work of builds and evaluations from the sizes of their inputs.
 
-The work of a build follows from the sizes of its dump and its encoder, without reading them. It is
-an upper bound: the share of prose in the dump is unknown, so almost the whole dump is assumed to be
-prose. After chunking, `snapshots.planning` uses the real number of passages.
+The work of a build is estimated from the sizes of its dump and its encoder, without reading them.
+It is an upper bound: the share of prose in the dump is unknown, so almost the whole dump is assumed
+to be prose. After chunking, `snapshots.planning` uses the real number of passages.
 """
 
 from collections.abc import Collection, Mapping
@@ -44,8 +44,8 @@ from rag_model.store.versions.snapshot import Snapshot
 if TYPE_CHECKING:
     from rag_model.evaluation.answers.settings import EvaluationSettings
 
-DEFAULT_MAX_WORDS = 120  # maximum words of a passage, for the constants below
-# Upper bound of the mean passages per article; 54 in the demo's long articles.
+DEFAULT_MAX_WORDS = 120  # maximum words of a passage for which the constants below were measured
+# Upper bound of the mean number of passages per article; it is 54 in the demo's long articles.
 _PASSAGES_PER_ARTICLE = 60
 # Source bytes per passage of the default chunker, by file ending. Measured on the demo's dump,
 # which is mostly prose, and on psgs_w100.tsv; a whole Wikipedia has twice as many bytes per
@@ -54,14 +54,15 @@ _BYTES_PER_PASSAGE = {
     **{".bz2": 312, ".gz": 320, ".xz": 300, ".zst": 320, ".7z": 300},
     **{".parquet": 240, ".xml": 1124, ".tsv": 650},
 }
-_DEFAULT_BYTES_PER_PASSAGE = 520  # sources with other endings
+_DEFAULT_BYTES_PER_PASSAGE = 520  # for sources with other file endings
 
-_BATCH_QUESTIONS = 8  # questions that are decoded at once, as in `Reader`
+_BATCH_QUESTIONS = 8  # number of questions that are decoded at once, as in `MarginalReader`
 _HIT_BYTES = 4000  # bytes of a retrieved passage in memory
-# A core's floating-point operations per second while it compares vectors, and the seconds in which
-# it reads and decodes the token vectors of one candidate. docs/howto/reproduce.md has measurements.
+# Floating-point operations per second of a core that compares vectors, and the seconds that it
+# takes to read and decode the token vectors of one candidate. docs/howto/reproduce.md has
+# measurements.
 _COMPARE_RATE, _DECODE_SECONDS = 7e10, 1e-4
-# A generator behind an endpoint.
+# The architecture of a generator behind an endpoint, which uses no local resources.
 _REMOTE_GENERATOR = Architecture(parameters=0, layers=0, hidden=0, heads=0, vocabulary=0)
 
 
@@ -103,8 +104,9 @@ def estimate_row_bytes(represents: str, d: int) -> int:
     }[represents]
 
 
-# Largest relative error of the seconds of all stages together, by kind: builds of 20,000, 60,000 and
-# 200,000 vectors of 96 dimensions, and of 20,000 and 60,000 of 768 (`tests/benchmarks/bench_plan.py`).
+# Largest relative error of the estimated seconds of all stages together, by index kind. Measured on
+# builds of 20,000, 60,000 and 200,000 vectors of 96 dimensions, and of 20,000 and 60,000 vectors of
+# 768 dimensions (`tests/benchmarks/bench_plan.py`).
 SECONDS_ERROR = {"hnsw": 0.12}
 
 
@@ -121,12 +123,12 @@ def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
 def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Collection[str]) -> float:
     """Estimate the seconds that exact search and MaxSim take for one query, on one core.
 
-    Other indexes take milliseconds and are not counted, nor are models that rerank.
+    Other indexes take milliseconds and are not counted, and neither are reranking models.
 
     Args:
         tree: the parsed expression of the retriever.
         passages: number of passages.
-        d: dimensions of their vectors.
+        d: dimension of their vectors.
         token_indexes: names of the indexes over token vectors.
 
     Raises:
@@ -140,11 +142,14 @@ def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Col
         return 2.0 * d * passages / _COMPARE_RATE if name == EXACT else 0.0
     if not isinstance(tree, Call):
         return 0.0
-    legs = tree.arguments
+    child_nodes = tree.arguments
     if tree.name == "maxsim":
-        scored_passages, legs = min(passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH)), legs[:1]
+        scored_passages, child_nodes = (
+            min(passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH)),
+            child_nodes[:1],
+        )
     seconds = scored_passages * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
-    return seconds + sum(estimate_query_seconds(leg, passages, d, token_indexes) for leg in legs)
+    return seconds + sum(estimate_query_seconds(child_node, passages, d, token_indexes) for child_node in child_nodes)
 
 
 def estimate_build(
@@ -160,12 +165,12 @@ def estimate_build(
         passages: number of passages.
         encoder: folder of the passage encoder.
         indexes: the recipes of the indexes, by name.
-        memory: memory limit in bytes, into which indexes are planned to fit; None if unknown.
+        memory: memory limit in bytes, to which indexes are adapted; None if unknown.
         settings: fields of the encoder's spec that the recipe sets.
 
     Raises:
         InputError: The folder is not an encoder.
-        ResourceError: An index does not fit; the message names one that does.
+        ResourceError: An index does not fit into memory; the message proposes one that does.
     """
     model = read_architecture(encoder)
     d = read_encoder_spec(encoder, settings).truncate_dim or (read_dim(encoder) if model.layers else model.hidden)
@@ -178,11 +183,11 @@ def estimate_build_of(
     """Estimate the work of a build with an encoder of these sizes and `d` dimensions.
 
     Raises:
-        ResourceError: An index does not fit; the message names one that does.
+        ResourceError: An index does not fit into memory; the message proposes one that does.
     """
     stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(model)}
     seconds, disk = passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
-    # The encoder does not fit into less than PROCESS_BYTES.
+    # At least PROCESS_BYTES, because the encoder needs that much.
     index_memory = max(PROCESS_BYTES, int(memory / MEMORY_MARGIN) - PROCESS_BYTES) if memory else None
     for recipe in indexes.values():
         kind = get_kind_for_factory(recipe.factory)
@@ -199,9 +204,10 @@ def estimate_build_of(
 
 
 def estimate_retriever_bytes(snapshot: Snapshot, retriever: str | None) -> int:
-    """Estimate the memory of a retriever's indexes: their files and the vectors that rank hits.
+    """Estimate the memory of a retriever's indexes: the bytes of their files and of the vectors
+    they read.
 
-    `retriever` is an expression; None is the snapshot's default. Reranking models are not counted.
+    `retriever` is an expression; None: the snapshot's default. Reranking models are not counted.
 
     Raises:
         UsageError: The expression is invalid, or the snapshot has no such index.
@@ -231,11 +237,11 @@ def estimate_evaluation(
     snapshot = Snapshot.from_store(opened_store, ref)
     k = settings.k or (read_rag_settings(folder).k if folder and is_rag_folder(folder) else K)
     architectures = _list_architectures(folder)
-    # Passages that each reader reads; a prompt of k passages counts as k prompts of one passage.
-    # The reader `auto` adds the answers without passages.
+    # Number of passages that each condition reads; a prompt with k passages counts as k prompts
+    # with one passage. The reader `auto` adds the answers without passages.
     passages_read = [1 if name == "auto" else k for name in settings.reader_settings(model)]
     if settings.ablations:
-        # Closed book, gold, shuffled, k swept.
+        # Closed book, gold passage, shuffled passages, and the sweep over k.
         passages_read += [1, 1, k, *settings.ablations.sweep]
     generator, beams, answer_tokens = architectures[-1], settings.decoding.beams, settings.decoding.token_limit
     retrieval_bytes = (
@@ -251,7 +257,7 @@ def estimate_evaluation(
 
 
 def _list_architectures(folder: Path | None) -> list[Architecture]:
-    """Return the architectures of a model's parts, the generator last."""
+    """Return the architectures of a model's parts, with the generator at the end."""
     from rag_model.generate.rag_folder import is_rag_folder  # noqa: PLC0415 - imports torch
 
     if folder is None:

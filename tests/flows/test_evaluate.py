@@ -397,7 +397,7 @@ def test_a_route_is_chosen_measured_and_used(
 
     path.write_text(json.dumps({**written, "model": "another"}))
     refused = bookwheel("answer", "What is autism?", *common, "--reader", "auto", "--route", path)
-    assert (refused.code, "chosen for another model" in refused.err) == (2, True)
+    assert (refused.code, "chosen for a model other than" in refused.err) == (2, True)
     for words, reason in (
         (["--route", path], "give --reader auto too"),
         (["--choose-route", path], "give --reader auto too"),

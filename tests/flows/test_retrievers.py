@@ -94,7 +94,7 @@ def test_a_retriever_may_stand_in_the_settings(
 
 WRONG = [
     ("bm25", "has no index 'bm25': choose one of hnsw, exact"),
-    ("rrf(hnsw, bm25)", "wrong at character 11: snapshot"),
+    ("rrf(hnsw, bm25)", "invalid at character 11: snapshot"),
     ("fuse(hnsw, exact)", "there is no call 'fuse': choose one of interpolate, maxsim, rerank, rrf, where"),
     ("rrf(hnsw, exact", "the bracket '(' is not closed"),
     ("rrf(hnsw, exact))", "should end here"),

@@ -1,10 +1,10 @@
-"""Ablations: the same questions and model with other passages, to find where answers are lost.
+"""Ablations: the same questions and model with other passages, to find the cause of wrong answers.
 
-* *open book*: the k retrieved passages, which measures the whole system.
-* *closed book*: no passage, which measures the knowledge in the weights. Open book minus closed
+* *open book*: the k retrieved passages; measures the whole system.
+* *closed book*: no passage; measures the knowledge in the weights. Open book minus closed
   book is the gain from reading.
-* *gold passage*: one passage that holds the answer. 1 minus this value is the loss of the
-  generator, and this value minus open book is the loss of the retriever.
+* *gold passage*: one passage that contains the answer. 1 minus this value is the loss due to the
+  generator, and this value minus open book is the loss due to the retriever.
 * *shuffled passages*: the passages of another question. A model that answers equally well with them
   does not use its passages (`collapse`).
 * *k swept*: several numbers of passages (Lewis et al. 2020, figure 3).
@@ -12,7 +12,7 @@
 * *whole corpus*: every passage in one prompt, if all of them fit, which needs no retrieval.
 * *another reader*: the same passages, read by another reader.
 
-`describe_retrieval_worth` says in one sentence whether retrieval is worth its cost.
+`describe_retrieval_worth` describes in one sentence whether retrieval is worth its cost.
 """
 
 import random
@@ -46,27 +46,29 @@ class AblationSettings:
     # Numbers of passages; the paper's figure 3 ends at 50.
     sweep: tuple[int, ...] = (1, 2, 5, 10, 20)
     gold_depth: int = 100  # search depth for a passage with the answer, as for DPR's positives
-    seed: int = 0  # of the shuffle
+    seed: int = 0  # random seed of the shuffled passages
 
     def __post_init__(self) -> None:
         if min([*self.sweep, self.gold_depth]) < 1:
-            raise UsageError(f"invalid depths in {self}: give depths of at least 1")
+            raise UsageError(f"the depths in {self} are invalid: give depths of at least 1")
 
     def search_depth(self, k: int) -> int:
-        """Return the passages to retrieve per question for these ablations and for `k`."""
+        """Return the number of passages to retrieve per question for these ablations and for
+        `k`.
+        """
         return max(k, self.gold_depth, *self.sweep)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Questions with the passages that each answer is read from."""
+    """A condition of an evaluation: questions, and the passages from which each is answered."""
 
     name: str
     k: int  # passages per question; 0: closed book
     questions: tuple[Question, ...]
-    hits: tuple[tuple[Hit, ...], ...]  # up to k per question; BM25 may find fewer
-    other_retriever: str = ""  # name of the retriever of the passages; empty: the model's own
-    reader: str = ""  # name of the reader; empty: the first one
+    hits: tuple[tuple[Hit, ...], ...]  # up to k hits per question; BM25 may return fewer
+    other_retriever: str = ""  # name of the condition's retriever; empty: the model's own retriever
+    reader: str = ""  # name of the reader; empty: the first reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +79,20 @@ class AblationResult:
     k: int
     scored: tuple[ScoredAnswer, ...]
     metrics: dict[str, Estimate]
-    differences: dict[str, Estimate]  # to the open book, over shared questions; empty for itself
+    # differences to the open book over shared questions; empty for the open book
+    differences: dict[str, Estimate]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics as JSON values, without the single questions."""
-        figures = {name: asdict(estimate) for name, estimate in self.metrics.items()}
-        against = {name: asdict(estimate) for name, estimate in self.differences.items()}
-        summary = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": figures}
+        """Return the metrics as JSON values, without values per question."""
+        metrics = {name: asdict(estimate) for name, estimate in self.metrics.items()}
+        differences = {name: asdict(estimate) for name, estimate in self.differences.items()}
+        summary = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": metrics}
         stages = {name: 1000 * seconds for name, seconds in self.stages.items()}
-        return {**summary, "against_open": against, "costs": self.costs, "stages": stages}
+        return {**summary, "against_open": differences, "costs": self.costs, "stages": stages}
 
     @property
     def costs(self) -> dict[str, float]:
-        """The known means per question: `seconds` of answering, tokens `read` and `written`."""
+        """The known means per question: `seconds` to answer, tokens `read` and tokens `written`."""
         readings = [scored_answer.reading for scored_answer in self.scored]
         usages = [reading.usage for reading in readings if reading.usage is not None]
         columns: dict[str, list[float]] = {
@@ -108,7 +111,9 @@ class AblationResult:
 
 
 def open_book(outcomes: Sequence[RetrievalResult], k: int) -> Condition:
-    """Return the questions with their first `k` retrieved passages, if that many were found."""
+    """Return the questions with their first `k` retrieved passages, or fewer if fewer were
+    retrieved.
+    """
     return _build_condition(OPEN_BOOK, [(outcome.question, outcome.hits[:k]) for outcome in outcomes])
 
 
@@ -118,24 +123,24 @@ def closed_book(outcomes: Sequence[RetrievalResult]) -> Condition:
 
 
 def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[Condition]:
-    """Yield the conditions other than the open book at `k`; a condition needs a question.
+    """Yield the conditions other than the open book at `k`, except those without questions.
 
     Args:
-        outcomes: the retrieved passages, to `AblationSettings.search_depth(k)` or the whole corpus.
-        k: passages of the open book and of the shuffled passages.
-        settings: sweep, gold depth and seed.
+        outcomes: the retrieved passages, up to `AblationSettings.search_depth(k)` per question.
+        k: number of passages in the open book and of shuffled passages.
+        settings: the settings of the sweep, the gold passages and the shuffling.
     """
     yield closed_book(outcomes)
-    golds = [(outcome.question, _find_gold_hit(outcome, settings.gold_depth)) for outcome in outcomes]
-    if gold_pairs := [(question, (gold,)) for question, gold in golds if gold is not None]:
+    gold_hits = [(outcome.question, _find_gold_hit(outcome, settings.gold_depth)) for outcome in outcomes]
+    if gold_pairs := [(question, (gold,)) for question, gold in gold_hits if gold is not None]:
         yield _build_condition(GOLD_PASSAGE, gold_pairs)
     book = open_book(outcomes, k)
     if len(outcomes) > 1:
         yield Condition(SHUFFLED_PASSAGES, book.k, book.questions, tuple(shuffle_hits(book.hits, settings.seed)))
     for depth in settings.sweep:
-        swept = open_book(outcomes, depth)
-        if swept.k == depth != book.k:
-            yield Condition(f"{OPEN_BOOK}, k = {depth}", depth, swept.questions, swept.hits)
+        swept_book = open_book(outcomes, depth)
+        if swept_book.k == depth != book.k:
+            yield Condition(f"{OPEN_BOOK}, k = {depth}", depth, swept_book.questions, swept_book.hits)
 
 
 def other_retriever_book(name: str, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], k: int) -> Condition:
@@ -145,7 +150,7 @@ def other_retriever_book(name: str, questions: Sequence[Question], hits: Sequenc
 
 
 def whole_corpus_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> Condition:
-    """Return the questions, each with every passage; `reader` is empty for the first reader."""
+    """Return the questions, each with all passages; `reader` is empty for the first reader."""
     book = _build_condition(WHOLE_CORPUS, [(question, tuple(corpus)) for question in questions])
     return replace(book, name=f"{reader}, {WHOLE_CORPUS}", reader=reader) if reader else book
 
@@ -156,7 +161,9 @@ def _build_condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]
 
 
 def _find_gold_hit(outcome: RetrievalResult, depth: int) -> Hit | None:
-    """Return the best passage of an evidence page or, without evidence, with an answer."""
+    """Return the best passage of an evidence page, or, without evidence, the best one with an
+    answer.
+    """
     pages = frozenset[str]().union(*outcome.question.evidence)
     for hit, has_answer in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
         if hit.passage.page_id in pages if pages else has_answer:
@@ -165,7 +172,7 @@ def _find_gold_hit(outcome: RetrievalResult, depth: int) -> Hit | None:
 
 
 def shuffle_hits(hits: Sequence[HitsT], seed: int) -> list[HitsT]:
-    """Give each question the passages of another question, in one cycle of a seeded random order.
+    """Return the hits such that each question has another question's, in a cycle of random order.
 
     The order is random because neighbours in a file are often about one article and share passages.
     """
@@ -184,8 +191,9 @@ def measure_condition(
     """Answer a condition's questions and measure the answers.
 
     Args:
-        condition: questions and passages.
-        answer_questions: return the answers to all questions of a condition, in order.
+        condition: the questions and passages.
+        answer_questions: function that returns the answers to all questions of a condition, in
+            order.
         kind: the kind of the answers.
         open_book_result: the result to compare with; None for the open book itself.
         resampling: settings of the confidence intervals.
@@ -201,20 +209,20 @@ def measure_condition(
 def describe_retrieval_worth(
     all_results: Sequence[AblationResult], measure: str, search_milliseconds: Mapping[str, float]
 ) -> str:
-    """Return one sentence on whether retrieval is worth its cost; empty without the closed book.
+    """Return a sentence about whether retrieval is worth its cost; empty without the closed book.
 
     Args:
-        all_results: the open book first.
+        all_results: the results of all conditions, beginning with the open book.
         measure: the measure that decides whether an answer is correct.
-        search_milliseconds: per question, by stage of retrieval; empty: unknown.
+        search_milliseconds: milliseconds per question by stage of retrieval; empty: unknown.
     """
     results = {row.name: row for row in all_results}
     if CLOSED_BOOK not in results or measure not in results[CLOSED_BOOK].differences:
         return ""
-    gain = _open_book_gain(results[CLOSED_BOOK].differences[measure])
+    gain = _negate_difference(results[CLOSED_BOOK].differences[measure])
     ranges = [_describe_range(gain, "closed book")]
     if BM25 in results and measure in results[BM25].differences:
-        ranges.append(_describe_range(_open_book_gain(results[BM25].differences[measure]), f"with {BM25}"))
+        ranges.append(_describe_range(_negate_difference(results[BM25].differences[measure]), f"with {BM25}"))
     extra_costs = list(
         _iter_extra_costs(results[OPEN_BOOK].costs, results[CLOSED_BOOK].costs, sum(search_milliseconds.values()))
     )
@@ -222,8 +230,8 @@ def describe_retrieval_worth(
     return f"{_describe_gain(gain)}: {measure} is {' and '.join(ranges)}{cost}"
 
 
-def _open_book_gain(against: Estimate) -> Estimate:
-    """Return the open book minus another condition, from that condition's difference to it."""
+def _negate_difference(against: Estimate) -> Estimate:
+    """Return the open book minus a condition, from the condition's difference to the open book."""
     return Estimate(0.0 - against.value, 0.0 - against.high, 0.0 - against.low, against.n)
 
 
@@ -235,18 +243,20 @@ def _describe_gain(gain: Estimate) -> str:
     return f"{gain.n:,} questions do not show that retrieval is worth its cost here"
 
 
-def _describe_range(gain: Estimate, other: str) -> str:
+def _describe_range(gain: Estimate, condition_name: str) -> str:
     direction = "lower" if gain.value < 0 else "higher"
-    return f"{abs(gain.value):.3f} {direction} than {other} [{gain.low:+.3f}, {gain.high:+.3f}]"
+    return f"{abs(gain.value):.3f} {direction} than {condition_name} [{gain.low:+.3f}, {gain.high:+.3f}]"
 
 
-def _iter_extra_costs(book: Mapping[str, float], closed: Mapping[str, float], search: float) -> Iterator[str]:
-    if search:
-        yield f"{search:.3g} ms of search"
-    if "seconds" in book and "seconds" in closed:
-        yield f"{1000 * max(0.0, book['seconds'] - closed['seconds']):.3g} ms of reading"
-    if "read" in book and "read" in closed:
-        yield f"{max(0.0, book['read'] - closed['read']):,.0f} tokens"
+def _iter_extra_costs(
+    open_costs: Mapping[str, float], closed_costs: Mapping[str, float], search_milliseconds: float
+) -> Iterator[str]:
+    if search_milliseconds:
+        yield f"{search_milliseconds:.3g} ms of search"
+    if "seconds" in open_costs and "seconds" in closed_costs:
+        yield f"{1000 * max(0.0, open_costs['seconds'] - closed_costs['seconds']):.3g} ms of reading"
+    if "read" in open_costs and "read" in closed_costs:
+        yield f"{max(0.0, open_costs['read'] - closed_costs['read']):,.0f} tokens"
 
 
 def _join_words(parts: Sequence[str]) -> str:

@@ -1,12 +1,13 @@
 """Selective answering: the risk at each coverage, and the choice of a threshold for abstention.
 
 For the answers whose score (`reading.confidence`) is at least t, *coverage* is their share of all
-questions, and *risk* is the share of them that is wrong (selective classification: El-Yaniv &
-Wiener 2010, Geifman & El-Yaniv 2017). `choose_threshold` takes the signal with the smallest area
-under the risk-coverage curve, and the threshold with the largest coverage at a risk of at most r.
+questions, and *risk* is the share of wrong answers among them (selective classification: El-Yaniv &
+Wiener 2010, Geifman & El-Yaniv 2017). `choose_threshold` chooses the signal with the smallest
+area under the risk-coverage curve, and the threshold with the largest coverage at a risk of at most
+r.
 
 The risk is measured on the sample and may be larger on other questions: choose the threshold on
-questions like those that users ask, and measure it on others.
+questions like those of users, and measure it on other questions.
 """
 
 import math
@@ -24,20 +25,22 @@ from rag_model.reading.confidence import SIGNALS, Signal, Threshold
 class CoveragePoint:
     """One point of a risk-coverage curve."""
 
-    minimum_score: float  # answers with at least this score are given
+    minimum_score: float  # threshold; answers with at least this score are given
     coverage: float  # share of the questions that are answered
-    risk: float  # share of the given answers that is wrong
+    risk: float  # share of wrong answers among the given ones
 
 
 @dataclass(frozen=True, slots=True)
 class AbstentionReport:
     """The risk-coverage curves of a question set, and the threshold chosen or measured on them."""
 
-    curves: Mapping[Signal, Sequence[CoveragePoint]]  # by signal; descending threshold
-    areas: Mapping[Signal, float]  # area under each curve; smaller is better
-    threshold: Threshold | None  # None: every threshold exceeds the risk limit
-    operating_point: CoveragePoint | None  # None: no threshold, or it answers no question
-    risk_limit: float | None  # maximum risk; None: the threshold was given
+    # curve by signal, in descending order of the threshold
+    curves: Mapping[Signal, Sequence[CoveragePoint]]
+    areas: Mapping[Signal, float]  # area under the curve by signal; smaller is better
+    threshold: Threshold | None  # threshold; None: every threshold exceeds the risk limit
+    # point of the threshold; None: no threshold, or it answers no question
+    operating_point: CoveragePoint | None
+    risk_limit: float | None  # maximum risk of the choice; None: the threshold was given
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values, without the curves."""
@@ -66,30 +69,32 @@ def risk_coverage_curve(scores: Sequence[float], is_correct: Sequence[float]) ->
     """
     ranked = sorted(zip(scores, is_correct, strict=True), key=lambda pair: -pair[0])
     points: list[CoveragePoint] = []
-    correct = 0.0
-    for answered, (score, is_right) in enumerate(ranked, start=1):
-        correct += is_right
-        if score > -math.inf and (answered == len(ranked) or ranked[answered][0] < score):
-            points.append(CoveragePoint(score, answered / len(ranked), 1 - correct / answered))
+    n_correct = 0.0
+    for n_answered, (score, is_right) in enumerate(ranked, start=1):
+        n_correct += is_right
+        if score > -math.inf and (n_answered == len(ranked) or ranked[n_answered][0] < score):
+            points.append(CoveragePoint(score, n_answered / len(ranked), 1 - n_correct / n_answered))
     return points
 
 
 def area_under_curve(points: Sequence[CoveragePoint]) -> float:
     """Return the mean risk over the coverage by the trapezoidal rule.
 
-    The first risk also holds below the first coverage.
+    Below the first coverage, the first risk is used.
     """
     if not points:
         return 1.0
-    between = (
+    trapezoids = (
         (following.coverage - previous.coverage) * (following.risk + previous.risk) / 2
         for previous, following in pairwise(points)
     )
-    return (points[0].coverage * points[0].risk + math.fsum(between)) / points[-1].coverage
+    return (points[0].coverage * points[0].risk + math.fsum(trapezoids)) / points[-1].coverage
 
 
 def choose_threshold(scored: Sequence[ScoredAnswer], measure: str, risk: float) -> AbstentionReport:
-    """Choose signal and threshold at a maximum risk, over the questions with this measure."""
+    """Choose a signal and a threshold with at most this risk, over the questions that have
+    `measure`.
+    """
     curves, areas = _compute_curves(scored, measure)
     for signal in sorted(areas, key=areas.__getitem__):
         if allowed_points := [point for point in curves[signal] if point.risk <= risk]:
@@ -101,7 +106,7 @@ def choose_threshold(scored: Sequence[ScoredAnswer], measure: str, risk: float) 
 
 
 def measure_threshold(scored: Sequence[ScoredAnswer], deciding_measure: str, threshold: Threshold) -> AbstentionReport:
-    """Measure coverage and risk of a given threshold on these questions."""
+    """Measure the coverage and the risk of a given threshold on these questions."""
     curves, areas = _compute_curves(scored, deciding_measure)
     points = [point for point in curves.get(threshold.signal, ()) if point.minimum_score >= threshold.least]
     operating_point = CoveragePoint(threshold.least, points[-1].coverage, points[-1].risk) if points else None
@@ -109,7 +114,7 @@ def measure_threshold(scored: Sequence[ScoredAnswer], deciding_measure: str, thr
 
 
 def reading_score(reading: Reading, signal: Signal) -> float | None:
-    """Return an answer's score by a signal, as `confidence.get_score`; None if it is unknown."""
+    """Return the score of an answer as `confidence.get_score` does; None if it is unknown."""
     if signal == "retrieval":
         return max((passage.score for passage in reading.passages if passage.id), default=-math.inf)
     if signal == "likelihood" or reading.log_likelihood is None:
@@ -118,7 +123,7 @@ def reading_score(reading: Reading, signal: Signal) -> float | None:
 
 
 def describe_abstention(report: AbstentionReport) -> str:
-    """Return one sentence about the coverage and risk of the threshold, or that there is none."""
+    """Return a sentence about the coverage and the risk of the threshold."""
     if report.threshold is None:
         return f"No threshold keeps the risk at {report.risk_limit:g} or below"
     below = f"below {report.threshold.least:.4g} by {report.threshold.signal}"
@@ -132,14 +137,14 @@ def describe_abstention(report: AbstentionReport) -> str:
 
 
 def _compute_curves(
-    scored: Sequence[ScoredAnswer], right_by: str
+    scored: Sequence[ScoredAnswer], measure: str
 ) -> tuple[dict[Signal, list[CoveragePoint]], dict[Signal, float]]:
-    answers = [answer for answer in scored if right_by in answer.measures]
-    right = [answer.measures[right_by] for answer in answers]
+    answers = [answer for answer in scored if measure in answer.measures]
+    is_correct = [answer.measures[measure] for answer in answers]
     curves: dict[Signal, list[CoveragePoint]] = {}
     for signal in SIGNALS:
         scores = [reading_score(answer.reading, signal) for answer in answers]
         known_scores = [score for score in scores if score is not None]
         if answers and len(known_scores) == len(scores):
-            curves[signal] = risk_coverage_curve(known_scores, right)
+            curves[signal] = risk_coverage_curve(known_scores, is_correct)
     return curves, {signal: area_under_curve(points) for signal, points in curves.items()}

@@ -1,10 +1,10 @@
 """Measure retrieval collapse, and refuse collapsed models.
 
 Trained end to end, a retriever may learn to return the same passages for all questions, and the
-generator to ignore them. The loss then looks normal, but the system is closed-book (Lewis et al.
-2020, appendix H). Three metrics reveal it: the number of distinct passages over a set of questions,
-how evenly they are spread (entropy), and the share of answers that do not change with another
-question's passages.
+generator to ignore them. The loss then looks normal, but the system answers without passages (Lewis
+et al. 2020, appendix H). Three metrics reveal it: the number of distinct passages over a set of
+questions, how evenly they are spread (entropy), and the share of answers that do not change with
+another question's passages.
 """
 
 import math
@@ -22,21 +22,22 @@ class CollapsedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CollapseLimits:
-    """Limits beyond which retrieval counts as collapsed; 0.0 and 1.0 disable the two checks."""
+    """Limits beyond which retrieval is considered collapsed; 0.0 and 1.0 disable the two checks."""
 
-    questions: int = 20  # minimum: fewer questions may look alike by chance
-    # MiniLM at k = 5 on 300 questions has a spread of .88 on questions about its 1,581 passages,
-    # .65
-    # on other topics, and .50 and .18 with the question vectors moved 90 % and 95 % to their mean.
+    questions: int = 20  # minimum number of questions; fewer may be similar by chance
+    # Minimum spread. For 300 questions and k = 5, MiniLM has .88 on questions about its 1,581
+    # passages, .65 on other topics, and .50 and .18 if question vectors are moved 90 % and 95 % to
+    # their mean.
     least_spread: float = 0.3
-    # Most answers change if a model uses its passages, and none change otherwise. Half of two
-    # labels
-    # (yes, no) stay the same by chance.
+    # Maximum share of unchanged answers. Most answers change if a model uses its passages, and none
+    # otherwise. With two labels (yes, no), half of the answers stay the same by chance.
     most_unchanged: float = 0.9
 
     def __post_init__(self) -> None:
         if self.questions < 1 or not (0 <= self.least_spread <= 1 and 0 <= self.most_unchanged <= 1):
-            raise UsageError(f"invalid collapse limits {self}: give a count of at least 1 and shares from 0 to 1")
+            raise UsageError(
+                f"the collapse limits {self} are invalid: give a count of at least 1 and shares from 0 to 1"
+            )
 
 
 COLLAPSE_LIMITS = CollapseLimits()
@@ -44,13 +45,14 @@ COLLAPSE_LIMITS = CollapseLimits()
 
 @dataclass(frozen=True, slots=True)
 class CollapseStats:
-    """How varied the passages of a set of questions are, and whether the answers depend on them."""
+    """Statistics of the diversity of retrieved passages, and of the answers' dependence on them."""
 
-    questions: int
-    k: float  # mean passages per question
-    distinct: int  # distinct passages over all questions
-    spread: float  # normalised entropy: 0 = the same passages for all questions, 1 = evenly spread
-    # Share of answers that do not change with shuffled passages; None: not measured.
+    questions: int  # number of questions
+    k: float  # mean number of passages per question
+    distinct: int  # number of distinct passages over all questions
+    # Normalized entropy; 0: the same passages for all questions, 1: evenly spread passages.
+    spread: float
+    # Share of answers that do not change with another question's passages; None: not measured.
     unchanged: float | None = None
 
     def metrics(self) -> dict[str, float]:
@@ -58,20 +60,21 @@ class CollapseStats:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def reason(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> str:
-        """Return one sentence about the collapse and its remedy; empty if nothing has collapsed."""
+        """Return a sentence about the collapse and its remedy; empty if nothing has collapsed."""
         if self.questions < limits.questions:
             return ""
         if self.k and self.spread < limits.least_spread:
             return (
                 f"retrieval has collapsed: {self.questions:,} questions got {self.distinct:,} "
-                f"distinct passages (spread {self.spread:.2f}, wanted {limits.least_spread:g}): "
+                f"distinct passages (spread {self.spread:.2f}, minimum {limits.least_spread:g}): "
                 "use an earlier checkpoint, or lower the question encoder's learning rate"
             )
         if self.unchanged is not None and self.unchanged > limits.most_unchanged:
             return (
                 f"the model ignores its passages: {self.unchanged:.0%} of {self.questions:,} "
                 "answers do not change when the passages are another question's (at most "
-                f"{limits.most_unchanged:.0%} wanted): train on questions that it cannot answer "
+                f"{limits.most_unchanged:.0%} are allowed): train on questions that it cannot "
+                "answer "
                 "without passages"
             )
         return ""
@@ -89,17 +92,17 @@ class CollapseStats:
 def measure_collapse(
     passage_ids: Sequence[Sequence[str]], corpus_size: int, unchanged: float | None = None
 ) -> CollapseStats:
-    """Measure how varied the passages of a set of questions are.
+    """Measure the diversity of the passages of a set of questions.
 
     Args:
-        passage_ids: the ids of each question's passages, without repeats inside one question.
+        passage_ids: the ids of each question's passages, without duplicates per question.
         corpus_size: number of passages in the corpus.
         unchanged: the result of `unchanged_share`, if measured.
 
     The spread is (H - log k) / (log min(n k, corpus_size) - log k), H = -Σ_d p_d log p_d with p_d
     the share of passage d among the n k passages. For n questions with k passages each, the minimum
-    of H is log k and its maximum is log min(n k, corpus_size). The spread is 1.0 if there is no
-    choice (one question, or k the whole corpus).
+    of H is log k and its maximum is log min(n k, corpus_size). The spread is 1.0 if only one
+    value is possible (a single question, or k is the size of the corpus).
     """
     counts = Counter(passage for question_passages in passage_ids for passage in question_passages)
     total = counts.total()
@@ -118,7 +121,7 @@ def _compute_spread(counts: Counter[str], k: float, maximum: int) -> float:
 
 
 def unchanged_share(answers: Sequence[str], shuffled: Sequence[str]) -> float:
-    """Return the share of answers whose normalised text equals that from another question's
+    """Return the share of answers whose normalized text is the same with another question's
     passages.
 
     >>> unchanged_share(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])

@@ -1,6 +1,7 @@
 """Evaluate one model on one question set: retrieve once, answer under each condition, measure.
 
->>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)  # doctest: +SKIP
+>>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)  # doctest:
++SKIP
 >>> evaluation.retrieve()  # doctest: +SKIP
 >>> for condition in evaluation.conditions():  # doctest: +SKIP
 ...     evaluation.answer_condition(condition)
@@ -61,23 +62,27 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.untrusted_text import parse_json
 
 ANSWER_STAGE = "answer"
-ANSWERS_VERSION = 4  # of the code that determines an answer; a new number discards cached answers
-_BATCH_SIZE = 32  # questions per record: the loss if a run is killed; fills a generator's batch
+# version of the code that determines an answer; a new number discards cached answers
+ANSWERS_VERSION = 4
+# questions per cached record, which are lost if a run is killed; fills a generator's batch
+_BATCH_SIZE = 32
 _READINGS_FILE = "readings.jsonl"
-ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
+# arguments: number of finished questions, number of all questions
+ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCache:
-    """Answers questions in batches, and caches the answers in the store under their exact inputs.
+    """A function that answers questions in batches and caches the answers in the store.
 
-    Answering is the main cost of an evaluation. A run that was killed resumes from the cache, and a
-    run with other measures or more ablations reuses the answers.
+    Answering is the main cost of an evaluation. A run after a killed one resumes from the cache,
+    and a run with other measures or more ablations reuses the answers.
     """
 
     store: Store
-    open_reader: Callable[[], PassageReader]  # called for every batch that is not cached
-    inputs: Mapping[str, Any]  # snapshot, model, decoding: part of the cache key
+    # opens the reader; called for every batch that is not cached
+    open_reader: Callable[[], PassageReader]
+    inputs: Mapping[str, Any]  # part of the cache key: snapshot, model and decoding settings
 
     def __call__(self, condition: Condition, on_progress: ProgressCallback = lambda done, total: None) -> list[Reading]:
         """Return the answers to all questions of a condition, in order."""
@@ -101,13 +106,17 @@ class AnswerCache:
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             return StageResult({_READINGS_FILE: path}, {"answers": len(readings)})
 
-        record, _ = self.store.memo.get_or_create(ANSWER_STAGE, self._memo_key(questions, hits, retriever), produce)
+        record, _ = self.store.memo.get_or_create(
+            ANSWER_STAGE, self._build_memo_key(questions, hits, retriever), produce
+        )
         return self._load_readings(record)
 
-    def _memo_key(self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str) -> dict[str, Any]:
+    def _build_memo_key(
+        self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
+    ) -> dict[str, Any]:
         """Return the memo key of a batch.
 
-        Scores are left out: retriever, model, snapshot and question determine them.
+        Scores are not part of it, because retriever, model, snapshot and question determine them.
         """
         query_hashes = [
             [question.id, question.text, [hit.passage.hash for hit in question_hits]]
@@ -132,7 +141,8 @@ class AnswerCache:
             ) from error
 
 
-_MAX_WHOLE_PASSAGES = 2_000  # passages of a corpus that may fit into a prompt
+# maximum number of passages for which a prompt with all of them is tried
+_MAX_WHOLE_PASSAGES = 2_000
 _BM25_KIND = "bm25"
 
 
@@ -140,29 +150,29 @@ _BM25_KIND = "bm25"
 class WholeCorpus:
     """All passages of a corpus, for a reader whose prompt has room for them."""
 
-    reader: str = ""  # name
-    hits: tuple[Hit, ...] = ()  # in the order of the corpus
-    # One sentence: why the corpus is not read; empty: it is, or was not requested.
+    reader: str = ""  # name of the reader
+    hits: tuple[Hit, ...] = ()  # all passages, in the order of the corpus
+    # Sentence that says why the corpus is not read; empty: it is read, or was not requested.
     missing: str = ""
 
 
 def open_other_retrievers(
     snapshot: Snapshot, store: Store, own: str | None, encoder: QuestionEncoder | None
 ) -> dict[str, SnapshotRetriever]:
-    """Return the retrievers to compare the reader's own retriever with, by condition.
+    """Return, by condition, the retrievers with which the reader's own retriever is compared.
 
     Lewis et al. 2020 (table 6) train RAG with a frozen retriever and with BM25 and report EM 41.2
-    and 31.8 instead of 44.0 on Natural Questions. Here the model stays as it is, and another
-    retriever finds its passages, which shows the gain from training the question encoder and
-    whether a BM25 search would do. p(z|x) still comes from inner products: for BM25 those of the
-    model's question encoder, whereas the paper uses BM25's scores.
+    and 31.8 instead of 44.0 on Natural Questions. Here the model is not changed, but reads
+    the passages of another retriever. This shows the gain from training the question encoder, and
+    whether BM25 would be sufficient. p(z|x) still comes from inner products with the model's
+    question encoder, whereas the paper uses BM25's scores for BM25.
 
     Args:
-        snapshot: the snapshot to search; a retriever that it does not have is left out.
-        store: holds the models that expressions name.
+        snapshot: the snapshot to search; retrievers that it does not have are omitted.
+        store: the store with the models that expressions name.
         own: expression of the reader's retriever; None: the snapshot's default.
-        encoder: question encoder of a model that weighs passages by inner products; None: no
-            weights.
+        encoder: question encoder of a model that weights passages by inner products; None: the
+            model does not weight passages.
     """
     own_expression = own or snapshot.manifest.content.default_retriever
     weighs_passages = encoder is not None
@@ -178,9 +188,7 @@ def open_other_retrievers(
 def prepare_whole_corpus(
     readers: Mapping[ReaderName, Reader], retriever: SnapshotRetriever, questions: Sequence[str]
 ) -> WholeCorpus:
-    """Return the whole corpus for the reader that reads one prompt, or the reason why it is left
-    out.
-    """
+    """Return the whole corpus for the reader `concat`, or the reason why it is not read."""
     n = retriever.snapshot.n
     name = next((name for name, reader in readers.items() if isinstance(reader, ConcatReader)), None)
     if n > _MAX_WHOLE_PASSAGES:
@@ -196,10 +204,9 @@ def prepare_whole_corpus(
 
 
 def list_whole_corpus(reader: Reader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:
-    """Return every passage, in the order of the corpus, if they fit into one prompt; else no
-    passage.
+    """Return all passages, in the order of the corpus, if they fit into one prompt, or else none.
 
-    A reader that marginalises over passages has no such prompt.
+    A reader that marginalizes over passages has no such prompt.
     """
     n = retriever.snapshot.n
     if not isinstance(reader, ConcatReader) or n > _MAX_WHOLE_PASSAGES:
@@ -210,13 +217,14 @@ def list_whole_corpus(reader: Reader, retriever: SnapshotRetriever, questions: S
     except UsageError:
         return []
     read_positions = {position for excerpt in prompt_context.excerpts for position in excerpt.places}
-    is_left_out = (
+    is_missing = (
         position not in read_positions and bool(hit.passage.text.strip()) for position, hit in enumerate(hits)
     )
-    return [] if any(is_left_out) or any(excerpt.cut for excerpt in prompt_context.excerpts) else hits
+    return [] if any(is_missing) or any(excerpt.cut for excerpt in prompt_context.excerpts) else hits
 
 
-_TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)  # answering takes far longer
+# few, because answering takes far longer than search
+_TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)
 
 
 def _ignore_progress(done: int, total: int) -> None:
@@ -224,7 +232,7 @@ def _ignore_progress(done: int, total: int) -> None:
 
 
 class AnswerEvaluation:
-    """The evaluation of one model, step by step."""
+    """The evaluation of one model: retrieve, answer each condition, and read the results."""
 
     def __init__(
         self,
@@ -241,19 +249,19 @@ class AnswerEvaluation:
         """Check the questions and prepare the evaluation.
 
         Args:
-            retriever: encodes with the model's question encoder.
-            answers: answers with the same model.
+            retriever: the retriever, with the model's question encoder.
+            answers: the function that answers with the same model.
             question_set: the questions, with gold answers.
-            k: passages per answer; the whole corpus if it has fewer.
-            corpus_size: passages in the corpus.
+            k: number of passages per answer, at most the size of the corpus.
+            corpus_size: number of passages in the corpus.
             settings: all other settings.
             other_answers: other readers by name, which answer from the same passages.
-            other_retrievers: by the name of their condition; used with the ablations.
-            whole_corpus: every passage, and the reader whose prompt has room for all of them; used
-                with the ablations.
+            other_retrievers: other retrievers by the name of their condition; used with ablations.
+            whole_corpus: all passages, and the reader whose prompt has room for them; used with
+                ablations.
 
         Raises:
-            UsageError: no question has an answer of the kind in the settings, or a question has no
+            UsageError: no question has an answer of kind `settings.kind`, or a question has no
                 relevance judgement.
             InputError: an answer pattern is not a regular expression.
         """
@@ -266,7 +274,7 @@ class AnswerEvaluation:
         self.depth = min(self.settings.search_depth(self.k), corpus_size)
         self.outcomes: list[RetrievalResult] = []
         self.results: list[AblationResult] = []
-        # Per question, by stage; empty before `retrieve`.
+        # Milliseconds per question by stage of retrieval; empty before `retrieve`.
         self.search_milliseconds: dict[str, float] = {}
         self._retriever = retriever
         self._answer_functions: Mapping[str, AnswerFunction] = {"": answers, **(other_answers or {})}
@@ -291,18 +299,20 @@ class AnswerEvaluation:
             self.search_milliseconds = {**encoding, **costs.stages, PASSAGES: costs.passages}
 
     def conditions(self) -> list[Condition]:
-        """Return the conditions to answer under, the open book first; call `retrieve` before."""
+        """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
         book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
         readers = [replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name]
-        rivals = [other_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()]
+        other_retriever_books = [
+            other_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()
+        ]
         reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_functions else ""
         whole_corpus_books = (
             [whole_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
         )
-        ablated = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
+        ablation_books = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
         if not ablations and self._routed_answers is not None:
-            ablated = [closed_book(self.outcomes)]
-        return [book, *readers, *ablated, *rivals, *whole_corpus_books]
+            ablation_books = [closed_book(self.outcomes)]
+        return [book, *readers, *ablation_books, *other_retriever_books, *whole_corpus_books]
 
     def answer_condition(
         self, condition: Condition, on_progress: ProgressCallback = _ignore_progress
@@ -327,10 +337,9 @@ class AnswerEvaluation:
 
     @property
     def retrieval(self) -> dict[str, float]:
-        """The mean of each retrieval measure, such as Success@k; empty for labels judged by
-        answers.
+        """The mean of each retrieval measure, such as Success@k.
 
-        No passage holds a label, so there is nothing to match.
+        It is empty for labels judged by answers, because passages do not contain labels.
         """
         return {} if self._has_no_retrieval else self.judge.mean_values(self.outcomes, self._measured_depth)
 
@@ -354,13 +363,13 @@ class AnswerEvaluation:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The `rank_metrics` of the outcomes; for labels only those from evidence."""
+        """The `rank_metrics` of the outcomes; for labels only those that use evidence."""
         ranks = rank_metrics(self.outcomes, self._measured_depth)
         return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property
     def stages(self) -> dict[str, float]:
-        """Milliseconds per question of each stage of the open book, in order."""
+        """The milliseconds per question of each stage of the open book, in order."""
         return {
             **self.search_milliseconds,
             **{name: 1000 * seconds for name, seconds in self.results[0].stages.items()},
@@ -368,8 +377,8 @@ class AnswerEvaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about problems of the open book's answers, about the reader of the ablations,
-        and about an ablation that was left out.
+        """Sentences about problems of the open book's answers, the reader of the ablations, and
+        conditions that were omitted.
         """
         problem_notes = describe_problems([scored.reading for scored in self.results[0].scored]) if self.results else []
         other_readers = [name for name in self._answer_functions if name]
@@ -390,20 +399,22 @@ class AnswerEvaluation:
 
     @property
     def retrieval_worth(self) -> str:
-        """One sentence on whether retrieval is worth its cost (`describe_retrieval_worth`)."""
+        """A sentence about whether retrieval is worth its cost (see `describe_retrieval_worth`)."""
         return describe_retrieval_worth(self.results, deciding_measure(self.settings.kind), self.search_milliseconds)
 
     @property
     def abstention(self) -> AbstentionReport | None:
-        """The threshold chosen on the open book, or the effect of a given one."""
-        right, scored = deciding_measure(self.settings.kind), self.results[0].scored
+        """The report on the threshold that was chosen or measured on the open book; None without
+        one.
+        """
+        measure, scored = deciding_measure(self.settings.kind), self.results[0].scored
         if self.settings.threshold is not None:
-            return measure_threshold(scored, right, self.settings.threshold)
-        return None if self.settings.risk is None else choose_threshold(scored, right, self.settings.risk)
+            return measure_threshold(scored, measure, self.settings.threshold)
+        return None if self.settings.risk is None else choose_threshold(scored, measure, self.settings.risk)
 
     @property
     def routing(self) -> RoutingReport | None:
-        """The effect of the route of the reader `auto`; None without that reader."""
+        """The report on the route of the reader `auto`; None without that reader."""
         return None if self._routed_answers is None else self._routed_answers.report
 
     @property
@@ -414,7 +425,7 @@ class AnswerEvaluation:
 
     @property
     def collapse(self) -> CollapseStats:
-        """How varied the open book's passages are, and whether answers depend on them."""
+        """The statistics of the open book's passages and answers that reveal a collapse."""
         passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
         answers = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
         shuffled = (

@@ -1,4 +1,4 @@
-"""Readings: a model's answer to one question with its passages, the input of all measures.
+"""Readings: a model's answer to a question, with its passages, from which measures are computed.
 
 A reading is stored as one JSON object, so that answers can be measured, compared and shown again
 without the model.
@@ -18,11 +18,13 @@ from rag_model.retrieve.hits import Hit
 
 
 class PassageReader(Protocol):
-    """Answers questions from given passages, such as `rag_model.reading.reader.Reader`."""
+    """Interface that answers questions from given passages, such as
+    `rag_model.reading.reader.Reader`.
+    """
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> Sequence[Answer]:
-        """Return one answer per question, in order, from the given passages; closed book without
-        any.
+        """Return one answer per question, in order, from the given passages, or without passages if
+        there are none.
         """
         ...
 
@@ -35,17 +37,17 @@ class AnswerPassage:
     page_id: str
     title: str
     text: str
-    score: float  # the retriever's
-    weight: float | None  # p(z|x); None where passages are not marginalised
-    posterior: float | None  # p(z|x,y); as the weight
+    score: float  # the retriever's score
+    weight: float | None  # p(z|x); None if the reader does not marginalize over passages
+    posterior: float | None  # p(z|x,y); None like the weight
 
 
 @dataclass(frozen=True, slots=True)
 class ReadContextEntry:
-    """One numbered entry of the context that an answer was read from."""
+    """One numbered entry of the context of an answer."""
 
     title: str
-    text: str  # as in the prompt
+    text: str  # text in the prompt
     places: tuple[int, ...]  # positions of its passages in `Reading.passages`, ascending
 
 
@@ -53,17 +55,19 @@ class ReadContextEntry:
 class Reading:
     """The answer to one question and its passages, in the order of their rank."""
 
-    question: str  # id
-    answer: str  # without its citations
-    log_likelihood: float | None  # log p(y|x), nats; None: unknown, or a probability of 0
+    question: str  # id of the question
+    answer: str  # text of the answer without citations
+    log_likelihood: float | None  # log p(y|x) in nats; None: unknown, or the probability is 0
     passages: tuple[AnswerPassage, ...]
-    ended: bool = True  # False: cut at the maximum number of tokens
-    context: tuple[ReadContextEntry, ...] = ()  # entry 1 first; empty: passages were not numbered
-    statements: tuple[Statement, ...] = ()  # with citations; empty without a context
+    ended: bool = True  # False: truncated at the maximum number of tokens
+    # entries by ascending number; empty: passages were not numbered
+    context: tuple[ReadContextEntry, ...] = ()
+    statements: tuple[Statement, ...] = ()  # sentences with citations; empty without a context
     usage: TokenUsage | None = None  # None: not counted
-    closed_book: float | None = None  # log p(y|question), nats; None: unknown
-    seconds: float | None = field(default=None, compare=False)  # share of its batch; None: unknown
-    stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds
+    closed_book: float | None = None  # log p(y|question) in nats; None: unknown
+    # share of the batch's seconds; None: unknown
+    seconds: float | None = field(default=None, compare=False)
+    stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds by stage
     problem: AnswerProblem | None = None  # the reason why the answer is empty or doubtful
 
     @property
@@ -73,12 +77,12 @@ class Reading:
 
     @property
     def memory(self) -> Memory | None:
-        """The memory that the answer was read from; None without an answer."""
+        """The memory from which the answer comes; None if the answer is empty."""
         read_texts = [entry.text for entry in self.context] or [one.text for one in self.passages if one.id]
         return name_memory(self.answer, read_texts)
 
     def context_entry(self, number: int) -> ReadContextEntry:
-        """Return the entry that a citation of that number refers to."""
+        """Return the entry to which a citation with this number refers."""
         return self.context[number - 1]
 
     def to_json(self) -> dict[str, Any]:
@@ -112,8 +116,8 @@ class Reading:
 def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
     """Answer each question from its hits and return the readings, in order.
 
-    The seconds of an answer are the sum of its stages, if the reader times them, else an equal
-    share of the whole call.
+    The seconds of an answer are the sum of its stages if the reader measures them, or else an equal
+    share of the call's seconds.
     """
     start = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
@@ -123,7 +127,7 @@ def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Seq
 
 
 def describe_problems(readings: Sequence[Reading]) -> list[str]:
-    """Return a sentence for each kind of problem: the number of answers with it, and a first
+    """Return a sentence per kind of problem, with the number of such answers and a first
     message.
     """
     messages: dict[str, list[str]] = {}
@@ -166,14 +170,14 @@ def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
 
 
 def _add_closed_book(reader: PassageReader, answers: Sequence[Answer]) -> Sequence[Answer]:
-    """Return the answers with their closed-book likelihood, if the reader gives likelihoods."""
-    scores: Any = reader
+    """Return the answers with their closed-book likelihood, if the reader computes likelihoods."""
+    likelihood_reader: Any = reader
     if not hasattr(reader, "log_likelihood"):
         return answers
     try:
-        return add_closed_book(scores, answers)
+        return add_closed_book(likelihood_reader, answers)
     except UsageError:
-        return answers  # such as a model behind an endpoint
+        return answers  # for example, a model behind an endpoint
 
 
 def _finite_or_none(likelihood: float | None) -> float | None:

@@ -1,19 +1,19 @@
 """Measure the reader `auto`, and choose its route on questions with known answers.
 
-The model answers every question once without passages and once from passages. Both answers are cached
-like those of any reader, so that every threshold can be measured without the model. For the
-threshold t, the questions with a score s >= t (`reading.routing`) have the measure of the answer
-from the weights, and all others that of the answer from passages:
+The model answers every question once without passages and once from passages. Both answers are
+cached, so that every threshold can be measured without the model. With the threshold t, questions
+with a score s >= t (`reading.routing`) are answered from the weights, and all others from passages:
 
     EM(t) = 1/n (sum over s_i >= t of EM(y_i)  +  sum over s_i < t of EM(y_z,i))
 
-`choose_route` takes the t with the largest EM(t), and among equal values the one with the most
-answers from the weights. Only the scores of questions that the weights answer right are tried,
-because any other t only adds questions that the weights answer wrong. The signal is `weights`, with
-which those questions are neither searched nor read, unless the interval of the paired difference
-shows that `difference` is better.
+`choose_route` chooses the t with the largest EM(t), and among equal values the one with the most
+answers from the weights. Only the scores of questions that the weights answer correctly are
+candidates, because any other t only adds questions that the weights answer incorrectly. The signal
+is `weights`, which saves retrieval for those questions, unless the interval of the paired
+difference shows that `difference` is better.
 
-On the questions that chose t, EM(t) is biased upwards: measure the route on other questions.
+On the questions on which t was chosen, EM(t) is biased upwards: measure the route on other
+questions.
 """
 
 import math
@@ -39,7 +39,7 @@ AnswerFunction = Callable[..., list[Reading]]  # arguments: a condition, a progr
 class RoutePoint:
     """The effect of one threshold."""
 
-    least: float | None  # None: every question is answered from passages
+    least: float | None  # threshold; None: every question is answered from passages
     weights_share: float  # share of the questions that the weights answer
     value: float  # value of the deciding measure
 
@@ -49,11 +49,11 @@ class RoutingReport:
     """The effect of a route on a set of questions."""
 
     route: Route
-    is_chosen: bool  # the route was chosen on these questions
-    measure: str
+    is_chosen: bool  # whether the route was chosen on these questions
+    measure: str  # name of the deciding measure
     point: RoutePoint
-    weights_value: float  # of the measure, if the weights answer every question
-    passages_value: float  # of the measure, if passages answer every question
+    weights_value: float  # value of the measure if the weights answer every question
+    passages_value: float  # value of the measure if passages answer every question
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -70,7 +70,7 @@ class RoutingReport:
 
     @property
     def skipped_share(self) -> float:
-        """The share of the questions that are neither searched nor read."""
+        """The share of the questions for which no passages are retrieved."""
         return self.point.weights_share if self.route.signal == "weights" else 0.0
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class RoutingReport:
         rule = (
             "passages answer every question"
             if self.route.least is None
-            else f"the weights answer at {self.route.least:.4g} or more nats a token by {self.route.signal}"
+            else f"the weights answer at {self.route.least:.4g} or more nats per token by {self.route.signal}"
         )
         return (
             f"{'chosen route' if self.is_chosen else 'route'}: {rule}: {self.point.weights_share:.0%} of the "
@@ -102,10 +102,10 @@ def list_route_points(
     n, total = len(scores), math.fsum(passages_values)
     points = [RoutePoint(None, 0.0, total / n)]
     ranked = sorted(zip(scores, weights_values, passages_values, strict=True), key=lambda row: -row[0])
-    for count, (score, weights_value, passages_value) in enumerate(ranked, start=1):
+    for n_weights, (score, weights_value, passages_value) in enumerate(ranked, start=1):
         total += weights_value - passages_value
-        if math.isfinite(score) and (count == n or ranked[count][0] < score):
-            points.append(RoutePoint(score, count / n, total / n))
+        if math.isfinite(score) and (n_weights == n or ranked[n_weights][0] < score):
+            points.append(RoutePoint(score, n_weights / n, total / n))
     return points
 
 
@@ -115,7 +115,7 @@ def choose_route(
     passages_values: Sequence[float],
     resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> tuple[RouteSignal, RoutePoint]:
-    """Return the signal and the threshold with the largest value, as the module describes."""
+    """Return (signal, its best point), chosen as the module docstring describes."""
     best: dict[RouteSignal, RoutePoint] = {}
     for signal, scores in scores_by_signal.items():
         right_scores = {score for score, value in zip(scores, weights_values, strict=True) if value > 0}
@@ -137,7 +137,7 @@ def choose_route(
 
 
 class RoutedAnswers:
-    """Answers the questions of a condition as the reader `auto` does, from the answers of a reader.
+    """A function that answers questions as the reader `auto` does, from the answers of a reader.
 
     If no route is given, the first condition chooses one.
     """
@@ -150,18 +150,18 @@ class RoutedAnswers:
         kind: AnswerKind = "spans",
         resampling: Resampling = DEFAULT_RESAMPLING,
     ) -> None:
-        """Route between the answers of `answer_questions` with and without passages.
+        """Create a function that routes between answers with and without passages.
 
         Args:
-            answer_questions: returns the answers of a reader of passages (an `AnswerCache`).
+            answer_questions: function that returns the answers of a reader (an `AnswerCache`).
             route: the route; None: choose one.
-            subject: model and reader for which a chosen route is valid.
+            subject: the model and the reader for which a chosen route is valid.
             kind: the kind of the answers, whose first measure decides.
             resampling: settings of the interval that compares the signals.
         """
         self._answer_questions, self._route, self._subject = answer_questions, route, subject
         self._kind, self._resampling = kind, resampling
-        self.report: RoutingReport | None = None  # of the first condition
+        self.report: RoutingReport | None = None  # report on the first condition
 
     def __call__(self, condition: Condition, on_progress: Callable[[int, int], None]) -> list[Reading]:
         """Return the routed answers to all questions of a condition, in order.
@@ -175,7 +175,9 @@ class RoutedAnswers:
         closed_book = self._answer_questions(no_passages, lambda done, total: on_progress(done // 2, n))
         if not any(condition.hits):
             if condition.k and self.report is None and self._route is None:
-                raise UsageError("no passage was found for any question, so no route can be chosen: see --retriever")
+                raise UsageError(
+                    "no passage was found for any question, so no route can be chosen: choose another --retriever"
+                )
             return closed_book
         open_book = self._answer_questions(condition, lambda done, total: on_progress((n + done) // 2, n))
         if all(mean_log_likelihood(reading) is None for reading in closed_book if reading.answer):
@@ -192,7 +194,9 @@ class RoutedAnswers:
     def _measure(
         self, condition: Condition, closed_book: Sequence[Reading], open_book: Sequence[Reading]
     ) -> RoutingReport:
-        """Measure the route, or choose one, on the questions that have the deciding measure."""
+        """Measure the route, or choose one, on the questions to which the deciding measure
+        applies.
+        """
         measure = deciding_measure(self._kind)
         values = [
             [score_answer(question, reading, self._kind).measures.get(measure) for reading in readings]
@@ -223,7 +227,7 @@ class RoutedAnswers:
 
 
 def _score_questions(signal: RouteSignal, closed_book: Sequence[Reading], open_book: Sequence[Reading]) -> list[float]:
-    """Return the score of each question; -inf if an answer is empty or its likelihood unknown."""
+    """Return the score of each question; -inf if its answer is empty or a likelihood is unknown."""
     route = Route(signal)
     scores = [
         route.score(*readings) if readings[0].answer else None for readings in zip(closed_book, open_book, strict=True)

@@ -5,43 +5,41 @@ patterns (CuratedTREC), labels (FEVER), texts (MS MARCO), or clues, which are qu
 a given entity (Jeopardy). Spans and patterns add grounding measures, texts and clues
 add BLEU and n-gram diversity. Questions with evidence add KILT's measures.
 
-Grounding measures: citations, and whether an answer agrees with its passages.
+The citation measures are those of ALCE (Gao et al. 2023, section 3):
 
-Citation measures are those of ALCE (Gao et al. 2023, section 3):
-
-* `cited`: whether the answer has a citation, over the answers with a statement.
+* `cited`: the share of answers with a citation, over the answers with a statement.
 * `citation-recall`: the share of statements that their cited entries together support. A statement
   without citations is not supported.
 * `citation-precision`: the share of correct citations, over the answers with a citation. A citation
-  is correct if its statement is supported, and the entry supports the statement alone or the other
-  entries that the statement cites do not support it without the entry. A number that is not in the
+  is correct if its statement is supported, and either the entry alone supports the statement or the
+  other cited entries do not support it without the entry. A number that is not in the
   context is wrong.
-* `gold-citation-precision`, `gold-citation-recall`, for questions that name passages or pages: the
-  share of cited entries that hold one of these, and the share of these that was cited (of the best
-  evidence set, if there are several).
+* `gold-citation-precision`, `gold-citation-recall`, for questions with gold passages or pages:
+  the share of cited entries that contain one of them, and the share of them that was cited (for the
+  best evidence set, if there are several).
 
-ALCE's statements are sentences, as here. ALCE judges support with an entailment model, this module
-with `supports`, which compares words.
+Statements are sentences, as in ALCE. ALCE judges support with an entailment model; this module uses
+`supports`, which compares words.
 
-Grounding measures apply to spans and patterns. A passage *holds* an answer by DPR's token match
-over its text without its title, or if a pattern matches in it.
+Grounding measures apply to spans and patterns. A passage *contains* an answer by DPR's token
+match over its text without the title, or if a pattern matches in its text.
 
-* `EM-unheld`: EM over the questions with no passage that holds a gold answer, which measures the
+* `EM-unheld`: EM over the questions for which no passage contains a gold answer, which measures the
   knowledge in the weights. Lewis et al. 2020 (section 4.1) report 11.8 % for Natural Questions,
   where an extractive reader would have 0.
 * `override`: the share of answers that neither equal nor contain a gold answer, over the questions
-  with a passage that holds one. The model has read the answer and given another one.
+  with a passage that contains one. The model has read the answer but given another one.
 * `supported`: the share of answers that a passage supports (`supports`), over the non-empty
-  answers. It needs no gold answer, so that a service can monitor it.
+  answers. It needs no gold answers, so a service can monitor it.
 * `from-passages`: the share of answers that are more likely with the passages than without,
-  log p(y|x) > log p(y|question), if the model gives likelihoods. The other answers come from the
+  log p(y|x) > log p(y|question), if the model computes likelihoods. The other answers come from the
   weights. The measure applies to answers without citations, because any citation is more likely
   with passages than without.
 * `override-live`: the share of answers that are neither supported nor from passages, which is the
   override rate of a service without gold answers (`serving.monitoring.overrides`). Compare it with
   `override` to interpret that rate.
 
-No grounding measure applies to the closed book, which reads no passages.
+Grounding measures do not apply to the closed book, which has no passages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,13 +80,13 @@ def measure_citations(question: Question, reading: Reading) -> Mapping[str, floa
     values[CITATION_RECALL] = sum(
         _is_supported(statement, statement.cited, reading, question) for statement in statements
     ) / len(statements)
-    if citations := [is_right for marks in verdicts for is_right in marks]:
+    if citations := [is_right for citation_verdicts in verdicts for is_right in citation_verdicts]:
         values[CITATION_PRECISION] = sum(citations) / len(citations)
-    return {**values, **_gold_measures(question, reading, statements)}
+    return {**values, **_measure_gold_citations(question, reading, statements)}
 
 
 def _check_citations(statement: Statement, reading: Reading, question: Question) -> list[bool]:
-    """Return for each citation whether it is correct; unknown numbers are wrong."""
+    """Return whether each citation of a statement is correct; unknown numbers are incorrect."""
     is_supported = _is_supported(statement, statement.cited, reading, question)
     verdicts = [
         is_supported
@@ -111,7 +109,7 @@ def _is_supported(statement: Statement, numbers: Sequence[int], reading: Reading
     return supports(texts, statement.text, question.text, question.answers)
 
 
-def _gold_measures(question: Question, reading: Reading, statements: Iterable[Statement]) -> dict[str, float]:
+def _measure_gold_citations(question: Question, reading: Reading, statements: Iterable[Statement]) -> dict[str, float]:
     gold_sets = [set(question.passages)] if question.passages else [set(pages) for pages in question.evidence]
     cited_entries = [
         reading.context_entry(number)
@@ -119,7 +117,7 @@ def _gold_measures(question: Question, reading: Reading, statements: Iterable[St
     ]
     if not gold_sets or not cited_entries:
         return dict.fromkeys([GOLD_CITATION_RECALL], 0.0) if gold_sets else {}
-    entry_names = [_entry_ids(entry, reading, pages=not question.passages) for entry in cited_entries]
+    entry_names = [_list_entry_ids(entry, reading, pages=not question.passages) for entry in cited_entries]
     all_gold = set().union(*gold_sets)
     return {
         GOLD_CITATION_PRECISION: sum(not all_gold.isdisjoint(names) for names in entry_names) / len(entry_names),
@@ -127,7 +125,7 @@ def _gold_measures(question: Question, reading: Reading, statements: Iterable[St
     }
 
 
-def _entry_ids(entry: ReadContextEntry, reading: Reading, *, pages: bool) -> set[str]:
+def _list_entry_ids(entry: ReadContextEntry, reading: Reading, *, pages: bool) -> set[str]:
     passages = [reading.passages[position] for position in entry.places]
     return {passage.page_id if pages else passage.id for passage in passages}
 
@@ -140,7 +138,7 @@ GROUNDING_MEASURES = (EM_UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES, OVERRIDE_LI
 def measure_grounding(
     question: Question, reading: Reading, right: float, *, patterns: bool = False
 ) -> Mapping[str, float]:
-    """Return the grounding measures that apply to one answer; `right` is its EM.
+    """Return the grounding measures that apply to one answer; `right` is the answer's EM.
 
     Raises:
         InputError: a gold pattern is not a regular expression.
@@ -165,8 +163,8 @@ def measure_grounding(
     return measures
 
 
-_EXTRACTIVE_KINDS = ("spans", "patterns")  # a passage may hold these answers word for word
-_KILT_DEPTH = 5  # KILT's own depth
+_EXTRACTIVE_KINDS = ("spans", "patterns")  # kinds of answers that a passage may contain verbatim
+_KILT_DEPTH = 5  # depth of recall in KILT
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +173,7 @@ class ScoredAnswer:
 
     question: Question
     reading: Reading
-    measures: Mapping[str, float]  # by name; only those that apply to the question
+    measures: Mapping[str, float]  # value by name, for the measures that apply to the question
 
 
 def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans") -> ScoredAnswer:
@@ -188,7 +186,7 @@ def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans
     """
     values = {name: compute(reading.answer, question.answers) for name, compute in answer_functions(kind).items()}
     measures = {name: value for name, value in values.items() if value is not None}
-    passage_measures = {**_kilt_measures(question, reading, measures), **measure_citations(question, reading)}
+    passage_measures = {**_compute_kilt_measures(question, reading, measures), **measure_citations(question, reading)}
     if kind in _EXTRACTIVE_KINDS:
         passage_measures |= measure_grounding(
             question, reading, measures[deciding_measure(kind)], patterns=kind == "patterns"
@@ -196,13 +194,13 @@ def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans
     return ScoredAnswer(question, reading, {**measures, **passage_measures})
 
 
-def _kilt_measures(question: Question, reading: Reading, measures: Mapping[str, float]) -> dict[str, float]:
+def _compute_kilt_measures(question: Question, reading: Reading, measures: Mapping[str, float]) -> dict[str, float]:
     if not question.evidence:
         return {}
     precision = r_precision(reading.pages, question.evidence)
-    earned = {f"KILT-{name}": value if precision == 1 else 0.0 for name, value in measures.items()}
+    kilt_values = {f"KILT-{name}": value if precision == 1 else 0.0 for name, value in measures.items()}
     recall = recall_at(reading.pages, question.evidence, _KILT_DEPTH)
-    return {"R-precision": precision, f"recall@{_KILT_DEPTH}": recall, **earned}
+    return {"R-precision": precision, f"recall@{_KILT_DEPTH}": recall, **kilt_values}
 
 
 def deciding_measure(kind: AnswerKind) -> str:
@@ -226,7 +224,7 @@ def list_measures(kind: AnswerKind, *, evidence: bool) -> list[str]:
 
 
 def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
-    """Check that the questions have gold answers of a kind, before a model answers for hours.
+    """Check that the questions have gold answers of a kind, before a model spends hours answering.
 
     Raises:
         UsageError: no question has an answer, or the kind is labels and no answer is a FEVER label.
@@ -235,7 +233,7 @@ def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
     """
     golds = [gold for question in questions for gold in question.answers]
     if not golds:
-        raise UsageError("no question has an answer to compare with: give a file with answers")
+        raise UsageError("no question has a gold answer: give a file with answers")
     if kind == "patterns":
         for gold in golds:
             compile_pattern(gold)
@@ -250,18 +248,18 @@ def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
 def estimate_measures(
     scored: Sequence[ScoredAnswer], kind: AnswerKind = "spans", resampling: Resampling = DEFAULT_RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return each measure of the set, in [0, 1], with its interval.
+    """Return each measure of a set of answers, in [0, 1], with its interval.
 
-    A measure covers the questions that it applies to (`Estimate.n`): FEVER's two-way accuracy
+    A measure covers the questions to which it applies (`Estimate.n`): FEVER's two-way accuracy
     covers the questions with one of two labels, KILT's measures those with evidence. Texts and
     clues add BLEU-1, BLEU-4, distinct-3 (the ratio of distinct to all trigrams of the answers) and
     gold-distinct-3 (that ratio for the first gold answer of each question).
 
     Raises:
-        UsageError: there is no answer.
+        UsageError: there are no answers.
     """
     if not scored:
-        raise UsageError("there is no answer to measure: give at least one question")
+        raise UsageError("there are no answers to measure: give at least one question")
     columns: dict[str, list[float]] = {}
     for answer in scored:
         for name, value in answer.measures.items():
@@ -278,8 +276,8 @@ def compare_answers(
     """Return the mean difference of each measure, `after` minus `before`, over the shared
     questions.
 
-    Questions are joined by id. Set measures such as BLEU are left out, because they have no value
-    per question.
+    Questions are joined by id. Measures of a set, such as BLEU, are omitted, because they have no
+    value per question.
     """
     before_measures = {answer.question.id: answer.measures for answer in before}
     measure_pairs = [

@@ -18,27 +18,35 @@ from rag_model.retrieve.expression import choose_expression
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings:
-    """The settings of an evaluation; defaults as in the RAG paper's open-domain tables."""
+    """The settings of an evaluation; the defaults are those of the RAG paper's open-domain
+    tables.
+    """
 
-    kind: AnswerKind = "spans"  # of the answers; selects the measures
-    k: int | None = None  # passages per answer; None: as many as in training
-    depth: int = 20  # passages to which retrieval is measured
-    judged_by: JudgedBy | None = None  # what counts as relevant; None: chosen by the questions
-    # Expression such as rrf(hnsw, ivfpq); None: the snapshot's default.
+    kind: AnswerKind = "spans"  # kind of the answers, which selects the measures
+    k: int | None = None  # number of passages per answer; None: as in training
+    depth: int = 20  # maximum number of passages per question in retrieval measures
+    judged_by: JudgedBy | None = None  # criterion of relevance; None: depends on the questions
+    # Retriever expression such as rrf(hnsw, ivfpq); None: the snapshot's default.
     retriever: str | None = None
-    index: str | None = None  # name of an index, or `exact`: the short form of `retriever`
+    index: str | None = None  # name of an index, or `exact`; a short form of `retriever`
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
-    readers: tuple[ReaderName, ...] = ()  # the first has the ablations; empty: the model's default
-    concat: PromptSettings = field(default_factory=PromptSettings)  # for the reader `concat`
-    ablations: AblationSettings | None = None  # None: only the open book
-    limits: CollapseLimits = COLLAPSE_LIMITS  # beyond which retrieval counts as collapsed
-    resampling: Resampling = DEFAULT_RESAMPLING  # of the intervals
-    # Label -> the word of one token that stands for it; empty: the model writes its answers.
+    readers: tuple[
+        ReaderName, ...
+    ] = ()  # readers, of which the first is used for ablations; empty: the model's default
+    # settings of the reader `concat`
+    concat: PromptSettings = field(default_factory=PromptSettings)
+    ablations: AblationSettings | None = None  # settings of the ablations; None: only the open book
+    # limits beyond which retrieval is considered collapsed
+    limits: CollapseLimits = COLLAPSE_LIMITS
+    resampling: Resampling = DEFAULT_RESAMPLING  # settings of the confidence intervals
+    # Word that the model generates for each label; empty: the model writes its answers.
     labels: Mapping[str, str] = field(default_factory=dict)
-    risk: float | None = None  # choose a threshold at this maximum risk; None: choose no threshold
-    threshold: Threshold | None = None  # measure this threshold; None: measure no threshold
-    route: Route | None = None  # of the reader `auto`; None: the default route, or a choice
-    choose_route: bool = False  # choose the route on these questions
+    # maximum risk for the choice of a threshold; None: no threshold is chosen
+    risk: float | None = None
+    threshold: Threshold | None = None  # threshold to measure; None: no threshold is measured
+    # route of the reader `auto`; None: the default route, or a chosen one
+    route: Route | None = None
+    choose_route: bool = False  # whether to choose the route on these questions
 
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
@@ -67,26 +75,26 @@ class EvaluationSettings:
     def reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
         """Return the settings of each reader by its name, in order.
 
-        `auto` is followed by the reader that it reads passages with.
+        `auto` is followed by the reader with which it reads passages.
 
         Raises:
-            UsageError: a reader does not suit the model of this name.
+            UsageError: a reader cannot use the model with this name.
         """
-        # The reader `auto` compares likelihoods, which an endpoint only gives if it is asked for them.
+        # The reader `auto` compares likelihoods, which an endpoint returns only on request.
         signal: Signal | None = "likelihood" if "auto" in self.readers else None
         signal = signal if self.threshold is None else self.threshold.signal
         reader_settings = [
             ReaderSettings(reader, self.decoding, self.concat, self.labels, signal=signal)
             for reader in self.readers or (None,)
         ]
-        by_name: dict[ReaderName, ReaderSettings] = {}
+        settings_by_name: dict[ReaderName, ReaderSettings] = {}
         for settings in reader_settings:
             name = settings.reader_for(model)
             if settings.reader == "auto":
-                by_name["auto"] = replace(settings, route=self.route)
-            by_name.setdefault(name, replace(settings, reader=name))
-        return by_name
+                settings_by_name["auto"] = replace(settings, route=self.route)
+            settings_by_name.setdefault(name, replace(settings, reader=name))
+        return settings_by_name
 
     def search_depth(self, k: int) -> int:
-        """Return the passages to retrieve per question to answer from `k`."""
+        """Return the number of passages to retrieve per question, if answers use `k` passages."""
         return max(self.depth, self.ablations.search_depth(k) if self.ablations else k)

@@ -32,9 +32,9 @@ def test_a_retriever_is_asked_for_by_its_expression(place: dict[str, str]) -> No
     [
         ({}, "none of them is given"),
         ({"store": "a", "folder": "b"}, "store and folder"),
-        ({"folder": "a", "ref": "latest"}, "ref belongs to a store"),
-        ({"store": "a", "dest": "b", "encoder": "c"}, "leave encoder or dest out"),
-        ({"service": "http://a", "dest": "b"}, "dest belongs to a store"),
+        ({"folder": "a", "ref": "latest"}, "ref applies to a store"),
+        ({"store": "a", "dest": "b", "encoder": "c"}, "omit encoder or dest"),
+        ({"service": "http://a", "dest": "b"}, "dest applies to a store"),
         ({"store": "a", "token": "t"}, "token belongs to a service"),
         ({"service": "http://a", "encoder": "e"}, "encoder belongs to a store or a folder"),
     ],

@@ -120,7 +120,7 @@ def test_cores_that_memory_has_no_room_for_are_not_asked_for(base: Path) -> None
 @pytest.mark.parametrize(
     ("passages", "memory", "says"),
     [
-        (SMALL, "500MB", r"takes \d\.\d GB of memory to embed, and a run may have 500 MB: raise the limit"),
+        (SMALL, "500MB", r"embed needs \d\.\d GB of memory, and a run may use 500 MB: raise the limit"),
         (SMALL, "1500MB", "memory to embed"),
         (WIKIPEDIA, "4GB", r"HNSW32 over .* are free: use IVF\S+$"),
     ],

@@ -58,7 +58,7 @@ def test_a_night_on_cores_is_enough_or_a_gpu_is_asked_for() -> None:
 
 
 def test_what_does_not_fit_says_how_much_would() -> None:
-    with pytest.raises(ResourceError, match=r"takes 12\.5 GB of memory to train, and a run may have 4\.0 GB"):
+    with pytest.raises(ResourceError, match=r"train needs 12\.5 GB of memory, and a run may use 4\.0 GB"):
         choose_resources(WorkEstimate({}, {"train": 10**10 - PROCESS_BYTES, "mine": 1}, 1.0), RunLimits("4GB", 1), 0)
 
 

@@ -138,7 +138,7 @@ def test_an_index_that_ranks_by_the_embeddings_needs_them(
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in exact], abs=1e-6)
     pull(store, refined, tmp_path, select=select_files(what, embeddings=False))
     DenseRetriever(Snapshot.from_folder(tmp_path), encoder, "hnsw")
-    with pytest.raises(StoreError, match=r"index ivfpq reranks .* by the embeddings, but .* was not pulled"):
+    with pytest.raises(StoreError, match=r"index ivfpq reranks .* with the embeddings, but .* was not pulled"):
         DenseRetriever(Snapshot.from_folder(tmp_path), encoder, "ivfpq")
 
 

@@ -121,7 +121,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("hnsw(efSearch=1000000)", "efSearch is 1,000,000, but the index holds"),
         ("rrf(hnsw, __import__)", "has no index '__import__'"),
         (f"rrf({MANY})", "more than 16 indexes are searched"),
-        ("rerank(hnsw)", "rerank takes a retriever, a model and how many"),
+        ("rerank(hnsw)", "rerank takes a retriever, a model and the number"),
         ("rerank(hnsw, ce, 0)", "argument 3 of rerank is 0: give a whole number from 1 to 1,000"),
         ("rerank(hnsw, ce, 1001)", "argument 3 of rerank is 1001: give a whole number from 1 to 1,000"),
         ("rerank(hnsw, ce, many)", "argument 3 of rerank is many"),

@@ -177,7 +177,7 @@ def test_more_than_there_is_is_refused(
         ("rrf(hnsw, exact, depth=5)", "rrf has no option 'depth': it takes k and weights"),
         ("rrf(hnsw, [exact])", r"\[exact\] is not a retriever"),
         ("interpolate(hnsw, exact)", "character 1: interpolate takes two retrievers and the weight of the second"),
-        ("interpolate(hnsw, exact, 1, alpha=1)", "two legs and the weight of the second"),
+        ("interpolate(hnsw, exact, 1, alpha=1)", "two retrievers and the weight of the second"),
         ("interpolate(hnsw, hnsw, 1)", "character 19: the retriever hnsw is given twice"),
         ("interpolate(hnsw, exact, half)", "character 26: argument 3 of interpolate is half: give a number"),
         ("interpolate(hnsw, exact, alpha=inf)", "alpha of interpolate is inf: give a number"),

@@ -157,7 +157,7 @@ def test_an_endpoint_that_fails_is_no_fault_of_the_question(
     ):
         reply = found.client.post("/answer", json={"questions": ["who?"]})
         assert (reply.status_code, "the model behind the service" in reply.json()["detail"]) == (502, True)
-        assert "set OPENAI_API_KEY to one that may use tiny" in caplog.text
+        assert "set OPENAI_API_KEY to a key that may use tiny" in caplog.text
         assert found.search("who?")["results"][0]["hits"]
         reply = found.client.post("/answer", json={"questions": ["who?"]})
         assert (reply.status_code, "ask for fewer passages" in reply.json()["detail"]) == (400, True)

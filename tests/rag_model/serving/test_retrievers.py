@@ -102,7 +102,7 @@ WRONG = [
     ("x" * 4_000, "has 4,000 characters: use at most 1,000"),
     ("rrf(" * 240, "more than 8 deep"),
     ("rrf(" * 20 + "hnsw" + ")" * 20, "more than 8 deep"),
-    ("hnsw:-1", "'hnsw' is asked for -1 passages"),
+    ("hnsw:-1", "the depth of 'hnsw' is -1 passages"),
     ("hnsw:51", "hnsw:51 asks for 51 passages: ask for at most 50 here"),
     ("rrf(hnsw, exact:1000000)", "ask for at most 50 here"),
     ("rrf(hnsw, exact, k=0)", "k of rrf is 0"),

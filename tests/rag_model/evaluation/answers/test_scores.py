@@ -102,7 +102,7 @@ def test_golds_that_can_not_be_compared_with_are_told_before_the_work() -> None:
         check_gold_answers([Question("a", "Q", ("Paris",))], "labels")
     with pytest.raises(InputError, match="not a regular expression"):
         check_gold_answers([Question("a", "Q", ("(",))], "patterns")
-    with pytest.raises(UsageError, match="no answer to measure"):
+    with pytest.raises(UsageError, match="no answers to measure"):
         estimate_measures([])
 
 

@@ -42,6 +42,6 @@ def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
 
 
 def test_a_key_that_no_header_can_hold_is_refused_unsaid() -> None:
-    with pytest.raises(UsageError, match="OPENAI_API_KEY holds a space") as refused:
+    with pytest.raises(UsageError, match="OPENAI_API_KEY contains a space") as refused:
         Endpoint.from_environment({"OPENAI_API_KEY": "two words"})
     assert "words" not in str(refused.value)
