@@ -123,9 +123,9 @@ class BlockLayout:
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
         """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
         firsts, lasts = self.locate_offsets(starts), self.locate_offsets(ends - 1)
-        if len(firsts) == 1:  # the most frequent case, which the array operations below would slow down
-            return np.arange(firsts[0], lasts[0] + 1 if ends[0] > starts[0] else firsts[0])
         counts = np.where(ends > starts, lasts + 1 - firsts, 0)
+        if (counts == 1).all():  # a frequent case, which the array operations below would slow down
+            return firsts
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range
         blocks: Numbers = np.repeat(firsts, counts) + offsets
         return blocks
@@ -190,6 +190,7 @@ class RangeCache:
         self._clock = 1
         self._running: dict[int, int] = {}  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
+        self._background = ThreadPoolExecutor(1, "ranges-later")
 
     def open(
         self,
@@ -255,6 +256,19 @@ class RangeCache:
         for fetch in fetches:  # digests first, because they verify the other blocks
             fetch.file._store_runs([(run, future.result()) for run, future in fetch.runs])
 
+    def load_later(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]]) -> None:
+        """Load ranges in the background, after those of earlier calls.
+
+        Failures are not reported, because a search that needs the ranges loads them itself.
+        """
+
+        def load() -> None:
+            with self.hold():
+                self.load(ranges)
+
+        with suppress(RuntimeError):  # the cache is closed
+            self._background.submit(load)
+
     def _find_missing(
         self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers] | None]
     ) -> list[tuple["CachedFile", Numbers]]:
@@ -270,7 +284,8 @@ class RangeCache:
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
-        self._pool.shutdown(cancel_futures=True)
+        for pool in (self._background, self._pool):
+            pool.shutdown(cancel_futures=True)
         with self._lock:
             files, self._files = self._files, []
         for file in files:
@@ -456,6 +471,11 @@ class CachedFile:
 
     def _mark_used(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
         """Record that a search uses ranges; return the blocks that are not verified."""
+        if len(starts) == 1 and starts[0] < ends[0] <= self.size:  # slices are faster than arrays
+            used = self.layout.locate_range(int(starts[0]), int(ends[0]))
+            np.maximum(self._last_used[used], clock, out=self._last_used[used])
+            unverified: Numbers = used.start + np.flatnonzero(~self._is_verified[used])
+            return unverified
         blocks = self.layout.locate_ranges(starts, np.minimum(ends, self.size))
         self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)
         return blocks[~self._is_verified[blocks]]

@@ -9,7 +9,7 @@ that column, and files with prose only lack that of kinds.
 import hashlib
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, groupby, pairwise
@@ -202,31 +202,26 @@ class PassageWriter:
         self._atomic_write.__exit__(kind, error, trace)
 
 
-class GroupCache:
-    """A least-recently-used cache of decoded row groups of several files; not thread-safe.
-
-    A group is a `pa.Table` or another object with its size in bytes as `nbytes`.
-    """
+class DecodedCache:
+    """A least-recently-used cache of decoded row groups or passages; not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Keep up to `max_bytes` of groups."""
+        """Keep values of up to `max_bytes`."""
         self._max_bytes, self._bytes = max_bytes, 0
-        self._groups: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
-    def find(self, key: tuple[str, int]) -> Any:
-        """Return the group of a key (file and number), or None, and mark it as recently used."""
-        if key in self._groups:
-            self._groups.move_to_end(key)
-        return self._groups.get(key)
+    def find(self, key: Hashable) -> Any:
+        """Return the value of a key, or None, and mark it as recently used."""
+        if key in self._values:
+            self._values.move_to_end(key)
+        return self._values.get(key, (None,))[0]
 
-    def add(self, key: tuple[str, int], group: Any) -> None:
-        """Add or replace a group, and evict the least recently used groups beyond the limit."""
-        if key in self._groups:
-            self._bytes -= self._groups.pop(key).nbytes
-        self._groups[key] = group
-        self._bytes += group.nbytes
+    def add(self, key: Hashable, value: Any, nbytes: int) -> None:
+        """Add or replace a value, and evict the least recently used values beyond the limit."""
+        self._bytes += nbytes - self._values.pop(key, (None, 0))[1]
+        self._values[key] = value, nbytes
         while self._bytes > self._max_bytes:
-            self._bytes -= self._groups.popitem(last=False)[1].nbytes
+            self._bytes -= self._values.popitem(last=False)[1][1]
 
 
 class PassageFile:
@@ -236,7 +231,7 @@ class PassageFile:
         self,
         source: Path | IO[bytes],
         required_columns: Sequence[str] = _REQUIRED,
-        group_cache: GroupCache | None = None,
+        group_cache: DecodedCache | None = None,
     ) -> None:
         """Open the file and read its footer.
 
@@ -405,7 +400,7 @@ class PassageFile:
                 # With threads, 1,024 passages take more than twice the CPU time, and longer on two cores.
                 table = self._dictionary_file.read_row_group(group, stored_columns, use_threads=False)
             if self._group_cache is not None:
-                self._group_cache.add(key, table)
+                self._group_cache.add(key, table, table.nbytes)
         return table
 
     @cached_property

@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rag_model.corpus.passages import DATE, FULL_SCHEMA, GroupCache
+from rag_model.corpus.passages import DATE, FULL_SCHEMA, DecodedCache
 from rag_model.corpus.records import Passage, check_seconds
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
@@ -64,13 +63,34 @@ class _Page:
 class _Column:
     """A dictionary-encoded column, as in Arrow."""
 
-    values: Sequence[Any]  # the dictionary; texts as UTF-8
+    values: "Sequence[int] | _TextDictionary"  # the dictionary
     indices: _Indices  # (rows,) the dictionary index of each row, -1 for null
 
     def get_value(self, row: int) -> Any:
-        index = self.indices[row]
-        value = None if index < 0 else self.values[index]
-        return value.decode() if isinstance(value, bytes) else value
+        index = int(self.indices[row])
+        return None if index < 0 else self.values[index]
+
+
+class _TextDictionary:
+    """The texts of a dictionary page; each follows its length in 4 bytes, and the last may be incomplete.
+
+    A page has about a thousand texts, and a search reads a few of them, so they are located when they
+    are read.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._ends = data, [0]
+
+    def __getitem__(self, number: int) -> str:
+        """Return a text, or raise `IndexError` if the page does not have it as a whole."""
+        data, ends, parse_length = self._data, self._ends, _LENGTH.unpack_from
+        end = ends[-1]
+        for _ in range(len(ends), number + 2):
+            end += _LENGTH.size + parse_length(data, end)[0]
+            ends.append(end)
+        if ends[number + 1] > len(data):
+            raise IndexError(f"text {number} is incomplete")
+        return data[ends[number] + _LENGTH.size : ends[number + 1]].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +112,7 @@ class _DecodedGroup:
 class RangedPassages:
     """Reads passages of a remote file by row, as `PassageFile` does; not thread-safe."""
 
-    def __init__(self, file: CachedFile, outline: Mapping[str, Any], n_rows: int, cache: GroupCache) -> None:
+    def __init__(self, file: CachedFile, outline: Mapping[str, Any], n_rows: int, cache: DecodedCache) -> None:
         """Use a file of `n_rows` passages with an outline that has cuts; reads nothing yet.
 
         Raises:
@@ -163,7 +183,7 @@ class RangedPassages:
         has_all_texts = cut == len(self._cuts[group]) - 1
         text_cut = None if has_all_texts else (cut, text_end)
         decoded_group = _decode_group(data, self._columns, complete_rows, text_cut)
-        self._cache.add((self._file.name, group), decoded_group)
+        self._cache.add((self._file.name, group), decoded_group, decoded_group.nbytes)
         return decoded_group
 
     @contextmanager
@@ -300,7 +320,7 @@ def _decode_group(
         else:
             dictionary = _decompress(data, dictionary_page)
         dtype = _DTYPES.get(FULL_SCHEMA.field(name).type)
-        values = _split_texts(dictionary) if dtype is None else np.frombuffer(dictionary, dtype).tolist()
+        values = _TextDictionary(dictionary) if dtype is None else np.frombuffer(dictionary, dtype).tolist()
         indices = _decode_column_indices(data, data_page, name)
         decoded_columns[name] = _Column(values, indices)
         nbytes += len(dictionary) + indices.nbytes
@@ -311,12 +331,6 @@ def _decompress(data: bytes, page: _Page) -> bytes:
     compressed, zstd = data[page.start : page.end], pa.Codec("zstd")
     page_data: bytes = zstd.decompress(compressed, page.decoded_bytes, asbytes=True)
     return page_data
-
-
-def _split_texts(data: bytes) -> list[bytes]:
-    """Return the texts, each after its length in 4 bytes, without a last one that is incomplete."""
-    ends = _list_text_ends(data)
-    return [data[start + _LENGTH.size : end] for start, end in pairwise([0, *ends])]
 
 
 def _list_text_ends(data: bytes, start: int = 0) -> list[int]:

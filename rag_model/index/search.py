@@ -127,7 +127,10 @@ class FaissFileIndex:
         """Open `path`; see `open_index`."""
         self._path, self._index = path, engine.read_index(path, mmap=mmap or ranges is not None)
         self._ranges = ranges
-        self._list_offsets = _locate_lists(path) if ranges is not None else np.empty(0, np.int64)  # (lists + 1,)
+        # With ranges: (lists + 1,) offsets of the lists in the file, and the bytes of the file.
+        self._list_offsets, self._mapped_bytes = np.empty(0, np.int64), np.empty(0, np.uint8)
+        if ranges is not None:
+            self._list_offsets, self._mapped_bytes = _locate_lists(path), np.memmap(path, np.uint8, "r")
         self._lists = get_inverted_lists(self._index)
         self.structure = _detect_structure(path, self._index)
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: not an IVF index
@@ -227,8 +230,8 @@ class FaissFileIndex:
         ends = self._list_offsets[numbers + 1]
         starts = ends + _ID_BYTES * (positions - self._count_entries(numbers))
         ranges.load(starts, starts + _ID_BYTES)
-        data = b"".join(ranges.read_loaded(start, start + _ID_BYTES) for start in starts.tolist())
-        return np.frombuffer(data, np.int64)
+        ids: Rows = self._mapped_bytes[starts[:, None] + np.arange(_ID_BYTES)].view(np.int64)[:, 0]
+        return ids
 
     def _adapt_parameters(self, parameters: Mapping[str, int], k: int, candidates: int) -> dict[str, int]:
         """Return the parameters, raised for the depth of a search, and limited to the size of the

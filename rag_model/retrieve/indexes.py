@@ -175,7 +175,8 @@ def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
     if ranges is None or not all(map(ranges.covers, names)):
         return RemoteRowFiles(names, snapshot.path, snapshot.read_range, snapshot.open_file)
     shapes = [(part.rows, content.files[name].size) for part, name in zip(snapshot.parts, names, strict=True)]
-    return RemoteRowFiles(names, snapshot.path, ranges.read, ranges.open_file, ranges.read_ranges, shapes)
+    outlines = [*map(ranges.get_outline, names)]
+    return RemoteRowFiles(names, snapshot.path, ranges.read, ranges.open_file, ranges.read_ranges, shapes, outlines)
 
 
 def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:

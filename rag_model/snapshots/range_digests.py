@@ -17,6 +17,7 @@ import numpy as np
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.ranged_passages import list_cuts
 from rag_model.digest import canonical_json
+from rag_model.index.files.vectors import build_row_outline
 from rag_model.index.kind import RangedKind, get_kind_of_entry
 from rag_model.ranges import DIGEST_BYTES, digest_blocks, digest_ranges
 from rag_model.store.objects.blobs import BlobRef
@@ -32,20 +33,21 @@ from rag_model.store.versions.ranges import (
 )
 
 _ROW_BLOCK = 4 << 10  # bytes; small, because a search reads single vectors and parts of row groups
+_MIN_ROW_FILE_BYTES = 128 << 10  # a smaller file is read as a whole, by one request
 _DIGESTED_BYTES_PER_SECOND = 5e8
 _PASSAGES = '{"kind":"passages"}'
 
 
 @dataclass(frozen=True, slots=True)
 class RangeTask(RecordedTask):
-    """Compute the digests of a file's blocks, and the outline of an index."""
+    """Compute the digests of a file's blocks, and its outline."""
 
     file: BlobRef
     block: int  # bytes
-    entry: str = ""  # of an index in the manifest, as canonical JSON; `_PASSAGES` for passages
+    entry: str = ""  # of an index in the manifest, as canonical JSON; `_PASSAGES`; empty for vectors
 
     stage: ClassVar[str] = "ranges"
-    CODE: ClassVar[int] = 4
+    CODE: ClassVar[int] = 5
 
     def inputs(self) -> dict[str, Any]:
         """Return the file, the block size and the kind of index."""
@@ -77,7 +79,9 @@ class RangeTask(RecordedTask):
                 outline, columns = file.build_outline(), file.schema.names
             cuts = list_cuts(path, columns, outline["ranges"]) if outline else []
             return outline | {"columns": columns, "cuts": cuts} if outline and cuts else outline
-        kind = get_kind_of_entry(json.loads(self.entry)) if self.entry else None
+        if not self.entry:
+            return build_row_outline(path)
+        kind = get_kind_of_entry(json.loads(self.entry))
         return kind.build_outline(path) if isinstance(kind, RangedKind) else None
 
     def estimate_seconds(self) -> float:
@@ -86,19 +90,23 @@ class RangeTask(RecordedTask):
 
 
 def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, RangeTask]:
-    """Return a task for each file of at least `min_bytes` that searches read by range, by path."""
-    tasks = {}
+    """Return a task for each file of at least `min_bytes` that searches read by range, by path.
+
+    If there are such files, smaller files of passages and vectors also get tasks, because a search
+    reads a file without digests of ranges as a whole: the last part of a corpus may be short.
+    """
+    tasks, min_row_bytes = {}, min(min_bytes, _MIN_ROW_FILE_BYTES)
     for path, ref in sorted(content.files.items()):
-        if ref.size >= min_bytes and file_kind(path) == "passages":
+        if ref.size >= min_row_bytes and file_kind(path) == "passages":
             tasks[path] = RangeTask(ref, _ROW_BLOCK, _PASSAGES)
-        elif ref.size >= min_bytes and file_kind(path) == EMBEDDINGS:
+        elif ref.size >= min_row_bytes and file_kind(path) == EMBEDDINGS:
             tasks[path] = RangeTask(ref, _ROW_BLOCK)
     for name, entry in sorted(content.indexes.items()):
         path = content.index_file(name)
         file, kind = content.files.get(path), get_kind_of_entry(entry)
         if file is not None and file.size >= min_bytes and isinstance(kind, RangedKind):
             tasks[path] = RangeTask(file, kind.block_bytes, canonical_json(dict(entry)).decode())
-    return tasks
+    return tasks if any(task.file.size >= min_bytes for task in tasks.values()) else {}
 
 
 def add_range_digests(

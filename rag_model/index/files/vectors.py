@@ -9,6 +9,7 @@ import io
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -50,6 +51,8 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     read_ranges: Callable[[Sequence[tuple[NameT, int, int]]], Sequence[bytes]] = lambda ranges: ()
     # rows and bytes of each file, if they are known; then files are opened without reading them
     shapes: Sequence[tuple[int, int]] = ()
+    # of each file what `build_row_outline` returned, or None; with it no header is read
+    outlines: Sequence[Any] = ()
 
     @property
     def are_verified(self) -> bool:
@@ -67,7 +70,7 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     def __getitem__(self, number: int | slice) -> Path | Sequence[Path]:
         """Return the path of a local copy, or the files of a slice."""
         if isinstance(number, slice):
-            return replace(self, names=self.names[number], shapes=self.shapes[number])
+            return replace(self, names=self.names[number], shapes=self.shapes[number], outlines=self.outlines[number])
         return self.fetch(self.names[number])
 
 
@@ -235,7 +238,10 @@ class RemoteVectorFiles:
                 _derive_header(name, rows, dim, size)
                 for name, (rows, size) in zip(files.names, files.shapes, strict=True)
             ]
-            self._unchecked.update(range(len(files)))
+            outlines = files.outlines or [None] * len(files)
+            self._unchecked.update(
+                number for number, header in enumerate(self._headers) if outlines[number] != _pack_header(header)
+            )
         else:
             with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
                 self._headers = [*threads.map(self._read_header, files.names)]
@@ -257,20 +263,14 @@ class RemoteVectorFiles:
         read = self._read_verified(parts) if self._files.are_verified else map_parts(self._read_part, parts)
         for (_, span, _), part_vectors in zip(parts, read, strict=True):
             vectors[span] = part_vectors
+        if not np.isfinite(vectors).all():
+            for number, span, local in parts:
+                _check_rows(vectors[span], str(self._files.names[number]), local)
         return vectors
 
     def _read_header(self, name: Any) -> tuple[int, int, np.dtype[Any], int]:
         """Return the number of rows, the dimension, the type, and the offset of the first row."""
-        return self._parse_header(name, self._files.read_range(name, 0, _HEADER_BYTES))
-
-    def _parse_header(self, name: Any, data: bytes) -> tuple[int, int, np.dtype[Any], int]:
-        try:
-            shape, fortran, dtype, end = read_npy_header(io.BytesIO(data))
-        except ValueError as error:
-            raise _incomplete_error(name) from error
-        if len(shape) != 2 or shape[1] == 0 or fortran or dtype not in (np.float16, np.float32):
-            raise _incomplete_error(name)
-        return *shape, dtype, end - shape[0] * shape[1] * dtype.itemsize
+        return _parse_header(name, self._files.read_range(name, 0, _HEADER_BYTES))
 
     def _list_ranges(self, part: PartRows) -> Iterator[tuple[Any, int, int]]:
         """Yield the ranges of the rows of a part, and of its header if it is unchecked."""
@@ -281,25 +281,23 @@ class RemoteVectorFiles:
         for start in (offset + local * (dim * dtype.itemsize)).tolist():
             yield name, start, start + dim * dtype.itemsize
 
-    def _read_verified(self, parts: Sequence[PartRows]) -> Iterator[Vectors]:
-        """Yield the vectors of each part; all are read in one round of requests."""
+    def _read_verified(self, parts: Sequence[PartRows]) -> Iterator[npt.NDArray[Any]]:
+        """Yield the vectors of each part, unchecked; all are read in one round of requests."""
         ranges = [[*self._list_ranges(part)] for part in parts]
         data = iter(self._files.read_ranges([*chain.from_iterable(ranges)]))
         for (number, _, local), part_ranges in zip(parts, ranges, strict=True):
             name, (_, dim, dtype, _) = self._files.names[number], self._headers[number]
             pieces = [*islice(data, len(part_ranges))]
             if len(pieces) > len(local):
-                if self._parse_header(name, pieces.pop(0)) != self._headers[number]:
+                if _parse_header(name, pieces.pop(0)) != self._headers[number]:
                     raise _incomplete_error(name)
                 self._unchecked.discard(number)
-            vectors = np.frombuffer(b"".join(pieces), dtype).reshape(len(local), dim).astype(np.float32)
-            _check_rows(vectors, str(name), local)
-            yield vectors
+            yield np.frombuffer(b"".join(pieces), dtype).reshape(len(local), dim)
 
-    def _read_part(self, part: PartRows) -> Vectors:
+    def _read_part(self, part: PartRows) -> npt.NDArray[Any]:
         number, _, local = part
         name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
-        row_bytes, vectors = dim * dtype.itemsize, list[Vectors]()
+        row_bytes, vectors = dim * dtype.itemsize, list[npt.NDArray[Any]]()
         starts = offset + local * row_bytes
         is_far = (np.diff(starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
         for rows in np.split(local, np.flatnonzero(is_far) + 1):
@@ -308,9 +306,33 @@ class RemoteVectorFiles:
             data = self._files.read_range(name, start, start + size)
             if len(data) != size:
                 raise _incomplete_error(name)
-            vectors.append(np.frombuffer(data, dtype).reshape(-1, dim)[rows - rows[0]].astype(np.float32))
-            _check_rows(vectors[-1], str(name), rows)
+            vectors.append(np.frombuffer(data, dtype).reshape(-1, dim)[rows - rows[0]])
         return np.concatenate(vectors)
+
+
+def build_row_outline(path: Path) -> dict[str, Any] | None:
+    """Return the shape, the type and the offset of the rows of a file, for readers of a few of them.
+
+    Return None for a file that `RemoteVectorFiles` does not read.
+    """
+    with suppress(InputError), path.open("rb") as file:
+        return _pack_header(_parse_header(path, file.read(_HEADER_BYTES)))
+    return None
+
+
+def _pack_header(header: tuple[int, int, np.dtype[Any], int]) -> dict[str, Any]:
+    rows, dim, dtype, offset = header
+    return {"rows": rows, "dim": dim, "dtype": dtype.name, "offset": offset}
+
+
+def _parse_header(name: Any, data: bytes) -> tuple[int, int, np.dtype[Any], int]:
+    try:
+        shape, fortran, dtype, end = read_npy_header(io.BytesIO(data))
+    except ValueError as error:
+        raise _incomplete_error(name) from error
+    if len(shape) != 2 or shape[1] == 0 or fortran or dtype not in (np.float16, np.float32):
+        raise _incomplete_error(name)
+    return *shape, dtype, end - shape[0] * shape[1] * dtype.itemsize
 
 
 def _derive_header(name: Any, rows: int, dim: int, size: int) -> tuple[int, int, np.dtype[Any], int]:

@@ -485,6 +485,8 @@ class DecodedListCache:
         weighting: Weighting,
         scores: Ints,
         rows: Ints,
+        *,
+        may_decode: bool = True,
     ) -> Ints | None:
         """Find the best rows of several queries, for whose lists there is capacity.
 
@@ -497,11 +499,15 @@ class DecodedListCache:
             weighting: of the postings.
             scores: (q, k) int64, filled.
             rows: (q, k) int64, filled.
+            may_decode: False only searches lists that are decoded already, and reads no file.
 
         Returns:
-            The number of hits of each query, (q,); None if a list is damaged.
+            The number of hits of each query, (q,); None if a list is damaged, or must be decoded but
+            may not be.
         """
         with self._lock:
+            if not may_decode and not self._are_decoded(entries, weighting):
+                return None
             lists = self._load_lists(entries, weighting)
             if lists is None:
                 return None
@@ -509,6 +515,10 @@ class DecodedListCache:
         sizes = np.empty(len(ends), np.int64)
         search_all(arrays, list_numbers, factors, ends, self._file.layout.n, scores, rows, sizes)
         return sizes
+
+    def _are_decoded(self, entries: Ints, weighting: Weighting) -> bool:
+        offsets = entries[entries[:, 0] > 0, 1].tolist()
+        return weighting == self._lists.weighting and all(map(self._lists.__contains__, offsets))
 
     def _load_lists(self, entries: Ints, weighting: Weighting) -> DecodedLists | None:
         """Return decoded lists that include `entries`, decoding new ones.

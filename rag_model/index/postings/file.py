@@ -176,6 +176,11 @@ class PostingsFile:
         if self._ranges is not None and len(bounds := self.layout.lists_offset + np.asarray(ranges, np.int64)):
             self._ranges.load(bounds[:, 0], bounds[:, 1] + PADDING)
 
+    def load_lists_later(self, ranges: npt.ArrayLike) -> None:
+        """Load ranges of the posting lists, (m, 2), in the background; see `RangeCache.load_later`."""
+        if self._ranges is not None and len(bounds := self.layout.lists_offset + np.asarray(ranges, np.int64)):
+            self._ranges.cache.load_later([(self._ranges, bounds[:, 0], bounds[:, 1] + PADDING)])
+
     def count_missing_bytes(self, begin: int, end: int) -> int:
         """Return how many bytes have to be fetched to load a range of the posting lists."""
         offset = self.layout.lists_offset

@@ -125,6 +125,10 @@ class PostingsIndex:
         if self.file.is_whole or not skip:
             self.file.load_lists(query_terms.lists[query_terms.lists[:, 0] > 0, 1:])
             return self._fill_best(query_terms, weighting, skip, scores, rows)
+        decoded_arguments = query_terms.lists, query_terms.factors, query_terms.ends, weighting, scores, rows
+        decoded_sizes = self._list_cache.search(*decoded_arguments, may_decode=False)
+        if decoded_sizes is not None:
+            return decoded_sizes
         per_query = [query_terms.slice_queries(i, i + 1) for i in range(len(query_terms.ends))]
         searches = [
             SelectiveSearch(self.file, terms.lists, terms.factors, scores.shape[1], self._completed_ends)

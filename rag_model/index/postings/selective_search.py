@@ -12,9 +12,9 @@ query that also has rarer terms, they are *optional*; the lists of the rarer ter
 If a passage that only has optional terms could be among the best, the second round reads all lists
 instead. The hits and scores are always those of `maxscore`.
 
-An optional list that later queries use again is downloaded step by step: up to a megabyte with each
-query that sends a request anyway. The complete list is decoded and cached, which is faster than
-selecting blocks for each query.
+An optional list that later queries use again is downloaded step by step, up to a megabyte with each
+query. A query that needs no request does not wait for this download. The complete list is decoded and
+cached, which is faster than selecting blocks for each query.
 """
 
 from collections.abc import Sequence
@@ -67,8 +67,16 @@ class SelectiveSearch:
         ranges: Ranges = list(map(tuple, self._lists[~self.is_optional, 1:].tolist()))
         headers_ends = optional_lists[:, 1] + HEADER_BYTES * -(-optional_lists[:, 0] // BLOCK)
         ranges += zip(optional_lists[:, 1].tolist(), headers_ends.tolist(), strict=True)
-        if not any(self._file.count_missing_bytes(*bounds) for bounds in ranges):
-            return ranges  # a query that needs no request is answered even while the store cannot be reached
+        further_ranges = self._list_further_ranges(optional_lists, headers_ends)
+        if any(self._file.count_missing_bytes(*bounds) for bounds in ranges):
+            return ranges + further_ranges
+        # A query that needs no request is answered even while the store cannot be reached.
+        self._file.load_lists_later(further_ranges)
+        return ranges
+
+    def _list_further_ranges(self, optional_lists: Ints, headers_ends: Ints) -> Ranges:
+        """Return ranges of optional lists that later queries will use, up to a megabyte."""
+        ranges: Ranges = []
         remaining_bytes = _MAX_COMPLETED_BYTES
         for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
             completed_end = self._completed_ends.get(begin, end)

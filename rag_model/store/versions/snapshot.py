@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import secrets
+import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rag_model.arrays import Partition, map_npy
-from rag_model.corpus.passages import FULL_SCHEMA, PAGE_HEADER_BYTES, GroupCache, PassageFile
+from rag_model.corpus.passages import FULL_SCHEMA, PAGE_HEADER_BYTES, DecodedCache, PassageFile
 from rag_model.corpus.ranged_passages import RangedPassages, has_cuts
 from rag_model.corpus.records import CATEGORY_SEPARATOR, Passage
 from rag_model.errors import InputError, StoreError, UsageError, format_error
@@ -55,6 +56,8 @@ _MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot mea
 _FOOTER_BYTES = 64 << 10  # Arrow reads this much at the end; a footer takes about 1.2 per row
 _MAX_MASKS = 8  # cached results of `match_rows`, one byte per passage each
 _GROUP_CACHE_BYTES = 32 << 20  # of decoded row groups: about 40 with 1,024 passages each
+_PASSAGE_CACHE_BYTES = 16 << 20  # of passages that were read by ranges
+_PASSAGE_OBJECT_BYTES = 1200  # of a passage in memory, without its text
 _OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
 
 
@@ -92,7 +95,8 @@ class Snapshot:
         self._mapped_copy = mapped_copy
         self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageReader] = OrderedDict()
-        self._group_cache = GroupCache(_GROUP_CACHE_BYTES)  # decoding a group takes longer than a search
+        self._group_cache = DecodedCache(_GROUP_CACHE_BYTES)  # decoding a group takes longer than a search
+        self._passage_cache = DecodedCache(_PASSAGE_CACHE_BYTES)
         self._lock = threading.Lock()
         self._masks: dict[tuple[str, tuple[str, ...]], NDArray[np.bool_]] = {}
         self._release: Callable[[], Any] = lambda: None  # releases the lock on a pulled folder
@@ -324,15 +328,14 @@ class Snapshot:
             )
         unique_rows, passages = np.unique(requested), dict[int, Passage]()
         if self.ranges is not None:
+            passages = self._find_cached_passages(unique_rows.tolist())
+            unique_rows = unique_rows[[row not in passages for row in unique_rows.tolist()]]
             self._prefetch_passages(self.ranges, unique_rows)
         for part_number, span, local in self._partition.split(unique_rows):
-            passages.update(
-                zip(
-                    unique_rows[span].tolist(),
-                    self._read_rows(self.parts[part_number], local.tolist()),
-                    strict=True,
-                )
-            )
+            new_passages = self._read_rows(self.parts[part_number], local.tolist())
+            passages.update(zip(unique_rows[span].tolist(), new_passages, strict=True))
+        if self.ranges is not None:
+            self._cache_passages({row: passages[row] for row in unique_rows.tolist()})
         return [passages[row] for row in requested.tolist()]
 
     def passage_file(self, part: str) -> PassageFile:
@@ -394,6 +397,17 @@ class Snapshot:
     def __exit__(self, *error: object) -> None:
         """Close the files that were opened."""
         self.close()
+
+    def _find_cached_passages(self, rows: Sequence[int]) -> dict[int, Passage]:
+        """Return the passages that were read before: decoding a part of a row group takes longer than a search."""
+        with self._lock:
+            cached = ((row, self._passage_cache.find(row)) for row in rows)
+            return {row: passage for row, passage in cached if passage is not None}
+
+    def _cache_passages(self, passages: Mapping[int, Passage]) -> None:
+        with self._lock:
+            for row, passage in passages.items():
+                self._passage_cache.add(row, passage, _PASSAGE_OBJECT_BYTES + sys.getsizeof(passage.text))
 
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
         """Load the ranges that reading these rows needs, in one round of requests if possible.

@@ -15,7 +15,7 @@ from rag_model.corpus.passages import (
     PASSAGE_SCHEMA,
     ROW_GROUP,
     UNDATED_SCHEMA,
-    GroupCache,
+    DecodedCache,
     PassageFile,
     PassageWriter,
     count_words,
@@ -81,7 +81,7 @@ def test_only_the_row_groups_of_the_rows_are_read(path: Path, tmp_path: Path) ->
 def test_rows_of_a_cached_group_need_no_file(path: Path, tmp_path: Path, max_bytes: int, is_cached: bool) -> None:
     other = tmp_path / "other.parquet"
     other.write_bytes(path.read_bytes())
-    with PassageFile(other, group_cache=GroupCache(max_bytes)) as file:
+    with PassageFile(other, group_cache=DecodedCache(max_bytes)) as file:
         assert file.read_rows([3, ROW_GROUP + 1]) == [passage(3), passage(ROW_GROUP + 1)]
         with other.open("r+b") as damaged:
             damaged.write(b"PAR1" + bytes(other.stat().st_size - 4))

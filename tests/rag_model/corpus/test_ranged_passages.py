@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rag_model.corpus.passages import FULL_SCHEMA, PASSAGE_SCHEMA, ROW_GROUP, GroupCache, PassageFile, PassageWriter
+from rag_model.corpus.passages import FULL_SCHEMA, PASSAGE_SCHEMA, ROW_GROUP, DecodedCache, PassageFile, PassageWriter
 from rag_model.corpus.ranged_passages import RangedPassages, has_cuts, list_cuts
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
@@ -50,7 +50,7 @@ def open_ranged(path: Path, outline: dict[str, Any], cache: RangeCache) -> Range
     data = path.read_bytes()
     layout, digests = BlockLayout(len(data), BLOCK), digest_blocks(data, BLOCK)
     file = cache.open(path.name, path.name, layout, digests, lambda a, b: data[a:b])
-    return RangedPassages(file, outline, ROWS, GroupCache(32 << 20))
+    return RangedPassages(file, outline, ROWS, DecodedCache(32 << 20))
 
 
 @pytest.mark.parametrize(("schema", "words"), [(PASSAGE_SCHEMA, 90), (FULL_SCHEMA, 90), (PASSAGE_SCHEMA, 300)])

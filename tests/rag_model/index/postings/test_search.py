@@ -25,7 +25,7 @@ from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
-from rag_model.ranges import BlockLayout, RangeCache, digest_blocks
+from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_blocks
 from rag_model.training.data.examples import build_passage
 from tests.fixtures.counted import measure_peaks
 from tests.fixtures.words import build_words
@@ -315,8 +315,40 @@ def test_blocks_of_frequent_terms_that_cannot_matter_are_not_read(
         pinned_bytes = cache.fetched_bytes
         assert sorted(ranged.search(["the rare"], 3, skip=skip)[1][0]) == [7, 2_007, 4_007]
         fetched_bytes[skip] = cache.fetched_bytes - pinned_bytes
-        requests = cache.requests
-        ranged.search(["the rare"], 3, skip=skip)
-        assert cache.requests == requests, "the same question needs no request the next time"
+        with monkeypatch.context() as patched:
+            patched.setattr(CachedFile, "_read_remote", partial(_fail, OSError("the network is down")))
+            assert sorted(ranged.search(["the rare"], 3, skip=skip)[1][0]) == [7, 2_007, 4_007]
+            wait_for_background(cache)
         cache.close()
     assert fetched_bytes[True] < 0.8 * fetched_bytes[False], "only the headers and one block for each passage are read"
+
+
+def test_lists_of_repeated_questions_are_completed_in_the_background(
+    index: Bm25Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selective_search, "_MIN_OPTIONAL_BYTES", 1)
+    ranged, cache = open_by_ranges(index.file.path, tmp_path / "cache")
+    question = ["w390 the"]
+    (bounds,) = ranged.find_lists([b"the"])[:, 1:].tolist()
+    hits = ranged.search(question, 5)
+    assert ranged.file.count_missing_bytes(*bounds) > 0
+    with monkeypatch.context() as patched:
+        patched.setattr(CachedFile, "_read_remote", partial(_fail, OSError("the network is down")))
+        np.testing.assert_array_equal(ranged.search(question, 5), hits)
+        wait_for_background(cache)
+    for _ in range(2):  # the first search finds out that the download failed
+        np.testing.assert_array_equal(ranged.search(question, 5), hits)
+    wait_for_background(cache)
+    assert ranged.file.count_missing_bytes(*bounds) == 0
+    np.testing.assert_array_equal(ranged.search(question, 5), hits)
+    ranged.file._ranges = None  # the decoded lists are searched without the file
+    np.testing.assert_array_equal(ranged.search(question, 5), hits)
+    cache.close()
+
+
+def wait_for_background(cache: RangeCache) -> None:
+    cache._background.submit(int).result()
+
+
+def _fail(error: Exception, *arguments: object) -> None:
+    raise error
