@@ -522,7 +522,10 @@ class CachedFile:
 
     def _read_remote(self, first: int, end: int) -> bytes:
         bounds = self._get_bounds(first, end)
-        return self._read(bounds[0], bounds[-1])
+        try:
+            return self._read(bounds[0], bounds[-1])
+        except StoreError as error:
+            raise StoreError(f"cannot read bytes {bounds[0]:,} to {bounds[-1]:,} of {self.name}: {error}") from error
 
     def _store_runs(self, runs: Sequence[tuple[Numbers, bytes]]) -> None:
         """Verify and store fetched runs of blocks."""

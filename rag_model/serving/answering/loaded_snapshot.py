@@ -118,7 +118,7 @@ class AvailableRetrievers:
     retrievers: tuple[str, ...]  # expressions; the first is the default
     indexes: tuple[str, ...]  # open indexes; requests may compose other retrievers of them
     needs_embeddings: bool  # whether the passages' vectors must be pulled
-    notes: tuple[str, ...] = ()  # indexes that do not fit into the memory of the settings
+    notes: tuple[str, ...] = ()  # retrievers that are not served, and why
 
     @classmethod
     def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
@@ -137,7 +137,14 @@ class AvailableRetrievers:
                 "the store by ranges: choose an index of the kind bm25 or ivf with --index, or pull the snapshot"
             )
         needs = RetrieverNeeds.merge(plan_retriever(snapshot, text) for text in retrievers)
-        return cls(retrievers, needs.index_names, needs_embeddings=False)
+        notes = [*planned.notes]
+        if left_out := [text for text in planned.retrievers if text not in retrievers]:
+            consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
+            notes.append(
+                f"{', '.join(left_out)} cannot be searched by ranges: {consequence}, and the default is "
+                f"{retrievers[0]}; an index of inverted lists (IVF) can be"
+            )
+        return cls(retrievers, needs.index_names, needs_embeddings=False, notes=tuple(notes))
 
     @classmethod
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:

@@ -1,4 +1,5 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index.build import run_stages
-from rag_model.index.files.vectors import RemoteRowFiles, RemoteVectorFiles, VectorFiles, sample_vectors
+from rag_model.index.files.vectors import (
+    RemoteRowFiles,
+    RemoteVectorFiles,
+    VectorFiles,
+    build_row_outline,
+    sample_vectors,
+)
 from rag_model.index.recipe import IndexRecipe, resolve
 from tests.fixtures.counted import count_pages_in_memory, drop_from_memory
 
@@ -67,6 +74,27 @@ def test_sample_is_seeded_and_without_repetition(write_parts: Make) -> None:
     np.testing.assert_array_equal(sample_vectors(remote_files(paths), 1000, 1, 100, 1), sample)
     assert not np.array_equal(sample_vectors(paths, 1000, 1, 100, 2), sample)
     assert len(sample_vectors(paths, 1000, 1, 5000, 1)) == 1000
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_headers_are_read_unless_the_outline_states_them(write_parts: Make, dtype: type[np.floating[Any]]) -> None:
+    matrix = np.random.default_rng(4).standard_normal((1000, 8)).astype(dtype)
+    paths, rows = write_parts(matrix, [300]), np.array([0, 7, 999])
+    shapes = [(length, path.stat().st_size) for length, path in zip([300, 700], paths, strict=True)]
+    outlines = [build_row_outline(path) for path in paths]
+    for known, headers in ((outlines, 0), ((), 2), ([None, outlines[1]], 1), ([{"rows": 3}, outlines[1]], 1)):
+        requests = list[int]()
+
+        def read_ranges(ranges: Sequence[tuple[Path, int, int]], starts: list[int] = requests) -> list[bytes]:
+            starts += [start for _, start, _ in ranges]
+            return [path.read_bytes()[start:end] for path, start, end in ranges]
+
+        remote = replace(remote_files(paths), read_ranges=read_ranges, shapes=shapes, outlines=known)
+        files = RemoteVectorFiles(remote, 8)
+        np.testing.assert_array_equal(files.read_rows(rows), matrix[rows])
+        assert requests.count(0) == headers
+        files.read_rows(rows)
+        assert requests.count(0) == headers, "a header is read once"
 
 
 def test_rows_near_each_other_are_read_by_one_request(write_parts: Make) -> None:

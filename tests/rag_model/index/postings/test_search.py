@@ -306,10 +306,7 @@ def test_blocks_of_frequent_terms_that_cannot_matter_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selective_search, "_MIN_OPTIONAL_BYTES", 1)
-    rng = random.Random(1)
-    texts = ["the " * rng.randint(0, 15) + ("rare" if number % 2_000 == 7 else "x") for number in range(6_000)]
-    index = build_words([build_passage("", text) for text in texts], tmp_path / "words")
-    fetched_bytes = {}
+    index, fetched_bytes = build_frequent_and_rare(tmp_path / "words"), {}
     for skip in (True, False):
         ranged, cache = open_by_ranges(index.file.path, tmp_path / str(skip))
         pinned_bytes = cache.fetched_bytes
@@ -323,26 +320,33 @@ def test_blocks_of_frequent_terms_that_cannot_matter_are_not_read(
     assert fetched_bytes[True] < 0.8 * fetched_bytes[False], "only the headers and one block for each passage are read"
 
 
+def build_frequent_and_rare(folder: Path) -> Bm25Index:
+    """Index passages of which almost all have `the`, and three have `rare`."""
+    rng = random.Random(1)
+    texts = ["the " * rng.randint(0, 15) + ("rare" if number % 2_000 == 7 else "x") for number in range(6_000)]
+    return build_words([build_passage("", text) for text in texts], folder)
+
+
 def test_lists_of_repeated_questions_are_completed_in_the_background(
-    index: Bm25Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selective_search, "_MIN_OPTIONAL_BYTES", 1)
-    ranged, cache = open_by_ranges(index.file.path, tmp_path / "cache")
-    question = ["w390 the"]
+    ranged, cache = open_by_ranges(build_frequent_and_rare(tmp_path / "words").file.path, tmp_path / "cache")
+    question = ["the rare"]
     (bounds,) = ranged.find_lists([b"the"])[:, 1:].tolist()
-    hits = ranged.search(question, 5)
+    hits = ranged.search(question, 3)
     assert ranged.file.count_missing_bytes(*bounds) > 0
     with monkeypatch.context() as patched:
         patched.setattr(CachedFile, "_read_remote", partial(_fail, OSError("the network is down")))
-        np.testing.assert_array_equal(ranged.search(question, 5), hits)
+        np.testing.assert_array_equal(ranged.search(question, 3), hits)
         wait_for_background(cache)
     for _ in range(2):  # the first search finds out that the download failed
-        np.testing.assert_array_equal(ranged.search(question, 5), hits)
+        np.testing.assert_array_equal(ranged.search(question, 3), hits)
     wait_for_background(cache)
     assert ranged.file.count_missing_bytes(*bounds) == 0
-    np.testing.assert_array_equal(ranged.search(question, 5), hits)
+    np.testing.assert_array_equal(ranged.search(question, 3), hits)
     ranged.file._ranges = None  # the decoded lists are searched without the file
-    np.testing.assert_array_equal(ranged.search(question, 5), hits)
+    np.testing.assert_array_equal(ranged.search(question, 3), hits)
     cache.close()
 
 

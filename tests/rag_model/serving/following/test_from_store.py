@@ -55,6 +55,10 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
     monkeypatch.setattr(Far, "cat_file", hold_whole_files)
     with serving(far.url, tmp_path / "pulled", FROM_STORE) as served:
         assert is_ranged(served)
+        current = served.service.slot.current
+        assert current is not None
+        (note,) = current.notes
+        assert note.startswith("rrf(bm25, exact) cannot be searched by ranges: served once the snapshot is pulled")
         from_store = [ask_both(served, question) for question in list_questions()]
         early = served.client.post("/search", json={"questions": ["bada"], "retriever": "exact"})
         assert early.status_code == 503

@@ -212,6 +212,19 @@ def test_hits_need_one_round_whatever_the_size_of_the_footers(
         assert snapshot.ranges is not None
         assert snapshot.ranges.cache.rounds == 1
         assert (snapshot.ranges.cache.fetched_bytes < 100_000) == has_cuts
+        monkeypatch.setattr(Snapshot, "_read_rows", partial(_fail, AssertionError("a passage is decoded again")))
+        assert [passage.text for passage in snapshot.passages([7, 7])] == ["text 7"] * 2
+
+
+def test_small_files_of_rows_get_digests_beside_a_large_file(far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_digests, "_MIN_ROW_FILE_BYTES", 1)
+    content = far.snapshots.get(far.snapshots.resolve("latest")).content
+    is_row_file = {path: path.startswith(("passages/", "embeddings/")) for path in content.files}
+    largest_bytes = max(content.files[path].size for path in list_range_tasks(content, min_bytes=1))
+    tasks = list_range_tasks(content, largest_bytes)
+    assert {path for path, is_row in is_row_file.items() if is_row} <= tasks.keys()
+    assert all(is_row_file[path] or content.files[path].size == largest_bytes for path in tasks)
+    assert not list_range_tasks(content, largest_bytes + 1)
 
 
 def test_table_of_the_previous_version_is_read(local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
