@@ -36,6 +36,8 @@ from rag_model.errors import ResourceError, StoreError
 DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
+_MAX_SILENT_SECONDS = 15.0  # without an answer to any request, after which a search gives up
+_MAX_PROBE_SECONDS = 1.0  # the same, while the store has not answered since
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
 _MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory
 _HEADROOM_SHARES = 8  # an eviction frees an additional eighth of the maximum
@@ -188,6 +190,7 @@ class RangeCache:
         self._files: list[CachedFile] = []
         self._used_bytes = 0
         self._clock = 1
+        self._is_silent = False  # whether no request was answered since a search gave up
         self._running: dict[int, int] = {}  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
         self._background = ThreadPoolExecutor(1, "ranges-later")
@@ -238,8 +241,12 @@ class RangeCache:
                 if self._used_bytes > self.max_bytes:
                     self._evict(self.max_bytes - self.max_bytes // _HEADROOM_SHARES)
 
-    def load(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]]) -> None:
+    def load(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]], *, is_patient: bool = False) -> None:
         """Load ranges of several files, (m,) starts and ends in bytes each, in one round of requests.
+
+        Args:
+            ranges: the ranges.
+            is_patient: wait for a store that is silent for long, as on a slow line at the start.
 
         Raises:
             ResourceError: the disk of the cache is full.
@@ -254,7 +261,30 @@ class RangeCache:
         digest_pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
         fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing]]
         for fetch in fetches:  # digests first, because they verify the other blocks
-            fetch.file._store_runs([(run, future.result()) for run, future in fetch.runs])
+            try:
+                data = [future.result() if is_patient else self._wait(future) for _, future in fetch.runs]
+            except TimeoutError as error:
+                for _, future in [run for fetch in fetches for run in fetch.runs]:
+                    future.cancel()
+                problem = f"cannot read ranges of {fetch.file.name}: the store does not answer"
+                raise StoreError(problem) from error
+            fetch.file._store_runs([(run, item) for (run, _), item in zip(fetch.runs, data, strict=True)])
+
+    def _wait(self, future: "Future[bytes]") -> bytes:
+        """Return the bytes of a request.
+
+        Raises:
+            TimeoutError: no request was answered for some seconds. The search must end then, because
+                others, whose ranges are in the cache, wait for its thread.
+        """
+        while True:
+            requests, seconds = self.requests, _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
+            try:
+                return future.result(seconds)
+            except TimeoutError:
+                if self.requests == requests:
+                    self._is_silent = True
+                    raise
 
     def load_later(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]]) -> None:
         """Load ranges in the background, after those of earlier calls.
@@ -307,6 +337,7 @@ class RangeCache:
         with self._lock:
             self.requests += 1
             self.fetched_bytes += len(data)
+            self._is_silent = False
         return data
 
     def _reserve(self, file: "CachedFile", blocks: Numbers) -> None:
@@ -442,7 +473,7 @@ class CachedFile:
         """Load ranges that are never removed from the cache."""
         starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
         with self.cache.hold():
-            self.load(starts, ends)
+            self.cache.load([(self, starts, ends)], is_patient=True)
             with self.cache._lock:
                 self._last_used[self.layout.locate_ranges(starts, ends)] = np.iinfo(np.int64).max
 

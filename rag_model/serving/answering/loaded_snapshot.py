@@ -368,7 +368,7 @@ class LoadedSnapshot:
         Raises:
             GoneError: it has expired or was taken down.
         """
-        if self.is_ranged:
+        if self.is_ranged and not isinstance(error.__cause__, TimeoutError):
             with suppress(StoreError):
                 store = self.snapshot.store
                 if store.files.get_size(store.snapshots.manifest_path(self.id)) is None:

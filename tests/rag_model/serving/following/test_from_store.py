@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rag_model import ranges
 from rag_model.store.store import Store
 from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged import WORDS, far_copy, list_questions, publish_ranged
@@ -82,6 +83,17 @@ def test_without_a_pull_unreadable_ranges_are_errors_and_cached_ranges_answer(
             cut = served.client.post("/search", json={"questions": [" ".join(WORDS)], "k": 100})
             assert cut.status_code == 503
             assert "the network is down" in cut.json()["detail"]
+        may_answer = threading.Event()
+        with monkeypatch.context() as patched:
+            patched.setattr(ranges, "_MAX_SILENT_SECONDS", 0.1)
+            patched.setattr(ranges, "_MAX_PROBE_SECONDS", 0.1)
+            patched.setattr(Far, "cat_file", lambda *arguments, **options: may_answer.wait(300) and b"")
+            for _ in range(3):  # more than the service searches at once
+                silent = served.client.post("/search", json={"questions": [" ".join(WORDS)], "k": 100})
+                assert silent.status_code == 503
+                assert "the store does not answer" in silent.json()["detail"]
+            assert served.search("bada") == before
+            may_answer.set()
         (snapshot,) = far.snapshots.list_ids()
         content = far.snapshots.get(snapshot).content
         far.files.remove(far.snapshots.manifest_path(snapshot))
