@@ -149,7 +149,10 @@ def _iter_parent_neighbors(
         if record is None or not store.blobs.exists(parent_rows):
             continue
         lists = _read_lists(store, record.outputs["neighbors"]).select(parent_positions)
-        yield lists, find_equal_rows(store.blobs.get_local_path(parent_rows), rows_path)
+        if parent_rows == task.rows:
+            yield lists, np.arange(task.row_count)
+        else:
+            yield lists, find_equal_rows(store.blobs.get_local_path(parent_rows), rows_path)
 
 
 def _read_queries(store: Store, blob: BlobRef) -> Vectors:

@@ -1,5 +1,6 @@
 """The gate's jobs: workers measure as one process does, and the launcher reads no vectors."""
 
+import io
 import json
 import shutil
 import threading
@@ -124,6 +125,28 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
     assert {name: found.recalls.tolist() for name, found in measurements.items()} == {
         name: found.recalls.tolist() for name, found in expected.recalls.items()
     }
+
+
+def test_neighbors_in_an_unchanged_part_are_those_of_a_search_despite_new_queries(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float16)
+    vectors[40:50] = vectors[:10]  # equal rows
+    queries = vectors[::6].astype(np.float32)
+    neighbors = []
+    for name, parent_queries in (("full", ()), ("refresh", queries[1:])):
+        store = Store.open(str(tmp_path / name), create=True)
+        rows, current, former = (store.blobs.put_bytes(to_npy(array)) for array in (vectors, queries, parent_queries))
+        task = gate.NeighborTask(rows, len(vectors), current, "ip", 5)
+        if len(parent_queries):
+            gate.find_neighbors(replace(task, queries=former), store)
+            task = replace(task, parent_rows=(rows,), parent_queries=former)
+        with np.load(io.BytesIO(store.blobs.read(BlobRef.from_json(gate.find_neighbors(task, store))))) as arrays:
+            neighbors.append({key: arrays[key][:, :5].tolist() for key in ("scores", "rows")})
+    assert neighbors[0] == neighbors[1]
+
+
+def to_npy(array: object) -> bytes:
+    np.save(buffer := io.BytesIO(), array)
+    return buffer.getvalue()
 
 
 def test_a_recorded_sample_is_kept_only_with_the_passages_that_it_quotes(
