@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,23 +66,63 @@ def given(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     }
 
 
+# Runs commands in children that it forks, so that they share an import of torch. A line of its input has the arguments
+# of `run_command`; a line of its output is an exit code.
+COMMANDS = """
+import json, os, sys
+import accelerate, flows.finetune, flows.verbs.finetune, torch, transformers
+from tests.fixtures.forked import run_command
+for line in sys.stdin:
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    try:
+        run_command(*json.loads(line))
+    except SystemExit as end:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code or 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def command(registered: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ran]]:
+    """Run a verb in a process of its own, with the package installed."""
+    folder, environment = tmp_path_factory.mktemp("commands"), {**os.environ, **registered}
+    outputs = [str(folder / "out"), str(folder / "err")]
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMANDS], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(*words: object, **variables: str) -> Ran:
+            arguments = [[str(word) for word in words], outputs, {**environment, **variables}, str(folder)]
+            print(json.dumps(arguments), file=process.stdin, flush=True)
+            code = int(process.stdout.readline())
+            return Ran(code, *(Path(path).read_text() for path in outputs))
+
+        yield run
+        process.stdin.close()
+
+
 @pytest.fixture
-def toy(command: Callable[..., Ran], registered: dict[str, str], given: dict[str, Path]) -> Callable[..., Ran]:
-    """Run `finetune toy --json` in a process of its own, with the package installed."""
+def toy(command: Callable[..., Ran], given: dict[str, Path]) -> Callable[..., Ran]:
+    """Run `finetune toy --json`."""
 
     def run(*words: object, **environment: str) -> Ran:
         named = [word for name, path in given.items() for word in (f"--{name}", path)]
-        return command("finetune", "toy", *named, *words, "--json", **registered, **environment)
+        return command("finetune", "toy", *named, *words, "--json", **environment)
 
     return run
 
 
-def test_help_offers_it(command: Callable[..., Ran], bookwheel: Bookwheel, registered: dict[str, str]) -> None:
+def test_help_offers_it(command: Callable[..., Ran], bookwheel: Bookwheel) -> None:
     assert "toy" not in bookwheel("finetune", "--help").out  # here it is not installed
-    told = " ".join(command("finetune", "--help", **registered).out.replace("│", " ").split())
+    told = " ".join(command("finetune", "--help").out.replace("│", " ").split())
     assert "toy: a bag of words" in told
     assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
-    refused = command("finetune", "toi", **registered)
+    refused = command("finetune", "toi")
     known = ", ".join(f'"{name}"' for name in [*list_objective_names(), "toy"])
     assert (refused.code, known in refused.complaint) == (2, True), refused.err
 
