@@ -1,17 +1,18 @@
-"""A build on a real Flink cluster, whose workers share nothing with the launcher but the store, interrupted half-way.
+"""Builds on a real Flink cluster, whose workers share nothing with the launcher but the store.
 
-What half-way is, is made certain: the workers reach the store through a proxy that holds back their writes until the
-test has done its worst. Workers that are killed, and a host that is lost, are in `test_flink_hosts.py`.
+A command is interrupted half-way, which is made certain: the workers reach the store through a proxy that holds back
+their writes. A training rebuilds its index there. A deployed run is in `test_deployed_flink.py`; workers that are
+killed, and a host that is lost, are in `tests/beam_jobs/test_flink_hosts.py`.
 """
 
+import io
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ import pytest
 import s3fs
 
 from beam_jobs.workers import START_VARIABLE
+from flows import cli
 from flows.rebuild import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.training.loop.checkpoint import read_metrics
-from tests.benchmarks.flink_cluster import DEADLINE, FORKING_POOL, AbsentError, Flink, flink, until
+from tests.benchmarks.flink_cluster import DEADLINE, FORKING_POOL, ROOT, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.faulty import FaultyServer, Request, faulty
 from tests.fixtures.moving import EVERY, prepare, trained
@@ -81,31 +83,32 @@ def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def reindex(
-    bucket: str, small_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., "subprocess.Popen[str]"]:
-    """Return a function that starts the command, over a dump in the bucket."""
-    folder = tmp_path_factory.mktemp("launcher")
-    (folder / "recipe.toml").write_text(RECIPE)
-    dump = f"{bucket}/{small_dump.name}"
-    s3fs.S3FileSystem().put_file(str(small_dump), dump)
-    given = ["--dump", dump, "--encoder", str(tiny), "--recipe", str(folder / "recipe.toml"), "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache")}
-    environment.pop("PREFECT_API_URL", None)
+def dump(bucket: str, small_dump: Path) -> str:
+    """The URL of a dump in the bucket."""
+    url = f"{bucket}/{small_dump.name}"
+    s3fs.S3FileSystem().put_file(str(small_dump), url)
+    return url
 
-    def start(store: object, options: list[str], *flags: str) -> "subprocess.Popen[str]":
-        command = [Path(sys.executable).with_name("bookwheel"), "reindex", "--store", str(store), *given, *flags]
-        return subprocess.Popen(
-            [*command, "--", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**environment, START_VARIABLE: "0" if options else "1000"},
-            cwd=folder,
-            start_new_session=True,
-        )
 
-    return start
+@pytest.fixture(scope="module")
+def options(dump: str, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The options of `reindex` beside the store."""
+    recipe = tmp_path_factory.mktemp("launcher") / "recipe.toml"
+    recipe.write_text(RECIPE)
+    return ["--dump", dump, "--encoder", str(tiny), "--recipe", str(recipe), "--json"]
+
+
+@pytest.fixture(scope="module")
+def reindex_here(options: list[str]) -> Callable[[str], Any]:
+    """Return a function that builds in this process, without the cluster, and returns the reply."""
+
+    def run(store: str) -> Any:
+        reply = io.StringIO()
+        with redirect_stdout(reply):
+            assert cli.run(["reindex", "--store", store, *options]) == 0
+        return json.loads(reply.getvalue())
+
+    return run
 
 
 def reached(hold: Hold, running: "subprocess.Popen[str]") -> None:
@@ -122,25 +125,33 @@ def records(store: Store, stage: str) -> set[str]:
     return set(store.files.list_names(f"memo/{stage}"))
 
 
-def finished(running: "subprocess.Popen[str]") -> Any:
-    out, err = running.communicate(timeout=DEADLINE)
-    assert running.returncode == 0, err
-    assert all(line.endswith(("…", " s", " left")) for line in err.splitlines()), err
-    return json.loads(out)
-
-
 @pytest.fixture(scope="module")
-def local(reindex: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Store]:
+def local(bucket: str, reindex_here: Callable[[str], Any]) -> tuple[Any, Store]:
     """What a run on this machine alone makes of the dump, and the store that it lies in."""
-    folder = tmp_path_factory.mktemp("local") / "store"
-    return finished(reindex(folder, HERE)), Store.open(str(folder))
+    url = f"{bucket}/library"
+    return reindex_here(url), Store.open(url)
 
 
 def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
-    cluster: Flink, proxy: FaultyServer, bucket: str, reindex: Callable[..., Any], local: tuple[Any, Store]
+    cluster: Flink,
+    proxy: FaultyServer,
+    bucket: str,
+    executable: Path,
+    options: list[str],
+    reindex_here: Callable[[str], Any],
+    local: tuple[Any, Store],
+    tmp_path: Path,
 ) -> None:
     proxy.fault = cut = Hold("chunk")
-    running = reindex(f"{bucket}/interrupted", cluster.flags)
+    running = subprocess.Popen(
+        [executable, "reindex", "--store", f"{bucket}/interrupted", *options, "--", *cluster.flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", START_VARIABLE: "0"},
+        cwd=tmp_path,
+        start_new_session=True,
+    )
     try:
         reached(cut, running)
         servers = psutil.Process(running.pid).children(recursive=True)
@@ -158,7 +169,7 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
     store = Store.open(f"{bucket}/interrupted")
     kept = records(store, "chunk")
     assert 0 < len(kept) < len(records(local[1], "chunk"))
-    made = finished(reindex(store.url, HERE))
+    made = reindex_here(store.url)
     assert kept < records(store, "chunk")
     assert made["snapshot"] == local[0]["snapshot"]
 
