@@ -1,10 +1,10 @@
-"""Percentile bootstrap confidence intervals over the questions.
+"""Percentile bootstrap confidence intervals of metrics over questions.
 
 The method is that of Efron & Tibshirani 1993, chapter 13: resample the questions with replacement,
 compute the statistic for each resample, and take the middle 95 % of the values as the interval.
-The resamples come from a seed, so that a report is reproducible. Two models on the same questions
-are compared question by question, because the interval of the mean difference is narrower than two
-separate intervals.
+The resamples depend only on a seed, so that a report is reproducible. Two models on the same
+questions are compared question by question, because the interval of the mean difference is narrower
+than two separate intervals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,21 +16,22 @@ import numpy.typing as npt
 from rag_model.errors import UsageError
 
 Numbers = npt.NDArray[np.float64]
-_BLOCK = 1 << 22  # random numbers per block: 32 MB
+_BLOCK = 1 << 22  # random numbers per block, 32 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
     """Settings of a confidence interval."""
 
-    # resamples; places the bounds of a 95 % interval to a few percent of its width.
+    # Number of resamples; 2,000 determine the bounds of a 95 % interval to a few percent of its
+    # width.
     draws: int = 2000
-    level: float = 0.95
-    seed: int = 0
+    level: float = 0.95  # confidence level
+    seed: int = 0  # random seed of the resamples
 
     def __post_init__(self) -> None:
         if self.draws < 1 or not 0 < self.level < 1 or self.seed < 0:
-            raise UsageError(f"invalid interval settings {self}: give draws >= 1, 0 < level < 1 and seed >= 0")
+            raise UsageError(f"the interval settings {self} are invalid: give draws >= 1, 0 < level < 1 and seed >= 0")
 
 
 DEFAULT_RESAMPLING = Resampling()
@@ -40,9 +41,9 @@ DEFAULT_RESAMPLING = Resampling()
 class Estimate:
     """A metric with its confidence interval."""
 
-    value: float
-    low: float
-    high: float
+    value: float  # value of the metric
+    low: float  # lower bound of the interval
+    high: float  # upper bound of the interval
     n: int  # number of questions
 
     def __str__(self) -> str:
@@ -54,10 +55,10 @@ def estimate_mean(values: Sequence[float] | Numbers, resampling: Resampling = DE
     """Return the mean of one value per question, with its percentile interval.
 
     Raises:
-        UsageError: there is no value, or a value is not finite.
+        UsageError: there are no values, or a value is not finite.
     """
-    numbers = _finite(values)
-    low, high = _ends(_means(numbers, resampling), resampling.level)
+    numbers = _to_finite_array(values)
+    low, high = _compute_bounds(_compute_resampled_means(numbers, resampling), resampling.level)
     return Estimate(float(numbers.mean()), low, high, len(numbers))
 
 
@@ -66,25 +67,25 @@ def estimate_means(
 ) -> dict[str, Estimate]:
     """Return the mean of each named column with its interval; a column has one value per question.
 
-    All columns share the resamples. The results equal those of `estimate_mean` for each column, at
-    the cost of one call.
+    All columns use the same resamples. The results equal those of `estimate_mean` for each column,
+    but cost as much as a single call.
 
     Raises:
-        UsageError: there is no value, or a value is not finite.
+        UsageError: there are no values, or a value is not finite.
     """
     if not columns:
         return {}
-    numbers = np.stack([_finite(column) for column in columns.values()], axis=1)  # (n, m)
+    numbers = np.stack([_to_finite_array(column) for column in columns.values()], axis=1)  # (n, m)
     n = len(numbers)
     mean_blocks = []
-    for block in _draws(n, resampling):  # (r, n) question numbers
+    for block in _iter_resamples(n, resampling):  # (r, n) question numbers
         rows = np.arange(len(block))[:, None] * n
         multiplicities = np.bincount((block + rows).ravel(), minlength=block.size).reshape(block.shape)
         mean_blocks.append(multiplicities @ numbers / n)  # (r, n) @ (n, m) -> (r, m)
     means = np.concatenate(mean_blocks)
-    ends = [_ends(means[:, column], resampling.level) for column in range(numbers.shape[1])]
+    bounds = [_compute_bounds(means[:, column], resampling.level) for column in range(numbers.shape[1])]
     values = numbers.mean(axis=0)
-    return {name: Estimate(float(values[i]), *ends[i], n) for i, name in enumerate(columns)}
+    return {name: Estimate(float(values[i]), *bounds[i], n) for i, name in enumerate(columns)}
 
 
 def estimate_difference(
@@ -92,15 +93,15 @@ def estimate_difference(
 ) -> Estimate:
     """Return the mean of `after` minus `before` with its interval, paired question by question.
 
-    Both list the questions in the same order. If the interval does not contain 0, the choice of
-    questions does not explain the difference.
+    Both are in the order of the same questions. If the interval does not contain 0, the difference
+    is not explained by the choice of questions.
 
     Raises:
         UsageError: the lengths differ, there is no value, or a value is not finite.
     """
     if len(after) != len(before):
-        raise UsageError(f"{len(after)} and {len(before)} values cannot be paired: give one value per question to both")
-    return estimate_mean(_finite(after) - _finite(before), resampling)
+        raise UsageError(f"{len(after)} and {len(before)} values cannot be paired: give one value per question in both")
+    return estimate_mean(_to_finite_array(after) - _to_finite_array(before), resampling)
 
 
 def estimate_from_sums(
@@ -109,21 +110,23 @@ def estimate_from_sums(
     """Return a statistic of summed counts, such as corpus BLEU, with its percentile interval.
 
     Args:
-        counts: (n, c), one row per question.
-        statistic: a function of (c,) sums; called once per resample.
-        resampling: how the interval is drawn.
+        counts: (n, c) counts, one row per question.
+        statistic: function of (c,) sums, which is called once per resample.
+        resampling: settings of the interval.
 
     Raises:
-        UsageError: there is no row, or a count is not finite.
+        UsageError: there are no rows, or a count is not finite.
     """
-    numbers = _finite(counts)
+    numbers = _to_finite_array(counts)
     # (r, n) -> (r, n, c) -> (r, c)
-    sums = [numbers[block].sum(axis=1) for block in _draws(len(numbers), resampling, numbers.shape[1])]
-    low, high = _ends(np.array([statistic(sums_of_draw) for sums_of_draw in np.concatenate(sums)]), resampling.level)
+    sums = [numbers[block].sum(axis=1) for block in _iter_resamples(len(numbers), resampling, numbers.shape[1])]
+    low, high = _compute_bounds(
+        np.array([statistic(sums_of_draw) for sums_of_draw in np.concatenate(sums)]), resampling.level
+    )
     return Estimate(statistic(numbers.sum(axis=0)), low, high, len(numbers))
 
 
-def _finite(values: Sequence[float] | Numbers) -> Numbers:
+def _to_finite_array(values: Sequence[float] | Numbers) -> Numbers:
     numbers = np.asarray(values, np.float64)
     if not numbers.size:
         raise UsageError("a confidence interval needs at least one question")
@@ -132,13 +135,13 @@ def _finite(values: Sequence[float] | Numbers) -> Numbers:
     return numbers
 
 
-def _means(numbers: Numbers, resampling: Resampling) -> Numbers:
+def _compute_resampled_means(numbers: Numbers, resampling: Resampling) -> Numbers:
     # (r, n) -> (r,).
-    return np.concatenate([numbers[block].mean(axis=1) for block in _draws(len(numbers), resampling)])
+    return np.concatenate([numbers[block].mean(axis=1) for block in _iter_resamples(len(numbers), resampling)])
 
 
-def _draws(n: int, resampling: Resampling, columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield blocks of resamples, (r, n): each row has n question numbers, drawn with replacement.
+def _iter_resamples(n: int, resampling: Resampling, columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield blocks of resamples, (r, n); each row has n question numbers, drawn with replacement.
 
     Equal `n` and seed give equal blocks.
     """
@@ -148,6 +151,6 @@ def _draws(n: int, resampling: Resampling, columns: int = 1) -> Iterator[npt.NDA
         yield random.integers(0, n, (min(rows, resampling.draws - start), n))
 
 
-def _ends(draws: Numbers, level: float) -> tuple[float, float]:
+def _compute_bounds(draws: Numbers, level: float) -> tuple[float, float]:
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -1,10 +1,11 @@
 """The checks before a ref moves to a new snapshot (`check_snapshot`) or release (`check_release`).
 
-For a snapshot: each index has enough recall against exact search, retrievers reach their floors on
-the user's questions, most of the parent's passages are still there, the encoder space is unchanged,
-and the snapshot is not older than the one it replaces. For a release: metrics reach their floors
-and are not worse than those of the served snapshot. Every check reports the observed and the wanted
-value. This module only decides; flows measure.
+A snapshot passes if each index has enough recall against exact search, retrievers reach their
+minimum metrics on the user's questions, most of the parent's passages are still there, the encoder
+space has not changed, and the snapshot is not older than the one it replaces. A release passes if
+metrics reach their minimums and are not worse than those of the served snapshot. Every check
+reports the observed and the required value. The flows measure the values; this module only compares
+them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,12 +25,13 @@ from rag_model.store.versions.evaluation_manifest import MetricValue
 class QuestionFloor:
     """The minimum metric of a retriever on a question file: `[gate.questions.NAME]` of a recipe."""
 
-    file: str  # a path, a URL or a BEIR folder, as for `evaluate`
-    floor: float  # of the mean over the questions
-    measure: str = "Success@20"  # or RR@k; for judged pages or passages also nDCG@k and R@k
-    retriever: str = ""  # a retriever expression; empty: the snapshot's default
-    judged_by: JudgedBy | None = None  # what counts as relevant; None: chosen by the questions
-    patterns: bool = False  # the answers are regular expressions
+    file: str  # path, URL or BEIR folder of the questions, as for `evaluate`
+    floor: float  # minimum of the mean over the questions
+    # name of the measure, such as RR@k, or nDCG@k and R@k for judged pages
+    measure: str = "Success@20"
+    retriever: str = ""  # retriever expression; empty: the snapshot's default
+    judged_by: JudgedBy | None = None  # criterion of relevance; None: depends on the questions
+    patterns: bool = False  # whether the answers are regular expressions
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= 1:
@@ -40,16 +42,18 @@ class QuestionFloor:
 class GateRecipe:
     """The thresholds of a snapshot's checks; the defaults suit a nightly build of real dumps."""
 
-    k: int = 20  # DPR reports its retrievers at 20
-    queries: int = 256  # estimates the mean recall to about .01
-    seed: int = 0
-    # By index name; overrides of defaults.
+    k: int = 20  # cutoff of the recall, as in DPR
+    queries: int = 256  # number of sampled queries; 256 estimate the mean recall to about .01
+    seed: int = 0  # random seed of the sample
+    # Recall floors by index name, which override the defaults of the index kinds.
     floors: Mapping[str, RecallFloor] = field(default_factory=dict)
-    # By name: floors on question files of the user.
+    # Floors on question files of the user, by name.
     questions: Mapping[str, QuestionFloor] = field(default_factory=dict)
-    # Share of the parent's passages; a month of Wikipedia edits loses far less.
+    # Maximum share of the parent's passages that may be lost; a month of Wikipedia edits loses far
+    # less.
     max_passage_loss: float = 0.1
-    same_space: bool = True  # the services that follow the ref keep their encoder
+    # whether the encoder space must not change, as services keep their encoder
+    same_space: bool = True
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.queries < 1:
@@ -58,7 +62,7 @@ class GateRecipe:
             raise UsageError(f"max_passage_loss is {self.max_passage_loss}: give a number from 0 to 1")
 
     def floor(self, index: str, factory: str) -> RecallFloor:
-        """Return the floor that is set for an index, else the default of its kind."""
+        """Return the recall floor of an index, or else the default of its kind."""
         return self.floors.get(index) or get_kind_for_factory(factory).floor(factory)
 
 
@@ -66,9 +70,9 @@ class GateRecipe:
 class SnapshotSummary:
     """The properties of a snapshot that the gate compares with those of its parent."""
 
-    passages: int
+    passages: int  # number of passages
     space: str | None  # digest of the encoder space; None: no embeddings
-    # ISO 8601 UTC, so that text order is time order; empty: the source has no revisions.
+    # Time of the newest revision, ISO 8601 in UTC; empty: the source has no revisions.
     newest_revision: str
 
 
@@ -76,27 +80,27 @@ class SnapshotSummary:
 class IndexRecalls:
     """The recall of one index on the sampled queries."""
 
-    factory: str  # such as HNSW32, or with a refinement IVF1024,PQ48np,Refine(vectors)
-    recalls: Recalls  # one value per query, at the default search setting
+    factory: str  # factory string, such as HNSW32 or IVF1024,PQ48np,Refine(vectors)
+    recalls: Recalls  # recall of each query with the default search parameters
 
 
 @dataclass(frozen=True, slots=True)
 class RetrieverScore:
     """The metric of a retriever on a question file."""
 
-    retriever: str
-    estimate: Estimate  # of the measure that the floor names
+    retriever: str  # retriever expression
+    estimate: Estimate  # value of the measure that the floor names
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check with its result."""
 
-    name: str
-    passed: bool
-    observed: str
-    wanted: str
-    why: str  # what a failure means, and what to do
+    name: str  # name of the checked value
+    passed: bool  # whether the check passed
+    observed: str  # observed value
+    wanted: str  # required value
+    why: str  # meaning of a failure, and what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class GateVerdict:
 
     @property
     def reason(self) -> str:
-        """One sentence that names the failed checks; empty if every check passed."""
+        """A sentence with the failed checks; empty if every check passed."""
         failed = [f"{c.name} is {c.observed}, wanted {c.wanted}" for c in self.checks if not c.passed]
         return "; ".join(failed)
 
@@ -123,11 +127,11 @@ def check_snapshot(
     """Decide whether a ref may move to a snapshot.
 
     Args:
-        recipe: thresholds.
-        summary: the new snapshot.
-        recalls: by index name, the recall@k of each sampled query against exact search.
-        parent: the ref's current snapshot; None if the ref is new, which skips the comparison.
-        scores: by the name of a question floor, the metric that the retriever reached.
+        recipe: the thresholds.
+        summary: the properties of the new snapshot.
+        recalls: the recall@k of each sampled query against exact search, by index name.
+        parent: the properties of the ref's current snapshot; None if the ref is new.
+        scores: the metric of each retriever with a question floor, by the floor's name.
     """
     checks = [_check_passages(summary), *_check_recall(recipe, recalls), *_check_question_floors(recipe, scores or {})]
     if parent is not None:
@@ -216,18 +220,18 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The requirements for a release: floors, and no loss against the evaluation of the served one.
+    """The requirements for a release: minimum metrics, and no loss compared with the served
+    snapshot.
 
     The candidate is not worse if the lower bound of the paired difference's interval is at least
     minus the tolerance, which is the test of non-inferiority (Piaggio et al. 2012). With few
-    questions the interval is wide, so that more questions or a larger tolerance are needed. A
-    candidate with the same answers has a difference of 0 for every question and passes with any
-    tolerance.
+    questions the interval is wide, so more questions or a larger tolerance are needed. A candidate
+    with the same answers has a difference of 0 for every question, and passes with any tolerance.
     """
 
-    floors: Mapping[str, float] = field(default_factory=dict)  # measure -> minimum, from 0 to 1
-    tolerance: float | None = 0.02  # maximum loss, from 0 to 1; None: do not compare
-    measures: tuple[str, ...] = ()  # to compare; empty: the deciding one, such as Success@20 or EM
+    floors: Mapping[str, float] = field(default_factory=dict)  # minimum by measure, from 0 to 1
+    tolerance: float | None = 0.02  # maximum loss, from 0 to 1; None: no comparison
+    measures: tuple[str, ...] = ()  # measures to compare; empty: the deciding one, such as EM
 
     def __post_init__(self) -> None:
         """Check that the floors and the tolerance are between 0 and 1."""
@@ -262,12 +266,12 @@ def check_release(
     Args:
         acceptance: the requirements.
         metrics: the metrics of the candidate.
-        comparisons: by measure, the comparison with the snapshot that the ref names now; None: the
-            ref is new, or there is no comparison.
+        comparisons: the comparison with the ref's current snapshot, by measure; None: the ref is
+            new, or there is no comparison.
         headline: the measure to compare if `acceptance` names none.
-        collapsed: why the model's retrieval has collapsed; empty: it has not.
-        withdrawn: the ref's earlier version, such as latest@3, that named the candidate before the
-            ref was moved away from it; empty: there is none.
+        collapsed: the reason why retrieval is considered collapsed; empty: it is not.
+        withdrawn: the earlier version of the ref, such as latest@3, that named the candidate before
+            the ref was moved back; empty: there is none.
 
     Raises:
         UsageError: a required measure was not measured.
@@ -281,9 +285,9 @@ def check_release(
     return GateVerdict(all(check.passed for check in checks), tuple(checks))
 
 
-def _check_floors(acceptance: Acceptance, found: MetricMap) -> Iterator[Check]:
+def _check_floors(acceptance: Acceptance, metrics: MetricMap) -> Iterator[Check]:
     for name, floor in acceptance.floors.items():
-        metric = _get_measure(found, name)
+        metric = _get_measure(metrics, name)
         yield Check(
             name,
             metric.value >= floor,
@@ -294,12 +298,12 @@ def _check_floors(acceptance: Acceptance, found: MetricMap) -> Iterator[Check]:
 
 
 def _check_no_loss(
-    acceptance: Acceptance, lost: Mapping[str, MeasureComparison] | None, headline: str
+    acceptance: Acceptance, comparisons: Mapping[str, MeasureComparison] | None, headline: str
 ) -> Iterator[Check]:
-    if lost is None or acceptance.tolerance is None:
+    if comparisons is None or acceptance.tolerance is None:
         return
     for name in acceptance.measures or (headline,):
-        pair = _get_measure(lost, name)
+        pair = _get_measure(comparisons, name)
         lower_bound = pair.difference.value if pair.difference.low is None else pair.difference.low
         yield Check(
             f"{name} against the present one",
@@ -327,10 +331,10 @@ def _check_not_withdrawn(withdrawn: str) -> Iterator[Check]:
         yield Check("the candidate", False, observed, "a snapshot that the ref never left", explanation)
 
 
-def _get_measure(by_name: Mapping[str, ValueT], name: str) -> ValueT:
-    if name not in by_name:
-        raise UsageError(f"{name!r} was not measured: choose from {', '.join(by_name)}")
-    return by_name[name]
+def _get_measure(values_by_name: Mapping[str, ValueT], name: str) -> ValueT:
+    if name not in values_by_name:
+        raise UsageError(f"{name!r} was not measured: choose from {', '.join(values_by_name)}")
+    return values_by_name[name]
 
 
 def _format_interval(pair: MeasureComparison) -> str:

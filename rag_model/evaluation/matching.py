@@ -1,10 +1,10 @@
-r"""Match gold answers in texts: DPR's token match, answer patterns, and support of a statement.
+r"""Match gold answers in texts: DPR's token match, answer patterns, and support of statements.
 
 DPR (Karpukhin et al. 2020) uses DrQA's tokenizer: a token is a run of letters, numbers and marks
 (`[\p{L}\p{N}\p{M}]+`), or else any single character that is neither separator nor control
-(`[^\p{Z}\p{C}]`), of the NFD form in lower case. A passage holds an answer if it contains the
-answer's tokens consecutively. `re` has no `\p{…}`, so the classes are built once from
-`unicodedata`; they give the same tokens as the `regex` module for every character that both know.
+(`[^\p{Z}\p{C}]`), of the NFD form in lower case. A passage contains an answer if it contains the
+answer's tokens consecutively. `re` does not support `\p{…}`, so the classes are built once
+from `unicodedata`; the tokens are those of the `regex` module for every character that both know.
 
 The answers of CuratedTREC are regular expressions (Chen et al. 2017, DrQA), which `regex` matches
 with a time limit.
@@ -21,17 +21,17 @@ from typing import Any
 from rag_model.errors import InputError
 from rag_model.extras import require
 
-_SEPARATOR = "\n"  # a control character is never part of a token
+_SEPARATOR = "\n"  # a control character, which is never part of a token
 
 
 @cache
-def _token_pattern() -> re.Pattern[str]:
-    words = _character_class("LNM")
-    blanks = _character_class("ZC")
+def _build_token_pattern() -> re.Pattern[str]:
+    words = _build_character_class("LNM")
+    blanks = _build_character_class("ZC")
     return re.compile(f"[{words}]+|[^{blanks}]")
 
 
-def _character_class(majors: str) -> str:
+def _build_character_class(majors: str) -> str:
     """Return the characters of some major categories, such as "L" and "N", as ranges of a `re`
     class.
     """
@@ -57,12 +57,12 @@ def _join_tokens(text: str) -> str:
 
     Consecutive tokens are then a substring of the text.
     """
-    matches = _token_pattern().findall(unicodedata.normalize("NFD", text))
+    matches = _build_token_pattern().findall(unicodedata.normalize("NFD", text))
     return "".join([_SEPARATOR, *(f"{token}{_SEPARATOR}" for token in matches)]).lower()
 
 
-@lru_cache(maxsize=1 << 14)  # questions and retrieval stages share passages
-def _cached_tokens(passage: str) -> str:
+@lru_cache(maxsize=1 << 14)  # questions and retrieval stages have passages in common
+def _join_tokens_cached(passage: str) -> str:
     return _join_tokens(passage)
 
 
@@ -76,19 +76,21 @@ class AnswerMatcher:
     def match(self, text: str) -> bool:
         """Return whether `text` contains the tokens of an answer consecutively.
 
-        >>> AnswerMatcher(["New York"]).match("in new  york, 1900"), AnswerMatcher(["York"]).match("Yorkshire")
-        (True, False)
+        >>> AnswerMatcher(["New York"]).match("in new  york, 1900"),
+        AnswerMatcher(["York"]).match("Yorkshire") (True, False)
         """
-        haystack = _cached_tokens(text)
+        haystack = _join_tokens_cached(text)
         return any(needle in haystack for needle in self._needles)
 
 
 def has_answer(answers: Iterable[str], text: str) -> bool:
-    """Return whether `text` holds one of `answers` by DPR's token match; False without answers."""
+    """Return whether `text` contains one of `answers` by DPR's token match; False without
+    answers.
+    """
     return AnswerMatcher(answers).match(text)
 
 
-_MAX_PATTERN = 10_000  # characters; those of CuratedTREC have a few hundred
+_MAX_PATTERN = 10_000  # characters; the patterns of CuratedTREC have a few hundred
 _TIMEOUT_SECONDS = 5.0  # per pattern and text; normal patterns take microseconds
 
 
@@ -110,7 +112,7 @@ def pattern_search(text: str, patterns: Iterable[str]) -> bool:
     passages.
 
     Raises:
-        InputError, MissingExtraError: as in `pattern_match`.
+        InputError, MissingExtraError: as for `pattern_match`.
     """
     return any(_matches(pattern, "search", text) for pattern in patterns)
 
@@ -148,7 +150,7 @@ def compile_pattern(pattern: str) -> Any:
         ) from error
 
 
-_MIN_KEY_SHARE = 0.75  # of the key tokens that are not numbers
+_MIN_KEY_SHARE = 0.75  # minimum share of the key tokens that are not numbers
 _STOP_WORDS = (
     "a about after all also an and any are as at be because been before but by can could did do "
     "does for from had has have he her his how i if in into is it its may more most no not of on "
@@ -172,19 +174,19 @@ def key_tokens(statement: str, question: str = "") -> list[str]:
 def supports(texts: Sequence[str], statement: str, question: str = "", golds: Iterable[str] = ()) -> bool:
     """Return whether texts together support a statement; False without texts.
 
-    ALCE (Gao et al. 2023, "Enabling Large Language Models to Generate Text with Citations") asks a
-    model of natural language inference. This function compares words instead:
+    ALCE (Gao et al. 2023, "Enabling Large Language Models to Generate Text with Citations") uses an
+    entailment model. This function compares words instead:
 
-    * A statement that holds a gold answer is supported by a text that holds one of the gold answers
-      of the statement, by DPR's token match.
-    * Any other statement is supported by a text that holds it word for word, or by texts that hold
+    * A statement that contains gold answers is supported by a text that contains one of them, by
+      DPR's token match.
+    * Any other statement is supported by a text that contains it verbatim, or by texts that contain
       every number and at least three quarters of its other key tokens, in any order. Key tokens are
       tokens of letters and digits that are neither stop words nor in the question.
 
-    A text that denies the statement therefore supports it too, and a paraphrase does not.
+    Therefore a text that denies the statement also supports it, and a paraphrase may not.
 
-    >>> supports(["In 1945 it was first published."], "It was published in 1945.", "When was it published?")
-    True
+    >>> supports(["In 1945 it was first published."], "It was published in 1945.", "When was it
+    published?") True
     """
     if not texts:
         return False

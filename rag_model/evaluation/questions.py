@@ -6,9 +6,9 @@ stream such as standard input. JSONL may also give `passages`, the ids of the pa
 the question, and `source`. A malformed line raises an error with its number, because an evaluation
 must not skip questions silently.
 
-The gate of a snapshot needs queries close to the passages, for any corpus and language and without
-a question file. `sample_sentences` takes a sentence of each passage, which the question encoder
-encodes, so that the gate tests this encoder too.
+The gate of a snapshot needs queries that resemble the passages, for any corpus and language and
+without a question file. `sample_sentences` chooses a sentence of each passage. The question encoder
+encodes these sentences, so the gate tests this encoder too.
 """
 
 import ast
@@ -34,8 +34,8 @@ from rag_model.errors import InputError, format_error
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import limit_blank_lines, parse_json
 
-_MAX_LINE = 1 << 20  # characters of a line
-_MAX_LIST = 1 << 16  # characters of a Python list of answers, for the parser
+_MAX_LINE = 1 << 20  # maximum characters of a line
+_MAX_LIST = 1 << 16  # maximum characters of a Python list of answers
 
 # A byte that is not UTF-8 becomes a surrogate in `_ESCAPED`, so that the error can name its line.
 _UNDECODABLE = "surrogateescape"
@@ -48,21 +48,21 @@ LineParser = Callable[[Iterator[str], str], Iterator["Question"]]
 class Question:
     """One question with its gold answers."""
 
-    id: str
-    text: str
-    answers: tuple[str, ...] = ()  # alternatives; empty if there are only relevance judgements
-    evidence: tuple[frozenset[str], ...] = ()  # KILT's alternatives: each is a set of page ids
-    passages: tuple[str, ...] = ()  # ids of the passages that answer it
-    source: str = ""  # the data set of the question; reports group by it
-    own_document: str = ""  # id of the document whose text is the question; dropped from its hits
+    id: str  # id of the question
+    text: str  # text of the question
+    answers: tuple[str, ...] = ()  # alternative answers; empty if there are only judgements
+    evidence: tuple[frozenset[str], ...] = ()  # KILT's alternative evidence sets of page ids
+    passages: tuple[str, ...] = ()  # ids of the passages that answer the question
+    source: str = ""  # data set of the question, by which reports group
+    own_document: str = ""  # id of the document whose text is the question; removed from its hits
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """The questions of one source, in its order."""
+    """The questions of one source, in order."""
 
     questions: tuple[Question, ...]
-    # Question -> document -> grade.
+    # Grade by question id and document id.
     qrels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -70,10 +70,11 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
     """Read the questions of a file, a URL, an open text stream, or a BEIR folder.
 
     The file name extension selects the format (`.csv` and `.tsv`: DPR's; `.jsonl`; `.txt`: one
-    question per line). For other extensions and for streams, the first line does. `.gz` and other
-    compressed files are decompressed. Ids are those of the file (`id` or `_id` in JSONL), else the
-    question's number from 0. From a BEIR folder, the questions in `qrels/<split>.tsv` are read, and
-    a document with the question's id is its `own_document` unless the file grades it above 0.
+    question per line). For other extensions and for streams, the first line determines the format.
+    `.gz` and other compressed files are decompressed. Ids are those in the file (`id` or `_id` in
+    JSONL), or else the question's number from 0. From a BEIR folder, the questions in
+    `qrels/<split>.tsv` are read, and a document with the question's id is its `own_document` unless
+    the file grades it above 0.
 
     Raises:
         InputError: the source is unreadable, is not UTF-8, has no questions, has a malformed line
@@ -81,7 +82,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
         UsageError: the URL may contain a secret.
     """
     if not isinstance(source, str | Path):
-        # A stream in use, or text in memory.
+        # A stream that has been read from, or a text in memory, cannot be reconfigured.
         with suppress(io.UnsupportedOperation, AttributeError):
             source.reconfigure(encoding="utf-8", errors=_UNDECODABLE)  # type: ignore[attr-defined]
         return QuestionSet(_parse_questions(source, getattr(source, "name", "the input")))
@@ -108,7 +109,7 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
             grades.setdefault(question, {})[document] = grade
     questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
     if not questions:
-        raise InputError(f"{path} judges no question of queries.jsonl: use the qrels of the same data set")
+        raise InputError(f"{path} has no judgement for a question of queries.jsonl: use the qrels of the same data set")
     return QuestionSet(
         tuple(_name_own_document(question, grades[question.id]) for question in questions),
         {question.id: grades[question.id] for question in questions},
@@ -116,10 +117,10 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
 
 
 def _name_own_document(question: Question, grades: Mapping[str, int]) -> Question:
-    """Name the document with the question's id, which BEIR's evaluator drops from the results.
+    """Set `own_document` to the question's id, because BEIR's evaluator removes this document.
 
-    In ArguAna and Quora this document is the question itself. It is not dropped if it is graded as
-    relevant, because a search for it would never count as successful.
+    In ArguAna and Quora this document is the question itself. It is not removed if it is graded as
+    relevant, because the search could never succeed.
     """
     return question if grades.get(question.id, 0) > 0 else replace(question, own_document=question.id)
 
@@ -143,28 +144,30 @@ def _parse_judgement(line: str, location: str) -> tuple[str, str, int]:
 def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
     lines = _check_lines(file, name)
     try:
-        first = next(lines, "").removeprefix("\ufeff")  # byte order mark of some editors
+        first = next(lines, "").removeprefix("\ufeff")  # byte order mark, which some editors write
         reader = _PARSERS.get(_format_suffix(name)) or _guess_parser(first)
         questions = tuple(reader(chain([first], lines), name))
-    except UnicodeDecodeError as error:  # a stream that the caller has read from
+    except UnicodeDecodeError as error:  # a stream that was read from before
         raise InputError(f"{name} is not UTF-8 text ({error}): convert it") from error
     if not questions:
-        raise InputError(f"{name} holds no questions: give a file with at least one")
+        raise InputError(f"{name} contains no questions: give a file with at least one")
     _check_unique_ids(questions, name)
     _check_encodable(questions, name)
     return questions
 
 
 def _check_lines(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the lines.
+    """Yield the lines of a file, after checking them.
 
-    Refuse bytes that are not UTF-8, too many blank lines, and too long lines, because binary files
-    and database dumps have no line ends.
+    Bytes that are not UTF-8, too many blank lines and very long lines are refused, because binary
+    files and database dumps may have no line ends.
     """
     lines = iter(partial(file.readline, _MAX_LINE), "")
     for number, line in enumerate(limit_blank_lines(lines, name), start=1):
         if len(line) == _MAX_LINE:
-            raise InputError(f"{name}, line {number} is longer than a million characters: is it a question file?")
+            raise InputError(
+                f"{name}, line {number} is longer than a million characters: check that it is a question file"
+            )
         if _ESCAPED.search(line):
             raise InputError(f"{name}, line {number} is not UTF-8: convert it to UTF-8")
         yield line
@@ -186,7 +189,7 @@ def _check_unique_ids(questions: Iterable[Question], name: str) -> None:
     ids: set[str] = set()
     for question in questions:
         if question.id in ids:
-            raise InputError(f"{name} holds two questions with the id {question.id!r}: make the ids unique")
+            raise InputError(f"{name} contains two questions with the id {question.id!r}: make the ids unique")
         ids.add(question.id)
 
 
@@ -254,8 +257,8 @@ def _parse_json_line(line: str, number: int, location: str) -> Question:
         raise InputError(f"{location}: not a JSON object ({error}): correct it") from error
     if not isinstance(value, dict):
         raise InputError(f"{location}: write one JSON object per line, not {line[:80]!r}")
-    kilt = "input" in value and "question" not in value
-    text = value["input"] if kilt else value.get("question", value.get("text"))
+    is_kilt = "input" in value and "question" not in value
+    text = value["input"] if is_kilt else value.get("question", value.get("text"))
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{location}: write `question` (BEIR's `text`, KILT's `input`) as a non-empty string")
     identity = str(value.get("id", value.get("_id", number - 1)))
@@ -263,7 +266,7 @@ def _parse_json_line(line: str, number: int, location: str) -> Question:
         "passages": _parse_passage_ids(value.get("passages", []), location),
         "source": _parse_source(value, location),
     }
-    if kilt:
+    if is_kilt:
         return Question(
             identity, text.strip(), *_parse_kilt_outputs(value.get("output", []), location), **common_fields
         )
@@ -312,7 +315,7 @@ _PARSERS: dict[str, LineParser] = {
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+(?=\S)|(?<=[。！？।؟])\s*")
-_MIN_SENTENCE = 20  # characters; shorter ones are fragments such as "See p. 3."
+_MIN_SENTENCE = 20  # characters; shorter sentences are fragments such as "See p. 3."
 
 
 def sample_rows(n: int, count: int, seed: int) -> list[int]:
@@ -326,7 +329,7 @@ def sample_sentences(passages: Iterable[Passage], seed: int) -> list[str]:
 
 
 def _choose_sentence(passage: Passage, seed: int) -> str:
-    sentences = [piece.strip() for piece in _SENTENCE_END.split(passage.text)]
+    sentences = [sentence.strip() for sentence in _SENTENCE_END.split(passage.text)]
     long_sentences = [sentence for sentence in sentences if len(sentence) >= _MIN_SENTENCE]
     if not long_sentences:
         return passage.text.strip() or passage.title
@@ -340,6 +343,6 @@ def digest_questions(question_set: QuestionSet) -> str:
 
 def _question_to_json(question: Question) -> dict[str, Any]:
     fields = {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
-    if not question.own_document:  # evaluations that were recorded without this field keep their identity
+    if not question.own_document:  # keeps the identity of evaluations without this field
         del fields["own_document"]
     return fields

@@ -1,7 +1,7 @@
 """Stored evaluations: the value of each measure for each question, and comparisons of evaluations.
 
-The file `values.json` of an evaluation holds the ids of the questions and, by retriever and
-measure, one number per question, or null if a measure does not apply to a question.
+The file `values.json` of an evaluation contains the ids of the questions and, by retriever and
+measure, one number per question, or null if the measure does not apply to the question.
 """
 
 import json
@@ -18,27 +18,27 @@ from rag_model.store.versions.evaluation_manifest import EvaluationManifest, Eva
 from rag_model.untrusted_text import parse_json
 
 VALUES_FILE = "values.json"
-ValueColumns = Mapping[str, Sequence[float | None]]  # measure -> one value per question
+ValueColumns = Mapping[str, Sequence[float | None]]  # one value per question, by measure
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureValues:
     """The values of the measures of an evaluation for each question."""
 
-    questions: tuple[str, ...]  # ids
-    retrievers: Mapping[str, ValueColumns]  # by expression
+    questions: tuple[str, ...]  # ids of the questions
+    retrievers: Mapping[str, ValueColumns]  # values by retriever expression
 
     def write(self, path: Path) -> None:
-        """Write the file."""
-        document = {"questions": self.questions, "retrievers": self.retrievers}
-        path.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        """Write the values to a file."""
+        fields = {"questions": self.questions, "retrievers": self.retrievers}
+        path.write_text(json.dumps(fields, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """Parse the content of a file that `write` wrote.
 
         Raises:
-            ValueError: the content has another format.
+            ValueError: the content does not have the format of `write`.
         """
         questions, retrievers = value["questions"], value["retrievers"]
         columns = [column for measures in retrievers.values() for column in measures.values()]
@@ -58,7 +58,7 @@ def read_measure_values(store: Store, manifest: EvaluationManifest) -> MeasureVa
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(
             f"{VALUES_FILE} of evaluation {manifest.id[:12]} in {store.url} is damaged ({error}): "
-            "evaluate again after `expire` has deleted it, or restore it from a copy"
+            "delete it with `expire` and evaluate again, or restore it from a copy"
         ) from error
 
 
@@ -70,10 +70,10 @@ def _is_number_or_none(value: Any) -> bool:
 class MeasureComparison:
     """One measure in two evaluations."""
 
-    before: MetricValue
-    after: MetricValue
-    difference: MetricValue  # after minus before; has an interval if they share questions
-    n: int  # shared questions; 0: no interval
+    before: MetricValue  # metric of the first evaluation
+    after: MetricValue  # metric of the second evaluation
+    difference: MetricValue  # after minus before, with an interval if they share questions
+    n: int  # number of shared questions; 0: there is no interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class EvaluationComparison:
 
     before: EvaluationManifest
     after: EvaluationManifest
-    # By the retriever of `after`, or by `BEFORE -> AFTER` if they differ.
+    # Comparisons by retriever, or by `BEFORE -> AFTER` if the retrievers differ, and by measure.
     pairs: Mapping[str, Mapping[str, MeasureComparison]]
 
 
 def compare_evaluations(store: Store, before: EvaluationManifest, after: EvaluationManifest) -> EvaluationComparison:
     """Compare two evaluations question by question.
 
-    If both have one retriever, these two are compared, else the retrievers with the same
-    expression. Questions are joined by id. A measure of the whole set, such as BLEU, has no
+    If both have only one retriever, these two are compared, or else the retrievers with equal
+    expressions. Questions are joined by id. A measure of the whole set, such as BLEU, has no
     interval.
 
     Raises:
-        UsageError: they share no retriever or no measure.
+        UsageError: they have no retriever or no measure in common.
         StoreError: a file of an evaluation is missing or damaged.
     """
     before_values, after_values = (read_measure_values(store, manifest) for manifest in (before, after))
@@ -128,7 +128,7 @@ def _match_retrievers(before: EvaluationMetrics, after: EvaluationMetrics) -> li
 def _pair_values(
     before_values: MeasureValues, before_name: str, after_values: MeasureValues, after_name: str, measure: str
 ) -> list[tuple[float, float]]:
-    """Return the (before, after) values of the questions that both have measured."""
+    """Return the (before, after) values of the questions that both evaluations have measured."""
     before_column = dict(_iter_column(before_values, before_name, measure))
     return [
         (before_column[question], value)

@@ -1,7 +1,7 @@
 """Measures of answers: exact match, token F1, labels, BLEU, ROUGE-L, Q-BLEU-1 and distinct n-grams.
 
-An answer is compared with every gold answer, and the best value counts. Exact match and F1 are
-SQuAD's (Rajpurkar et al. 2016) with its normalisation, as in the papers on DPR and RAG. FEVER's
+An answer is compared with every gold answer, and the best value is used. Exact match and F1 are
+SQuAD's (Rajpurkar et al. 2016) with its normalization, as in the papers on DPR and RAG. FEVER's
 answers are labels (Thorne et al. 2018). BLEU and ROUGE-L come from sacrebleu and rouge-score. All
 values are in [0, 1], although sacrebleu itself uses percent.
 """
@@ -44,7 +44,7 @@ def normalise(text: str) -> str:
 
 
 def exact_match(prediction: str, golds: Iterable[str]) -> float:
-    """Return 1.0 if the normalised prediction equals any normalised gold answer, else 0.0.
+    """Return 1.0 if the normalized prediction equals any normalized gold answer, else 0.0.
 
     >>> exact_match("the Eiffel Tower.", ["Eiffel tower", "La Tour Eiffel"])
     1.0
@@ -54,20 +54,20 @@ def exact_match(prediction: str, golds: Iterable[str]) -> float:
 
 
 def token_f1(prediction: str, golds: Iterable[str]) -> float:
-    """Return the best F1 of the bags of normalised words over the golds; 0.0 without golds.
+    """Return the best F1 of the bags of normalized words over the gold answers; 0.0 without any.
 
     F1 = 2 P R / (P + R) with P the share of the prediction's words that are in the gold answer, and
-    R the reverse. If both have no words F1 is 1.0, if only one has none it is 0.0 (the rule of
-    SQuAD 2.0), so that F1 is never below exact match.
+    R the reverse. If both have no words, F1 is 1.0; if only one has no words, it is 0.0 (the rule
+    of SQuAD 2.0). Thus F1 is never below exact match.
 
     >>> round(token_f1("born in Paris", ["Paris, France"]), 3)
     0.4
     """
     words = normalise(prediction).split()
-    return max((_bag_f1(words, normalise(gold).split()) for gold in golds), default=0.0)
+    return max((_compute_bag_f1(words, normalise(gold).split()) for gold in golds), default=0.0)
 
 
-def _bag_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
+def _compute_bag_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
     if not predicted_words or not gold_words:
         return float(predicted_words == gold_words)
     overlap = (Counter(predicted_words) & Counter(gold_words)).total()
@@ -75,7 +75,7 @@ def _bag_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
 
 
 def find_label(prediction: str, labels: Sequence[str]) -> str | None:
-    """Return the label that equals the prediction after SQuAD's normalisation, or None.
+    """Return the label that equals the prediction after SQuAD's normalization, or None.
 
     >>> find_label("not enough info.", FEVER_3WAY)
     'NOT ENOUGH INFO'
@@ -85,10 +85,11 @@ def find_label(prediction: str, labels: Sequence[str]) -> str | None:
 
 
 def label_match(prediction: str, golds: Iterable[str], labels: Sequence[str]) -> float | None:
-    """Return 1.0 if the prediction is a gold label, else 0.0; None if no gold is one of `labels`.
+    """Return 1.0 if the prediction is a gold label, else 0.0; None if no gold answer is in
+    `labels`.
 
-    None excludes the question from the mean: FEVER's two-way accuracy covers the claims with one of
-    two labels.
+    None excludes the question from the mean, because FEVER's two-way accuracy covers only the
+    claims with one of two labels.
     """
     gold_labels = {find_label(gold, labels) for gold in golds} - {None}
     return float(find_label(prediction, labels) in gold_labels) if gold_labels else None
@@ -104,10 +105,10 @@ def strict_match(prediction: str, golds: Iterable[str]) -> float:
 
 
 def rouge_l(prediction: str, golds: Iterable[str]) -> float:
-    """Return the best ROUGE-L F-measure over the golds (rouge-score, no stemming); 0.0 without
-    golds.
+    """Return the best ROUGE-L F-measure over the gold answers (rouge-score, no stemming); 0.0
+    without any.
 
-    rouge-score uses only ASCII letters and digits: text in other scripts is ignored.
+    rouge-score considers only ASCII letters and digits, so text in other scripts is ignored.
 
     Raises:
         MissingExtraError: `rouge-score` is not installed.
@@ -122,10 +123,10 @@ def _rouge_scorer() -> Any:
 
 
 def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> BleuCounts:
-    """Return the counts of one answer for corpus BLEU, (2 order + 2,); zeros without golds.
+    """Return the (2 order + 2,) counts of one answer for corpus BLEU; zeros without gold answers.
 
     The counts are, in this order: the clipped n-gram matches by n, the n-grams of the answer by n,
-    its length, and the length of the closest gold. sacrebleu counts them (tokenizer 13a,
+    its length, and the length of the closest gold answer. sacrebleu counts them (tokenizer 13a,
     case-sensitive).
 
     Raises:
@@ -141,8 +142,8 @@ def bleu(counts: BleuCounts) -> float:
     """Return the corpus BLEU in [0, 1] from `bleu_counts` summed over the answers, (2 order + 2,).
 
     BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002); an order without a match is
-    smoothed by sacrebleu's default. It measures the set of answers, and is not the mean of BLEU
-    scores of single answers.
+    smoothed with sacrebleu's default method. It is a measure of the set of answers, not the mean of
+    the BLEU scores of single answers.
     """
     order = len(counts) // 2 - 1
     values = counts.astype(int).tolist()
@@ -175,7 +176,7 @@ BLEU_4 = CorpusMeasure(("texts", "clues"), partial(corpus_bleu, 4))
 
 
 _QUESTION_WORDS = frozenset(["what", "which", "why", "who", "whom", "whose", "where", "when", "how"])
-_OPEN_QUESTION_WORDS = ("what", "which")  # the next word belongs to the question word
+_OPEN_QUESTION_WORDS = ("what", "which")  # question words whose next word belongs to them
 _FUNCTION_WORDS = (
     "a about above after again against all am an and any are as at be because been before being "
     "below between both but by can did do does doing don down during each few for from further had "
@@ -190,7 +191,7 @@ _FUNCTION_WORD_SET = frozenset(_FUNCTION_WORDS.split())
 
 @dataclass(frozen=True, slots=True)
 class QBleuWeights:
-    """Weights of the word kinds, which sum to 1, and δ, the weight of answerability."""
+    """Weights of the kinds of words, which sum to 1, and δ, the weight of answerability."""
 
     entities: float = 0.6
     question: float = 0.2
@@ -203,22 +204,23 @@ SQUAD_WEIGHTS = QBleuWeights()
 
 
 def q_bleu(prediction: str, golds: Sequence[str], weights: QBleuWeights = SQUAD_WEIGHTS) -> float:
-    """Return the best Q-BLEU-1 over the golds, in [0, 1]; 0.0 without golds (Nema & Khapra 2018).
+    """Return the best Q-BLEU-1 over the gold answers, in [0, 1]; 0.0 without any (Nema & Khapra
+    2018).
 
-    Q-BLEU-1 is BLEU-1 that weighs whether a generated question can be answered:
+    Q-BLEU-1 combines BLEU-1 with the answerability A of a generated question:
 
         Q-BLEU-1 = δ A + (1 - δ) BLEU-1,    A = Σ_i w_i 2 P(S_i) R(S_i) / (P(S_i) + R(S_i))
 
     with P and R the precision and recall of the words of kind i: named entities, question words,
-    other content words, and function words. A kind without a word in either text adds nothing, so
-    that a perfect text may score below 1. The default weights and δ are those that the authors'
+    other content words, and function words. A kind without words in either text adds nothing, so a
+    perfect text may score below 1. The default weights and δ are those that the authors'
     script names for SQuAD (.6, .2, .1, .1 and .7), because the RAG paper measures Jeopardy
     questions with a version tuned on SQuAD.
 
     The kinds follow the authors' rules: a named entity begins with a capital letter, except a
     question word at the beginning; the word after `what` or `which` belongs to it; function words
     are in a list. Two details differ. P and R are those of the equation, whereas the script
-    computes BLEU-1 in both directions, with its penalty for short texts. Words are split at
+    computes BLEU-1 in both directions, including its penalty for short texts. Words are split at
     whitespace, without the punctuation around them, whereas the script uses the Penn Treebank
     tokenizer.
 
@@ -232,8 +234,10 @@ def _score_gold(prediction: str, gold: str, weights: QBleuWeights) -> float:
     predicted_words, gold_words = _split_words(prediction), _split_words(gold)
     *kind_weights, delta = astuple(weights)
     pairs = zip(kind_weights, _group_words(predicted_words), _group_words(gold_words), strict=True)
-    answerable = math.fsum(weight * _group_f1(predicted, gold_kind) for weight, predicted, gold_kind in pairs)
-    return float(delta * answerable + (1 - delta) * _compute_bleu_1(predicted_words, gold_words))
+    answerability = math.fsum(
+        weight * _compute_group_f1(predicted, gold_kind) for weight, predicted, gold_kind in pairs
+    )
+    return float(delta * answerability + (1 - delta) * _compute_bleu_1(predicted_words, gold_words))
 
 
 def _split_words(text: str) -> list[str]:
@@ -241,7 +245,9 @@ def _split_words(text: str) -> list[str]:
 
 
 def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Return named entities, question words, other content and function words, in lower case."""
+    """Return (named entities, question words, other content words, function words), in lower
+    case.
+    """
     question_positions = set(
         chain.from_iterable(_find_question_words(words, position) for position in range(len(words)))
     )
@@ -257,19 +263,19 @@ def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str],
     ]
     function = [word for word in words if word.lower() in _FUNCTION_WORD_SET]
     question = [words[position] for position in sorted(question_positions)]
-    lowered = [[word.lower() for word in kind] for kind in (entities, question, content, function)]
-    return lowered[0], lowered[1], lowered[2], lowered[3]
+    lower_case_groups = [[word.lower() for word in kind] for kind in (entities, question, content, function)]
+    return lower_case_groups[0], lower_case_groups[1], lower_case_groups[2], lower_case_groups[3]
 
 
 def _find_question_words(words: Sequence[str], position: int) -> list[int]:
-    """Return the positions of a question word and of its next word, if it belongs to it."""
+    """Return the position of a question word, and that of the next word if it belongs to it."""
     word = words[position].lower()
     if word not in _QUESTION_WORDS:
         return []
     return [position, position + 1] if word in _OPEN_QUESTION_WORDS and position + 1 < len(words) else [position]
 
 
-def _group_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
+def _compute_group_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
     overlap = (Counter(predicted_words) & Counter(gold_words)).total()
     # Equal to 2PR/(P+R).
     return 2 * overlap / (len(predicted_words) + len(gold_words)) if overlap else 0.0
@@ -289,17 +295,17 @@ DISTINCT_ORDER = 3  # trigrams, as in the paper
 def distinct_ngram_ratio(
     texts: Sequence[str], order: int = DISTINCT_ORDER, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> Estimate | None:
-    """Return the ratio of distinct to all n-grams with its interval; None without an n-gram.
+    """Return the ratio of distinct n-grams to all n-grams with its interval; None without n-grams.
 
     Lewis et al. 2020 (table 5) report this ratio for trigrams of Jeopardy questions: .324 for BART,
     .468 for RAG-Token, .538 for RAG-Sequence and .900 for the gold texts.
 
     Tokens are DPR's, in lower case. The interval is value ± z s of the jackknife over the texts
-    (Efron & Tibshirani 1993, chapter 11): a bootstrap would draw a text twice, with all its
-    n-grams, and would be too low. `Estimate.n` counts texts.
+    (Efron & Tibshirani 1993, chapter 11): a bootstrap would draw texts repeatedly, with all
+    their n-grams, so its values would be too low. `Estimate.n` counts texts.
 
-    >>> distinct_ngram_ratio(["this state has a coast", "this state has a king"]).value  # 4 of 6 trigrams
-    0.6666666666666666
+    >>> distinct_ngram_ratio(["this state has a coast", "this state has a king"]).value  # 4 of 6
+    trigrams 0.6666666666666666
     """
     text_ngrams = [_count_ngrams(tokenize(text), order) for text in texts]
     total = sum(map(Counter.total, text_ngrams))
@@ -312,7 +318,7 @@ def distinct_ngram_ratio(
         if ngrams.total() < total
     ]
     value = len(text_counts) / total
-    width = NormalDist().inv_cdf((1 + resampling.level) / 2) * _jackknife_error(leave_one_out)
+    width = NormalDist().inv_cdf((1 + resampling.level) / 2) * _compute_jackknife_error(leave_one_out)
     return Estimate(value, max(0.0, value - width), min(1.0, value + width), len(texts))
 
 
@@ -320,7 +326,7 @@ def _count_ngrams(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
     return Counter(zip(*(words[start:] for start in range(order)), strict=False))
 
 
-def _jackknife_error(leave_one_out: Sequence[float]) -> float:
+def _compute_jackknife_error(leave_one_out: Sequence[float]) -> float:
     """Return the standard error from the leave-one-out values: s² = (n - 1) / n Σ (θ_i - mean)²."""
     count = len(leave_one_out)
     if count < 2:
@@ -329,19 +335,21 @@ def _jackknife_error(leave_one_out: Sequence[float]) -> float:
     return math.sqrt((count - 1) / count * math.fsum((value - mean) ** 2 for value in leave_one_out))
 
 
-def _distinct_3(predictions: Sequence[str], golds: Sequence[Sequence[str]], resampling: Resampling) -> Estimate | None:
+def _compute_distinct_3(
+    predictions: Sequence[str], golds: Sequence[Sequence[str]], resampling: Resampling
+) -> Estimate | None:
     return distinct_ngram_ratio(predictions, DISTINCT_ORDER, resampling)
 
 
-def _gold_distinct_3(
+def _compute_gold_distinct_3(
     predictions: Sequence[str],
     golds: Sequence[Sequence[str]],
     resampling: Resampling,
 ) -> Estimate | None:
-    """Return the ratio of the first gold answer of each question."""
+    """Return the ratio of distinct trigrams in the first gold answer of each question."""
     return distinct_ngram_ratio([answers[0] for answers in golds if answers], DISTINCT_ORDER, resampling)
 
 
 Q_BLEU_1 = AnswerMeasure({"clues": q_bleu})
-DISTINCT_3 = CorpusMeasure(("texts", "clues"), _distinct_3)
-GOLD_DISTINCT_3 = CorpusMeasure(("texts", "clues"), _gold_distinct_3)
+DISTINCT_3 = CorpusMeasure(("texts", "clues"), _compute_distinct_3)
+GOLD_DISTINCT_3 = CorpusMeasure(("texts", "clues"), _compute_gold_distinct_3)

@@ -1,9 +1,10 @@
-"""The open family of measures: three kinds of measure, and the registry of all of them.
+"""The three kinds of measures, and their registry, which installed packages can extend.
 
-A `RankingMeasure` judges the ranked results of a retriever at a cutoff and is named `NAME@k`, such
-as `Success@20`. An `AnswerMeasure` compares one answer with its gold answers. A `CorpusMeasure` has
-one value for a set of answers, such as BLEU. An installed package registers a measure through the
-entry point group `bookwheel.measures`; the name of the entry point is the name of the measure.
+A `RankingMeasure` evaluates the ranked results of a retriever at a cutoff and is named `NAME@k`,
+such as `Success@20`. An `AnswerMeasure` compares one answer with its gold answers. A
+`CorpusMeasure` has one value for a set of answers, such as BLEU. An installed package registers a
+measure through the entry point group `bookwheel.measures`; the name of the entry point is the name
+of the measure.
 """
 
 import math
@@ -25,9 +26,11 @@ ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _NAME_AT_CUTOFF = re.compile(rf"({_NAME.pattern})@([1-9][0-9]{{0,5}})")
 
-# The prediction and its gold answers -> a value in [0, 1]; None: the measure does not apply.
+# Function of a prediction and its gold answers; returns a value in [0, 1], or None if not
+# applicable.
 AnswerFunction: TypeAlias = Callable[[str, Sequence[str]], float | None]
-# The predictions and the gold answers of each -> the metric; None: there is nothing to measure.
+# Function of predictions and the gold answers of each; returns the metric, or None if there is
+# none.
 CorpusFunction: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]], Resampling], Estimate | None]
 
 
@@ -36,13 +39,13 @@ class Ranking:
     """The ranked results of one question with its relevance judgements."""
 
     results: tuple[str, ...]  # distinct ids of pages or passages, best first
-    # Id -> grade; 0 or absent: not relevant. If questions are judged by answers, only the retrieved
-    # passages have a grade: 1 if the passage holds an answer, else 0.
+    # Grade by id; 0 or missing: not relevant. If questions are judged by answers, only retrieved
+    # passages have a grade: 1 if the passage contains an answer, else 0.
     grades: Mapping[str, int]
 
 
 def report_no_cutoff(depth: int, judged_by: JudgedBy) -> Sequence[int]:
-    """Return no cutoffs, for a measure that is computed only where a recipe names it."""
+    """Return no cutoffs, for a measure that is computed only if a recipe names it."""
     return ()
 
 
@@ -50,40 +53,42 @@ def report_no_cutoff(depth: int, judged_by: JudgedBy) -> Sequence[int]:
 class RankingMeasure:
     """A measure of ranked results at a cutoff."""
 
-    # Rankings and cutoff -> one value in [0, 1] per ranking, which depends on nothing else.
+    # Function of rankings and a cutoff; returns one value in [0, 1] per ranking, independently of
+    # the other rankings.
     compute: Callable[[Sequence[Ranking], int], Sequence[float]]
-    # Maps the depth of the search and the judgement to the cutoffs that reports list, from 1 to the
-    # depth. Only built-in measures may report a deeper cutoff: nDCG@10 of fewer than 10 passages is
-    # defined as in trec_eval.
+    # Function of the search depth and the kind of judgement; returns the cutoffs that reports list,
+    # from 1 to the depth. Only built-in measures may report a deeper cutoff: nDCG@10 of fewer than
+    # 10 passages is defined as in trec_eval.
     report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = report_no_cutoff
-    # True: needs all relevant ids, which are unknown if judged by answers
+    # Whether it needs all relevant ids, which are unknown if questions are judged by answers.
     needs_qrels: bool = False
     listed_apart: tuple[JudgedBy, ...] = ()  # judgements for which reports list it under `ranks`
-    # of the code; part of the identity of an evaluation with an installed measure
+    # Version of the code; part of the identity of an evaluation if the measure is installed.
     version: str = "1"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerMeasure:
-    """A measure of one answer, with a function for each kind of answers that it applies to."""
+    """A measure of one answer, with a function for each kind of answer to which it applies."""
 
     functions: Mapping[AnswerKind, AnswerFunction]
-    version: str = "1"  # as in `RankingMeasure`
+    version: str = "1"  # version of the code, as in `RankingMeasure`
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusMeasure:
-    """A measure of a set of answers, which is not the mean of values of single answers."""
+    """A measure of a set of answers, which is not a mean over single answers."""
 
-    kinds: tuple[AnswerKind, ...]  # kinds of answers that it applies to
+    kinds: tuple[AnswerKind, ...]  # kinds of answers to which it applies
     compute: CorpusFunction
-    version: str = "1"  # as in `RankingMeasure`
+    version: str = "1"  # version of the code, as in `RankingMeasure`
 
 
 Measure: TypeAlias = RankingMeasure | AnswerMeasure | CorpusMeasure
 _ANSWERS, _RETRIEVAL = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "retrieval"))
 
-# Reports follow this order. The first answer measure of a kind decides whether an answer is correct.
+# Reports follow this order. The first answer measure of a kind decides whether an answer is
+# correct.
 MEASURES: Registry[Measure] = Registry(
     "measure",
     "bookwheel.measures",
@@ -127,14 +132,14 @@ def load_measures() -> Mapping[str, Measure]:
     return measures
 
 
-_TOLERANCE = 1e-9  # by which rounding errors may exceed the range from 0 to 1
+_TOLERANCE = 1e-9  # allowed rounding error beyond the range from 0 to 1
 
 
 def _check_installed(name: str, measure: Any) -> Measure:
     """Return an installed measure with functions that check their results.
 
     Raises:
-        InputError: the object is not a measure, or one of its members is wrong.
+        InputError: the object is not a measure, or one of its members is invalid.
     """
     if not isinstance(measure, Measure):
         raise MEASURES.wrong_plugin_error(
@@ -230,13 +235,13 @@ def _to_list(values: Any) -> list[Any]:
 def _check_value(name: str, value: Any) -> float:
     """Return a value of an installed measure as a float in [0, 1]."""
     number = float(value) if isinstance(value, Real) else math.nan
-    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # true also for NaN
+    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # also true for NaN
         raise MEASURES.wrong_plugin_error(name, f"returned {value!r:.60}", "return numbers from 0 to 1")
     return min(1.0, max(0.0, number))
 
 
 def ranking_measures(judged_by: JudgedBy) -> dict[str, RankingMeasure]:
-    """Return the measures that apply to rankings with a kind of judgement."""
+    """Return the ranking measures that apply to a kind of judgement, by name."""
     return {
         name: measure
         for name, measure in load_measures().items()
@@ -245,7 +250,7 @@ def ranking_measures(judged_by: JudgedBy) -> dict[str, RankingMeasure]:
 
 
 def parse_ranking_measure(text: str, judged_by: JudgedBy) -> tuple[RankingMeasure, int] | None:
-    """Return measure and cutoff of a name such as `Success@20`; None if it does not apply."""
+    """Return (measure, cutoff) of a name such as `Success@20`; None if it does not apply."""
     match = _NAME_AT_CUTOFF.fullmatch(text)
     measure = None if match is None else ranking_measures(judged_by).get(match[1])
     return None if match is None or measure is None else (measure, int(match[2]))
@@ -253,7 +258,9 @@ def parse_ranking_measure(text: str, judged_by: JudgedBy) -> tuple[RankingMeasur
 
 @cache
 def answer_functions(kind: AnswerKind) -> Mapping[str, AnswerFunction]:
-    """Return the functions of the measures of one answer of a kind, the deciding measure first."""
+    """Return the functions of the answer measures of a kind by name, with the deciding measure
+    first.
+    """
     return {
         name: measure.functions[kind]
         for name, measure in load_measures().items()
@@ -262,7 +269,7 @@ def answer_functions(kind: AnswerKind) -> Mapping[str, AnswerFunction]:
 
 
 def corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
-    """Return the functions of the measures of a set of answers of a kind."""
+    """Return the functions of the corpus measures of a kind of answer, by name."""
     return {
         name: measure.compute
         for name, measure in load_measures().items()

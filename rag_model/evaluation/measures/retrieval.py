@@ -1,14 +1,14 @@
 """Measures of retrieval: rankings, KILT's provenance, and spans of chunking strategies.
 
-Success and RR look for the first relevant result; `ir_measures` computes nDCG and R.
+Success and RR depend on the first relevant result; the package `ir_measures` computes nDCG and R.
 
 KILT's provenance measures (Petroni et al. 2021) compare distinct retrieved pages, best first, with
 the *evidence sets* of a question: each is a set of pages (Wikipedia page ids) that together
 suffice. KILT's variants of the answer measures count an answer only if R-precision is 1.
 
 Span measures count characters (Smith & Troynikov 2024, "Evaluating Chunking Strategies for
-Retrieval", Chroma): passages may overlap, so that several passages hold the same answer, and a
-character that is read twice counts once as a match.
+Retrieval", Chroma): passages may overlap, so several passages may contain the same answer, and a
+character that is retrieved twice counts as one match.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from functools import partial
 from rag_model.evaluation.measures.measure import JudgedBy, Ranking, RankingMeasure
 from rag_model.extras import require
 
-Evidence = Sequence[frozenset[str]]  # alternatives; no set is empty
+Evidence = Sequence[frozenset[str]]  # alternative sets of page ids; no set is empty
 
 
 def distinct_pages(pages: Iterable[str]) -> list[str]:
@@ -41,11 +41,11 @@ def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
 
 
 def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
-    """Return the share of evidence sets that are complete in the first k ranks; 0.0 without
+    """Return the share of evidence sets that are complete within the first k ranks; 0.0 without
     evidence.
 
-    An evidence set takes one rank, that of its last page. A page that is not in a set takes one
-    rank. Equal sets count once.
+    An evidence set has one rank, that of its last page. A page that is in no set has its own rank.
+    Equal sets count once.
     """
     sets = list(dict.fromkeys(evidence))
     ranking = _rank_evidence(distinct_pages(pages), sets)
@@ -53,7 +53,7 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
 
 
 def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
-    """Return the item of each rank.
+    """Return the item at each rank.
 
     The item is True for a complete set, False for a page outside of all sets, and n for the
     incomplete set number n - 2.
@@ -61,7 +61,8 @@ def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> lis
     ranking: list[bool | int] = []
     missing_pages = [set(evidence_set) for evidence_set in sets]
     for page in ranked:
-        # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True, which equals 1.
+        # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
+        # which equals 1.
         open_sets = [n for n, pages_left in enumerate(missing_pages, start=2) if page in pages_left]
         for n in open_sets:
             if n in ranking:
@@ -73,7 +74,7 @@ def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> lis
     return ranking
 
 
-DPR_CUTOFFS = (1, 5, 20, 100)  # of DPR's tables
+DPR_CUTOFFS = (1, 5, 20, 100)  # cutoffs in DPR's tables
 
 
 def report_cutoffs(depth: int, judged_by: JudgedBy | None = None) -> list[int]:
@@ -91,7 +92,7 @@ def first_relevant_rank(ranking: Ranking) -> int | None:
 
 
 def compute_success(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
-    """Return 1.0 for each ranking with a relevant result among the first ones, else 0.0.
+    """Return 1.0 for each ranking with a relevant result within the cutoff, else 0.0.
 
     The mean is top-k retrieval accuracy (Karpukhin et al. 2020).
     """
@@ -99,7 +100,9 @@ def compute_success(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
 
 
 def compute_reciprocal_rank(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
-    """Return 1 / rank of the first relevant result of each ranking; 0.0 below the cutoff."""
+    """Return 1 / rank of the first relevant result of each ranking; 0.0 if it is beyond the
+    cutoff.
+    """
     ranks = [first_relevant_rank(ranking) for ranking in rankings]
     return [1 / rank if rank is not None and rank <= cutoff else 0.0 for rank in ranks]
 

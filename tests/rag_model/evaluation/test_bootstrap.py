@@ -93,7 +93,7 @@ def test_differences_need_the_same_questions() -> None:
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 1.0}, {"seed": -1}])
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=r"invalid interval settings .*: give draws >= 1"):
+    with pytest.raises(UsageError, match=r"the interval settings .* are invalid: give draws >= 1"):
         Resampling(**wrong)
 
 

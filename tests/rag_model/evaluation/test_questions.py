@@ -145,7 +145,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
     [
         ("q1\t10\n", "line 1"),
         ("q1\t10\tgood\n", "line 1"),
-        ("q9\t10\t1\n", "judges no question of"),
+        ("q9\t10\t1\n", "has no judgement for a question of"),
         (None, "cannot be read"),
     ],
 )
