@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from tokenizers import BertWordPieceTokenizer
 
 from flows.verbs.show import build_evaluation_reply, format_evaluation_line, summarize_evaluation
-from rag_model.chat_template import TemplateRefusalError, _render_in_this_child
+from rag_model.chat_template import TemplateRefusalError, _render_in_child
 from rag_model.corpus.dump_formats.mediawiki import parse_pages
 from rag_model.corpus.dump_formats.record_format import describe_slice, find_record_format
 from rag_model.corpus.passages import PassageFile, PassageWriter
@@ -464,7 +464,7 @@ def _render_template(path: Path) -> object:
     """Render as the child process of the product does, in this child, which has limits as well."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "who?"}]
     arguments = [path.read_bytes().decode("utf-8", "replace"), messages, {"bos_token": "<s>"}]
-    reply = _parse_reply(_answer_call(_render_in_this_child, arguments).encode(), 0)
+    reply = _parse_reply(_answer_call(_render_in_child, arguments).encode(), 0)
     if reply["refusal"]:
         raise TemplateRefusalError(reply["refusal"])
     return reply
