@@ -136,11 +136,11 @@ def _ablations_section(report: AnswerReport) -> Node:
     rows = [_ablation_row(row, measures) for row in report.results]
     sweep = _sweep_results(report.results)
     return section(
-        "Where the loss is",
+        "Sources of the loss",
         table(titles, rows),
         note(
             "Closed book measures the knowledge in the weights. 1 minus gold passage is the loss "
-            "of the generator, gold passage minus open book is the loss of the retriever. In "
+            "of the generator; gold passage minus open book is the loss of the retriever. In "
             "brackets: 95 % intervals; differences are over the shared questions."
         ),
         *(note(to_sentence(clause)) for clause in report.notes),

@@ -95,7 +95,7 @@ def _sections(report: BuildReport) -> Iterator[Node]:
         yield _history_section(report.history)
     if report.quarantined:
         titles = ("page", "title", "reason")
-        yield section("Pages that broke the parser", table(titles, report.quarantined))
+        yield section("Pages that could not be parsed", table(titles, report.quarantined))
     yield from lineage_section(report.lineage)
 
 
@@ -141,18 +141,18 @@ def _recall_section(
 
 
 _STATISTICS: Mapping[str, str] = {  # keys of IndexHealth.metrics, and of the merge
-    "degree": "links of a node, mean",
+    "degree": "mean links of a node",
     "unlinked": "nodes without a link from another node",
     "repaired": "nodes unreachable before repair",
     "unreachable": "nodes unreachable",
     "built_cells": "cells whose graph was built again",
     "updated_cells": "cells whose graph was updated",
     "reused_cells": "cells with the parent's graph",
-    "generation": "updates since a cell was built, the most",
-    "replaced": "share of a cell replaced since it was built, the most",
-    "imbalance": "imbalance of the lists (1: all equal)",
+    "generation": "maximum updates of a cell since it was built",
+    "replaced": "maximum share of a cell replaced since it was built",
+    "imbalance": "imbalance of the lists (1: equal sizes)",
     "largest_list": "vectors in the largest list",
-    "quantization_error": "error of the codes, |x - x̂|² / |x|²",
+    "quantization_error": "quantization error, |x - x̂|² / |x|²",
 }
 
 
@@ -230,7 +230,7 @@ def _history_section(history: Sequence[PastBuild]) -> Node:
         "The last builds",
         *(note("Warning: ", warning, ".") for warning in list_warnings(history)),
         pair(*charts),
-        note("Builds that changed more than half of the passages have no point in the line of the cost."),
+        note("Builds that changed more than half of the passages are not in the line of the cost."),
         tag("details", tag("summary", "the numbers"), table(titles, rows)),
     )
 

@@ -31,7 +31,7 @@ from rag_model.evaluation.retrieval.comparison import GroupMetrics, RetrieverCom
 from rag_model.evaluation.retrieval.staged import ENCODER, RetrieverMetrics
 
 JUDGEMENTS: Mapping[JudgedBy, str] = {
-    "answers": "A passage is relevant if it holds an answer, by DPR's token match.",
+    "answers": "A passage is relevant if it contains an answer, by DPR's token matching.",
     "pages": "A passage is relevant if the questions name its page.",
     "passages": "A passage is relevant if the questions name it by its id.",
 }
@@ -83,7 +83,7 @@ def _header(report: RetrievalReport) -> Node:
         f", {report.created_at}",
     )
     notes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
-    return header("How passages are found", summary, *notes)
+    return header("Retrieval", summary, *notes)
 
 
 def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
@@ -98,9 +98,9 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
         for retriever in retrievers
     ]
     explanation = (
-        "Below a value: its 95 % interval; then the paired difference to the first retriever, with "
+        "Below a value: its 95 % interval; then the paired difference from the first retriever, with "
         f"its interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. "
-        "Bytes: the files that a search reads, with those of the question encoder."
+        "Bytes: the size of the files that a search reads, including the question encoder's."
     )
     titles = ("retriever", *names, "ms a question", "bytes")
     return section("Retrievers", table(titles, rows), note(explanation))
@@ -138,7 +138,7 @@ def _trade_off_section(report: RetrievalReport) -> Node:
         for without_encoder in (False, True)
     ]
     explanation = (
-        "A line is a retriever. A point is the result list of a stage, at the time until it is "
+        "Each line is a retriever. Each point is the result list of a stage, at the time until it is "
         "known. A whisker is the interval."
     )
     return section("Quality over time", legend(names), pair(*charts), note(explanation))

@@ -130,13 +130,13 @@ def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport
     page = parsed(render_build_report(report))
     rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", render_build_report(report))
     assert rows[:7] == [
-        ("links of a node, mean", "1.67", "–"),
+        ("mean links of a node", "1.67", "–"),
         ("nodes without a link from another node", "1", "–"),
         ("nodes unreachable before repair", "2", "–"),
         ("nodes unreachable", "0", "–"),
-        ("imbalance of the lists (1: all equal)", "–", "1.25"),
+        ("imbalance of the lists (1: equal sizes)", "–", "1.25"),
         ("vectors in the largest list", "–", "5,000,000"),
-        ("error of the codes, |x - x̂|² / |x|²", "0", "0.0625"),
+        ("quantization error, |x - x̂|² / |x|²", "0", "0.0625"),
     ]
     pictures = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
     assert pictures == [
