@@ -123,7 +123,7 @@ function createAnswer(answer) {
   const text = createElement("p", { className: "said" });
   const note = createElement("p", { className: "soft token-note", role: "status" });
   const tokens = (answer.tokens ?? []).filter((token) => token.text);
-  if (!answer.answer) text.append(createElement("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : `The model gave no answer${answer.problem ? `: ${answer.problem.message}` : ""}.` }));
+  if (!answer.answer) text.append(createElement("span", { className: "soft", textContent: answer.abstained ? "The library does not contain the answer." : `The model gave no answer${answer.problem ? `: ${answer.problem.message}` : ""}.` }));
   else if (tokens.length) text.append(...tokens.map((token, index) => createToken(token, index, note)));
   else text.append(...createCitedText(answer));
   if (answer.ended === false) text.append(createElement("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));
@@ -180,11 +180,11 @@ function moveBetweenTokens(event) {
 // Requests ---------------------------------------------------------------------------------------------------------
 
 const STATUS_SENTENCES = {
-  400: "The question cannot be asked like that.",
-  413: "That is too long to be a question.",
-  422: "The question cannot be asked like that.",
-  429: "Too many questions are waiting just now. Try again in a moment.",
-  502: "The model cannot be asked just now. Try again in a moment.",
+  400: "The question is not valid.",
+  413: "The question is too long.",
+  422: "The question is not valid.",
+  429: "Too many questions are waiting. Try again in a moment.",
+  502: "The model is not available. Try again in a moment.",
   503: "The library is not ready to answer. Try again in a moment.",
   504: "That took too long. Try again in a moment.",
 };
@@ -242,7 +242,7 @@ async function streamAnswer(reply, words) {
     } else if (name === "answer") return value;
     else if (name === "error") throw new Error(describeError(value.status, value.detail));
   }
-  throw new Error("The answer ended half-way. Ask again.");
+  throw new Error("The answer was interrupted. Ask again.");
 }
 
 async function sendQuestion(verb, question, k, retriever, kind, signal) {
