@@ -61,9 +61,9 @@ from rag_model.snapshots.takedown import (
     AffectedSnapshot,
     RedactResult,
     choose_wiki,
+    list_part_blobs,
+    list_parts_to_redact,
     list_unsigned,
-    part_blobs,
-    parts_to_redact,
     replace_redacted_parts,
     take_down_everywhere,
 )
@@ -152,8 +152,8 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
 @stage
 def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> dict[str, RedactResult]:
     """Write the parts that contain the pages again without them; return the results by part."""
-    content, parts = affected.manifest.content, parts_to_redact(affected)
-    tasks = [RedactTask(affected.pages, tuple(part_blobs(content, part).items())) for part in parts]
+    content, parts = affected.manifest.content, list_parts_to_redact(affected)
+    tasks = [RedactTask(affected.pages, tuple(list_part_blobs(content, part).items())) for part in parts]
     results = corpus.redact_parts(tasks, launch, on_progress)
     return {part.name: result for part, result in zip(parts, results, strict=True)}
 
@@ -166,7 +166,7 @@ def find_trainings_to_redact(
     redacted: Mapping[str, RedactResult],
 ) -> dict[str, ReusedTraining]:
     """Find the indexes that are updated by deletion; the others are built again."""
-    blobs = {part.name: part_blobs(old_manifest.content, part) for part in old_manifest.content.parts}
+    blobs = {part.name: list_part_blobs(old_manifest.content, part) for part in old_manifest.content.parts}
     trainings = dict[str, ReusedTraining]()
     for name, plan in plans.items():
         rows = [

@@ -176,7 +176,7 @@ def _full_factory(entry: Mapping[str, Any]) -> str:
 class QuerySample:
     """Sentences of sampled passages, of which the queries of each representation are made."""
 
-    rows: tuple[int, ...]  # of the passages
+    rows: tuple[int, ...]  # row numbers of the passages
     sentences: tuple[str, ...]
     keys: tuple[int, ...]  # of the passages, as `rank_passages` gives them
 

@@ -1,9 +1,8 @@
-"""The parent's inverted index, from which a build derives its own: the file, and a mapping of its
-rows.
+"""Find the parent's inverted index, from which a build derives its own, and map its rows.
 
-Unchanged parts need no comparison. Over text, the delta that pulls use tells which rows of a changed
-part are new and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined by
-their hashes and the texts of new ones are read. Weighted terms are compared with those of the
+Unchanged parts need no comparison. Over text, the delta that pulls use says which rows of a changed
+part are new, and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined
+by their hashes and the texts of new ones are read. Weighted terms are compared with those of the
 parent, row by row.
 """
 
@@ -32,9 +31,9 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content
 
 _COLUMNS = ["title", "text"]
-# bytes of new texts kept from the first reading of the deltas; the others are read again
+# maximum bytes of new texts to keep in memory when the deltas are first read; others are read again
 _BUFFERED_BYTES = 32 << 20
-# estimated decoded size of a delta, as a multiple; larger ones may be read twice
+# estimated decoded size of a delta as a multiple of its file size; a large delta is read twice
 _DELTA_EXPANSION = 8
 
 
@@ -42,9 +41,9 @@ _DELTA_EXPANSION = 8
 class PartWithParents:
     """A part of a build in one representation, and the parent's parts with the same pages."""
 
-    file: BlobRef  # of the part: its passages, or its rows in another representation
+    file: BlobRef  # the part's passages, or its rows in another representation
     rows: int
-    # the parent's files: file, its first row in the parent, number of rows
+    # the parent's files of these pages, as (file, its first row in the parent, number of rows)
     parent_files: tuple[tuple[BlobRef, int, int], ...]
 
     @classmethod
@@ -60,7 +59,7 @@ class PartWithParents:
 
 
 def list_parts(parent_content: Content, content: Content, over: str = TEXT) -> Iterator[PartWithParents]:
-    """Yield the parts of a content with rows, each with the parent's parts of the same pages.
+    """Yield the non-empty parts of a content, each with the parent's parts of the same pages.
 
     `over` is the representation whose files are listed.
     """
@@ -82,7 +81,7 @@ class ParentIndex:
 
     file: BlobRef
     entry: Mapping[str, Any]  # its entry in the parent's manifest
-    parts: tuple[PartWithParents, ...]  # of the build, in row order
+    parts: tuple[PartWithParents, ...]  # the build's parts, in row order
 
     @classmethod
     def of(
@@ -116,7 +115,7 @@ class ParentIndex:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
+        """Return the index that `to_json` converted."""
         return cls(
             BlobRef.from_json(value["file"]), value["entry"], tuple(map(PartWithParents.from_json, value["parts"]))
         )
@@ -165,14 +164,16 @@ def match_parts(
 def match_weighted_terms(
     store: Store, parts: Sequence[PartWithParents]
 ) -> tuple[Rows, Callable[[Rows], Iterator[SparseVectors]]]:
-    """Return the parent's row with the same weighted terms for each row, (n,), or -1.
+    """Return (parent_rows, read_rows): for each row the parent's row with the same weighted terms,
+        or -1.
 
-    Also return a function that yields the weighted terms of ascending rows. Parts whose file the
-    parent has are not read.
+        `read_rows` yields the weighted terms of ascending rows. A part whose file is in the parent too
+        is
+    not read.
 
     Raises:
-        InputError: a file is damaged, or its weights have another scale than those of the parent.
-        StoreError: a file is damaged or missing.
+            InputError: a file is damaged, or its weights have another scale than those of the parent.
+            StoreError: a file is damaged or missing.
     """
     parent_rows = [np.empty(0, np.int64), *(_match_terms_of_part(store, part) for part in parts)]
 
@@ -190,32 +191,35 @@ def _match_terms_of_part(store: Store, part: PartWithParents) -> Rows:
     file = SparseFile(store.blobs.get_local_path(part.file))
     if file.n != part.rows:
         raise InputError(f"a part has {file.n} rows of weighted terms, not {part.rows}: build it again")
-    old, numbers = [SparseVectors.empty()], [np.empty(0, np.int64)]
+    parent_vectors, parent_rows = [SparseVectors.empty()], [np.empty(0, np.int64)]
     for parent_file, first, rows in part.parent_files:
         if store.blobs.exists(parent_file):
-            parent = SparseFile(store.blobs.get_local_path(parent_file))
-            if (parent.scale, parent.n) != (file.scale, rows):
-                raise InputError(f"{parent.path} has another scale or row count: build the index again")
-            old.extend(parent.iter_batches())
-            numbers.append(np.arange(first, first + rows))
+            parent_sparse_file = SparseFile(store.blobs.get_local_path(parent_file))
+            if (parent_sparse_file.scale, parent_sparse_file.n) != (file.scale, rows):
+                raise InputError(f"{parent_sparse_file.path} has another scale or row count: build the index again")
+            parent_vectors.extend(parent_sparse_file.iter_batches())
+            parent_rows.append(np.arange(first, first + rows))
     positions = _find_equal_terms(
-        SparseVectors.concatenate(old), SparseVectors.concatenate([SparseVectors.empty(), *file.iter_batches()])
+        SparseVectors.concatenate(parent_vectors),
+        SparseVectors.concatenate([SparseVectors.empty(), *file.iter_batches()]),
     )
-    return np.append(np.concatenate(numbers), -1)[positions]
+    return np.append(np.concatenate(parent_rows), -1)[positions]
 
 
-def _find_equal_terms(old: SparseVectors, new: SparseVectors) -> Rows:
-    """Return the position in `old` of each row of `new` with the same terms and weights, or -1."""
-    positions = match_digests(old.compute_digests(), new.compute_digests())
+def _find_equal_terms(parent_vectors: SparseVectors, vectors: SparseVectors) -> Rows:
+    """Return the position in `parent_vectors` of each row of `vectors` with the same terms and
+    weights, or -1.
+    """
+    positions = match_digests(parent_vectors.compute_digests(), vectors.compute_digests())
     rows = np.flatnonzero(positions >= 0)
-    pair = old.take(positions[rows]), new.take(rows)
+    pair = parent_vectors.take(positions[rows]), vectors.take(rows)
     if all(map(np.array_equal, (*pair[0].columns(), pair[0].offsets), (*pair[1].columns(), pair[1].offsets))):
         return positions
     raise InputError("two rows of weighted terms have the same digest: build the index again")
 
 
 def concatenate_parent_rows(matches: Iterable["PartMatch"]) -> Rows:
-    """Return the parent's row of each passage, or -1: (n,)."""
+    """Return an (n,) array with the parent's row of each passage, or -1."""
     return np.concatenate([np.empty(0, np.int64), *(part.parent_rows for part in matches)])
 
 
@@ -224,9 +228,9 @@ class PartMatch:
     """The rows of a part that the parent also has."""
 
     parent_rows: Rows  # (n,): the parent's row of each passage, or -1
-    passages_path: Callable[[], Path]  # of the part
-    delta_path: Callable[[], Path] | None = None  # passage file of the new passages
-    # title and text of the new passages, if they fit the buffer
+    passages_path: Callable[[], Path]  # returns the path of the part's passages
+    delta_path: Callable[[], Path] | None = None  # returns the path of a file of the new passages
+    # titles and texts of the new passages, if they fit into the buffer
     buffered_texts: Sequence[pa.RecordBatch] = ()
 
     @classmethod
@@ -245,7 +249,8 @@ class PartMatch:
             (parent_passages, first, rows), *_ = part.parent_files
             if parent_passages == part.file:
                 return cls(np.arange(first, first + rows), passages)
-            with suppress(BookwheelError):  # without a delta that can be used it takes longer
+            # without a usable delta, the passages are compared below
+            with suppress(BookwheelError):
                 if delta := find_delta(store, DeltaStep(part.file, parent_passages, is_passages=True)):
                     delta_path, is_small = (
                         partial(store.blobs.get_local_path, delta),

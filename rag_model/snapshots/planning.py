@@ -2,10 +2,11 @@
 
 The plan of the parts is recorded in the store, so that the next run does not split a source again.
 
-A release skips a rebuild whose exact inputs gave a snapshot before (`find_snapshot`). `reindex`
-reuses every finished stage, but still reads the whole dump and measures the indexes again. A
-release with unchanged inputs does neither. A dump file is identified by its size and the time or
-tag that its disk or server reports: a new copy counts as changed, and is read.
+A release skips a rebuild if a snapshot was built before from the exact same inputs
+(`find_snapshot`). `reindex` reuses every finished stage, but still reads the whole dump and
+measures the indexes again. A release with unchanged inputs does neither. A dump file is identified
+by its size and the time or tag that its disk or server reports: a new copy counts as changed, and
+is read.
 """
 
 from collections import Counter
@@ -57,7 +58,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
 
-CODE = 3  # increase when the same files would give other parts
+CODE = 3  # increase it when the same files would give other parts
 
 
 def plan_parts(
@@ -69,10 +70,10 @@ def plan_parts(
     source: Store | None = None,
     say: Callable[[str], object] = str,
 ) -> Plan:
-    """Return the parts of `dump`; files that workers cannot seek in are split once into the store.
+    """Return the parts of `dump`; files in which workers cannot seek are split once into the store.
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
-    MediaWiki site are kept in the store, and later only what changed is fetched; `source` is the
+    MediaWiki site are kept in the store, and later only changed pages are fetched; `source` is the
     store with those pages, if it is not the same. The first pages come from the parent's dump if it
     is one of the site; `say` gets a sentence about that.
 
@@ -94,7 +95,7 @@ def plan_parts(
             "leave out --structures, or structures of the recipe"
         )
     if limit is not None or all(can_plan_fast(name, url) for url, name in formats.items()):
-        # cheap: reads only the offset index, or the first pages
+        # this is cheap, because it reads only the offset index, or the first pages
         return _plan_into_store(store, dump, recipe, limit, boundaries, {}, mirror)
     inputs = {
         "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is not copied
@@ -107,14 +108,14 @@ def plan_parts(
     record = store.memo.find("plan", store.memo.compute_key(_with_boundaries(inputs, boundaries)))
     if record is not None:
         return Plan.from_json(record.stats)
-    staged: dict[str, BlobRef] = {}
-    plan_json: Mapping[str, Any] = _plan_into_store(store, dump, recipe, None, boundaries, staged).to_json()
+    staged_files: dict[str, BlobRef] = {}
+    plan_json: Mapping[str, Any] = _plan_into_store(store, dump, recipe, None, boundaries, staged_files).to_json()
     # the parent's ranges when the same dump is built again
-    own_boundaries = _boundaries_of(Plan.from_json(plan_json))
+    own_boundaries = _get_boundaries(Plan.from_json(plan_json))
     for plan_boundaries in (boundaries, own_boundaries):
         plan_inputs = _with_boundaries(inputs, plan_boundaries)
         plan_json = store.memo.write_record(
-            "plan", store.memo.compute_key(plan_inputs), staged, plan_json, plan_inputs
+            "plan", store.memo.compute_key(plan_inputs), staged_files, plan_json, plan_inputs
         ).stats
     return Plan.from_json(plan_json)
 
@@ -157,7 +158,7 @@ def describe_missing_prose(plan: Plan, recipe: Recipe) -> str:
 
 
 def _extracts_structures(name: str) -> bool:
-    """Return whether pages of a format have structures; a format of passages has no pages."""
+    """Return whether a format's pages have structures; a format of passages has none."""
     return bool(getattr(get_format(name), "extracts_structures", False))
 
 
@@ -190,42 +191,44 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
 def plan_indexes(
     recipes: Mapping[str, IndexRecipe],
     passages: Sequence[ChunkResult],
-    widths: Mapping[str, int],
+    dimensions: Mapping[str, int],
     memory_bytes: int | None,
     parent: Parent | None = None,
 ) -> dict[str, IndexPlan]:
     """Return the plan of each index recipe for the chunked passages.
 
-    `widths` maps a representation to its dimensions; `memory_bytes` is the memory of a worker, None
-    if unknown. The parent's number of cells is kept if it is close enough.
+    `dimensions` maps a representation to the dimension of its vectors; `memory_bytes` is the memory
+    of a worker, None if unknown. The parent's number of cells is kept if it is close enough.
 
     Raises:
         InputError: there are no passages.
         UsageError: a factory string does not fit.
         ResourceError: a build would not fit in memory; the message names a factory that would.
     """
-    rows = [result.rows for result in passages]
-    if not any(rows):
+    part_rows = [result.rows for result in passages]
+    if not any(part_rows):
         raise InputError(_describe_drops(passages))
     plans: dict[str, IndexPlan] = {}
     for name, recipe in recipes.items():
         kind, over = get_kind_for_factory(recipe.factory), representation_of(recipe)
-        plan = kind.plan(recipe, sum(rows), widths.get(over, 0), memory=memory_bytes, part_rows=max(rows))
+        plan = kind.plan(recipe, sum(part_rows), dimensions.get(over, 0), memory=memory_bytes, part_rows=max(part_rows))
         steady_plan = keep_parent_sizes(recipe, plan, parent or Parent(), name)
-        fits = memory_bytes is None or kind.estimate(steady_plan, max(rows)).peak_bytes() <= memory_bytes
+        fits = memory_bytes is None or kind.estimate(steady_plan, max(part_rows)).peak_bytes() <= memory_bytes
         plans[name] = replace(steady_plan if fits else plan, over=over)
     return plans
 
 
 def _describe_drops(passages: Sequence[ChunkResult]) -> str:
     """Return the message for a dump without passages: how many pages were dropped, by reason."""
-    dropped: Counter[str] = Counter()
+    drop_counts: Counter[str] = Counter()
     for result in passages:
-        dropped.update(result.stats.dropped)
-    if not dropped:
+        drop_counts.update(result.stats.dropped)
+    if not drop_counts:
         return "the dump has no passages and no pages: check that it is the right file"
-    reasons = ", ".join(f"{_DROP_REASONS.get(reason, reason)}: {count:,}" for reason, count in dropped.most_common())
-    pages = "its one page was" if dropped.total() == 1 else f"all of its {dropped.total():,} pages were"
+    reasons = ", ".join(
+        f"{_DROP_REASONS.get(reason, reason)}: {count:,}" for reason, count in drop_counts.most_common()
+    )
+    pages = "its one page was" if drop_counts.total() == 1 else f"all of its {drop_counts.total():,} pages were"
     return f"the dump has no passages, since {pages} dropped ({reasons}): give a dump that contains articles"
 
 
@@ -247,7 +250,7 @@ def _with_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | Non
     return {**inputs, "fences": asdict(boundaries) if boundaries else None}
 
 
-def _boundaries_of(plan: Plan) -> PartBoundaries:
+def _get_boundaries(plan: Plan) -> PartBoundaries:
     starts = tuple(part.first_page for part in plan.parts)
     return PartBoundaries(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
 
@@ -314,7 +317,7 @@ _STORE_FUNCTIONS: dict[str, Callable[[Store, str, RepresentRecipe, Store | None,
 
 
 STAGE = "release"
-_DECIDING_LIBRARIES = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers")
+_INPUT_LIBRARIES = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers")
 
 Inputs = Mapping[str, Any]
 
@@ -322,7 +325,7 @@ Inputs = Mapping[str, Any]
 def collect_inputs(
     store: Store, dump: str, encoder: str, recipe: Recipe, limit: int | None, pins: Pins = NO_PINS
 ) -> Inputs | None:
-    """Return all inputs that decide a snapshot and its gate, except the parent.
+    """Return all inputs that determine a snapshot and its gate, except the parent.
 
     Return None if a server does not report when a dump file was written: a change would go
     unnoticed.
@@ -353,13 +356,12 @@ def collect_inputs(
         },
         "takedowns": len(store.takedowns.list_records()),
         "code": {"plan": CODE, "chunk": chunk.VERSION, "embed": embed.VERSION},
-        "versions": get_versions(*_DECIDING_LIBRARIES),
+        "versions": get_versions(*_INPUT_LIBRARIES),
     }
 
 
 def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
-    """Return the snapshot that these inputs gave with parent `base`; None if there is none any
-    more.
+    """Return the snapshot that was built from these inputs with parent `base`; None if it is gone.
 
     Raises:
         StoreError: the store cannot be read.
@@ -374,7 +376,7 @@ def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
 
 
 def record_snapshot(store: Store, inputs: Inputs, base: str | None, snapshot: str) -> None:
-    """Record the snapshot that these inputs gave, also for the next run, whose parent is that
+    """Record the snapshot built from these inputs, also for the next run, whose parent is that
     snapshot.
 
     Raises:

@@ -1,10 +1,10 @@
 """Publish a snapshot: files first, then the manifest, then the move of the ref if the gate passes.
 
-A publisher that loses a race for the ref tries again: the winner is the new parent, and the gate
-judges again. An intent that names every file protects the files from deletion until the ref has
-moved. A page that was taken down is never published: takedowns are read before the manifest is
-written and again afterwards. A takedown first writes its record and *then* looks for snapshots, so
-at least one of the two sees the other.
+A publisher that loses a race for the ref tries again with the winner's snapshot as the parent, and
+the gate judges again. An intent that names every file protects the files from deletion until the
+ref has moved. A page that was taken down is never published: takedowns are read before the manifest
+is written and again afterwards. A takedown first writes its record and *then* looks for snapshots,
+so at least one of publisher and takedown sees the other's file.
 """
 
 import json
@@ -39,7 +39,7 @@ class PublishResult:
 
     snapshot: str
     verdict: GateVerdict
-    move: RefMove | None  # None if the gate refused
+    move: RefMove | None  # None if the gate refused the snapshot
 
 
 def summarize_snapshot(manifest: Manifest) -> SnapshotSummary:
@@ -48,7 +48,8 @@ def summarize_snapshot(manifest: Manifest) -> SnapshotSummary:
     return SnapshotSummary(
         passages=manifest.content.n,
         space=None if space is None else space["digest"],
-        # The newest page of a site that is followed may have been deleted since.
+        # For a followed site, take the time of the read: its newest page may have been deleted
+        # since.
         newest_revision=str(read_at or manifest.content.corpus.get("newest_revision") or ""),
     )
 
@@ -69,8 +70,7 @@ def publish(
     Raises:
         RefConflictError: other writers won many races in a row.
         StoreError: a file of the snapshot is missing, a page in it was taken down, or the store
-            cannot exclude a second
-        writer, or cannot be written.
+            cannot exclude a second writer, or cannot be written.
     """
     with _protect_files(store, manifest):
         return _publish(store, manifest, ref, judge, base or ref)
@@ -80,7 +80,7 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
     """Write a manifest that replaces a snapshot, move the refs of that snapshot, and return the
     moves.
 
-    No person looks at it first, so it is signed only if the replaced snapshot was
+    Nobody inspects it first, so it is signed only if the replaced snapshot was signed
     (`Catalog.has_trusted_signature`).
 
     Raises:
@@ -94,12 +94,13 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
 def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefMove]:
     """Record the replacement of a snapshot, move its refs, and return the moves.
 
-    `place` is the id of an existing snapshot, or "" for none: refs are then deleted. It resumes if
-    an earlier run has done it or a part of it. A move is signed only if the ref's move before, the
-    snapshot and the place were.
+        `replacement` is the id of an existing snapshot, or "" to delete the refs. An interrupted
+        earlier
+    run is resumed. A move is signed only if the ref's previous move, the snapshot and the replacement
+    are signed.
 
     Raises:
-        StoreError: the store cannot be written.
+            StoreError: the store cannot be written.
     """
     store.takedowns.record_replacement(snapshot, replacement)
     recorded_replacement = store.takedowns.find_replacement(snapshot)
@@ -129,7 +130,7 @@ def _protect_files(store: Store, manifest: Manifest) -> Iterator[None]:
             raise StoreError(
                 f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} "
                 f"of its files were deleted meanwhile (first {problems[0].path}): run the same "
-                "command again to make them"
+                f"command again to create them"
             )
         yield
 
@@ -191,7 +192,8 @@ def _publish(
     )
 
 
-_MAX_QUARANTINED = 50  # quarantined pages in the report; the manifest's counts include all
+# maximum number of quarantined pages in the report; the manifest's counts include all
+_MAX_QUARANTINED = 50
 
 
 def write_report(
@@ -244,11 +246,13 @@ def _build_stage(name: str, seconds: float, is_new: Sequence[bool]) -> BuildStag
     return BuildStage(name, seconds, sum(is_new), len(is_new) - sum(is_new))
 
 
-_MAX_UNKNOWN_TEMPLATES = 20  # names in a report
+_MAX_UNKNOWN_TEMPLATES = 20  # maximum number of names in a report
 
 
 def _count_unknown_templates(passages: Sequence[ChunkResult]) -> dict[str, int]:
-    """Return the templates that the cleaner does not know and most articles use, with the articles."""
+    """Return the most used templates that the cleaner does not know, with their numbers of
+    articles.
+    """
     counts = Counter[str]()
     for result in passages:
         counts.update(result.stats.unknown_templates)
@@ -290,9 +294,11 @@ def _iter_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
     """Yield each table of a recipe by its dotted name, with its plain settings on one line, without
     None.
     """
-    plain = {name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None}
-    if plain:
-        yield prefix, ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain.items())
+    plain_settings = {
+        name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None
+    }
+    if plain_settings:
+        yield prefix, ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain_settings.items())
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _iter_settings(value, f"{prefix}.{name}" if prefix else name)

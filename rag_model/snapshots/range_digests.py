@@ -32,8 +32,9 @@ from rag_model.store.versions.ranges import (
     get_layout,
 )
 
-_ROW_BLOCK = 4 << 10  # bytes; small, because a search reads single vectors and parts of row groups
-_MIN_ROW_FILE_BYTES = 128 << 10  # a smaller file is read as a whole, by one request
+# bytes of a block; small, because a search reads single vectors and parts of row groups
+_ROW_BLOCK = 4 << 10
+_MIN_ROW_FILE_BYTES = 128 << 10  # a smaller file is read as a whole, with one request
 _DIGESTED_BYTES_PER_SECOND = 5e8
 _PASSAGES = '{"kind":"passages"}'
 
@@ -43,8 +44,8 @@ class RangeTask(RecordedTask):
     """Compute the digests of a file's blocks, and its outline."""
 
     file: BlobRef
-    block: int  # bytes
-    entry: str = ""  # of an index in the manifest, as canonical JSON; `_PASSAGES`; empty for vectors
+    block: int  # bytes of a block
+    entry: str = ""  # manifest entry of an index, as canonical JSON; `_PASSAGES`; empty for vectors
 
     stage: ClassVar[str] = "ranges"
     CODE: ClassVar[int] = 5
@@ -56,13 +57,13 @@ class RangeTask(RecordedTask):
 
     @property
     def target(self) -> BlobRef:
-        """The file: `gc` keeps its digests as long as a snapshot has it."""
+        """The file; `gc` keeps its digests as long as a snapshot has it."""
         return self.file
 
     def compute(self, store: Store) -> Any:
         """Return the digests in Base64, and the outline."""
         path = store.blobs.get_local_path(self.file)
-        outline = self._outline(path)
+        outline = self._build_outline(path)
         layout = get_layout({"block": self.block, "outline": outline}, self.file.size)
         bounds = layout.get_starts(np.arange(layout.count + 1))
         with (
@@ -73,7 +74,7 @@ class RangeTask(RecordedTask):
             digests = digest_ranges(view, bounds.tolist())
         return {"digests": base64.b64encode(digests).decode(), "outline": outline}
 
-    def _outline(self, path: Path) -> Any:
+    def _build_outline(self, path: Path) -> Any:
         if self.entry == _PASSAGES:
             with PassageFile(path) as file:
                 outline, columns = file.build_outline(), file.schema.names

@@ -55,14 +55,15 @@ _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 def default_indexes() -> dict[str, IndexRecipe]:
     """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and
-    words.
+        BM25.
 
-    Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays
-    below half a point of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The
-    index file stays as small: a byte for 4 dimensions and an id, 104 bytes a passage at 384
-    dimensions, all that a search keeps in memory. The store grows by nothing. A reader needs the
-    vectors too, on disk: 2 bytes a dimension, 768 a passage. Without them `IVF,PQ` or `IVF,SQ8`
-    search alone, with more loss or 4 times the memory.
+        Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays
+        below half a point of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The
+        index file stays as small: one byte for 4 dimensions and an id, which is 104 bytes per passage
+        at 384 dimensions; a search
+    keeps nothing else in memory. The store does not grow, because it has the vectors anyway. A reader
+    needs them on its disk too: 2 bytes per dimension, 768 per passage. Without the vectors, `IVF,PQ`
+    and `IVF,SQ8` can search alone, with more loss or 4 times the memory.
     """
     return {
         "hnsw": IndexRecipe("HNSW"),
@@ -79,15 +80,17 @@ class Recipe:
     """All settings of a build except its dump and its encoder."""
 
     chunk: ChunkRecipe = field(default_factory=ChunkRecipe)
-    encode: EncodeRecipe = field(default_factory=EncodeRecipe)  # of the representation `embeddings`
-    # further representations, by name
+    # settings of the representation `embeddings`
+    encode: EncodeRecipe = field(default_factory=EncodeRecipe)
+    # settings of further representations, by name
     represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)
-    index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # by name
+    index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # indexes by name
     gate: GateRecipe = field(default_factory=GateRecipe)
     part_bytes: int | None = None  # bytes of compressed dump per part; None: by the dump's size
     retriever: str = ""  # the default retriever; empty: the first index
     licence: str = ""  # licence of the text; empty: known for Wikimedia's wikis, unknown for others
-    site: SiteSettings = field(default_factory=SiteSettings)  # what is read of a MediaWiki site
+    # which pages of a MediaWiki site are read, and how
+    site: SiteSettings = field(default_factory=SiteSettings)
 
     def __post_init__(self) -> None:
         if self.part_bytes is not None and self.part_bytes < 1:
@@ -104,7 +107,9 @@ class Recipe:
         for name, index in self.index.items():
             _check_name(name, "an index", _INDEX)
             if name in CALLS.list_names():
-                raise UsageError(f"{name} is how retrievers are called, as in {name}(…): give the index another name")
+                raise UsageError(
+                    f"{name} is the name of a retriever function, as in {name}(…): give the index another name"
+                )
             if name == EXACT and index.factory != "Flat":
                 raise UsageError(f"an index named {EXACT} compares every vector: give {index.factory} another name")
 
@@ -118,7 +123,7 @@ class Recipe:
         return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
 
     def list_representations(self) -> dict[str, RepresentationType]:
-        """Return the encoded representations and what each has of a passage: one vector, many, or
+        """Return the row type of each encoded representation: one vector, token vectors, or
         weighted terms.
         """
         representations: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
@@ -147,9 +152,9 @@ class Recipe:
         return {**values, "chunk": self.chunk.to_json()}
 
 
-def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
-    if not form.fullmatch(name):
-        raise UsageError(f"{name!r} cannot name {what}, since files are called by it: use letters, digits, _ and -")
+def _check_name(name: str, what: str, pattern: re.Pattern[str]) -> None:
+    if not pattern.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name {what}, because it becomes a file name: use letters, digits, _ and -")
 
 
 def check_indexes_and_retrievers(
@@ -161,26 +166,28 @@ def check_indexes_and_retrievers(
     gate can be opened.
 
     Args:
-        recipe: what will be built.
-        representations: the encoded representations that there will be, and what each has of a
-            passage.
-        existing_indexes: entries of the indexes that the snapshot has already, by name.
+        recipe: the recipe of the build.
+        representations: the row types of the encoded representations of the new snapshot.
+        existing_indexes: manifest entries of the snapshot's existing indexes, by name.
 
     Raises:
-        InputError: questions that the gate asks cannot be read.
+        InputError: questions of the gate cannot be read.
         UsageError: a name is unknown, a model of the retriever is a folder, which other machines do
             not have, or the gate's questions cannot be judged as it says.
     """
     for name, index in recipe.index.items():
-        over, required = representation_of(index), get_kind_for_factory(index.factory).represents
-        candidates = [TEXT] if required == TEXT else [rep for rep, kind in representations.items() if kind == required]
-        if over not in candidates:
+        representation, required_type = representation_of(index), get_kind_for_factory(index.factory).represents
+        candidates = (
+            [TEXT] if required_type == TEXT else [rep for rep, kind in representations.items() if kind == required_type]
+        )
+        if representation not in candidates:
             raise UsageError(
-                f"index {name} is over {over!r}, but {index.factory} takes {required}: "
+                f"index {name} is over {representation!r}, but {index.factory} takes "
+                f"{required_type}: "
                 + (
                     f"choose from {', '.join(candidates)}"
                     if candidates
-                    else f"add [represent.{required}] with an encoder"
+                    else f"add [represent.{required_type}] with an encoder"
                 )
             )
     draft = draft_snapshot(recipe, existing_indexes)
@@ -200,11 +207,11 @@ def draft_snapshot(recipe: Recipe, existing_indexes: Mapping[str, Mapping[str, A
     )
 
 
-def _check_retriever(drafted: Snapshot, expression: str) -> None:
+def _check_retriever(draft: Snapshot, expression: str) -> None:
     try:
-        models = plan_retriever(drafted, expression).models
-    except UsageError as wrong:
-        raise UsageError(f"the recipe's retriever {expression!r} does not fit its indexes: {wrong}") from wrong
+        models = plan_retriever(draft, expression).models
+    except UsageError as error:
+        raise UsageError(f"the recipe's retriever {expression!r} does not fit its indexes: {error}") from error
     for model in models:
         if model.startswith(("/", ".", "~")) or Path(model).exists():
             raise UsageError(
@@ -213,18 +220,18 @@ def _check_retriever(drafted: Snapshot, expression: str) -> None:
             )
 
 
-def _check_floor(drafted: Snapshot, name: str, floor: QuestionFloor) -> None:
+def _check_floor(draft: Snapshot, name: str, floor: QuestionFloor) -> None:
     """Check a floor before hours of work: its questions can be read and judged, and its retriever
     fits the indexes.
     """
     try:
         if floor.retriever:
-            plan_retriever(drafted, floor.retriever)
+            plan_retriever(draft, floor.retriever)
         RetrievalJudge.for_questions(read_questions(floor.file), floor.judged_by, patterns=floor.patterns).depth(
             floor.measure
         )
-    except BookwheelError as wrong:
-        raise type(wrong)(f"the gate cannot ask the questions {name}: {wrong}") from wrong
+    except BookwheelError as error:
+        raise type(error)(f"the gate's questions {name} cannot be used: {error}") from error
 
 
 def read_recipe(path: Path | None) -> Recipe:
@@ -232,7 +239,7 @@ def read_recipe(path: Path | None) -> Recipe:
 
     Raises:
         InputError: the file is missing or is not TOML.
-        UsageError: a setting is unknown or has a wrong value; the message names it.
+        UsageError: a setting is unknown or has a error value; the message names it.
     """
     if path is None:
         return Recipe()

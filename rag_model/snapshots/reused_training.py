@@ -28,7 +28,7 @@ from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, trained_path
 
-SHARDS = "shards"  # the field of a provenance with the shards of the indexes
+SHARDS = "shards"  # the provenance field with the shards of the indexes
 NO_PARENT = "no parent"
 NO_RECORD = "no record"
 _SAMPLED_PARTS = 8  # number of changed parts, and of unchanged ones, from which vectors are sampled
@@ -81,16 +81,17 @@ class ReusedTraining:
     snapshot: str  # id of the parent
     blob: BlobRef
     stats: TrainingStats
-    # vectors of changed parts; the parent's
+    # vectors of sampled changed parts, each with the parent's vectors of its pages
     changed_parts: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()
-    unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
-    # JSON list: for each part with rows the parent's `ParentRows` of its pages
+    unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of sampled unchanged parts
+    # JSON list with, for each non-empty part, the parent's `ParentRows` of its pages
     parent_rows: BlobRef | None = None
-    # JSON list of the parent's `BuiltShard`s; None: it has none, or all shards are to be built
+    # JSON list of the parent's `BuiltShard`s; None: all shards are built from scratch
     shards: BlobRef | None = None
     # In a takedown: JSON list of parts with removed rows, the `RedactedRows` of each.
     redacted_parts: BlobRef | None = None
-    growth: str = ""  # which numbers of the plan differ, such as cells: needs `follow`
+    # description of numbers of the plan that differ, such as cells, and need `follow`
+    growth: str = ""
 
     def fits_untested(self, drift: float) -> bool:
         """Return whether the file fits without a test: no part changed, and its cells are
@@ -106,14 +107,14 @@ def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any
 
 
 def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
-    """Return the settings that prevent reuse because the parent's index differs in them; [] if
+    """Return the settings in which the parent's index differs, so that it cannot be reused; [] if
     none.
 
     Returns [`no parent`] or [`no record`] if there is nothing to compare.
     """
     if parent.manifest is None:
         return [NO_PARENT]
-    entry = _entry(parent, name)
+    entry = _get_training_entry(parent, name)
     if not entry:
         return [NO_RECORD]
     content = parent.manifest.content
@@ -126,7 +127,9 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
 
 
 def _describe_growth(entry: Mapping[str, Any], plan: IndexPlan) -> str:
-    """Return which numbers of a plan differ, if the parent's trained file can follow it; else ""."""
+    """Describe the numbers in which a plan differs, if the parent's trained file can follow it;
+    else "".
+    """
     kind = get_kind(plan.kind)
     if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, entry["plan"]):
         return ""
@@ -170,12 +173,12 @@ def find_reusable_training(
     return ReusedTraining(
         parent.manifest.id,
         files[trained_path(name)],
-        TrainingStats.from_json(_entry(parent, name)),
-        tuple((vectors, _parent_vectors(store, parent, part, space)) for part, vectors in changed_parts),
+        TrainingStats.from_json(_get_training_entry(parent, name)),
+        tuple((vectors, _list_parent_vectors(store, parent, part, space)) for part, vectors in changed_parts),
         tuple(_sample([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
         _store_parent_rows(store, content, over, [part for part, _ in encoded_parts]),
         None if rebuild_graphs else find_shard_list(parent.manifest, name),
-        growth=_describe_growth(_entry(parent, name), plan),
+        growth=_describe_growth(_get_training_entry(parent, name), plan),
     )
 
 
@@ -186,28 +189,29 @@ def find_training_to_redact(
     plan: IndexPlan,
     redacted_parts: Sequence[RedactedRows],
 ) -> ReusedTraining | None:
-    """Return the trained file of a snapshot's index, to be used without removed vectors.
+    """Return the trained file of a snapshot's index, from which removed vectors will be deleted.
 
-    None if its kind cannot remove them (`ShardUpdatingKind.redact`): then all is built again.
+    Return None if its kind cannot do that (`ShardUpdatingKind.redact`); the index is then built
+    again.
     """
     content, parent = manifest.content, Parent(manifest)
     space = (content.space_of(content.representation_of(name)) or {}).get("digest")
     if not isinstance(get_kind(plan.kind), ShardUpdatingKind) or find_reuse_obstacles(parent, name, plan, space):
         return None
     trained, values = content.files[trained_path(name)], [part.to_json() for part in redacted_parts]
-    if not store.blobs.exists(trained) or _describe_growth(_entry(parent, name), plan):
+    if not store.blobs.exists(trained) or _describe_growth(_get_training_entry(parent, name), plan):
         return None
     return ReusedTraining(
         manifest.id,
         trained,
-        TrainingStats.from_json(_entry(parent, name)),
+        TrainingStats.from_json(_get_training_entry(parent, name)),
         shards=find_shard_list(manifest, name),
         redacted_parts=store.blobs.put_bytes(json.dumps(values).encode()),
     )
 
 
 def find_shard_list(manifest: Manifest, name: str) -> BlobRef | None:
-    """Return the list of an index's `BuiltShard`s that a snapshot's build recorded, if it did."""
+    """Return the list of an index's `BuiltShard`s that a snapshot's build recorded, or None."""
     with suppress(StoreError, KeyError, TypeError):
         return BlobRef.from_json(manifest.provenance[SHARDS][name]["list"])
     return None
@@ -216,7 +220,7 @@ def find_shard_list(manifest: Manifest, name: str) -> BlobRef | None:
 def read_shards(store: Store, shard_list: BlobRef) -> list[BuiltShard]:
     """Return the shards of a list; [] if it is missing or damaged.
 
-    They are origins of the snapshot, which `gc` keeps while a ref names it.
+    `gc` keeps them while a ref names the snapshot.
     """
     with suppress(StoreError, ValueError, KeyError, TypeError):
         return [BuiltShard.from_json(value) for value in json.loads(store.blobs.read(shard_list))]
@@ -234,11 +238,11 @@ def note_obstacles(plan: IndexPlan, obstacles: Sequence[str]) -> IndexPlan:
     """Return the plan with a note that names the settings that prevent reuse of the parent's
     index.
     """
-    differing_settings = sorted({*obstacles} - {NO_PARENT, NO_RECORD})
-    if not differing_settings:
+    changed_settings = sorted({*obstacles} - {NO_PARENT, NO_RECORD})
+    if not changed_settings:
         return plan
     return replace(
-        plan, notes=(*plan.notes, f"trained again: the parent's index differs in {', '.join(differing_settings)}")
+        plan, notes=(*plan.notes, f"trained again: the parent's index differs in {', '.join(changed_settings)}")
     )
 
 
@@ -246,10 +250,10 @@ def keep_parent_sizes(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name
     """Return the plan with the sizes that the kind keeps from the parent's index, such as the
     number of cells.
     """
-    return get_kind(plan.kind).steady(recipe, plan, _entry(parent, name).get("plan", {}))
+    return get_kind(plan.kind).steady(recipe, plan, _get_training_entry(parent, name).get("plan", {}))
 
 
-def _entry(parent: Parent, name: str) -> Mapping[str, Any]:
+def _get_training_entry(parent: Parent, name: str) -> Mapping[str, Any]:
     """Return the parent's entry of a trained file; empty if there is none that this version can
     read.
     """
@@ -260,7 +264,7 @@ def _entry(parent: Parent, name: str) -> Mapping[str, Any]:
     return dict(entry) if isinstance(entry, dict) and set(entry) >= _ENTRY_FIELDS else {}
 
 
-def _parent_vectors(store: Store, parent: Parent, part: Part, space: str) -> tuple[BlobRef, ...]:
+def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -> tuple[BlobRef, ...]:
     return tuple(
         parent_part.rows_file
         for parent_part in parent.find_encoded(part, space)
@@ -268,11 +272,11 @@ def _parent_vectors(store: Store, parent: Parent, part: Part, space: str) -> tup
     )
 
 
-def _store_parent_rows(store: Store, content: Content, over: str, parts: Sequence[Part]) -> BlobRef:
+def _store_parent_rows(store: Store, content: Content, representation: str, parts: Sequence[Part]) -> BlobRef:
     """Store a list that has, for each part, the parent's rows of its pages."""
-    non_empty = [entry for entry in content.parts if entry.rows]
-    rows = [content.files.get(content.rows_path(over, entry.name)) for entry in non_empty]
-    ranges = PageRanges(non_empty)
+    nonempty_parts = [entry for entry in content.parts if entry.rows]
+    rows = [content.files.get(content.rows_path(representation, entry.name)) for entry in nonempty_parts]
+    ranges = PageRanges(nonempty_parts)
     items = [
         [
             ParentRows(vectors, number).to_json()
@@ -284,9 +288,9 @@ def _store_parent_rows(store: Store, content: Content, over: str, parts: Sequenc
     return store.blobs.put_bytes(json.dumps(items).encode())
 
 
-def _sample(found: Sequence[Any], seed: int) -> list[Any]:
+def _sample(items: Sequence[Any], seed: int) -> list[Any]:
     """Return at most `_SAMPLED_PARTS` items, sampled with a seed, in their order."""
     positions = np.random.default_rng(seed).choice(
-        len(found), min(_SAMPLED_PARTS, len(found)), replace=False, shuffle=False
+        len(items), min(_SAMPLED_PARTS, len(items)), replace=False, shuffle=False
     )
-    return [found[position] for position in np.sort(positions)]
+    return [items[position] for position in np.sort(positions)]

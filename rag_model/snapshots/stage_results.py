@@ -64,7 +64,7 @@ class EmbedResult:
     vectors: BlobRef
     rows: int
     encoded: int = 0  # rows that were encoded; the others reuse the parent snapshot's vectors
-    is_new: bool = False  # by this run, and not by an earlier one
+    is_new: bool = False  # whether this run encoded the part, and not an earlier one
     truncated: int = 0  # number of encoded rows whose passage is longer than the encoder's limit
     arithmetic: str = ""  # device type and dtype of the encoded rows, such as `cuda bfloat16`
 
@@ -96,12 +96,12 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True)
 class BuiltShard:
-    """A shard of an index in the store, with what a later build has to know to update it."""
+    """A shard of an index in the store, with the facts with which a later build updates it."""
 
     blob: BlobRef
     slices: str  # digest of the slices that it was built from
     generation: int = 0  # number of updates since it was built
-    replaced: float = 0.0  # share of it that was replaced since then
+    replaced: float = 0.0  # share of its vectors that was replaced since it was built
 
     @classmethod
     def of(cls, blob: BlobRef, slices: str, stats: Mapping[str, Any]) -> Self:

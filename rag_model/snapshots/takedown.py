@@ -34,9 +34,9 @@ _REBUILT_FOLDERS = (
     "ranges",
     "trained",
     "index",
-)  # top folders of the files that may hold a page
+)  # top-level folders of files that may contain a page
 _KEPT_FOLDER = "encoder"
-ARTICLES, SPANS = "articles", "spans"  # a part's article log and its salient spans among its files
+ARTICLES, SPANS = "articles", "spans"  # names of a part's article log and salient spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class AffectedSnapshot:
 class TakedownResult:
     """The result of a takedown."""
 
-    # id of an affected snapshot -> id of its replacement; "" if no page was left
+    # ids of the replacements by id of the affected snapshot; "" if no page was left
     replacements: dict[str, str]
     moves: int  # number of refs that moved
-    evaluations: tuple[str, ...]  # ids of the evaluations of these snapshots, which were deleted
+    evaluations: tuple[str, ...]  # ids of the deleted evaluations of these snapshots
 
 
 def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Manifest | None]) -> TakedownResult:
@@ -80,7 +80,9 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
     """
     replacements: dict[str, str] = {}
     moves = 0
-    while remaining := [holder for holder in find_affected_snapshots(store) if holder.manifest.id not in replacements]:
+    while remaining := [
+        affected for affected in find_affected_snapshots(store) if affected.manifest.id not in replacements
+    ]:
         for affected in remaining:
             old_id = affected.manifest.id
             replacement = None if store.takedowns.find_replacement(old_id) is not None else rebuild(affected)
@@ -95,7 +97,7 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
 
 
 def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...]:
-    """Return the unsigned replacements, and the refs whose move to one is unsigned; () without
+    """Return the unsigned replacements, and the unsigned moves of refs to replacements; () without
     keys.
     """
     if TrustedKeys.for_publisher() is None:
@@ -121,7 +123,7 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
     Every snapshot of the store is checked, whether a ref names it or not.
 
     Raises:
-        RefusedError: a file of such a snapshot is of an unknown kind, which may hold the page.
+        RefusedError: a file of such a snapshot is of an unknown kind, and may contain the page.
         StoreError: a manifest, a takedown or a passage file is missing or damaged.
     """
     refs, affected = _list_refs(store), []
@@ -133,12 +135,12 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
         if occurrences := find_pages(store, manifest.content, removed_pages):
             _check_kinds(manifest)
             affected.append(AffectedSnapshot(manifest, tuple(occurrences), tuple(refs[manifest.id])))
-    return sorted(affected, key=lambda holder: (not holder.refs, holder.manifest.id))
+    return sorted(affected, key=lambda affected: (not affected.refs, affected.manifest.id))
 
 
 def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
-    """Return the wiki of `pages`: the given one, else the one that has them, else the only one in
-    the store.
+    """Return the wiki of `pages`: the given one, else the one with such pages, else the store's
+    only one.
 
     Raises:
         UsageError: there is no such wiki, or several are possible and none is named.
@@ -158,20 +160,24 @@ def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
     return next(iter(candidates))
 
 
-def parts_to_redact(holder: AffectedSnapshot) -> list[PartEntry]:
+def list_parts_to_redact(affected: AffectedSnapshot) -> list[PartEntry]:
     """Return the parts of a snapshot that contain the pages, in row order."""
-    names = {occurrence.part for occurrence in holder.occurrences}
-    return [part for part in holder.manifest.content.parts if part.name in names]
+    names = {occurrence.part for occurrence in affected.occurrences}
+    return [part for part in affected.manifest.content.parts if part.name in names]
 
 
-def part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
+def list_part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
     """Return a part's files: its passages (`text`), its vectors by representation, its `articles`
     and its `spans`.
     """
-    return {name: content.files[path] for name, path in _paths(content, part.name).items() if path in content.files}
+    return {
+        name: content.files[path]
+        for name, path in _list_part_paths(content, part.name).items()
+        if path in content.files
+    }
 
 
-def _paths(content: Content, part: str) -> dict[str, str]:
+def _list_part_paths(content: Content, part: str) -> dict[str, str]:
     representations = dict.fromkeys([TEXT, EMBEDDINGS, *content.representations])
     return {name: content.rows_path(name, part) for name in representations} | {
         ARTICLES: articles_path(part),
@@ -184,7 +190,7 @@ class RedactResult:
     """A part without the pages: the result of the redact job."""
 
     rows: int
-    files: Mapping[str, BlobRef]  # as `part_blobs`
+    files: Mapping[str, BlobRef]  # files as in `list_part_blobs`
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -212,25 +218,25 @@ def replace_redacted_parts(content: Content, redacted: Mapping[str, RedactResult
             continue
         first = part.first_page if parts else content.parts[0].first_page
         parts.append(PartEntry(f"part-{len(parts):05d}", first, part.last_page, rows))
-        files |= dict(_files(content, part, parts[-1].name, redacted.get(part.name)))
+        files |= dict(_iter_redacted_files(content, part, parts[-1].name, redacted.get(part.name)))
     return replace(content, parts=tuple(parts), files=files, indexes={})
 
 
-def _files(
+def _iter_redacted_files(
     content: Content, part: PartEntry, name: str, redacted: RedactResult | None
 ) -> Iterator[tuple[str, BlobRef]]:
-    unchanged = part_blobs(content, part)
-    for kind, path in _paths(content, name).items():
-        if redacted is None and kind in unchanged:
-            yield path, unchanged[kind]
+    unchanged_files = list_part_blobs(content, part)
+    for kind, path in _list_part_paths(content, name).items():
+        if redacted is None and kind in unchanged_files:
+            yield path, unchanged_files[kind]
         elif redacted is not None and kind in redacted.files:
             yield path, redacted.files[kind]
 
 
-def _delete_local_copies(store: Store, holder: AffectedSnapshot, place: str) -> None:
+def _delete_local_copies(store: Store, affected: AffectedSnapshot, replacement: str) -> None:
     """Delete the local copies of files that a replaced snapshot no longer has."""
-    remaining_blobs = store.snapshots.get(place).content.files.values() if place else ()
-    for ref in {*holder.manifest.content.files.values()} - {*remaining_blobs}:
+    remaining_blobs = store.snapshots.get(replacement).content.files.values() if replacement else ()
+    for ref in {*affected.manifest.content.files.values()} - {*remaining_blobs}:
         store.blobs.delete_local_copy(ref)
 
 
@@ -249,9 +255,7 @@ def _iter_manifests(store: Store) -> Iterator[Manifest]:
         try:
             yield store.snapshots.get(snapshot)
         except StoreError:
-            if (
-                store.files.find(store.snapshots.manifest_path(snapshot)) is not None
-            ):  # else it was expired a moment ago
+            if store.files.find(store.snapshots.manifest_path(snapshot)) is not None:  # otherwise it has just expired
                 raise
 
 

@@ -132,8 +132,8 @@ def test_what_is_no_recipe_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("file = '{folder}/none.jsonl'", "the gate cannot ask the questions dev: .*none.jsonl cannot be read"),
-        ("retriever = 'rrf(hnsw, bm52)'", "the gate cannot ask the questions dev: .* has no index 'bm52'"),
+        ("file = '{folder}/none.jsonl'", "the gate.s questions dev cannot be used: .*none.jsonl cannot be read"),
+        ("retriever = 'rrf(hnsw, bm52)'", "the gate.s questions dev cannot be used: .* has no index 'bm52'"),
         ("measure = 'nDCG@10'", "'nDCG@10' is not a measure of questions judged by answers"),
         ("judged_by = 'passages'", "question '0' names no passages"),
     ],

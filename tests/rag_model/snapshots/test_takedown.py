@@ -25,8 +25,8 @@ from rag_model.snapshots.takedown import (
     RedactResult,
     choose_wiki,
     find_affected_snapshots,
-    part_blobs,
-    parts_to_redact,
+    list_part_blobs,
+    list_parts_to_redact,
     replace_redacted_parts,
     take_down_everywhere,
 )
@@ -73,8 +73,10 @@ def rebuild(store: Store, holder: AffectedSnapshot) -> Manifest | None:
     """Do as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: RedactResult.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
-        for part in parts_to_redact(holder)
+        part.name: RedactResult.from_json(
+            redact(RedactTask(holder.pages, (*list_part_blobs(old, part).items(),)), store)
+        )
+        for part in list_parts_to_redact(holder)
     }
     content = replace_redacted_parts(old, made)
     return Manifest(content) if content.parts else None

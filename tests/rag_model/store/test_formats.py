@@ -22,8 +22,8 @@ from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.snapshots.takedown import (
     AffectedSnapshot,
     RedactResult,
-    part_blobs,
-    parts_to_redact,
+    list_part_blobs,
+    list_parts_to_redact,
     replace_redacted_parts,
     take_down_everywhere,
 )
@@ -153,8 +153,10 @@ def without_pages(store: Store, holder: AffectedSnapshot) -> Manifest:
     """Make a snapshot without the pages as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: RedactResult.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
-        for part in parts_to_redact(holder)
+        part.name: RedactResult.from_json(
+            redact(RedactTask(holder.pages, (*list_part_blobs(old, part).items(),)), store)
+        )
+        for part in list_parts_to_redact(holder)
     }
     return Manifest(replace_redacted_parts(old, made))
 
