@@ -63,7 +63,7 @@ def _instruction(function: Callable[..., Any]) -> Any:
     return require("numba.extending", extra="text").intrinsic(function)
 
 
-def _place(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+def _get_word_pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [offset]), _WORD.as_pointer())
 
@@ -76,7 +76,7 @@ def load64(_: Any, data: Any, at: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_place(context, builder, signature.args[0], *arguments), align=1)
+        return builder.load(_get_word_pointer(context, builder, signature.args[0], *arguments), align=1)
 
     return _numba.types.uint64(data, _numba.types.int64), generate
 
@@ -89,7 +89,7 @@ def store64(_: Any, out: Any, at: Any, word: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[2], _place(context, builder, signature.args[0], *arguments[:2]), align=1)
+        builder.store(arguments[2], _get_word_pointer(context, builder, signature.args[0], *arguments[:2]), align=1)
         return context.get_dummy_value()
 
     return _numba.types.void(out, _numba.types.int64, _numba.types.uint64), generate

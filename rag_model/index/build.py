@@ -44,9 +44,11 @@ def run_stages(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) 
         stats["scatter"].append(builder.scatter(plan, trained, path, number, piece))
     shards: list[Opener] = []
     for number in range(plan.shards):
-        piece = workdir / f"shard-{number:05d}"
-        stats["shard"].append(builder.shard(plan, trained, iter_slices(pieces, plan.shards, number), number, piece))
-        shards.append(path_opener(piece))
+        shard_path = workdir / f"shard-{number:05d}"
+        stats["shard"].append(
+            builder.shard(plan, trained, iter_slices(pieces, plan.shards, number), number, shard_path)
+        )
+        shards.append(path_opener(shard_path))
     return stats | {"merge": [builder.merge(plan, trained, rows, [*map(path_opener, pieces)], shards, out)]}
 
 
@@ -133,24 +135,25 @@ def check_self_contained(plan: VectorPlan) -> None:
         raise UsageError(f"{refined_factory} reranks with vectors outside the index file: {advice}")
 
 
-def install_index(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) -> None:
+def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: Rows | None) -> None:
     """Move a finished index to `out` atomically, and write its default search parameters.
 
     Args:
         index: the file to move; it is copied if `out` is on another disk.
         out: the destination.
         search: efSearch, or nprobe and refine.
-        kept: the original row of each id; None: ids are rows, and no `.rows.npy` file is written.
+        kept_rows: the original row of each id; None: ids are rows, and no `.rows.npy` file is
+            written.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     try:
-        if kept is None:
+        if kept_rows is None:
             kept_rows_path(out).unlink(missing_ok=True)  # left by a previous index
         else:
             with atomic_write(kept_rows_path(out)) as temporary, temporary.open("wb") as file:
-                np.save(file, kept, allow_pickle=False)
+                np.save(file, kept_rows, allow_pickle=False)
         with atomic_write(out) as temporary:
             try:
                 index.rename(temporary)

@@ -30,12 +30,13 @@ from rag_model.index.recipe import (
 )
 from rag_model.process import format_bytes
 
-_LINK_BYTES = 8  # a link with its similarity, in a shard
-_MAX_CELL_RATIO = 2.0  # assumed size of the largest cell over the mean; splitting keeps it below
-_MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some lists are random
+_LINK_BYTES = 8  # bytes of a link with its similarity in a shard
+_MAX_CELL_RATIO = 2.0  # assumed ratio of the largest cell to the mean; splitting keeps it lower
+_MIN_POINTS_PER_CENTROID = 10  # with fewer training points per list, some lists are random
 
-# Recall@20 of 60,000 passages with every list, or with 512 candidates of a graph: more lists or
-# candidates do not recover what codes lose. For longer vectors and larger corpora it is an estimate.
+# Recall@20 over 60,000 passages when every list is searched, or with 512 candidates of a graph:
+# more lists or candidates do not recover what codes lose. For longer vectors and larger corpora it
+# is an estimate.
 _MAX_RECALL_BY_CODES = {
     **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992, "HNSW SQ6": 0.958, "HNSW SQ4": 0.84},
     "HNSW Refine(vectors)": 0.998,
@@ -44,7 +45,7 @@ _MAX_RECALL_BY_CODES = {
     "Refine(vectors)": 0.99,
 }
 # With 1 bit per dimension, 200 candidates miss .0027 of the 20 nearest among 60,000 passages, .006
-# among 250,000 and .008 among 946,599: about a n^b.
+# among 250,000 and .008 among 946,599: about a * n**b with these a and b.
 _LOSS_OF_ONE_BIT = (3.7e-5, 0.396)
 
 # Bytes of the index, bytes of the pieces on disk, and bytes of memory by stage.
@@ -64,41 +65,46 @@ def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> Resour
 
 
 def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
-    vector, links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
-    copies = 1 + plan.border + plan.linked  # of a vector, in all cells
-    # per vector in a shard
-    shard_bytes = 2 * vector + _graph_node_bytes(links) + 2 * links * _LINK_BYTES
+    vector_bytes, links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
+    copies = 1 + plan.border + plan.linked  # mean number of copies of a vector in all cells
+    # bytes per vector in a shard
+    shard_bytes = 2 * vector_bytes + _count_graph_node_bytes(links) + 2 * links * _LINK_BYTES
     stages = {
-        "train": 3 * vector * max(cell_sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
-        # mapped, read, compared, stored; and as slices
-        "scatter": part_rows * vector * (4 + copies),
+        "train": 3 * vector_bytes * max(cell_sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
+        # the vectors as mapped, read, compared and stored, and as slices
+        "scatter": part_rows * vector_bytes * (4 + copies),
         "shard": copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
         # Per row: its level, the walk's parent and front, its position in each cell, each thread's
         # mark.
         "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / links * shard_bytes + 2 * BLOCK_BYTES,
     }
-    size = round(plan.n * (int(empty.storage.sa_code_size()) + _graph_node_bytes(links)))
-    return size, plan.n * copies * (vector + 4 + 2 * links * _LINK_BYTES), stages
+    size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(links)))
+    return size, plan.n * copies * (vector_bytes + 4 + 2 * links * _LINK_BYTES), stages
 
 
 def _estimate_lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
-    spec, vector = parse_factory(plan.factory), 4 * plan.d
-    trained, code, row = 0.0, 0, vector
+    spec, vector_bytes = parse_factory(plan.factory), 4 * plan.d
+    trained_bytes, code_bytes, row_bytes = 0.0, 0, vector_bytes
     if isinstance(spec, IvfSpec):
         lists: FaissIndex = get_inverted_lists(empty)
-        width, code = 4 * int(lists.d), int(lists.code_size) + 8  # a code and its id
-        row = code + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
-        trained += int(lists.nlist) * (width + 8 + (_graph_node_bytes(spec.coarse) if spec.coarse else 0))
-        trained += (width << spec.codes.bits) * (spec.codes.name == "PQ") + width * plan.d * bool(spec.rotation)
+        centroid_bytes, code_bytes = 4 * int(lists.d), int(lists.code_size) + 8  # a code and its id
+        row_bytes = code_bytes + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
+        trained_bytes += int(lists.nlist) * (
+            centroid_bytes + 8 + (_count_graph_node_bytes(spec.coarse) if spec.coarse else 0)
+        )
+        trained_bytes += (centroid_bytes << spec.codes.bits) * (
+            spec.codes.name == "PQ"
+        ) + centroid_bytes * plan.d * bool(spec.rotation)
     stages = {
-        "train": 3 * vector * plan.train_sample + trained,  # the sample, rotated, and its residuals
-        "scatter": trained + 3 * BLOCK_BYTES + 3 * part_rows * code,
-        "merge": 2 * trained + 3 * LIST_BLOCK + BLOCK_BYTES,
+        # the sample, the rotated sample and its residuals
+        "train": 3 * vector_bytes * plan.train_sample + trained_bytes,
+        "scatter": trained_bytes + 3 * BLOCK_BYTES + 3 * part_rows * code_bytes,
+        "merge": 2 * trained_bytes + 3 * LIST_BLOCK + BLOCK_BYTES,
     }
-    return round(trained) + plan.n * row, plan.n * (code + 4) + trained, stages
+    return round(trained_bytes) + plan.n * row_bytes, plan.n * (code_bytes + 4) + trained_bytes, stages
 
 
-def _graph_node_bytes(links: int) -> float:
+def _count_graph_node_bytes(links: int) -> float:
     """Return the bytes of a graph node.
 
     A node has 2M links at the bottom level, M links on 1/(M-1) further levels, its level and its
@@ -110,8 +116,8 @@ def _graph_node_bytes(links: int) -> float:
 def estimate_recall(plan: VectorPlan) -> float | None:
     """Return the recall@20 of inverted lists with reranked candidates; None for other plans.
 
-    Of the nearest passages, .02 are in lists that are not searched if `count_needed_lists` lists are
-    searched, and a quarter of that if twice as many are.
+    If `count_needed_lists` lists are searched, .02 of the nearest passages are in other lists; if
+    twice as many are searched, a quarter of that.
     """
     if plan.kind != "ivf" or plan.refine is None:
         return None
@@ -150,14 +156,14 @@ def choose_by_recall(recipes: Sequence[IndexRecipe], n: int, d: int) -> list[Ind
     """
     target = recipes[0].recall_target or 0.0
     recalls = {recipe.factory: estimate_max_recall(recipe.factory, d, n) or 0.0 for recipe in recipes}
-    suitable = [recipe for recipe in recipes if recalls[recipe.factory] >= target]
-    if not suitable:
-        closest = max(recipes, key=lambda recipe: recalls[recipe.factory])
+    suitable_recipes = [recipe for recipe in recipes if recalls[recipe.factory] >= target]
+    if not suitable_recipes:
+        closest_recipe = max(recipes, key=lambda recipe: recalls[recipe.factory])
         raise UsageError(
-            f"no index reaches recall@20 {target:g}; {closest.factory} reaches about "
-            f"{recalls[closest.factory]:g}: lower the target, or use Flat, which is exact"
+            f"no index reaches recall@20 {target:g}; {closest_recipe.factory} reaches about "
+            f"{recalls[closest_recipe.factory]:g}: lower the target, or use Flat, which is exact"
         )
-    return suitable
+    return suitable_recipes
 
 
 def fit_into_memory(
@@ -189,19 +195,20 @@ def fit_into_memory(
     if disk is not None:
         plans = _choose_by_disk(plans, disk)
     plan_sizes = [(plan, estimate_resources(plan, part_rows).peak_bytes(serving=serving)) for plan in plans]
-    plan, needed = min(plan_sizes, key=lambda plan_size: max(memory, plan_size[1]))
-    if needed <= memory:
+    plan, needed_bytes = min(plan_sizes, key=lambda plan_size: max(memory, plan_size[1]))
+    if needed_bytes <= memory:
         return plan
-    work = "build and search" if serving else "build"
+    purpose = "build and search" if serving else "build"
     advice = "add memory, since no index is smaller"
     if recipes[0].recall_target is not None:
-        advice = "add memory, or lower the target of recall"
+        advice = "add memory, or lower the recall target"
     if len(recipes) == 1:
         alternatives = [*recipes, *list_alternatives(recipes[0], d)]
         advice = f"use {fit_into_memory(alternatives, n, d, memory, part_rows, serving=serving).factory}"
     raise ResourceError(
-        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed)} of "
-        f"memory to {work}, and {format_bytes(memory)} are free: {advice}"
+        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed_bytes)} "
+        f"of "
+        f"memory to {purpose}, and {format_bytes(memory)} are free: {advice}"
     )
 
 
@@ -212,14 +219,15 @@ def count_disk_bytes(plan: VectorPlan) -> int:
 
 def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
     sizes = [(plan, count_disk_bytes(plan)) for plan in plans]
-    suitable = [plan for plan, size in sizes if size <= disk]
-    if not suitable:
-        smallest, size = min(sizes, key=lambda plan_size: plan_size[1])
+    suitable_plans = [plan for plan, size in sizes if size <= disk]
+    if not suitable_plans:
+        smallest_plan, size = min(sizes, key=lambda plan_size: plan_size[1])
         raise ResourceError(
-            f"{smallest.factory} over {smallest.n:,} vectors of {smallest.d} dimensions needs {format_bytes(size)} of "
+            f"{smallest_plan.factory} over {smallest_plan.n:,} vectors of {smallest_plan.d} "
+            f"dimensions needs {format_bytes(size)} of "
             f"disk, and --disk allows {format_bytes(disk)}: allow more"
         )
-    return suitable
+    return suitable_plans
 
 
 def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False) -> list[IndexRecipe]:
@@ -232,8 +240,10 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
     # d/2 bytes and links; d/4, d/8 and d/16 bytes, 2 bits per principal component, 1 per dimension
-    reranked = (f"HNSW{links}_SQ4", "IVF,PQ", f"PCAR{max(1, d // 2)},IVF,RaBitQ2", "IVF,RaBitQ") if with_vectors else ()
-    reranking_factories = [f"{factory},Refine(vectors)" for factory in reranked]
+    reranked_structures = (
+        (f"HNSW{links}_SQ4", "IVF,PQ", f"PCAR{max(1, d // 2)},IVF,RaBitQ2", "IVF,RaBitQ") if with_vectors else ()
+    )
+    reranking_factories = [f"{factory},Refine(vectors)" for factory in reranked_structures]
     factories = [*graphs, *reranking_factories, "IVF,PQ", *codes, "IVF,RaBitQ"]
     return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
 
@@ -244,6 +254,12 @@ def _iter_smaller_plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[Vecto
     min_sample = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
     for times in (2, 4, 8):  # more cells, or fewer training vectors: both lose recall
         sample = recipe.train_sample or max(min_sample, plan.train_sample // times)
-        less = resolve(replace(recipe, cells=recipe.cells or times * plan.cells, train_sample=sample), plan.n, plan.d)
-        changed = f"{less.cells:,} cells" if less.shards else f"trained on {less.train_sample:,} vectors"
-        yield replace(less, notes=(*less.notes, f"{changed}, so that the build fits in memory"))
+        smaller_plan = resolve(
+            replace(recipe, cells=recipe.cells or times * plan.cells, train_sample=sample), plan.n, plan.d
+        )
+        change = (
+            f"{smaller_plan.cells:,} cells"
+            if smaller_plan.shards
+            else f"trained on {smaller_plan.train_sample:,} vectors"
+        )
+        yield replace(smaller_plan, notes=(*smaller_plan.notes, f"{change}, so that the build fits in memory"))

@@ -6,7 +6,7 @@ so far, and a corpus larger than memory can be searched without an index.
 `rerank` ranks an index's candidates by the vectors themselves. Codes find the right passages but
 not in the right order: with 60,000 passages at one byte per 4 dimensions, the first 20 candidates
 held .82 of the true 20, the first 80 held .996, and the first 200 held all. The vectors are the
-memory-mapped embeddings, so the index grows by nothing, and a query reads as many rows as it ranks.
+memory-mapped embeddings, so the index does not grow, and a query reads only the rows that it ranks.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ def check_queries(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vector
     if not 1 <= k <= n:
         raise UsageError(f"k is {k} but the index holds {format_count(n, 'vector')}: ask for 1 to {n}")
     if not isfinite(np.vdot(vectors, vectors)):  # cheap; large finite numbers fail it too
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
-            raise UsageError(f"vector {bad[0]} of the query holds a NaN or an infinity: encode it again")
+        bad_vectors = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(bad_vectors):
+            raise UsageError(f"vector {bad_vectors[0]} of the query holds a NaN or an infinity: encode it again")
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
@@ -70,9 +70,9 @@ class ExactIndex:
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
         for first, block in self._files.blocks():
-            block_scores, local = self._search_block(vectors, block, min(k, len(block)))
+            block_scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
             # (q, j + m) -> (q, k)
-            scores, rows = select_top_k(np.hstack([scores, block_scores]), np.hstack([rows, local + first]), k)
+            scores, rows = select_top_k(np.hstack([scores, block_scores]), np.hstack([rows, local_rows + first]), k)
         return scores, rows
 
     def search_among(self, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
@@ -87,9 +87,9 @@ class ExactIndex:
         for first in range(0, len(rows), step):
             block_rows = rows[first : first + step]
             block = self._files.read_rows(block_rows)
-            scores, local = self._search_block(vectors, block, min(k, len(block)))
+            scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
             best_scores, best_rows = select_top_k(
-                np.hstack([best_scores, scores]), np.hstack([best_rows, block_rows[local]]), k
+                np.hstack([best_scores, scores]), np.hstack([best_rows, block_rows[local_rows]]), k
             )
         return best_scores, best_rows
 
@@ -118,10 +118,12 @@ class NeighborLists:
 
     scores: Vectors  # (q, w), best first; -inf where a list is shorter
     rows: Rows  # (q, w); -1 where a list is shorter
-    floor: Vectors  # (q,)
+    floor: Vectors  # (q,) score above which a list is complete
 
     def select(self, queries: Rows) -> "NeighborLists":
-        """Return the lists of these queries, (m,); for query -1 a list of which nothing is known."""
+        """Return the lists of these queries, (m,); query -1 gets an empty list with an infinite
+        floor.
+        """
         is_known = queries >= 0
         return NeighborLists(
             np.where(is_known[:, None], self.scores[queries], np.float32(-np.inf)),
@@ -147,12 +149,12 @@ def update_neighbors(
     compared with all rows.
 
     Args:
-        index: the rows now.
+        index: an exact index over the current rows.
         vectors: (q, d) float32 queries.
-        previous: the lists of the same queries over earlier rows, and the row that each of these is
-            now: (m,), -1 if there is no equal one. An equal row has the same score.
+        previous: lists of the same queries over earlier rows, each with the current number of each
+        earlier row, (m,), or -1 if no row is equal. An equal row has the same score.
         depth: number of neighbours that are needed.
-        width: maximum length of a list; longer than `depth`, because lists lose the rows that go.
+        width: maximum length of a list; longer than `depth`, because lists lose removed rows.
 
     Raises:
         InputError: a row holds a NaN or an infinity.
@@ -163,14 +165,14 @@ def update_neighbors(
     new_rows = np.flatnonzero(is_new)
     if not previous or 2 * len(new_rows) > index.n:
         return search_neighbors(index, vectors, width)
-    new_scores, found_rows = index.search_among(vectors, new_rows, width)
-    columns = [(new_scores, found_rows)]
+    new_scores, best_new_rows = index.search_among(vectors, new_rows, width)
+    candidate_lists = [(new_scores, best_new_rows)]
     floor = np.full(len(vectors), -np.inf, np.float32)
     for lists, current_rows in previous:
         # A list's padding, row -1, selects the last row, which its score -inf excludes.
-        columns.append((lists.scores, current_rows[lists.rows]))
+        candidate_lists.append((lists.scores, current_rows[lists.rows]))
         floor = np.maximum(floor, lists.floor)
-    scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*columns, strict=True))
+    scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*candidate_lists, strict=True))
     is_listed = (rows >= 0) & (scores >= floor[:, None]) & (scores > -np.inf) & ~_find_repeats(rows, scores)
     scores, rows = np.where(is_listed, scores, np.float32(-np.inf)), np.where(is_listed, rows, -1)
     scores, rows = _pad_lists(*select_top_k(scores, rows, width), width)
@@ -178,8 +180,8 @@ def update_neighbors(
     floor = np.maximum(floor, np.where(is_cut, scores[:, -1], np.float32(-np.inf)))
     is_short = (rows >= 0).sum(axis=1) < min(depth, index.n)
     if is_short.any():
-        searched = search_neighbors(index, vectors[is_short], width)
-        scores[is_short], rows[is_short], floor[is_short] = searched.scores, searched.rows, searched.floor
+        full_lists = search_neighbors(index, vectors[is_short], width)
+        scores[is_short], rows[is_short], floor[is_short] = full_lists.scores, full_lists.rows, full_lists.floor
     return NeighborLists(scores, rows, floor)
 
 
@@ -190,7 +192,7 @@ def _pad_lists(scores: Vectors, rows: Rows, width: int) -> tuple[Vectors, Rows]:
 
 
 def _find_repeats(rows: Rows, scores: Vectors) -> npt.NDArray[np.bool_]:
-    """Return which entries of a list, (q, w), have the row of a better entry or an earlier one."""
+    """Return a (q, w) mask of the entries whose row also occurs in a better or an earlier entry."""
     order = np.lexsort((-scores, rows), axis=1)
     sorted_rows = np.take_along_axis(rows, order, 1)
     is_repeated = np.zeros(rows.shape, bool)
@@ -231,7 +233,7 @@ def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, ro
 def rerank(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
     """Return the k best candidates of each query: (q, k) exact float32 scores and (q, k) rows.
 
-    Processes as many queries at once as have candidates of 32 MiB.
+    Process at a time as many queries as have 32 MiB of candidate vectors.
 
     Args:
         files: the corpus's vectors.

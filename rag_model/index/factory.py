@@ -21,7 +21,8 @@ from typing import Literal
 
 from rag_model.errors import UsageError
 
-Structure = Literal["exact", "hnsw", "ivf"]  # of a faiss file; also the name of the index kind
+# structure of a faiss file, which is also the name of its index kind
+Structure = Literal["exact", "hnsw", "ivf"]
 
 _GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ(?:4|6|8|fp16)))?(?:,Refine\((vectors)\))?")
 _ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?|RR)(\d+)")
@@ -50,7 +51,7 @@ class TransformSpec:
     """A transform before the lists: `OPQ<m>_<out>`, `PCA<out>` or `RR<out>` (random rotation)."""
 
     name: str  # OPQ, PCA, PCAR, RR
-    pieces: int | None  # of OPQ; None: as many as the codec has
+    pieces: int | None  # number of sub-vectors of OPQ; None: as many as the codec has
     out: int | None  # output dimensions; None: the input dimensions
 
     def __str__(self) -> str:
@@ -65,8 +66,8 @@ class CodecSpec:
     """How a list stores a vector: `Flat`, `SQ8`, `RaBitQ4`, or `PQ<pieces>x<bits>`."""
 
     name: str  # Flat, SQ8, RaBitQ, PQ …
-    pieces: int | None = None  # of PQ; None: not chosen yet
-    bits: int = 8  # per PQ piece or per RaBitQ dimension
+    pieces: int | None = None  # number of sub-quantizers of PQ; None: not chosen yet
+    bits: int = 8  # bits per sub-quantizer of PQ, or per dimension of RaBitQ
     fast: bool = True  # PQ without polysemous training, which costs far more than it gains
 
     def __str__(self) -> str:

@@ -80,11 +80,11 @@ class IndexFiles:
             pinned_ranges = whole_file if self.outline is None else self.outline["pinned"]
             try:
                 pairs = [(int(start), int(end)) for start, end in pinned_ranges]
-                is_sound = all(0 <= start <= end <= self.ranges.size for start, end in pairs)
+                is_valid = all(0 <= start <= end <= self.ranges.size for start, end in pairs)
             except (TypeError, ValueError):
-                is_sound = False
-            if not is_sound:
-                raise StoreError(f"the outline of {self.ranges.name} names ranges that it does not have: pull it")
+                is_valid = False
+            if not is_valid:
+                raise StoreError(f"the outline of {self.ranges.name} names ranges outside the file: pull the snapshot")
             self.ranges.pin(*pairs)
 
 
@@ -334,7 +334,7 @@ class IndexPlanner(Protocol):
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
     ) -> FitResult:
-        """Measure how the parent's trained file fits the rows of a changed corpus.
+        """Measure how well the parent's trained file fits the rows of a changed corpus.
 
         Args:
             plan: the plan of the index.
@@ -483,7 +483,7 @@ def get_kind(name: str) -> "IndexKind":
     """Return the kind of that name.
 
     Raises:
-        InputError: a package provides something else.
+        InputError: the package that provides the name does not provide an index kind.
         StoreError: no installed package provides it.
     """
     kind = KINDS.find(name)
@@ -533,7 +533,8 @@ class RangedKind(Protocol):
     """
 
     name: ClassVar[str]
-    block_bytes: ClassVar[int]  # that are verified together: about as many as a search reads in one place
+    # bytes that are verified together: about as many as a search reads in one place
+    block_bytes: ClassVar[int]
 
     def build_outline(self, path: Path) -> Any:
         """Return the facts about an index file that a search needs at its start, as JSON values.
@@ -601,7 +602,7 @@ class PreviousPiece:
 
     rows: Path  # the vectors of the parent's part, `.npy`
     piece: Opener
-    number: int  # of the parent's part
+    number: int  # number of the parent's part
 
 
 @runtime_checkable
@@ -664,7 +665,7 @@ class ShardUpdatingKind(Protocol):
         """Write a trained file without a trace of `removed` vectors, from an earlier one.
 
         The shards of the earlier build are then updated. If the statistics have a `reason`, the file
-        was trained anew for that reason, and the shards are built again.
+        was trained again for that reason, and the shards are built again.
 
         Args:
             plan: the plan of the build without the vectors.

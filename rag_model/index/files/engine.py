@@ -10,8 +10,8 @@ Codes are still computed on the CPU, so every factory works and any machine can 
 cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting for
 this: with a faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as well) a process uses
 the GPU that it claims, and one local worker runs for each GPU. float32 sums differ there in their
-last bits, so the bytes of an index are reproducible among machines with a GPU or among those
-without, not across.
+last bits, so the bytes of an index are reproducible among machines with a GPU, and among machines
+without one, but not between both.
 
 Sources: https://github.com/facebookresearch/faiss/wiki/Faiss-on-the-GPU; Ootomo et al. CAGRA:
 highly parallel graph construction and approximate nearest neighbor search for GPUs. ICDE 2024.
@@ -127,7 +127,7 @@ def read_index(path: Path, *, mmap: bool = False) -> FaissIndex:
     with path.open("rb") as file, translate_errors(InputError, _damage_message(path)):
         _check_bytes(file, size, path)
         with _LIMIT_LOCK:
-            # a list or a transform takes >= 1 byte
+            # each list or transform takes at least 1 byte of the file
             faiss.set_deserialization_loop_limit(max(1, size))
             return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
 
@@ -199,8 +199,8 @@ def search_bottom_level(graph: FaissIndex, vectors: Vectors, k: int, parameters:
 
 def copy_array(vector: Any) -> npt.NDArray[Any]:
     """Return a copy of a C++ vector."""
-    copied: npt.NDArray[Any] = faiss.vector_to_array(vector)
-    return copied
+    array: npt.NDArray[Any] = faiss.vector_to_array(vector)
+    return array
 
 
 def view_array(vector: Any) -> npt.NDArray[Any]:
@@ -211,7 +211,7 @@ def view_array(vector: Any) -> npt.NDArray[Any]:
     return view
 
 
-_UNIT_TOLERANCE = 0.01  # of the squared length of a unit vector; rounding to float16 stays below it
+_UNIT_TOLERANCE = 0.01  # of a unit vector's squared length; the rounding to float16 is smaller
 _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
 
 

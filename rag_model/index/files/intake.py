@@ -33,7 +33,7 @@ _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.
 
 
 MAX_DIM = 1 << 20  # faiss's own limit
-_FAISS_VECTORS = 45  # bytes before the vectors: type, header, and their number
+_FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, and their number
 
 
 class VectorSource(Protocol):
@@ -60,7 +60,8 @@ class VectorSource(Protocol):
         ...
 
     def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield (m <= rows, d) of the rows [first, end), in order and in the file's dtype.
+        """Yield blocks of at most `rows` of the rows [first, end), (m, d), in order and in the
+        file's dtype.
 
         Raises:
             InputError: a row is not a vector of `d` dimensions; the message names it.
@@ -106,7 +107,7 @@ class NpySource:
         return cls(path, shape[0], shape[1], dtype)
 
     def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield (m <= rows, d) in order."""
+        """Yield blocks of at most `rows` rows, (m, d), in order."""
         yield from _slice_rows(map_npy(self.path), rows, first, end)
 
     def iter_ids(self, first: int, end: int) -> None:
@@ -137,7 +138,7 @@ class FaissFlatSource:
             with path.open("rb") as file:
                 check_layout(file, path.stat().st_size)
                 file.seek(0)
-                header = file.read(_FAISS_VECTORS)
+                header = file.read(_FAISS_VECTORS_OFFSET)
         except UnsupportedIndexError as error:
             raise InputError(f"{path} is a faiss index of the type {error}: vectors are read from Flat") from error
         except ValueError as error:
@@ -159,9 +160,9 @@ class FaissFlatSource:
         return self.path.with_name("docid")
 
     def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield (m <= rows, d) in order."""
+        """Yield blocks of at most `rows` rows, (m, d), in order."""
         shape = self.n, self.d
-        yield from _slice_rows(np.memmap(self.path, self.dtype, "r", _FAISS_VECTORS, shape), rows, first, end)
+        yield from _slice_rows(np.memmap(self.path, self.dtype, "r", _FAISS_VECTORS_OFFSET, shape), rows, first, end)
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
         """Return the lines of `docid`."""
@@ -202,7 +203,7 @@ class ParquetSource:
                 check_groups(path, file, [name], path.stat().st_size, end=1)
                 kind = file.schema_arrow.field(name).type
                 n = file.metadata.num_rows
-                d = kind.list_size if pa.types.is_fixed_size_list(kind) else _first_length(file, name)
+                d = kind.list_size if pa.types.is_fixed_size_list(kind) else _read_first_length(file, name)
         except PagesError as error:
             raise InputError(f"{path} {error}: write it again") from error
         except OSError as error:
@@ -217,13 +218,15 @@ class ParquetSource:
         return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
 
     def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield (m <= rows, d) in order; reads only the row groups that have such rows."""
+        """Yield blocks of at most `rows` rows, (m, d), in order; read only the row groups that have
+        them.
+        """
         row = first
         try:
             with open_parquet(self.path) as file:
                 check_groups(self.path, file, [self.column], self.path.stat().st_size, first, end)
                 for batch in iter_row_range(file, min(rows, 1 << 16), [self.column], first, end):
-                    yield self._matrix(batch.column(0), row)
+                    yield self._to_matrix(batch.column(0), row)
                     row += len(batch)
         except PagesError as error:
             raise InputError(f"{self.path} {error}: write it again") from error
@@ -252,7 +255,7 @@ class ParquetSource:
             sentence = f"the column {column} of {self.path} cannot be read ({format_error(error)}): write it again"
             raise InputError(sentence) from error
 
-    def _matrix(self, lists: Any, first: int) -> Block:
+    def _to_matrix(self, lists: Any, first: int) -> Block:
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
         bad_rows = np.flatnonzero(lengths != self.d)
         if len(bad_rows):
@@ -269,16 +272,16 @@ class ParquetSource:
 
 def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:
     vector_columns = [field.name for field in schema if _holds_vectors(field.type)]
-    listed = ", ".join(vector_columns)
+    column_names = ", ".join(vector_columns)
     if column is not None:
         if column not in vector_columns:
-            raise InputError(f"{path} has no column {column!r} of float lists: it has {listed or 'none'}")
+            raise InputError(f"{path} has no column {column!r} of float lists: it has {column_names or 'none'}")
         return column
     if not vector_columns:
         raise InputError(f"{path} has no column with a list of floats per row: give a file that has one")
     if len(vector_columns) > 1:
         raise UsageError(
-            f"{path} has several columns of vectors ({listed}): give a file with one, "
+            f"{path} has several columns of vectors ({column_names}): give a file with one, "
             "or for `bookwheel index` name it with --column"
         )
     return str(vector_columns[0])
@@ -286,11 +289,11 @@ def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:
 
 def _holds_vectors(kind: pa.DataType) -> bool:
     types = pa.types
-    lists = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
-    return bool(lists and kind.value_type in _FLOATS)
+    is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+    return bool(is_list and kind.value_type in _FLOATS)
 
 
-def _first_length(file: pq.ParquetFile, column: str) -> int:
+def _read_first_length(file: pq.ParquetFile, column: str) -> int:
     for batch in iter_row_range(file, 1, [column], 0, 1):
         return len(batch.column(0)[0].as_py() or ())
     return 0
@@ -324,7 +327,7 @@ class VectorInput:
         return np.dtype(np.float16 if all(file.dtype == np.float16 for file in self.files) else np.float32)
 
     def split_rows(self, first: int, end: int) -> Iterator[tuple[VectorSource, int, int]]:
-        """Yield each file with rows in [first, end), and the range of its own rows."""
+        """Yield each file with rows in [first, end), and the range of these rows within the file."""
         start = 0
         for file in self.files:
             if first < start + file.n and start < end:
@@ -382,16 +385,17 @@ def inspect_vectors(paths: Sequence[Path], column: str | None = None) -> VectorI
     files = [_open_source(path, column) for input_path in paths for path in _list_files(input_path)]
     if not files:
         raise UsageError("there are no vectors to index: give a .npy file, a Parquet file, or a folder of them")
-    nonempty = [file for file in files if file.n]
-    if not nonempty:
+    nonempty_files = [file for file in files if file.n]
+    if not nonempty_files:
         raise InputError(f"{files[0].path} holds no vectors: an index needs at least one")
-    for file in nonempty:
-        if file.d != nonempty[0].d:
+    for file in nonempty_files:
+        if file.d != nonempty_files[0].d:
             raise InputError(
-                f"{file.path} has {file.d} dimensions and {nonempty[0].path} has {nonempty[0].d}: "
+                f"{file.path} has {file.d} dimensions and {nonempty_files[0].path} has "
+                f"{nonempty_files[0].d}: "
                 "give vectors of one encoder"
             )
-    return VectorInput(tuple(nonempty))
+    return VectorInput(tuple(nonempty_files))
 
 
 def split_into_parts(
@@ -413,18 +417,18 @@ def split_into_parts(
     Raises:
         InputError: a row is refused (the message names it), no row is left, or a file is damaged.
     """
-    part, filled = np.empty((vectors.part_rows(part_bytes), vectors.d), vectors.dtype), 0
+    part, n_filled = np.empty((vectors.part_rows(part_bytes), vectors.d), vectors.dtype), 0
     kept_rows: list[Rows] = []
     for row, block in iter_finite_rows(vectors, invalid):
         kept_rows.append(row)
-        for chunk in np.split(block, np.arange(len(part) - filled, len(block), len(part))):
-            part[filled : filled + len(chunk)] = chunk
-            filled += len(chunk)
-            if filled == len(part):
+        for chunk in np.split(block, np.arange(len(part) - n_filled, len(block), len(part))):
+            part[n_filled : n_filled + len(chunk)] = chunk
+            n_filled += len(chunk)
+            if n_filled == len(part):
                 write_part(part)
-                filled = 0
-    if filled:
-        write_part(part[:filled])
+                n_filled = 0
+    if n_filled:
+        write_part(part[:n_filled])
     rows = np.concatenate(kept_rows)
     if not len(rows):
         raise InputError(f"every row of {vectors.files[0].path} holds a NaN or an infinity: there is nothing to index")
@@ -446,13 +450,13 @@ def iter_finite_rows(
         InputError: a row holds a NaN or an infinity, and `invalid` is `refuse`; or a file is
             damaged.
     """
-    number = first
+    global_row = first
     for file, file_first, file_end in vectors.split_rows(first, vectors.n if end is None else end):
         row = file_first
-        for raw in file.blocks(max(1, _BLOCK_BYTES // (4 * vectors.d)), file_first, file_end):
+        for raw_block in file.blocks(max(1, _BLOCK_BYTES // (4 * vectors.d)), file_first, file_end):
             # an overflowing float64 becomes an infinity, detected below
             with np.errstate(over="ignore"):
-                block = np.ascontiguousarray(raw, dtype=vectors.dtype)
+                block = np.ascontiguousarray(raw_block, dtype=vectors.dtype)
             not_finite = _find_non_finite_rows(block)
             if len(not_finite) and invalid == "refuse":
                 raise InputError(
@@ -461,9 +465,9 @@ def iter_finite_rows(
                     + f": {advice}"
                 )
             finite = np.delete(np.arange(len(block)), not_finite)
-            yield finite + number, block[finite] if len(not_finite) else block
+            yield finite + global_row, block[finite] if len(not_finite) else block
             row += len(block)
-            number += len(block)
+            global_row += len(block)
 
 
 def _find_non_finite_rows(block: Block) -> Rows:
@@ -480,7 +484,7 @@ def _list_files(path: Path) -> list[Path]:
         return [path]
     files = sorted(inner for inner in path.iterdir() if inner.suffix in (".npy", ".parquet") and inner.is_file())
     if not files and (path / "index").is_file():
-        return [path / "index"]  # of Pyserini, with `docid` beside it
+        return [path / "index"]  # a folder of Pyserini, with `docid` beside the index
     if not files:
         raise InputError(f"the folder {path} holds no .npy and no .parquet file: give another folder")
     if len({inner.suffix for inner in files}) > 1:

@@ -57,13 +57,13 @@ def check_levels(
     Args:
         levels: (n,) counted from 1, possibly mapped.
         offsets: (n + 1,) the start of each node's slots.
-        links: of all nodes and levels, -1 where empty.
+        links: the links of all nodes and levels, -1 where empty.
         slots: (levels + 1,) counted from the bottom.
         walk_from: the entry point and its level, counted from 0.
         require: raises an error if its argument is false.
     """
     node_levels, ends = np.empty(len(levels), np.int16), slots.astype(np.int64)
-    upper, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    upper_nodes, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     require(offsets[0] == 0 and offsets[-1] == len(links))
     for first in range(0, len(levels), _BLOCK_NODES):
         block = levels[first : first + _BLOCK_NODES]
@@ -71,12 +71,14 @@ def check_levels(
         node_levels[first : first + _BLOCK_NODES] = block
         begins = offsets[first : first + _BLOCK_NODES + 1]
         require(bool((np.diff(begins) == ends[block]).all()))
-        high = np.flatnonzero(block > 1)
-        upper.append(first + high)
-        starts.append(np.asarray(begins[high]))
+        high_nodes = np.flatnonzero(block > 1)
+        upper_nodes.append(first + high_nodes)
+        starts.append(np.asarray(begins[high_nodes]))
     entry, top = walk_from
     require(entry < 0 or node_levels[entry] == top + 1)
-    for level, targets in _iter_upper_links(node_levels, links, ends, np.concatenate(upper), np.concatenate(starts)):
+    for level, targets in _iter_upper_links(
+        node_levels, links, ends, np.concatenate(upper_nodes), np.concatenate(starts)
+    ):
         linked_nodes = targets[targets >= 0]
         require(bool((linked_nodes < len(node_levels)).all()) and bool((node_levels[linked_nodes] > level).all()))
 
@@ -117,9 +119,9 @@ def check_layout(file: BinaryIO, size: int) -> None:
         UnsupportedIndexError: bookwheel does not search this type of index; the message names it.
         ValueError: the file is truncated, too long, or not a faiss index.
     """
-    walk = _LayoutReader(file, size)
-    walk.read_index(_ALLOWED)
-    walk.require(walk.offset == size)
+    reader = _LayoutReader(file, size)
+    reader.read_index(_ALLOWED)
+    reader.require(reader.offset == size)
 
 
 def find_row_lists(path: Path) -> RowLists | None:
@@ -128,9 +130,9 @@ def find_row_lists(path: Path) -> RowLists | None:
     Returns None if the file is not a faiss file of a type that bookwheel builds.
     """
     with path.open("rb") as file, suppress(ValueError, struct.error):
-        walk = _LayoutReader(file, path.stat().st_size)
-        walk.read_index(_ALLOWED)
-        return walk.locate_lists() if walk.locate_lists else None
+        reader = _LayoutReader(file, path.stat().st_size)
+        reader.read_index(_ALLOWED)
+        return reader.locate_lists() if reader.locate_lists else None
     return None
 
 
@@ -163,10 +165,10 @@ class _LayoutReader:
             is_faiss_index = kind.isalnum() and kind[:1] == b"I"
             raise UnsupportedIndexError(kind.decode()) if is_faiss_index else ValueError("no faiss index")
         d, n = self._read_header()
-        self._reader_of(kind)(kind, d, n)
+        self._get_reader(kind)(kind, d, n)
         return d, n
 
-    def _reader_of(self, kind: bytes) -> Callable[[bytes, int, int], None]:
+    def _get_reader(self, kind: bytes) -> Callable[[bytes, int, int], None]:
         if kind in _GRAPHS:
             return self._read_graph
         if kind in _LISTS:
@@ -202,9 +204,9 @@ class _LayoutReader:
         self.require(self.read_index(FLAT_KINDS if kind == b"IHNf" else (b"IxSQ",)) == (d, n))
 
     def _read_pretransform(self, kind: bytes, d: int, n: int) -> None:
-        (chain,) = self._read("i")
-        self.require(0 <= chain <= _MAX_TRANSFORMS)
-        for _ in range(chain):
+        (n_transforms,) = self._read("i")
+        self.require(0 <= n_transforms <= _MAX_TRANSFORMS)
+        for _ in range(n_transforms):
             self.require(self._read_transform() == d)
             d = self._out_dim
         self.require(self.read_index(_LISTS) == (d, n))
@@ -218,11 +220,11 @@ class _LayoutReader:
             self._read("f?i" if kind == b"PcAm" else "ff?i")
             for _ in range(3):
                 self._skip_array(4)
-        (biased,) = self._read("?")
+        (has_bias,) = self._read("?")
         matrix, bias = self._skip_array(4), self._skip_array(4)
         in_dim, out_dim, _ = self._read("ii?")
         self.require(0 < in_dim <= _MAX_DIM and 0 < out_dim <= _MAX_DIM and matrix == in_dim * out_dim)
-        self.require(bias == out_dim if biased else bias in (0, out_dim))
+        self.require(bias == out_dim if has_bias else bias in (0, out_dim))
         self._out_dim = int(out_dim)
         return int(in_dim)
 
@@ -235,14 +237,14 @@ class _LayoutReader:
     def _read_lists(self, kind: bytes, d: int, n: int) -> None:
         lists, _ = self._read("QQ")
         self.require(self.read_index((*FLAT_KINDS, b"IHNf")) == (d, lists))
-        (direct,) = self._read("b")
-        if direct in (1, 2):
+        (direct_map_type,) = self._read("b")
+        if direct_map_type in (1, 2):
             raise UnsupportedIndexError(f"{kind.decode()} with a direct map")
-        self.require(direct == 0 and self._skip_array(8) == 0)
+        self.require(direct_map_type == 0 and self._skip_array(8) == 0)
         width = self._read_codec(kind, d)
-        (stored,) = self._read("4s")
-        if stored != b"ilar":
-            raise UnsupportedIndexError(f"lists {stored.decode('latin-1')!r}")
+        (storage_code,) = self._read("4s")
+        if storage_code != b"ilar":
+            raise UnsupportedIndexError(f"lists {storage_code.decode('latin-1')!r}")
         self.require(self._read("QQ") == (lists, width))
         numbers, sizes = self._read_sizes(lists)
         self.require(sizes.sum() == n)

@@ -48,8 +48,8 @@ def compute_stamp(plan: IndexPlan, trained: Path, role: str, number: int) -> str
 
 
 @lru_cache(maxsize=16)
-def _digest_trained(trained: Path, size: int, changed: int) -> str:
-    """Digest a trained file once for all pieces; `size` and `changed` identify it."""
+def _digest_trained(trained: Path, size: int, mtime_ns: int) -> str:
+    """Digest a trained file once for all pieces; `size` and `mtime_ns` identify it."""
     return digest_file(trained)
 
 
@@ -79,14 +79,14 @@ class PieceReader:
             InputError: the file is not a complete piece of `count` arrays, or has another stamp.
         """
         self._file, self._name = file, name
-        broken = InputError(f"{name} is truncated or damaged: build it again")
+        damage_error = InputError(f"{name} is truncated or damaged: build it again")
         try:
             headers = [self._read_header() for _ in range(count + 1)]
             is_complete = file.seek(0, 2) == self._end
         except (OSError, ValueError) as error:
-            raise broken from error
+            raise damage_error from error
         if not is_complete:
-            raise broken
+            raise damage_error
         self._headers = headers[1:]
         (size,), dtype, offset = headers[0]
         stamps = {stamp} if isinstance(stamp, str) else {*stamp}
@@ -152,7 +152,7 @@ class PieceReader:
         return data
 
 
-SliceTable = npt.NDArray[np.void]  # of `SLICE_LOCATION_DTYPE`
+SliceTable = npt.NDArray[np.void]  # records of `SLICE_LOCATION_DTYPE`
 RangeReader = Callable[[int, int], bytes]  # returns bytes [start, end) of a piece, cut at its end
 
 _DIGEST = 16  # stored bytes of a digest
@@ -165,7 +165,7 @@ class SliceLocation(NamedTuple):
     start: int
     size: int  # bytes; 0: the shard reads nothing from this piece
     rows: int  # rows that belong to the shard, without vectors that are only linked into a cell
-    digest: bytes  # of the slice
+    digest: bytes  # digest of the slice
 
     @property
     def end(self) -> int:

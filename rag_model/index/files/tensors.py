@@ -91,8 +91,8 @@ def _map_tensor(path: Path, start: int, entry: Mapping[str, Any]) -> Array:
         raise ValueError("an array ends beyond the file")
     if first == end:
         return np.zeros(shape, dtype)
-    mapped: Array = np.memmap(path, dtype, "r", start + first, shape)
-    return mapped
+    tensor: Array = np.memmap(path, dtype, "r", start + first, shape)
+    return tensor
 
 
 def find_row_stretches(
@@ -100,16 +100,16 @@ def find_row_stretches(
 ) -> list[tuple[int, int, int]] | None:
     """Return the ranges of bytes that two files with ragged rows may have in common.
 
-    Each is an offset in the target, one in the base, and a length, ascending in the target. A file
-    with ragged rows has an array `offsets`, (n + 1,), and arrays of as many values as it counts.
+    Each is (offset in the target, offset in the base, length), ascending in the target. A file with
+    ragged rows has an array `offsets`, (n + 1,), and arrays with `offsets[-1]` values.
 
     Args:
-        base: a file.
-        target: another one.
+        base: the base file.
+        target: the target file.
         find_base_rows: returns the row in `base` of each row of `target`, (n,), ascending, or -1.
 
     Returns:
-        The ranges; None if one of them is no such file.
+        The ranges; None if one of the files has no ragged rows.
     """
     try:
         base_arrays, arrays = read_tensors(base)[0], read_tensors(target)[0]
@@ -126,11 +126,11 @@ def find_row_stretches(
     for name, array in arrays.items():
         base_array = base_arrays.get(name, array[:0])
         if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
-            places, width = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
+            array_offsets, width = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
             if name != "offsets" and len(array) == offsets[-1]:
                 first, base_first, values = (part * width for part in runs)
-                columns = (first + places[0], base_first + places[1], values)
+                columns = (first + array_offsets[0], base_first + array_offsets[1], values)
                 stretches += list(zip(*(column.tolist() for column in columns), strict=True))
             else:
-                stretches.append((*places, min(array.nbytes, base_array.nbytes)))
+                stretches.append((*array_offsets, min(array.nbytes, base_array.nbytes)))
     return stretches

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_BYTES = 32 << 20  # float32 bytes per block: enough for BLAS, small compared with any index
-_HEADER_BYTES = 4 << 10  # read at the beginning of a remote file; numpy's headers have 128
+_HEADER_BYTES = 4 << 10  # bytes to read at the beginning of a remote file; numpy's headers take 128
 _CONCURRENT_FILES = 32  # remote files that are read at a time
-_MAX_GAP_BYTES = 64 << 10  # between rows that are read by one request
-_MAX_RANGE_BYTES = 4 << 20  # of one request
+_MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that are read by one request
+_MAX_RANGE_BYTES = 4 << 20  # maximum bytes of one request
 NameT = TypeVar("NameT")
 FileT = TypeVar("FileT")
 
@@ -44,14 +44,14 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
 
     names: Sequence[NameT]
     fetch: Callable[[NameT], Path]
-    # the bytes [start, end) of a file, or all bytes of a shorter one; they are not verified
+    # returns bytes [start, end) of a file, cut at its end; verified only if `are_verified`
     read_range: Callable[[NameT, int, int], bytes]
-    open: Callable[[NameT], IO[bytes]]  # for reads at any offset, by range
-    # the verified bytes of ranges of files, (name, start, end), by concurrent requests
+    open: Callable[[NameT], IO[bytes]]  # opens a file for reads at any offset, by range
+    # returns the verified bytes of ranges of files, (name, start, end), by concurrent requests
     read_ranges: Callable[[Sequence[tuple[NameT, int, int]]], Sequence[bytes]] = lambda ranges: ()
-    # rows and bytes of each file, if they are known; then files are opened without reading them
+    # numbers of rows and bytes of each file, if known; files are then opened without reading them
     shapes: Sequence[tuple[int, int]] = ()
-    # of each file what `build_row_outline` returned, or None; with it no header is read
+    # result of `build_row_outline` for each file, or None; with it no header is read
     outlines: Sequence[Any] = ()
 
     @property
@@ -192,11 +192,11 @@ class VectorFiles:
             InputError: a row holds a NaN or an infinity; the message names it.
         """
         vectors, parts = np.empty((len(rows), self.dim), np.float32), [*self._partition.split(rows)]
-        for number, _, local in parts:
-            _prefetch_rows(self._arrays[number], local)
-        for number, span, local in parts:
-            vectors[span] = self._arrays[number][local]
-            _check_rows(vectors[span], self.paths[number], local)
+        for number, _, local_rows in parts:
+            _prefetch_rows(self._arrays[number], local_rows)
+        for number, span, local_rows in parts:
+            vectors[span] = self._arrays[number][local_rows]
+            _check_rows(vectors[span], self.paths[number], local_rows)
         return vectors
 
     def read_all(self) -> Vectors:
@@ -274,33 +274,33 @@ class RemoteVectorFiles:
 
     def _list_ranges(self, part: PartRows) -> Iterator[tuple[Any, int, int]]:
         """Yield the ranges of the rows of a part, and of its header if it is unchecked."""
-        number, _, local = part
+        number, _, local_rows = part
         name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
         if number in self._unchecked:
             yield name, 0, offset
-        for start in (offset + local * (dim * dtype.itemsize)).tolist():
+        for start in (offset + local_rows * (dim * dtype.itemsize)).tolist():
             yield name, start, start + dim * dtype.itemsize
 
     def _read_verified(self, parts: Sequence[PartRows]) -> Iterator[npt.NDArray[Any]]:
         """Yield the vectors of each part, unchecked; all are read in one round of requests."""
         ranges = [[*self._list_ranges(part)] for part in parts]
         data = iter(self._files.read_ranges([*chain.from_iterable(ranges)]))
-        for (number, _, local), part_ranges in zip(parts, ranges, strict=True):
+        for (number, _, local_rows), part_ranges in zip(parts, ranges, strict=True):
             name, (_, dim, dtype, _) = self._files.names[number], self._headers[number]
-            pieces = [*islice(data, len(part_ranges))]
-            if len(pieces) > len(local):
-                if _parse_header(name, pieces.pop(0)) != self._headers[number]:
+            chunks = [*islice(data, len(part_ranges))]
+            if len(chunks) > len(local_rows):
+                if _parse_header(name, chunks.pop(0)) != self._headers[number]:
                     raise _incomplete_error(name)
                 self._unchecked.discard(number)
-            yield np.frombuffer(b"".join(pieces), dtype).reshape(len(local), dim)
+            yield np.frombuffer(b"".join(chunks), dtype).reshape(len(local_rows), dim)
 
     def _read_part(self, part: PartRows) -> npt.NDArray[Any]:
-        number, _, local = part
+        number, _, local_rows = part
         name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
         row_bytes, vectors = dim * dtype.itemsize, list[npt.NDArray[Any]]()
-        starts = offset + local * row_bytes
+        starts = offset + local_rows * row_bytes
         is_far = (np.diff(starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
-        for rows in np.split(local, np.flatnonzero(is_far) + 1):
+        for rows in np.split(local_rows, np.flatnonzero(is_far) + 1):
             size = int(rows[-1] + 1 - rows[0]) * row_bytes
             start = offset + int(rows[0]) * row_bytes
             data = self._files.read_range(name, start, start + size)
@@ -417,11 +417,11 @@ def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
     """
     import pyarrow.compute as pc  # noqa: PLC0415 - readers of vectors do not need it
 
-    current, previous = map_vectors(rows), map_vectors(previous_rows)
-    if current.dtype != previous.dtype or current.shape[1:] != previous.shape[1:]:
-        return np.full(len(current), -1)
+    vectors, previous_vectors = map_vectors(rows), map_vectors(previous_rows)
+    if vectors.dtype != previous_vectors.dtype or vectors.shape[1:] != previous_vectors.shape[1:]:
+        return np.full(len(vectors), -1)
     positions: Rows = (
-        pc.index_in(_rows_as_binary(current), value_set=_rows_as_binary(previous))
+        pc.index_in(_convert_rows_to_binary(vectors), value_set=_convert_rows_to_binary(previous_vectors))
         .fill_null(-1)
         .to_numpy()
         .astype(np.int64)
@@ -429,7 +429,7 @@ def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
     return positions
 
 
-def _rows_as_binary(matrix: npt.NDArray[Any]) -> "pa.Array":
+def _convert_rows_to_binary(matrix: npt.NDArray[Any]) -> "pa.Array":
     """Return each row of a matrix as one binary value."""
     import pyarrow as pa  # noqa: PLC0415 - as above
 

@@ -38,9 +38,10 @@ _MAX_OTHER_CELLS = (
     3
 )
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
-_MAX_IMBALANCE = 1.5  # largest accepted cell, as a multiple of the mean
-_MAX_SPLITS = 2  # per cell
-MAX_CELL_RATIO = 2  # ratio of planned and earlier cells above which cells are learnt again
+_MAX_IMBALANCE = 1.5  # largest accepted size of a cell, as a multiple of the mean
+_MAX_SPLITS = 2  # maximum splits per planned cell
+# ratio of planned to earlier numbers of cells above which cells are learnt again
+MAX_CELL_RATIO = 2
 
 CellIds = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]  # 8 bytes of the digest of a vector's bytes
@@ -52,8 +53,9 @@ class Cells:
     """The trained partition of a corpus."""
 
     centroids: Vectors  # (c, d) float32, c <= the plan's cells; further cells stay empty
-    border: float  # pairs with a smaller margin join; |similarity to own centroid - to the other|
-    linked: float  # other pairs with a smaller margin are linked
+    # margin below which vectors join a cell: |similarity to own centroid - to the cell's|
+    border: float
+    linked: float  # margin below which other vectors are linked into a cell
 
     def to_arrays(self) -> list[Array]:
         """Return the cells as arrays."""
@@ -97,15 +99,15 @@ def learn_cells(plan: VectorPlan, sample: Vectors) -> Cells:
     with engine.translate_errors(
         ResourceError, f"{len(sample)} vectors could not be cut into {plan.cells} cells: use fewer"
     ):
-        centroids = _balanced_centroids(plan, sample) if plan.cells > 1 else np.zeros((1, plan.d), np.float32)
+        centroids = _learn_balanced_centroids(plan, sample) if plan.cells > 1 else np.zeros((1, plan.d), np.float32)
         # (m, c - 1) -> (m (c - 1),)
         margins = np.sort(Cells(centroids, 0, 0)._find_nearest(plan.metric, sample)[1], axis=None)
-    border, linked = (_margin_below(margins, share * len(sample)) for share in (plan.border, plan.border + plan.linked))
+    border, linked = (_find_margin(margins, share * len(sample)) for share in (plan.border, plan.border + plan.linked))
     return Cells(centroids, border, linked)
 
 
-def _margin_below(margins: Vectors, pairs: float) -> float:
-    """Return about the margin below which `pairs` pairs lie; `margins` ascend.
+def _find_margin(margins: Vectors, pairs: float) -> float:
+    """Return the approximate margin below which `pairs` pairs lie; `margins` are ascending.
 
     Three digits are kept, so that no file holds the margin of one vector.
     """
@@ -124,7 +126,8 @@ def cell_sample_size(plan: VectorPlan) -> int:
 
 
 def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
-    """Split the cells that have grown beyond the limit; each gets the place of the smallest.
+    """Split the cells that have grown beyond the limit; a half takes the number of the smallest
+    cell.
 
     The other cells keep their number and, unless they are near, their vectors.
 
@@ -146,14 +149,14 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
     """
     centroids, numbers = cells.centroids.copy(), [*range(len(cells.centroids))]
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be merged: use more"):
-        cell = _assign_nearest(plan, centroids, sample)
+        cell_numbers = _assign_nearest(plan, centroids, sample)
         while len(centroids) > plan.cells:
-            smallest, last = int(np.bincount(cell, minlength=len(centroids)).argmin()), len(centroids) - 1
-            orphans = np.flatnonzero(cell == smallest)
+            smallest, last = int(np.bincount(cell_numbers, minlength=len(centroids)).argmin()), len(centroids) - 1
+            orphans = np.flatnonzero(cell_numbers == smallest)
             centroids[smallest], numbers[smallest] = centroids[last], numbers[last]
-            cell[cell == last] = smallest
+            cell_numbers[cell_numbers == last] = smallest
             centroids, numbers = centroids[:last], numbers[:last]
-            cell[orphans] = _assign_nearest(plan, centroids, sample[orphans])
+            cell_numbers[orphans] = _assign_nearest(plan, centroids, sample[orphans])
     return Cells(np.ascontiguousarray(centroids), cells.border, cells.linked), numbers
 
 
@@ -189,7 +192,7 @@ def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Itera
     return Cells(centroids, cells.border, cells.linked)
 
 
-def _balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
+def _learn_balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
     """Return at most `plan.cells` centroids, from k-means and repeated splits of the largest cell.
 
     k-means alone leaves cells of two or three times the mean, and the build waits for the largest
@@ -205,24 +208,25 @@ def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tup
 
     Once there are enough cells, each split removes the smallest one.
     """
-    cell = _assign_nearest(plan, centroids, points)
+    cell_numbers = _assign_nearest(plan, centroids, points)
     for _ in range(_MAX_SPLITS * plan.cells):
-        sizes = np.bincount(cell, minlength=len(centroids))
-        largest, place = int(sizes.argmax()), int(sizes.argmin())
+        sizes = np.bincount(cell_numbers, minlength=len(centroids))
+        largest, free_number = int(sizes.argmax()), int(sizes.argmin())
         if len(centroids) >= plan.cells and sizes[largest] <= _MAX_IMBALANCE * len(points) / plan.cells:
             break
-        members = np.flatnonzero(cell == largest)
+        members = np.flatnonzero(cell_numbers == largest)
         halves = _run_kmeans(plan, points[members], 2)
-        second = members[_assign_nearest(plan, halves, points[members]) == 1]
-        if len(second) in (0, len(members)):  # equal points cannot be split
+        second_half = members[_assign_nearest(plan, halves, points[members]) == 1]
+        if len(second_half) in (0, len(members)):  # equal points cannot be split
             break
         if len(centroids) < plan.cells:
-            centroids, place = np.vstack([centroids, halves[-1:]]), len(centroids)  # (c, d) -> (c + 1, d)
-        orphans = np.flatnonzero(cell == place)
-        centroids[[largest, place]] = halves
-        cell[second] = place
-        cell[orphans] = _assign_nearest(plan, centroids, points[orphans])
-    return centroids, cell
+            # (c, d) -> (c + 1, d)
+            centroids, free_number = np.vstack([centroids, halves[-1:]]), len(centroids)
+        orphans = np.flatnonzero(cell_numbers == free_number)
+        centroids[[largest, free_number]] = halves
+        cell_numbers[second_half] = free_number
+        cell_numbers[orphans] = _assign_nearest(plan, centroids, points[orphans])
+    return centroids, cell_numbers
 
 
 def _assign_nearest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> CellIds:
@@ -254,12 +258,12 @@ def _build_flat_index(centroids: Vectors, metric: engine.Metric) -> FaissIndex:
     return index
 
 
-_BEGINS, _ROWS, _COUNT = range(3)  # the arrays of a piece's head
+_BEGINS, _ROWS, _COUNT = range(3)  # numbers of the arrays in a piece's head
 _COUNTS = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # a slice's header
 
 
 def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
-    """Sort a part's vectors by cell, write them in their dtype, and return the groups' borders.
+    """Sort a part's vectors by cell, write them in their dtype, and return where each group begins.
 
     Holds the part's vectors up to five times.
 
@@ -269,10 +273,10 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
     """
     vectors = part.read_all()
     begins, rows = _sort_by_group(plan, cells, vectors)
-    stored, edges = vectors.astype(part.dtype, copy=False), begins.tolist()
-    digests = _digest_vectors(stored)
+    stored_vectors, edges = vectors.astype(part.dtype, copy=False), begins.tolist()
+    digests = _digest_vectors(stored_vectors)
     slices = [
-        _pack_slice(stored[rows[first:last]], digests[rows[first:last]], middle - first)
+        _pack_slice(stored_vectors[rows[first:last]], digests[rows[first:last]], middle - first)
         for first, middle, last in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)
     ]
     arrays: list[Array] = [begins, rows, np.array([part.n])]
@@ -312,23 +316,23 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
     """
     members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
     member_digests, linked_digests = ([np.empty(0, np.uint64)] for _ in range(2))
-    head, digest_size = _COUNTS.itemsize, 8
+    head_bytes, digest_size = _COUNTS.itemsize, 8
     for data in slices:
         member_count, linked_count, width = (
-            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= head else (0, 0, 0)
+            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= head_bytes else (0, 0, 0)
         )
         count = member_count + linked_count
         if (
             min(member_count, linked_count) < 0
             or width not in (2, 4)
-            or len(data) != head + count * (dim * width + digest_size)
+            or len(data) != head_bytes + count * (dim * width + digest_size)
         ):
             raise InputError(
                 f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
             )
-        stored = np.frombuffer(data, f"<f{width}", count * dim, head)
-        vectors = stored.reshape(-1, dim).astype(np.float32)  # flat -> (m + l, d)
-        digests = np.frombuffer(data, "<u8", count, head + stored.nbytes)
+        stored_vectors = np.frombuffer(data, f"<f{width}", count * dim, head_bytes)
+        vectors = stored_vectors.reshape(-1, dim).astype(np.float32)  # flat -> (m + l, d)
+        digests = np.frombuffer(data, "<u8", count, head_bytes + stored_vectors.nbytes)
         members.append(vectors[:member_count])
         linked.append(vectors[member_count:])
         member_digests.append(digests[:member_count])
@@ -357,11 +361,11 @@ def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]
             parts.append(piece.read(_ROWS) + np.int32(start))
             start += int(piece.read(_COUNT)[0])
     ends = np.cumsum(begins[:, 1:].sum(0, np.int64) - begins[:, :-1].sum(0, np.int64))  # (groups,)
-    free, rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)
+    next_positions, rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)
     for number, part_rows in enumerate(parts):
         counts = np.diff(begins[number])
-        rows[np.repeat(free - begins[number, :-1], counts) + np.arange(len(part_rows))] = part_rows
-        free += counts
+        rows[np.repeat(next_positions - begins[number, :-1], counts) + np.arange(len(part_rows))] = part_rows
+        next_positions += counts
     return np.split(rows, ends[:-1])
 
 

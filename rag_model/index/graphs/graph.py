@@ -22,10 +22,10 @@ from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.recipe import VectorPlan
 
-# The nodes that links lead to, as in faiss's files; -1 is no link. Also other numbers of nodes.
+# The nodes to which links lead, as in faiss's files; -1 is no link. Also other node numbers.
 Links = npt.NDArray[np.int32]
-# Links with their similarities: in each number the similarity in the upper half, inverted, so that
-# sorted links are nearest first, and the node in the lower. Such numbers are called keys.
+# Links with their similarities: each number has the similarity in its upper half, inverted, so that
+# sorted links are nearest first, # and the node in its lower half. Such numbers are called keys.
 ScoredLinks = npt.NDArray[np.uint64]
 
 BLOCK = 8_192  # nodes processed at once

@@ -69,8 +69,8 @@ def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable
     head[8:16] = struct.pack("<q", n)
     file.write(head)
     # The count is that of floats for a flat storage, and of bytes for codes.
-    values = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())
-    file.write(_COUNT.pack(n * values))
+    values_per_vector = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())
+    file.write(_COUNT.pack(n * values_per_vector))
     for block in vectors:
         file.write(storage.sa_encode(block).data)
 
@@ -88,7 +88,7 @@ class GraphFile:
     width: int  # slots of a bottom list: 2M
     entry: int
     offsets: Rows  # (n + 1,) start of each node's slots in `links`
-    links: Links  # of every node and level, -1 where empty
+    links: Links  # links of every node and level, -1 where empty
     tail: int  # offset of the entry point in the file; efSearch follows three numbers later
 
     @classmethod
@@ -130,16 +130,18 @@ class GraphFile:
         Raises:
             InputError: a node is not in the graph: it is of another index, or the file is damaged.
         """
-        if len(outside := nodes[(nodes < 0) | (nodes >= self.n)]):
-            raise InputError(f"node {outside[0]} is not in a graph of {self.n:,} nodes: build or fetch the index again")
-        links: Links = self.links[self._slots(nodes)]
+        if len(unknown_nodes := nodes[(nodes < 0) | (nodes >= self.n)]):
+            raise InputError(
+                f"node {unknown_nodes[0]} is not in a graph of {self.n:,} nodes: build or fetch the index again"
+            )
+        links: Links = self.links[self._list_slots(nodes)]
         return links
 
     def set_bottom(self, nodes: Rows, links: Links) -> None:
         """Write the nodes' bottom lists, (m, 2M) int32, into the file."""
-        self.links[self._slots(nodes)] = links
+        self.links[self._list_slots(nodes)] = links
 
-    def _slots(self, nodes: Rows | Links) -> Rows:
+    def _list_slots(self, nodes: Rows | Links) -> Rows:
         # (m, 1) + (2M,) -> (m, 2M)
         slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)
         return slots
@@ -154,6 +156,6 @@ def _map_array(file: BinaryIO, path: Path, dtype: str, mode: Any) -> npt.NDArray
     (count,) = _COUNT.unpack(file.read(8))
     offset = file.tell()
     # The subclass `memmap` costs microseconds at each access.
-    mapped: npt.NDArray[Any] = np.asarray(np.memmap(path, dtype, mode, offset, (count,)))
-    file.seek(offset + count * mapped.dtype.itemsize)
-    return mapped
+    array: npt.NDArray[Any] = np.asarray(np.memmap(path, dtype, mode, offset, (count,)))
+    file.seek(offset + count * array.dtype.itemsize)
+    return array

@@ -21,12 +21,13 @@ from rag_model.index.graphs.cells import CellVectors, Digests
 from rag_model.index.graphs.graph import CellGraph, Links, unpack_links
 from rag_model.index.quality.results import compute_recall
 
-MAX_REPLACED = 0.75  # share of a cell replaced since its build, from which it is built again
+# share of a cell's vectors replaced since its build, from which on it is built again
+MAX_REPLACED = 0.75
 _MAX_INSERTED = 0.5  # share of new members from which an update costs about as much as a build
 # Minimum degree of an updated cell, as a share of its degree when it was built: 100 updates of 2 %
 # leave .97.
 _MIN_DEGREE = 0.65
-_MAX_UNREACHABLE = 0.01  # more unreachable members than when it was built, as a share
+_MAX_UNREACHABLE = 0.01  # maximum increase of the share of unreachable members since the build
 _MAX_RECALL_LOSS = 0.02  # twice the random error of the difference of two samples of `_QUERIES`
 _QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # for the recall that decides about a new build
 _FIRST_QUERIES = 64  # a cell without loss of recall on these is good
@@ -40,7 +41,7 @@ class CellQuality:
 
     degree: float  # mean number of links per member
     unreachable: float  # share of the members that no walk from the entry point reaches
-    recall: float  # of sampled members as queries, at a fixed search setting
+    recall: float  # recall with sampled members as queries, at a fixed search setting
 
     @classmethod
     def measure(cls, graph: CellGraph, vectors: Vectors, metric: Metric, built: "CellQuality | None" = None) -> Self:
@@ -64,7 +65,9 @@ class CellQuality:
         return cls(degree, unreachable, recall)
 
     def explain_decay(self, built: "CellQuality") -> str | None:
-        """Return why a cell is built again, whose graph was `built` at first; None if it is good."""
+        """Return the reason to build a cell again whose graph first had the quality `built`; None
+        if it is good.
+        """
         if self.degree < _MIN_DEGREE * built.degree:
             return f"its vectors have fewer links, {self.degree:.1f} instead of {built.degree:.1f}"
         if self.unreachable > built.unreachable + _MAX_UNREACHABLE:
@@ -76,21 +79,21 @@ class CellQuality:
 
 def _count_unreachable(targets: Links, entry: int) -> int:
     """Return the number of nodes that no walk along (m, w) `targets` reaches, -1 where no link is."""
-    reached = np.zeros(len(targets) + 1, np.bool_)  # the last is for no link
-    reached[[entry, -1]] = True
+    is_reached = np.zeros(len(targets) + 1, np.bool_)  # the last entry stands for no link
+    is_reached[[entry, -1]] = True
     front = np.array([entry])
     while len(front):
-        is_new = np.zeros_like(reached)
+        is_new = np.zeros_like(is_reached)
         is_new[targets[front]] = True
-        front = np.flatnonzero(is_new & ~reached)
-        reached[front] = True
-    return int((~reached).sum())
+        front = np.flatnonzero(is_new & ~is_reached)
+        is_reached[front] = True
+    return int((~is_reached).sum())
 
 
 def _measure_recall(graph: CellGraph, vectors: Vectors, metric: Metric, ef_search: int, count: int) -> float:
     queries = vectors[:: -(-len(vectors) // count)]
     k = min(_DEPTH, len(vectors))
-    with engine.use_threads(1):  # the number of threads decides the last bits of products of matrices
+    with engine.use_threads(1):  # the number of threads decides the last bits of matrix products
         distances, rows = faiss.knn(queries, vectors, min(2 * k, len(vectors)), metric=engine.faiss_metric(metric))
     scores = distances if metric == "ip" else -distances
     return float(compute_recall(graph.search(queries, k, ef_search), rows, scores, k).mean())
@@ -98,14 +101,15 @@ def _measure_recall(graph: CellGraph, vectors: Vectors, metric: Metric, ef_searc
 
 @dataclass(frozen=True, slots=True)
 class CellHistory:
-    """The vectors of a cell's graph, and what has become of the graph that was built."""
+    """The vectors of a cell's graph, and the changes of the graph since it was built."""
 
     generation: int  # number of updates since the build
     built_members: int  # number of members at the build
     built: CellQuality
-    is_original: npt.NDArray[np.bool_]  # (m,): whether a member is there since the build
-    members: Digests  # (m,)
-    sources: Digests  # (s,) of the vectors linked into the cell
+    # (m,): whether a member has been in the cell since the build
+    is_original: npt.NDArray[np.bool_]
+    members: Digests  # (m,) digests of the members
+    sources: Digests  # (s,) digests of the vectors linked into the cell
 
     @classmethod
     def of_build(cls, members: CellVectors, sources: CellVectors, built: CellQuality) -> Self:
@@ -130,7 +134,8 @@ class CellHistory:
         return 1 - float(self.is_original.sum()) / larger if larger else 0.0
 
     def explain_rebuild(self, inserted: int) -> str | None:
-        """Return why a cell is built again rather than given `inserted` new members; None: it is not.
+        """Return the reason to build a cell again instead of inserting `inserted` members; None if
+        there is none.
 
         The history is that after the update.
         """

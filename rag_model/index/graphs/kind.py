@@ -82,15 +82,16 @@ from rag_model.process import count_cores
 
 _THREAD_NODES = 8_192  # nodes of the upper levels for each thread that links them
 _MAX_BLOCKS = 8  # blocks with candidates in memory at once, 6 MB each
-LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
+LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; at most twice as many are used
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
 # `_REFERENCE_NODES`.
 _INSERT_SECONDS = 4.3e-9  # fitted to builds of 20,000 to 200,000 vectors (`bench_plan.py`)
 _INSERT_OVERHEAD_DIMS = 140  # dimensions whose products take as long as the rest of an insertion
 _REFERENCE_NODES = 20_000
-_GROWTH_EXPONENT = 0.35  # of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
+# exponent of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
+_GROWTH_EXPONENT = 0.35
 _MERGE_OVERHEAD_DIMS = 300  # dimensions whose copies take as long as the links of a node
-_UPDATE_SHARE = 0.1  # of the seconds of a build, to update a cell in which 2 % of the vectors are new
+_UPDATE_SHARE = 0.1  # time to update a cell with 2 % new vectors, as a share of its build time
 _MAX_CELL_GROWTH = 1.25  # up to this ratio of planned to parent cells, none are added
 _MIN_NODES_PER_LINK = 4  # smaller cells have too few nodes
 
@@ -131,7 +132,7 @@ class GraphKind(VectorKind):
             InputError: the vectors do not match the plan, or the sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        index, sample = _new_index(plan), _read_sample(plan, rows)
+        index, sample = _create_index(plan), _read_sample(plan, rows)
         index.train(sample)
         return _write_trained(plan, learn_cells(plan, sample), index, sample, out)
 
@@ -148,8 +149,8 @@ class GraphKind(VectorKind):
         """
         sample = sample_vectors(rows, plan.n, plan.d, cell_sample_size(plan), plan.seed)
         cells, index = _load_trained(plan, trained)
-        merged, numbers = merge_small_cells(plan, cells, sample)
-        stats = _write_trained(plan, split_large_cells(plan, merged, sample), index, sample, out)
+        merged_cells, numbers = merge_small_cells(plan, cells, sample)
+        stats = _write_trained(plan, split_large_cells(plan, merged_cells, sample), index, sample, out)
         return stats | ({"previous_shards": numbers} if len(numbers) < len(cells.centroids) else {})
 
     def redact(
@@ -162,15 +163,16 @@ class GraphKind(VectorKind):
     ) -> IndexStats:
         """Write the trained file without a trace of `removed`, blocks of (r, d) float32 vectors.
 
-        Cells that none of them could be in stay as they are. The storage's quantiser is trained
-        again, since no graph depends on it. If a cell has only removed vectors, all is trained again.
+        Cells in which none of them could be stay unchanged. The storage's quantiser is trained
+        again, since no graph depends on it. If a cell has only removed vectors, everything is
+        trained again.
 
         Raises:
             InputError: the trained file is damaged, the vectors do not match the plan, or the
                 sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        index, sample = _new_index(plan), _read_sample(plan, rows)
+        index, sample = _create_index(plan), _read_sample(plan, rows)
         cells = redact_cells(plan, _load_trained(plan, trained)[0], sample, removed)
         index.train(sample)
         stats = _write_trained(plan, cells or learn_cells(plan, sample), index, sample, out)
@@ -186,7 +188,7 @@ class GraphKind(VectorKind):
         Raises:
             InputError: the trained file is damaged or of another plan.
         """
-        return _losses(plan, *_load_trained(plan, trained), vectors)
+        return _compute_losses(plan, *_load_trained(plan, trained), vectors)
 
     def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Sort a part's vectors by cell.
@@ -234,15 +236,15 @@ class GraphKind(VectorKind):
                 or of another build.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        earlier = Shard.read(plan, previous)
+        earlier_shard = Shard.read(plan, previous)
         members, sources = unpack_slices(slices, plan.d)
-        old_members = match_digests(earlier.history.members, members.digests)
+        old_members = match_digests(earlier_shard.history.members, members.digests)
         inserted = int((old_members < 0).sum())
-        history = earlier.history.after_update(old_members, members, sources)
+        history = earlier_shard.history.after_update(old_members, members, sources)
         with _translate_errors(plan, number):
             reason = history.explain_rebuild(inserted)
             if reason is None:
-                shard, reason = _update_shard(plan, earlier, history, old_members, members, sources)
+                shard, reason = _update_shard(plan, earlier_shard, history, old_members, members, sources)
             if reason is not None:
                 shard, inserted = _build_shard(plan, members, sources), len(members.digests)
         shard.write(plan, number, out)
@@ -270,7 +272,7 @@ class GraphKind(VectorKind):
         """
         files, (_, empty) = VectorFiles.open_checked(rows, plan.n, plan.d), _load_trained(plan, trained)
         with (
-            _open_shards(plan, trained, scattered, shards) as stitched,
+            _open_shards(plan, trained, scattered, shards) as graph_shards,
             engine.translate_errors(
                 ResourceError, f"cells of {plan.factory} could not be merged: run with --debug for the cause"
             ),
@@ -280,19 +282,19 @@ class GraphKind(VectorKind):
             try:
                 with out.open("wb", buffering=1 << 20) as file:
                     write_head(file, empty, levels)
-                    _write_links(plan, file, stitched, levels, upper)
+                    _write_links(plan, file, graph_shards, levels, upper)
                     write_tail(file, empty, upper, default_search(plan.factory)["efSearch"])
                     write_storage(
                         file, faiss.downcast_index(empty.storage), plan.n, (block for _, block in files.blocks())
                     )
             except OSError as error:
                 raise ResourceError(f"cannot write {out}: {error.strerror}") from error
-        with engine.use_threads(_merge_threads()):
+        with engine.use_threads(_count_merge_threads()):
             repaired = link_unreachable_nodes(out, files)
         return {"rows": plan.n, "bytes": out.stat().st_size, "unreachable_repaired": repaired}
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return about how many seconds one task of a stage takes on one core."""
+        """Return the estimated seconds of one task of a stage on one core."""
         if stage == "train":
             return (
                 1
@@ -333,7 +335,7 @@ def _update_shard(
     members: CellVectors,
     sources: CellVectors,
 ) -> tuple[Shard, str | None]:
-    """Return an updated shard with its `history`, and why the cell has to be built again, if it has."""
+    """Return an updated shard with its `history`, and the reason to build the cell again, or None."""
     old_sources = match_digests(earlier.history.sources, sources.digests)
     graph = update_cell_graph(plan, earlier.lists, old_members, members.vectors)
     quality = CellQuality.measure(graph, members.vectors, plan.metric, history.built)
@@ -364,12 +366,12 @@ def _count_shard(shard: Shard, inserted: int, out: Path) -> IndexStats:
     }
 
 
-def _merge_threads() -> int:
+def _count_merge_threads() -> int:
     """Return the number of threads that link upper levels and unreachable nodes."""
     return min(MERGE_THREADS, count_cores())
 
 
-def _new_index(plan: VectorPlan) -> FaissIndex:
+def _create_index(plan: VectorPlan) -> FaissIndex:
     """Return the index without vectors, and untrained."""
     index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
     index.hnsw.efConstruction = plan.ef_construction
@@ -379,12 +381,12 @@ def _new_index(plan: VectorPlan) -> FaissIndex:
 def _read_sample(plan: VectorPlan, rows: Sequence[Path]) -> Vectors:
     """Return the vectors that cells and the storage's quantiser are trained on."""
     size = cell_sample_size(plan)
-    if not _new_index(plan).is_trained:
+    if not _create_index(plan).is_trained:
         size = max(size, plan.train_sample)
     return sample_vectors(rows, plan.n, plan.d, size, plan.seed)
 
 
-def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
+def _compute_losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
     losses_by_name = {}
     if plan.cells > 1:
         cell_numbers, joins, links = cells.assign(plan.metric, vectors)
@@ -398,19 +400,21 @@ def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors)
 
 
 def _write_trained(plan: VectorPlan, cells: Cells, empty: FaissIndex, sample: Vectors, out: Path) -> IndexStats:
-    write_piece(out, _stamp(plan), [*cells.to_arrays(), faiss.serialize_index(empty)])
-    sample_losses = _losses(plan, cells, empty, sample[:: -(-len(sample) // LOSS_SAMPLE)])
+    write_piece(out, _compute_trained_stamp(plan), [*cells.to_arrays(), faiss.serialize_index(empty)])
+    sample_losses = _compute_losses(plan, cells, empty, sample[:: -(-len(sample) // LOSS_SAMPLE)])
     return {"sample": len(sample), "cells": len(cells.centroids), "losses": sample_losses}
 
 
-def _stamp(plan: VectorPlan) -> str:
+def _compute_trained_stamp(plan: VectorPlan) -> str:
     return digest_json([cell_inputs(plan), "trained"])
 
 
 def _load_trained(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
     """Read the file that `train` wrote: the cells, and the index without vectors."""
     try:
-        with PieceReader.open(path_opener(trained), _stamp(plan), 3, f"the trained file {trained}") as piece:
+        with PieceReader.open(
+            path_opener(trained), _compute_trained_stamp(plan), 3, f"the trained file {trained}"
+        ) as piece:
             return Cells.from_arrays(piece.read(0), piece.read(1)), engine.parse_index(piece.read(2), str(trained))
     except OSError as error:
         raise InputError(f"cannot read the trained file {trained}: {error.strerror}") from error
@@ -434,7 +438,7 @@ def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> 
     vectors = files.read_rows(np.flatnonzero(levels > 1))
     candidates = min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
     # With few nodes, threads would take longer to wait for each other than to link them.
-    with engine.use_threads(min(_merge_threads(), 1 + len(vectors) // _THREAD_NODES)):
+    with engine.use_threads(min(_count_merge_threads(), 1 + len(vectors) // _THREAD_NODES)):
         return UpperLevels.build(levels, links_per_node(plan), vectors, plan.metric, candidates)
 
 
@@ -456,7 +460,7 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
     A second thread collects the candidates of the next block meanwhile: that takes as long as
     ranking and writing them, and no other task runs next to the merge.
     """
-    ranges = [*iter_ranges(plan.n, _candidate_block_rows(len(cells)))]
+    ranges = [*iter_ranges(plan.n, _choose_block_rows(len(cells)))]
     with ThreadPoolExecutor(1) as thread:
         pending = [thread.submit(collect_candidates, cells, *next_range, width) for next_range in ranges[:1]]
         for number, (start, _) in enumerate(ranges, 1):
@@ -468,7 +472,7 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
             yield start, keys
 
 
-def _candidate_block_rows(cells: int) -> int:
+def _choose_block_rows(cells: int) -> int:
     """Return the number of rows whose candidates are collected at once.
 
     Every cell has a few rows in any block, and opening a cell costs as much as a hundred rows. With

@@ -16,8 +16,8 @@ from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.graph import BLOCK, Links
 from rag_model.index.graphs.graph_file import GraphFile
 
-_MAX_SOURCES = 16  # reachable nodes to try as the source of a new link
-_EF_SEARCH = 64  # of the search for them
+_MAX_SOURCES = 16  # maximum number of reachable nodes to try as the source of a new link
+_EF_SEARCH = 64  # efSearch of the search for them
 
 
 class ReachabilityTree:
@@ -28,17 +28,17 @@ class ReachabilityTree:
         self._graph = graph
         self._parent = np.full(graph.n, -1, np.int32)
         # the reached nodes and their number
-        self._queue, self._reached = np.empty(graph.n, np.int32), 0
-        self._last = graph.entry
-        self._parent[self._last] = self._last
-        self._walk(self._last)
+        self._queue, self._n_reached = np.empty(graph.n, np.int32), 0
+        self._last_node = graph.entry
+        self._parent[self._last_node] = self._last_node
+        self._walk(self._last_node)
 
     def find_unreachable(self) -> Rows:
         """Return the unreachable nodes, ascending."""
         return np.flatnonzero(self._parent < 0)
 
     def is_reachable(self, nodes: Rows | int) -> npt.NDArray[np.bool_]:
-        """Return which of `nodes` are reachable."""
+        """Return a mask of the reachable nodes among `nodes`."""
         reachable: npt.NDArray[np.bool_] = np.asarray(self._parent[nodes] >= 0)
         return reachable
 
@@ -50,37 +50,41 @@ class ReachabilityTree:
         is a leaf of the tree, and all its links can be replaced: it is the source if no other can
         be.
         """
-        candidates = [*sources.tolist(), self._last]
+        candidates = [*sources.tolist(), self._last_node]
         lists = self._graph.bottom(np.array(candidates))
         for free_slots in (lists < 0, self._find_replaceable(candidates, lists)):
-            for source, links, free in zip(candidates, lists, free_slots, strict=True):
-                if free.any():
-                    links[np.flatnonzero(free)[0 if links[-1] < 0 else -1]] = node
+            for source, links, is_free in zip(candidates, lists, free_slots, strict=True):
+                if is_free.any():
+                    links[np.flatnonzero(is_free)[0 if links[-1] < 0 else -1]] = node
                     self._graph.set_bottom(np.array([source]), links[None])
                     self._parent[node] = source
-                    self._last = node
+                    self._last_node = node
                     self._walk(node)
                     return
         raise AssertionError("a leaf of the walk has no free slot for a link")
 
     def _find_replaceable(self, candidates: list[int], lists: Links) -> npt.NDArray[np.bool_]:
-        """Return (w, 2M) bool: which slots of the candidates' `lists` hold no link of the tree."""
+        """Return a (w, 2M) mask of the slots of the candidates' `lists` that hold no link of the
+        tree.
+        """
         parents = self._parent[lists]
         replaceable: npt.NDArray[np.bool_] = (lists < 0) | (parents != np.array(candidates)[:, None])
         return replaceable
 
     def _walk(self, start: int) -> None:
-        """Mark all nodes reachable from `start`, breadth first; each front ends the queue."""
-        first, end = self._reached, self._reached + 1
+        """Mark all nodes reachable from `start`, breadth first; the newest front is the end of the
+        queue.
+        """
+        first, end = self._n_reached, self._n_reached + 1
         self._queue[first] = start
-        self._reached = end
+        self._n_reached = end
         while first < end:
             for position in range(first, end, BLOCK):
                 nodes = self._expand(self._queue[position : min(position + BLOCK, end)])
-                self._queue[self._reached : self._reached + len(nodes)] = nodes
-                self._reached += len(nodes)
-            first, end = end, self._reached
-            self._last = int(self._queue[end - 1])
+                self._queue[self._n_reached : self._n_reached + len(nodes)] = nodes
+                self._n_reached += len(nodes)
+            first, end = end, self._n_reached
+            self._last_node = int(self._queue[end - 1])
 
     def _expand(self, front: Links) -> Links:
         """Mark the unreached nodes that `front` links to; return them, ascending."""

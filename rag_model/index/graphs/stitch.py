@@ -37,13 +37,13 @@ from rag_model.index.graphs.history import CellHistory
 from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # links of a vector into the other cell
-IN_LINKS = 8  # links of a member to vectors of other cells: the nearest that found it
+IN_LINKS = 8  # links of a member to vectors of other cells: the nearest whose search found it
 CANDIDATES = (
-    # members that a vector finds, from which its links are chosen; the nearest 8 alone lose .002 of
-    # recall
+    # members that a vector's search returns, from which its links are selected; the nearest 8 alone
+    # lose .002 of recall
     16
 )
-_EF_SEARCH = 32  # of that search
+_EF_SEARCH = 32  # efSearch of that search
 _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
 
 
@@ -89,12 +89,14 @@ def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links,
         similarities(sources, members, targets, metric),
         _pairwise_similarities(members[targets], metric),
     )
-    selected = np.zeros(targets.shape, np.bool_)
+    is_selected = np.zeros(targets.shape, np.bool_)
     for column in range(targets.shape[1]):
-        # (s, place)
-        shadowed = (between[:, column, :column] > to_source[:, column, None]) & selected[:, :column]
-        selected[:, column] = (targets[:, column] >= 0) & ~shadowed.any(axis=1) & (selected.sum(axis=1) < OUT_LINKS)
-    keys[~selected] = NO_LINK
+        # (s, column)
+        is_shadowed = (between[:, column, :column] > to_source[:, column, None]) & is_selected[:, :column]
+        is_selected[:, column] = (
+            (targets[:, column] >= 0) & ~is_shadowed.any(axis=1) & (is_selected.sum(axis=1) < OUT_LINKS)
+        )
+    keys[~is_selected] = NO_LINK
     return np.sort(keys, axis=1)[:, :OUT_LINKS]  # (s, f) -> (s, OUT)
 
 
@@ -108,20 +110,21 @@ def _pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     return 2 * products - squares[:, :, None] - squares[:, None, :]
 
 
-def add_reverse_links(out: ScoredLinks, members: int) -> CrossLinks:
-    """Return the links of the sources to `members` members and, in the other direction, the best."""
+def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
+    """Return the links of the sources to members, and the best links in the other direction."""
     member = unpack_links(out).ravel()  # (s, OUT) -> (s OUT,)
     source = np.repeat(np.arange(len(out), dtype=np.uint64), out.shape[1])  # (s,) -> (s OUT,)
     similarity = out.ravel() >> np.uint64(32)
-    present = np.flatnonzero(member >= 0)
-    keys = member[present].astype(np.uint64) << np.uint64(32) | similarity[present]
-    order = present[np.argsort(keys, kind="stable")]  # stable: sources of equal similarity ascend
-    back, member = similarity[order] << np.uint64(32) | source[order], member[order]
+    link_positions = np.flatnonzero(member >= 0)
+    keys = member[link_positions].astype(np.uint64) << np.uint64(32) | similarity[link_positions]
+    # stable: sources of equal similarity ascend
+    order = link_positions[np.argsort(keys, kind="stable")]
+    reverse_keys, member = similarity[order] << np.uint64(32) | source[order], member[order]
     # position of each link within its member
     rank = np.arange(len(member)) - np.searchsorted(member, member)
-    nearest = rank < IN_LINKS
-    begins = np.searchsorted(member[nearest], np.arange(members + 1))
-    return CrossLinks(out, begins, back[nearest])
+    is_nearest = rank < IN_LINKS
+    begins = np.searchsorted(member[is_nearest], np.arange(n_members + 1))
+    return CrossLinks(out, begins, reverse_keys[is_nearest])
 
 
 # The arrays of a shard; those of the cell's history follow.
@@ -144,7 +147,7 @@ class Shard:
             ResourceError: the file cannot be written.
         """
         arrays = [self.lists, self.crossings.out, self.crossings.begins, self.crossings.into]
-        write_piece(out, _stamp(plan, number), [*arrays, *self.history.to_arrays()])
+        write_piece(out, _compute_shard_stamp(plan, number), [*arrays, *self.history.to_arrays()])
 
     @classmethod
     def read(cls, plan: VectorPlan, opener: Opener) -> Self:
@@ -153,7 +156,7 @@ class Shard:
         Raises:
             InputError: the shard is missing, truncated, or of another build.
         """
-        stamps = [_stamp(plan, number) for number in range(MAX_CELL_RATIO * plan.cells)]
+        stamps = [_compute_shard_stamp(plan, number) for number in range(MAX_CELL_RATIO * plan.cells)]
         with PieceReader.open(opener, stamps, _COUNT, f"a shard of {plan.factory}") as piece:
             lists, *crossings = map(piece.read, range(_LISTS, _INTO + 1))
             history = CellHistory.from_arrays([piece.read(array) for array in range(_INTO + 1, _COUNT)])
@@ -161,17 +164,17 @@ class Shard:
 
 
 def cell_inputs(plan: VectorPlan) -> dict[str, Any]:
-    """Return the plan's values that decide a cell. The number of cells is not one of them."""
+    """Return the plan's values that determine a cell; the number of cells is not among them."""
     return {name: value for name, value in plan.piece_inputs().items() if name != "cells"}
 
 
-def _stamp(plan: VectorPlan, number: int) -> str:
+def _compute_shard_stamp(plan: VectorPlan, number: int) -> str:
     """Return a shard's stamp, which omits the trained file: a split changes only a few cells."""
     return digest_json([cell_inputs(plan), "shard", number])
 
 
 def _open_shard(plan: VectorPlan, opener: Opener, number: int) -> PieceReader:
-    return PieceReader.open(opener, _stamp(plan, number), _COUNT, f"shard {number} of {plan.factory}")
+    return PieceReader.open(opener, _compute_shard_stamp(plan, number), _COUNT, f"shard {number} of {plan.factory}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +229,17 @@ class GraphShard:
 def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, width: int) -> ScoredLinks:
     """Return (last - first, c >= width) keys of global rows: all candidates for [first, last)."""
     candidate_links = [part for shard in shards for part in shard.iter_candidates(first, last)]
-    filled = np.zeros(last - first, np.int64)
+    n_filled = np.zeros(last - first, np.int64)
     for part in candidate_links:
-        filled[part.rows] += part.counts
-    keys: ScoredLinks = np.full((last - first, max(width, int(filled.max(initial=0)))), NO_LINK)
-    filled[:] = 0
+        n_filled[part.rows] += part.counts
+    keys: ScoredLinks = np.full((last - first, max(width, int(n_filled.max(initial=0)))), NO_LINK)
+    n_filled[:] = 0
     for part in candidate_links:
         starts = np.cumsum(part.counts) - part.counts
         # (r,) -> (sum of counts,)
-        column = np.repeat(filled[part.rows] - starts, part.counts) + np.arange(len(part.keys))
+        column = np.repeat(n_filled[part.rows] - starts, part.counts) + np.arange(len(part.keys))
         keys[np.repeat(part.rows, part.counts), column] = part.keys
-        filled[part.rows] += part.counts
+        n_filled[part.rows] += part.counts
     return keys
 
 

@@ -62,10 +62,10 @@ _REPAIR_BLOCK = 1_024  # members whose links are repaired at once
 # Members near a member that lost links, from which others are selected: after 50 updates of 2 % of
 # 20,000 weak vectors, a cell has 1.02 times its first number of links, and with 64 .95.
 _REPAIR_CANDIDATES = 128
-_NO_CODE = np.int32(2**31 - 1)  # of an empty slot: larger than twice any member's number
-_OWN_LINKS = 4  # nearest links that a member kept, whose neighbours are candidates as well
-_NEAR_MEMBERS = 32  # of a new member, whose sources are offered the new member
-_NEAR_LINKS = 2  # of a source, whose neighbours are candidates for its links
+_NO_CODE = np.int32(2**31 - 1)  # code of an empty slot, larger than twice any member's number
+_OWN_LINKS = 4  # number of a member's nearest remaining links whose neighbours are candidates too
+_NEAR_MEMBERS = 32  # number of members near a new member whose sources are offered it as a link
+_NEAR_LINKS = 2  # number of a source's nearest links whose neighbours are candidates for its links
 SEARCH_TURNS = 32  # updates in which each source searches for its links once
 
 
@@ -86,9 +86,9 @@ def update_cell_graph(
         old_members: (m,) for each new member its number among the old ones, -1 for a new one.
         vectors: (m, d) float32 of the new members.
     """
-    old_members = _name_each_once(old_members)
-    stays = old_members >= 0
-    staying, inserted = np.flatnonzero(stays), np.flatnonzero(~stays)
+    old_members = _remove_repeats(old_members)
+    is_staying = old_members >= 0
+    staying, inserted = np.flatnonzero(is_staying), np.flatnonzero(~is_staying)
     if not len(staying):
         return CellGraph.build(plan, vectors)
     new_lists = _drop_members(plan, lists, old_members, vectors)
@@ -100,19 +100,21 @@ def update_cell_graph(
     return CellGraph(index, members, new_lists)
 
 
-def _name_each_once(old_numbers: Rows) -> Rows:
-    """Return the numbers with -1 where an earlier one is the same."""
-    named_once = np.full(len(old_numbers), -1)
+def _remove_repeats(old_numbers: Rows) -> Rows:
+    """Return the numbers with -1 in place of each repetition of an earlier number."""
+    distinct_numbers = np.full(len(old_numbers), -1)
     numbers, first = np.unique(old_numbers, return_index=True)
-    named_once[first] = numbers
-    return named_once
+    distinct_numbers[first] = numbers
+    return distinct_numbers
 
 
 def _map_members(old_members: Rows, count: int) -> Links:
-    """Return the new number of each old member, -1 if dropped; the last, -1, is for no link."""
+    """Return the new number of each old member, -1 if dropped; the last entry, -1, stands for no
+    link.
+    """
     new_numbers = np.full(count + 1, -1, np.int32)
-    stays = old_members >= 0
-    new_numbers[old_members[stays]] = np.flatnonzero(stays)
+    is_staying = old_members >= 0
+    new_numbers[old_members[is_staying]] = np.flatnonzero(is_staying)
     return new_numbers
 
 
@@ -131,7 +133,7 @@ def _drop_members(
     new_numbers = _map_members(old_members, len(lists))
     new_lists = np.full((len(vectors), lists.shape[1]), NO_LINK)
     staying = np.flatnonzero(old_members >= 0)
-    pairs = []  # members that lost a link, and the old numbers of what it led to
+    pairs = []  # members that lost a link, and the old numbers of its targets
     for first, last in iter_ranges(len(staying)):
         members = staying[first:last]
         old_lists = lists[old_members[members]]
@@ -140,24 +142,24 @@ def _drop_members(
         new_lists[members] = np.sort(_renumber(old_lists, targets), axis=1)
         rows, slots = np.nonzero((targets < 0) & (old_targets >= 0))
         pairs.append((members[rows], old_targets[rows, slots]))
-    losers, lost = map(np.concatenate, zip(*pairs, strict=True))
-    affected, begins = np.unique(losers, return_index=True)
-    begins = np.append(begins, len(losers))
-    offers = []  # links in the other direction: the members that get one, and its key
-    for first, last in iter_ranges(len(affected), _REPAIR_BLOCK):
-        members, pair = affected[first:last], slice(begins[first], begins[last])
-        candidates = new_numbers[unpack_links(lists[lost[pair]])]  # (p, 2M)
+    losing_members, lost_targets = map(np.concatenate, zip(*pairs, strict=True))
+    affected_members, begins = np.unique(losing_members, return_index=True)
+    begins = np.append(begins, len(losing_members))
+    offers = []  # reverse links: the members that get one, and its key
+    for first, last in iter_ranges(len(affected_members), _REPAIR_BLOCK):
+        members, pair = affected_members[first:last], slice(begins[first], begins[last])
+        candidates = new_numbers[unpack_links(lists[lost_targets[pair]])]  # (p, 2M)
         rows = np.repeat(np.arange(last - first), np.diff(begins[first : last + 1]))
         links = new_lists[members]
-        near = unpack_links(links[:, :_OWN_LINKS])
-        near_rows, near_slots = np.nonzero(near >= 0)
+        near_members = unpack_links(links[:, :_OWN_LINKS])
+        near_rows, near_slots = np.nonzero(near_members >= 0)
         rows = np.concatenate([rows, near_rows])
-        candidates = np.concatenate([candidates, unpack_links(new_lists[near[near_rows, near_slots]])])
+        candidates = np.concatenate([candidates, unpack_links(new_lists[near_members[near_rows, near_slots]])])
         candidates = _group_candidates(rows, candidates, members, unpack_links(links))
-        added = _select_directions(plan, vectors, members, links, candidates)
-        new_lists[members] = np.sort(np.concatenate([links, added], axis=1), axis=1)[:, : links.shape[1]]
-        rows, slots = np.nonzero(added != NO_LINK)
-        keys = added[rows, slots]
+        added_keys = _select_directions(plan, vectors, members, links, candidates)
+        new_lists[members] = np.sort(np.concatenate([links, added_keys], axis=1), axis=1)[:, : links.shape[1]]
+        rows, slots = np.nonzero(added_keys != NO_LINK)
+        keys = added_keys[rows, slots]
         offers.append((unpack_links(keys), keys & SIMILARITY_BITS | members[rows].astype(np.uint64)))
     if offers:
         _link_back(new_lists, *map(np.concatenate, zip(*offers, strict=True)))
@@ -250,27 +252,27 @@ def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
     members, keys = members[is_new], keys[is_new]
     order = np.lexsort((keys, members))
     members, keys = members[order], keys[order]
-    changed, begins, counts = np.unique(members, return_index=True, return_counts=True)
-    filled = (lists[changed] != NO_LINK).sum(axis=1)
-    slots = np.arange(len(keys)) + np.repeat(filled - begins, counts)
+    changed_members, begins, counts = np.unique(members, return_index=True, return_counts=True)
+    n_filled = (lists[changed_members] != NO_LINK).sum(axis=1)
+    slots = np.arange(len(keys)) + np.repeat(n_filled - begins, counts)
     has_room = slots < lists.shape[1]
     lists[members[has_room], slots[has_room]] = keys[has_room]
-    lists[changed] = np.sort(lists[changed], axis=1)
+    lists[changed_members] = np.sort(lists[changed_members], axis=1)
 
 
 def _group_keys(rows: Rows, keys: ScoredLinks, count: int) -> ScoredLinks:
     """Return the distinct keys of each row, nearest first: (count, c), from (p, w)."""
-    present = keys != NO_LINK
-    flat_rows, flat_keys = np.broadcast_to(rows[:, None], keys.shape)[present], keys[present]
+    is_link = keys != NO_LINK
+    flat_rows, flat_keys = np.broadcast_to(rows[:, None], keys.shape)[is_link], keys[is_link]
     order = np.lexsort((flat_keys, flat_rows))
     flat_rows, flat_keys = flat_rows[order], flat_keys[order]
-    distinct = np.ones(len(flat_keys), np.bool_)
-    distinct[1:] = (flat_keys[1:] != flat_keys[:-1]) | (flat_rows[1:] != flat_rows[:-1])
-    flat_rows, flat_keys = flat_rows[distinct], flat_keys[distinct]
+    is_distinct = np.ones(len(flat_keys), np.bool_)
+    is_distinct[1:] = (flat_keys[1:] != flat_keys[:-1]) | (flat_rows[1:] != flat_rows[:-1])
+    flat_rows, flat_keys = flat_rows[is_distinct], flat_keys[is_distinct]
     column = np.arange(len(flat_rows)) - np.searchsorted(flat_rows, flat_rows)
-    grouped = np.full((count, int(column.max(initial=-1)) + 1), NO_LINK)
-    grouped[flat_rows, column] = flat_keys
-    return grouped
+    grouped_keys = np.full((count, int(column.max(initial=-1)) + 1), NO_LINK)
+    grouped_keys[flat_rows, column] = flat_keys
+    return grouped_keys
 
 
 def load_graph(
@@ -282,11 +284,11 @@ def load_graph(
 ) -> FaissIndex:
     """Return a faiss graph over the first `count` of `members`, ready for the others."""
     links, levels = links_per_node(plan), draw_levels(len(members), links_per_node(plan))
-    loaded, present_levels = members[:count], levels[:count]
+    loaded_members, present_levels = members[:count], levels[:count]
     upper = UpperLevels.build(
         present_levels,
         links,
-        vectors[loaded[present_levels > 1]],
+        vectors[loaded_members[present_levels > 1]],
         plan.metric,
         min(UPPER_EF_CONSTRUCTION, plan.ef_construction),
     )
@@ -296,13 +298,13 @@ def load_graph(
     neighbors = np.empty(int(slots[-1]), np.int32)
     storage = faiss.downcast_index(index.storage)
     storage.codes.resize(count * plan.d * 4)
-    stored = engine.view_array(storage.codes).view(np.float32).reshape(count, plan.d)
+    stored_vectors = engine.view_array(storage.codes).view(np.float32).reshape(count, plan.d)
     for first, last in iter_ranges(count):
-        bottom = nodes[unpack_links(lists[loaded[first:last]])]  # (b, 2M)
+        bottom = nodes[unpack_links(lists[loaded_members[first:last]])]  # (b, 2M)
         neighbors[slots[first] : slots[last]] = lay_out_slots(
             bottom, levels[first:last], links, upper.slice_nodes(first, last), first
         )
-        stored[first:last] = vectors[loaded[first:last]]
+        stored_vectors[first:last] = vectors[loaded_members[first:last]]
     storage.ntotal = index.ntotal = count
     faiss.copy_array_to_vector(slots.astype(np.uint64), index.hnsw.offsets)
     faiss.copy_array_to_vector(neighbors, index.hnsw.neighbors)
@@ -312,7 +314,9 @@ def load_graph(
 
 
 def _number_nodes(members: Rows) -> Links:
-    """Return (m + 1,) the node of each member; the last is -1, for no link."""
+    """Return an (m + 1,) array with the node of each member; the last entry, -1, stands for no
+    link.
+    """
     nodes = np.full(len(members) + 1, -1, np.int32)
     nodes[members] = np.arange(len(members))
     return nodes
@@ -372,9 +376,10 @@ def update_cross_links(
     """Return the links of a cell across its border after a change of its members and sources.
 
     A source searches for its links if it is new, lost the nearest one, or has its turn: without
-    turns, fewer sources would find the members nearest to them after each update. Another one keeps
-    its links, unless it lost one or a new member is near: then its links are selected again, from
-    those that it has, the new members, and the neighbours of lost members and of the nearest ones.
+    turns, fewer sources would find the members nearest to them after each update. Any other source
+    keeps its links, unless it lost one or a new member is near: then its links are selected again,
+    from those that it has, the new members, and the neighbours of lost members and of its nearest
+    links.
 
     Args:
         plan: plan of the index.
@@ -387,7 +392,7 @@ def update_cross_links(
         sources: (s, d) float32 of the sources.
         has_turn: (s,) whether the source searches in any case.
     """
-    old_members, old_sources = _name_each_once(old_members), _name_each_once(old_sources)
+    old_members, old_sources = _remove_repeats(old_members), _remove_repeats(old_sources)
     staying, members_stay = np.flatnonzero(old_sources >= 0), old_members >= 0
     if not len(staying) or not members_stay.any():
         return link_across_border(graph, vectors, sources, plan.metric)
@@ -397,29 +402,31 @@ def update_cross_links(
     targets = new_numbers[old_targets]
     out: ScoredLinks = np.full((len(sources), links.out.shape[1]), NO_LINK)
     out[staying] = np.sort(_renumber(old_out, targets), axis=1)
-    searches = has_turn | (old_sources < 0)
-    searches[staying] |= targets[:, 0] < 0
-    lost, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~searches[staying, None])
-    near_lost = new_numbers[unpack_links(old_lists[old_targets[lost, slots], :CANDIDATES])]  # (p, f)
-    lost = staying[lost]
-    near_keys = pack_links(similarities(sources[lost], vectors, near_lost, plan.metric), near_lost)
+    must_search = has_turn | (old_sources < 0)
+    must_search[staying] |= targets[:, 0] < 0
+    losing_sources, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~must_search[staying, None])
+    # (p, f)
+    near_lost = new_numbers[unpack_links(old_lists[old_targets[losing_sources, slots], :CANDIDATES])]
+    losing_sources = staying[losing_sources]
+    near_keys = pack_links(similarities(sources[losing_sources], vectors, near_lost, plan.metric), near_lost)
     rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
-    rows, offers = rows[~searches[rows]], offers[~searches[rows]]
-    changed = np.union1d(lost, rows)
-    rows = np.concatenate([rows, np.repeat(lost, near_keys.shape[1])])
+    rows, offers = rows[~must_search[rows]], offers[~must_search[rows]]
+    changed_sources = np.union1d(losing_sources, rows)
+    rows = np.concatenate([rows, np.repeat(losing_sources, near_keys.shape[1])])
     offers = np.concatenate([offers, near_keys.ravel()])
-    offered = _group_keys(np.searchsorted(changed, rows), offers[:, None], len(changed))
-    for first, last in iter_ranges(len(changed), _REPAIR_BLOCK):
-        block = changed[first:last]
-        near = _select_distinct(np.concatenate([out[block], offered[first:last]], axis=1))
-        ways = unpack_links(near[:, :_NEAR_LINKS])  # (b, w)
-        beyond = unpack_links(graph.lists[ways, :CANDIDATES])  # (b, w, f)
-        beyond = np.where(ways[:, :, None] < 0, -1, beyond).reshape(len(block), -1)  # (b, w f)
-        keys = pack_links(similarities(sources[block], vectors, beyond, plan.metric), beyond)
-        candidates = _select_distinct(np.concatenate([near, keys], axis=1))[:, :CANDIDATES]
+    offered_keys = _group_keys(np.searchsorted(changed_sources, rows), offers[:, None], len(changed_sources))
+    for first, last in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
+        block = changed_sources[first:last]
+        best_keys = _select_distinct(np.concatenate([out[block], offered_keys[first:last]], axis=1))
+        near_targets = unpack_links(best_keys[:, :_NEAR_LINKS])  # (b, w)
+        further_members = unpack_links(graph.lists[near_targets, :CANDIDATES])  # (b, w, f)
+        # (b, w f)
+        further_members = np.where(near_targets[:, :, None] < 0, -1, further_members).reshape(len(block), -1)
+        keys = pack_links(similarities(sources[block], vectors, further_members, plan.metric), further_members)
+        candidates = _select_distinct(np.concatenate([best_keys, keys], axis=1))[:, :CANDIDATES]
         out[block] = select_diverse(sources[block], vectors, unpack_links(candidates), plan.metric)
-    searching = np.flatnonzero(searches | (out == NO_LINK).all(axis=1))
-    out[searching] = search_members(graph, vectors, sources[searching], plan.metric)
+    searching_sources = np.flatnonzero(must_search | (out == NO_LINK).all(axis=1))
+    out[searching_sources] = search_members(graph, vectors, sources[searching_sources], plan.metric)
     return add_reverse_links(out, len(vectors))
 
 
@@ -440,17 +447,18 @@ def _offer_new_members(
 ) -> tuple[Rows, ScoredLinks]:
     """Return pairs of a source and a new member that is nearer than the source's farthest link."""
     inserted = np.flatnonzero(old_members < 0)
-    near = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)
+    near_members = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)
     targets = unpack_links(out)  # (s, OUT)
     # Pairs of target and position are sorted as numbers, several times as fast as `argsort`.
     slots = np.sort(targets.ravel().astype(np.int64) << 32 | np.arange(targets.size))
     order, begins = slots & 0xFFFFFFFF, np.searchsorted(slots >> 32, np.arange(len(vectors) + 1))
-    counts = np.where(near < 0, 0, np.diff(begins)[near])  # (i, f) sources of each near member
-    positions = concatenated_ranges(counts.ravel()) + np.repeat(begins[near], counts.ravel())
+    # (i, f) sources of each near member
+    counts = np.where(near_members < 0, 0, np.diff(begins)[near_members])
+    positions = concatenated_ranges(counts.ravel()) + np.repeat(begins[near_members], counts.ravel())
     rows = order[positions] // targets.shape[1]
     number = np.repeat(np.arange(len(inserted)), counts.sum(axis=1))
     number, rows = np.divmod(np.unique(number * len(out) + rows), len(out))
     keys = _pair_keys(plan, sources, rows, vectors, inserted[number])
-    present = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
-    nearer = keys < present.max(axis=1)
-    return rows[nearer], keys[nearer]
+    current_keys = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
+    is_nearer = keys < current_keys.max(axis=1)
+    return rows[is_nearer], keys[is_nearer]

@@ -51,7 +51,7 @@ from rag_model.ranges import pack_bounds
 # Sizes of the blocks that searches by ranges verify. The codes of a probed list are always read as a
 # whole, so their blocks may be large. Of a long list only the ids of hits may be read.
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
-LOSS_SAMPLE = 4_096  # vectors that `losses` are measured with, at most twice as many
+LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; at most twice as many are used
 _TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `add` of all rows
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
 # .80) over 5,227 passages of Wikipedia at 1 byte per 4 dimensions, .79 (p5 .60) at 1 byte per 8,
@@ -59,15 +59,17 @@ _TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `ad
 # (`Refine`) have the order of exact search, so `DEFAULT_FLOOR` applies to them.
 QUANTISED_FLOOR = RecallFloor(mean=0.60, p5=0.30)
 _QUANTISERS = ("PQ", "RaBitQ")  # in factory strings; scalar quantisers lose too little to matter
-_RECALL_QUERIES = 256  # new and old vectors to search for: the recall is exact to about .03
+# numbers of new and of old vectors to search for; the recall is accurate to about .03
+_RECALL_QUERIES = 256
 _MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
 _NEIGHBORS = 10  # depth of the recall
-# Multiply-adds per second of one core while pieces of vectors are compared with centroids.
+# Multiply-adds per second of one core while sub-vectors are compared with the centroids of codes.
 _CODE_PRODUCTS_PER_SECOND = 1.4e10
 _CODE_KMEANS_ROUNDS = 25
 _OPQ_FACTOR = 4.8  # OPQ trains codes repeatedly: 4.7 to 5.0 times as long at 96 and 384 dimensions
 _NEW_SHARE = 0.1  # assumed share of new vectors in a changed part; a month brings a few hundredths
-_MIN_LISTS_TO_REUSE = 1_024  # comparing a vector with so many takes as long as reading its code
+# number of lists that are compared with a vector in the time of reading its code
+_MIN_LISTS_TO_REUSE = 1_024
 _COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a graph compares with about a n^b of n centroids
 
 
@@ -108,7 +110,7 @@ class ListKind(VectorKind):
         sample = sample_vectors(rows, plan.n, plan.d, plan.train_sample, plan.seed)
         index = train_index(plan, sample)
         engine.write_index(index, out)
-        sample_losses = _losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
+        sample_losses = _compute_losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
         return {"sample": len(sample), "bytes": out.stat().st_size, "losses": sample_losses}
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
@@ -120,21 +122,27 @@ class ListKind(VectorKind):
         Raises:
             InputError: the trained file is damaged.
         """
-        return _losses(plan, engine.read_index(trained), vectors)
+        return _compute_losses(plan, engine.read_index(trained), vectors)
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return recall@10 of new and of old vectors in common lists; None if there are too few."""
+        """Return recall@10 of new and of old vectors in lists that contain both; None if there are
+        too few.
+        """
         if min(len(new), len(old)) < _MIN_VECTORS:
             return None
-        index, both, recalls = engine.read_index(trained), np.concatenate([new, old]), []
+        index, all_vectors, recalls = engine.read_index(trained), np.concatenate([new, old]), []
         with engine.translate_errors(InputError, f"{trained} could not be searched: build it again"):
-            index.add(both)
+            index.add(all_vectors)
             for queries in (new[:_RECALL_QUERIES], old[:_RECALL_QUERIES]):
-                scores, exact = faiss.knn(queries, both, _NEIGHBORS, metric=engine.faiss_metric(plan.metric))
-                signed = scores if plan.metric == "ip" else -scores
+                scores, exact_rows = faiss.knn(
+                    queries, all_vectors, _NEIGHBORS, metric=engine.faiss_metric(plan.metric)
+                )
+                exact_scores = scores if plan.metric == "ip" else -scores
                 # equal vectors are all correct
-                score = partial(_score_rows, queries, both, plan.metric)
-                recalls.append(compute_recall(index.search(queries, _NEIGHBORS)[1], exact, signed, _NEIGHBORS, score))
+                score = partial(_score_rows, queries, all_vectors, plan.metric)
+                recalls.append(
+                    compute_recall(index.search(queries, _NEIGHBORS)[1], exact_rows, exact_scores, _NEIGHBORS, score)
+                )
         new_recall, old_recall = (round(float(recall.mean()), 4) for recall in recalls)
         return new_recall, old_recall
 
@@ -156,7 +164,7 @@ class ListKind(VectorKind):
         ):
             continue_training(get_inverted_lists(base), _apply_transforms(base, sample), plan.seed)
         engine.write_index(index, out)
-        sample_losses = _losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
+        sample_losses = _compute_losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
         return {"sample": len(sample), "bytes": out.stat().st_size, "losses": sample_losses}
 
     def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
@@ -198,11 +206,11 @@ class ListKind(VectorKind):
         for previous_piece in previous_pieces if codes.shape[1] else ():
             _copy_previous_codes(plan, trained, rows, previous_piece, lists, codes)
         with engine.translate_errors(
-            ResourceError, f"part {number} of {plan.factory} could not be coded: run with --debug for the cause"
+            ResourceError, f"part {number} of {plan.factory} could not be encoded: run with --debug for the cause"
         ):
-            encoded = _encode(base, files, lists, codes)
+            n_encoded = _encode_new_vectors(base, files, lists, codes)
         write_codes(plan, trained, number, lists, codes, out)
-        return {"rows": files.n, "encoded": encoded, "bytes": out.stat().st_size}
+        return {"rows": files.n, "encoded": n_encoded, "bytes": out.stat().st_size}
 
     def merge(
         self,
@@ -225,17 +233,17 @@ class ListKind(VectorKind):
         """
         files, index = VectorFiles.open_checked(rows, plan.n, plan.d), engine.read_index(trained)
         starts = [0, *accumulate(VectorFiles([path]).n for path in rows)]
-        coded = CodePieces(plan, trained, scattered, starts)
+        code_pieces = CodePieces(plan, trained, scattered, starts)
         try:
             with out.open("wb", buffering=1 << 20) as file:
-                _write(file, index, coded, files)
+                _write_index(file, index, code_pieces, files)
         except OSError as error:
             raise ResourceError(f"cannot write {out}: {error.strerror}") from error
         return {"rows": plan.n, "bytes": out.stat().st_size}
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return about how many seconds one task of a stage takes on one core."""
-        lists = compared = count_lists(plan)
+        """Return the estimated seconds of one task of a stage on one core."""
+        lists = n_compared = count_lists(plan)
         factory = parse_factory(plan.factory)
         pieces = factory.codes.pieces if isinstance(factory, IvfSpec) else None
         codes = (
@@ -250,10 +258,10 @@ class ListKind(VectorKind):
             return 1 if inherited else 0.1 + training
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
             if isinstance(factory, IvfSpec) and factory.coarse:
-                compared = min(lists, int(_COARSE_GRAPH_COST[0] * lists ** _COARSE_GRAPH_COST[1]))
+                n_compared = min(lists, int(_COARSE_GRAPH_COST[0] * lists ** _COARSE_GRAPH_COST[1]))
             # also the parent's rows and piece
             read, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
-            return read * size / BYTES_PER_SECOND + new_share * size / 2 * (compared / PRODUCTS_PER_SECOND + codes)
+            return read * size / BYTES_PER_SECOND + new_share * size / 2 * (n_compared / PRODUCTS_PER_SECOND + codes)
         return 0.1 * plan.n * plan.d / BYTES_PER_SECOND
 
 
@@ -297,7 +305,7 @@ def _divide_lists(lists: RowLists, size: int) -> list[int]:
     return bounds if bounds[-1] == size else [*bounds[: max(1, len(bounds) - 1)], size]
 
 
-def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
+def _compute_losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
     base = _without_refinement(index)
     lists = get_inverted_lists(base)
     if lists is None:
@@ -325,25 +333,27 @@ def _copy_previous_codes(
     rows, size = len(map_vectors(previous_piece.rows)), codes.shape[1]
     previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, rows, size)
     reused_rows = np.flatnonzero(previous_rows >= 0)
-    lists[reused_rows], codes[reused_rows] = (of[previous_rows[reused_rows]] for of in previous_codes)
+    lists[reused_rows], codes[reused_rows] = (array[previous_rows[reused_rows]] for array in previous_codes)
 
 
-def _encode(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:
-    """Compute list and code of each vector whose list is -1, as faiss does; return how many."""
-    inverted, encoded = get_inverted_lists(base), 0
-    assign = None if inverted is None else ListAssigner(inverted)
+def _encode_new_vectors(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:
+    """Compute the list and the code of each vector whose list is -1, as faiss does; return their
+    number.
+    """
+    inverted_lists, n_encoded = get_inverted_lists(base), 0
+    assign = None if inverted_lists is None else ListAssigner(inverted_lists)
     for first, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE_ROWS)) * _TILE_ROWS):
         new_rows = first + np.flatnonzero(lists[first : first + len(block)] < 0)
-        encoded += len(new_rows)
-        if inverted is None or assign is None:
+        n_encoded += len(new_rows)
+        if inverted_lists is None or assign is None:
             lists[new_rows] = 0
         elif len(new_rows):
             vectors = _apply_transforms(
-                base, _pad_selection(block, new_rows - first, -(-engine.MIN_BLAS_SIZE // inverted.d))
+                base, _pad_selection(block, new_rows - first, -(-engine.MIN_BLAS_SIZE // inverted_lists.d))
             )
             lists[new_rows] = assign(vectors)[: len(new_rows)]
-            codes[new_rows] = _encode_vectors(inverted, vectors[: len(new_rows)], lists[new_rows])
-    return encoded
+            codes[new_rows] = _encode_vectors(inverted_lists, vectors[: len(new_rows)], lists[new_rows])
+    return n_encoded
 
 
 def _pad_selection(block: Vectors, rows: Rows, min_rows: int) -> Vectors:
@@ -371,44 +381,44 @@ def _apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
     return vectors
 
 
-def _write(file: BinaryIO, index: FaissIndex, coded: CodePieces, files: VectorFiles) -> None:
+def _write_index(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, files: VectorFiles) -> None:
     refine = index if isinstance(index, faiss.IndexRefine) else None
     base = _without_refinement(index)
     if refine is not None:
         write_refine_head(file, refine, files.n)
-    _write_base(file, base, coded, files)
+    _write_base(file, base, code_pieces, files)
     if refine is not None:
         write_storage(file, faiss.downcast_index(refine.refine_index), files.n, (block for _, block in files.blocks()))
         write_refine_tail(file, refine)
 
 
-def _write_base(file: BinaryIO, index: FaissIndex, coded: CodePieces, files: VectorFiles) -> None:
+def _write_base(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, files: VectorFiles) -> None:
     lists = get_inverted_lists(index)
-    sizes = coded.count_list_sizes(1 if lists is None else lists.nlist)
+    sizes = code_pieces.count_list_sizes(1 if lists is None else lists.nlist)
     if lists is None:
         write_storage(file, index, files.n, (block for _, block in files.blocks()))
         return
     write_lists_head(file, index, sizes)
-    _write_lists(file, coded, sizes, int(lists.code_size) + 8)
+    _write_lists(file, code_pieces, sizes, int(lists.code_size) + 8)
 
 
-def _write_lists(file: BinaryIO, coded: CodePieces, sizes: Rows, width: int) -> None:
+def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, width: int) -> None:
     """Write all lists in blocks of `BLOCK_BYTES`; write a longer list in slices."""
     rows = max(1, BLOCK_BYTES // width)
-    borders = _block_borders(sizes, rows)
-    cuts = coded.find_cuts(borders)
+    borders = _divide_into_blocks(sizes, rows)
+    cuts = code_pieces.find_cuts(borders)
     # (lists,) -> (blocks,)
     for number, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
         block = cuts[:, number : number + 2]  # (parts, 2)
         if block_rows > rows:
             for column in (2, 1):  # all codes, then all ids
-                for slices in coded.iter_slices(block, rows):
+                for slices in code_pieces.iter_slices(block, rows):
                     file.write(np.ascontiguousarray(slices[column]).data)
         elif block_rows:
-            write_list_block(file, *coded.read_block(block, width - 8))
+            write_list_block(file, *code_pieces.read_block(block, width - 8))
 
 
-def _block_borders(sizes: Rows, rows: int) -> Rows:
+def _divide_into_blocks(sizes: Rows, rows: int) -> Rows:
     """Return the first list of each block of at most `rows` vectors or of one list, and the end."""
     borders, block_rows = [0], 0
     for number, size in enumerate(sizes.tolist()):

@@ -78,7 +78,7 @@ def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, c
 
 
 def write_refine_tail(file: BinaryIO, refine: FaissIndex) -> None:
-    """Write the end of the refinement: the factor k_factor of candidates over k."""
+    """Write the end of the refinement: `k_factor`, the ratio of candidates to k."""
     file.write(struct.pack("<f", refine.k_factor))
 
 
@@ -110,9 +110,9 @@ def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
         ResourceError: the file cannot be written.
     """
     order = np.argsort(lists, kind="stable")  # (rows,)
-    entries = np.empty(len(lists), _entry_dtype(codes.shape[1]))
+    entries = np.empty(len(lists), _get_entry_dtype(codes.shape[1]))
     entries["row"], entries["code"] = order, codes[order]
-    write_piece(out, _stamp(plan, trained, number), [lists[order].astype("<u4"), entries])
+    write_piece(out, _compute_piece_stamp(plan, trained, number), [lists[order].astype("<u4"), entries])
 
 
 def read_codes(
@@ -123,13 +123,13 @@ def read_codes(
     Raises:
         InputError: the piece is missing, damaged, of another build, or holds other rows or codes.
     """
-    with PieceReader.open(opener, _stamp(plan, trained, number), _COUNT, _piece_name(number)) as piece:
-        in_order, entries = piece.read(_LISTS), piece.read(_ENTRIES)
-    has_all_rows = len(in_order) == len(entries) == rows and entries.dtype == np.dtype(_entry_dtype(size))
+    with PieceReader.open(opener, _compute_piece_stamp(plan, trained, number), _COUNT, _name_piece(number)) as piece:
+        sorted_lists, entries = piece.read(_LISTS), piece.read(_ENTRIES)
+    has_all_rows = len(sorted_lists) == len(entries) == rows and entries.dtype == np.dtype(_get_entry_dtype(size))
     if not has_all_rows or not (np.sort(entries["row"]) == np.arange(rows)).all():
-        raise InputError(f"{_piece_name(number)} does not hold each of the part's {rows} rows once: build it again")
+        raise InputError(f"{_name_piece(number)} does not hold each of the part's {rows} rows once: build it again")
     lists, codes = np.empty(rows, np.int64), np.empty_like(entries["code"])
-    lists[entries["row"]], codes[entries["row"]] = in_order, entries["code"]
+    lists[entries["row"]], codes[entries["row"]] = sorted_lists, entries["code"]
     return lists, codes
 
 
@@ -150,11 +150,11 @@ class CodePieces:
                 rows than its part.
         """
         sizes = np.zeros(lists, np.int64)
-        for number, piece in self._pieces():
-            stored_rows, rows = piece.count_rows(_LISTS), self.starts[number + 1] - self.starts[number]
-            if stored_rows != rows:
+        for number, piece in self._iter_pieces():
+            n_stored, rows = piece.count_rows(_LISTS), self.starts[number + 1] - self.starts[number]
+            if n_stored != rows:
                 raise InputError(
-                    f"{_piece_name(number)} holds {stored_rows} vectors and the part has {rows}: build it again"
+                    f"{_name_piece(number)} holds {n_stored} vectors and the part has {rows}: build it again"
                 )
             sizes += np.bincount(piece.read(_LISTS), minlength=lists)
         return sizes
@@ -162,7 +162,7 @@ class CodePieces:
     def find_cuts(self, borders: Rows) -> Rows:
         """Return (parts, len(borders)) int64: where each border list begins in each piece."""
         # parts times (borders,) -> (parts, borders)
-        return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._pieces()])
+        return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._iter_pieces()])
 
     def read_block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
         """Return lists, rows and codes, of `width` bytes, between two cuts, (parts, 2)."""
@@ -176,7 +176,7 @@ class CodePieces:
 
     def iter_slices(self, cuts: Rows, rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
         """Yield (lists, corpus rows, codes) between two cuts, (parts, 2), `rows` at once."""
-        for number, piece in self._pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
+        for number, piece in self._iter_pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
             low, high = cuts[number].tolist()
             for first in range(low, high, rows):
                 last = min(high, first + rows)
@@ -184,20 +184,20 @@ class CodePieces:
                 ids = entries["row"].astype(np.int64) + self.starts[number]
                 yield piece.read(_LISTS, first, last), ids, entries["code"]
 
-    def _pieces(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
+    def _iter_pieces(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
         for number in range(len(self.openers)) if numbers is None else numbers:
-            stamp = _stamp(self.plan, self.trained, number)
-            with PieceReader.open(self.openers[number], stamp, _COUNT, _piece_name(number)) as piece:
+            stamp = _compute_piece_stamp(self.plan, self.trained, number)
+            with PieceReader.open(self.openers[number], stamp, _COUNT, _name_piece(number)) as piece:
                 yield number, piece
 
 
-def _stamp(plan: VectorPlan, trained: Path, number: int) -> str:
+def _compute_piece_stamp(plan: VectorPlan, trained: Path, number: int) -> str:
     return compute_stamp(plan, trained, "scattered", number)
 
 
-def _piece_name(number: int) -> str:
+def _name_piece(number: int) -> str:
     return f"the scattered piece of part {number}"
 
 
-def _entry_dtype(size: int) -> npt.DTypeLike:
+def _get_entry_dtype(size: int) -> npt.DTypeLike:
     return [("row", "<u4"), ("code", "u1", (size,))]

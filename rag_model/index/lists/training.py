@@ -110,8 +110,9 @@ def _configure_training(index: FaissIndex, seed: int) -> list[Any]:
 def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
     """Train the projection of an index that compares by inner product.
 
-    faiss fits PCA and OPQ to vectors without their mean, and so drops what only the mean has, which
-    may be most of a product. With random signs, vectors have no mean and the same products.
+    faiss fits PCA and OPQ to vectors without their mean, and so drops the part that only the mean
+    has, which may be most of a product. With random signs, vectors have no mean and the same
+    products.
     """
     if isinstance(index, faiss.IndexRefine):
         index = faiss.downcast_index(index.base_index)
@@ -120,10 +121,10 @@ def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
     transform = faiss.downcast_VectorTransform(index.chain.at(0))
     is_pca = isinstance(transform, faiss.PCAMatrix)
     if is_pca or (isinstance(transform, faiss.OPQMatrix) and transform.d_out < transform.d_in):
-        most_rows = max(_PROJECTION_ROWS, _PROJECTION_ROWS_PER_DIM * transform.d_in)
-        rows = sample[:: math.ceil(len(sample) / most_rows)]
-        signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (len(rows), 1))
-        transform.train(rows * signs)
+        max_rows = max(_PROJECTION_ROWS, _PROJECTION_ROWS_PER_DIM * transform.d_in)
+        projection_sample = sample[:: math.ceil(len(sample) / max_rows)]
+        signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (len(projection_sample), 1))
+        transform.train(projection_sample * signs)
         if is_pca:
             transform.have_bias = False
 

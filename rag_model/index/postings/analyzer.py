@@ -35,8 +35,8 @@ from rag_model.errors import UsageError
 from rag_model.extras import require
 
 VERSION = 2  # increase it when the same text would give other terms; keep the older rules
-MAX_CHARACTERS = 64  # of a word, in passages and queries alike; the rest is cut off
-_MAX_CACHED_STEMS = 1 << 20  # of an analyzer
+MAX_CHARACTERS = 64  # maximum characters of a word, in passages and queries; the rest is cut off
+_MAX_CACHED_STEMS = 1 << 20  # maximum number of stems in the cache of an analyzer
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -62,11 +62,12 @@ _LATIN_BLOCKS = ((0x80, 0x2B0), (0x1D00, 0x1E00), (0x1E00, 0x1F00), (0x2C60, 0x2
 _LATIN_VARIANT = re.compile("LATIN SMALL LETTER ([A-Z]{1,2}) WITH .*")  # such as `L WITH STROKE`
 _OTHER_LATIN_LETTERS = {"æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ı": "i", "ȷ": "j", "ŋ": "n", "ĸ": "q"}
 _RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
-_PLAIN_LANGUAGES = ("english", "porter", "none")  # whose words have no accents, or are not stemmed
+# languages whose words have no accents, or are not stemmed
+_PLAIN_LANGUAGES = ("english", "porter", "none")
 
 
 @lru_cache(maxsize=1)
-def _word_with_marks_pattern() -> re.Pattern[str]:
+def _compile_word_pattern() -> re.Pattern[str]:
     """Return the pattern of a word with combining marks, which `re` does not count as letters."""
     marks = "".join(
         character for character in map(chr, range(0x300, 0x20000)) if unicodedata.category(character) in ("Mn", "Mc")
@@ -138,7 +139,7 @@ class Analyzer:
         if self.version > 1 and _INVISIBLE.search(text):
             text = _INVISIBLE.sub("", _NON_JOINER.sub(" ", text))
         folded = _POSSESSIVE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
-        return [word for word_run in _word_with_marks_pattern().findall(folded) for word in _split_unspaced(word_run)]
+        return [word for word_run in _compile_word_pattern().findall(folded) for word in _split_unspaced(word_run)]
 
     def term(self, word: str) -> bytes:
         """Return the term of a word, as `words` returns it."""
@@ -184,12 +185,12 @@ class Analyzer:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that determines the terms of a text; that of passages and queries must be equal.
+        """A digest that determines the terms of a text; it must be equal for passages and queries.
 
         It covers the terms of a sample text in several scripts, so that another release of a
         stemmer or of Unicode changes it only if terms change.
         """
-        return _fingerprint(self.language, self.version)
+        return _compute_fingerprint(self.language, self.version)
 
     @property
     def versions(self) -> str:
@@ -198,7 +199,7 @@ class Analyzer:
 
 
 @lru_cache
-def _fingerprint(language: str, version: int) -> str:
+def _compute_fingerprint(language: str, version: int) -> str:
     sample = _SAMPLE if version == 1 else ANALYZER_SAMPLE
     terms = [term.decode() for term in Analyzer(language, version).terms(sample)]
     return digest_json([version, language, MAX_CHARACTERS, terms])

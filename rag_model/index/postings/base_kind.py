@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # Memory per passage while parts of 3,500 are merged: windows of their terms and postings.
 _MERGE_BYTES = 13
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
-EXHAUSTIVE_QUERIES = 64  # of the gate: a search without skipping reads every posting of its terms
+# queries of the gate that are also searched without skipping, which reads every posting
+EXHAUSTIVE_QUERIES = 64
 
 
 class PostingsKind(UntrainedKind, ABC):
@@ -99,7 +100,7 @@ def open_postings(files: IndexFiles, *, mapped: bool) -> "PostingsFile":
     """Open the file of an index, whole or by ranges.
 
     Raises:
-        InputError: it is missing or damaged.
+        InputError: the file is missing or damaged.
     """
     from rag_model.index.postings.file import PostingsFile  # noqa: PLC0415
 
@@ -132,7 +133,7 @@ def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opene
 
 # Tuned for passages of Wikipedia: Karpukhin et al. 2020, section 5; Pyserini's defaults.
 K1, B = 0.9, 0.4
-MAX_TERMS = 10_000  # of a query
+MAX_TERMS = 10_000  # maximum terms of a query
 _MAX_VALUES = {"k1": 1_000.0, "b": 1.0}
 
 

@@ -36,10 +36,11 @@ from rag_model.index.postings.lists import (
 )
 from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE, read_varint, unpack_block, unpack_gaps
 
-ROW_SHIFT, LENGTH_SHIFT = 32, 16  # of the row and the length in a word
+ROW_SHIFT, LENGTH_SHIFT = 32, 16  # bit offsets of the row and of the length in a word
 MAX_ROWS = 1 << 30
 WEIGHT_MASK = (1 << LENGTH_SHIFT) - 1
-# Replaces a word; negative with any weight added, by two bits that words leave 0.
+# Replaces the word of a removed row; it stays negative when a weight is added, by two bits that
+# # words leave 0.
 REMOVED = np.int64(-1 << 62)
 NO_COMMON_SHIFT = np.int64(1) << 40  # larger than any difference of rows
 _ONE = np.uint64(1)
@@ -123,7 +124,7 @@ def write_block(words, begin, count, writer, gaps, weights_less_one, sizes, out)
 
     Args:
         words: int64.
-        begin: of the block's words.
+        begin: index of the block's first word.
         count: 1 ... 128.
         writer: state of the list, see `lists.begin_list`; its open block is empty.
         gaps: (128,) uint32, filled with the block's gaps.
@@ -190,13 +191,13 @@ def copy_block(data, begin, end, count, row, new_row, out, offset):
 
     Args:
         data: uint8, followed by `PADDING` bytes.
-        begin: of the block.
-        end: of the block.
-        count: its postings, at least 2.
+        begin: offset of the block in `data`.
+        end: end of the block in `data`.
+        count: number of the block's postings, at least 2.
         row: its first row, which is the first gap.
-        new_row: replaces that row.
+        new_row: the row that replaces it.
         out: uint8 with room for `MAX_POSTING_BYTES` per posting.
-        offset: in `out`.
+        offset: offset of the copy in `out`.
 
     Returns:
         The end of the block in `out`; -1 if it was not copied.
@@ -216,9 +217,8 @@ def copy_block(data, begin, end, count, row, new_row, out, offset):
 Ints = npt.NDArray[np.int64]
 DONE, FULL, DAMAGED = range(3)  # status of `carry_over`
 # Elements of a state: the offset of the previous dictionary's next term, and the number of terms
-# left
-# in it; for the term that was read last its bytes, its postings, the begin and the end of its list,
-# and whether it has yet to be written; the index of the next new term.
+# # left in it; of the term that was read last, the bytes, the postings, the begin and the end of
+# its # list, and whether it has yet to be written; the index of the next new term.
 NEXT_TERM, TERMS_LEFT, TERM_BYTES, DF, LIST_BEGIN, LIST_END, TERM_LOADED, NEXT_NEW = range(8)
 STATE_SIZE = 8
 
@@ -377,20 +377,20 @@ def _write_list(
 
     Args:
         data: uint8, the previous lists, padded.
-        begin: of the term's list in `data`.
-        end: of that list.
-        df: its postings; 0: the term is new.
+        begin: offset of the term's list in `data`.
+        end: end of that list.
+        df: number of the list's postings; 0: the term is new.
         row_words: (previous rows,) the new word of each without a weight, ascending; or `REMOVED`.
         new_words: words of the new postings, ascending within a term.
         first: index of the term's first new posting.
         last: end of its new postings.
-        writer: of `allocate_scratch`, as the four that follow.
+        writer: an array of `allocate_scratch`, like the four that follow.
         sizes: scratch array of `encode_block`.
-        gaps: of a block.
-        weights_less_one: of a block.
-        words: of a block and of new postings.
+        gaps: buffer for the gaps of a block.
+        weights_less_one: buffer for the weights of a block.
+        words: buffer for the words of a block and of new postings.
         out: uint8 with room for `MAX_POSTING_BYTES` per posting.
-        offset: of the list in `out`.
+        offset: offset of the list in `out`.
     """
     if df == 1 and first == last:
         row, weight = _read_single(data, begin, end)
@@ -457,8 +457,8 @@ def carry_over(
     """Write lists until all are written or the batch is full.
 
     Args:
-        dictionary: uint8, of the previous file.
-        data: uint8, its lists, padded.
+        dictionary: uint8, the dictionary of the previous file.
+        data: uint8, the lists of the previous file, padded.
         lists_size: bytes of the lists.
         row_words: (previous rows,) int64: the new word of each without a weight, ascending; or
             `REMOVED`.
@@ -468,11 +468,11 @@ def carry_over(
         new_words: (p,) int64 words of the new postings, ascending within a term.
         state: (STATE_SIZE,) int64, zeros but for `TERMS_LEFT`; updated.
         term: uint8, with room for the longest term and `PADDING` more.
-        writer: of `allocate_scratch`, as the four that follow.
+        writer: an array of `allocate_scratch`, like the four that follow.
         sizes: scratch array of `encode_block`.
-        gaps: of a block.
-        weights_less_one: of a block.
-        words: of a block and of new postings.
+        gaps: buffer for the gaps of a block.
+        weights_less_one: buffer for the weights of a block.
+        words: buffer for the words of a block and of new postings.
         out_text: uint8, filled with the batch's terms, concatenated; needs `PADDING` bytes more.
         out_term_ends: int64, filled with the end of each term.
         out_counts: int64, filled with the postings of each term.

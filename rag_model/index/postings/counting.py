@@ -5,9 +5,8 @@ once. That takes little more time than reading the text, and gives the terms of 
 
 A token is a word of ASCII letters and digits in lower case; or, unchanged, a run of characters up
 to white space that includes another character; or, for an analyzer of `whole_runs`, any run.
-Analyzing the tokens one by one gives the terms of
-the whole text, because no rule of the analyzer looks beyond ASCII white space, and a run of ASCII
-characters has no other words than these.
+Analyzing the tokens one by one gives the terms of the whole text, because no rule of the analyzer
+looks beyond ASCII white space, and a run of ASCII characters has no other words than these.
 """
 
 from collections import defaultdict
@@ -43,7 +42,7 @@ class TokenTable(NamedTuple):
 
     # Number of the token in each slot, -1 if free; the length is a power of two.
     slots: npt.NDArray[np.int32]
-    hashes: npt.NDArray[np.uint64]  # of each token
+    hashes: npt.NDArray[np.uint64]  # hash of each token
     ends: npt.NDArray[np.int64]  # 0, and the end of each token in `text`, including its line feed
     text: npt.NDArray[np.uint8]  # tokens, each followed by a line feed, which no token contains
     token_count: npt.NDArray[np.int64]  # (1,)
@@ -62,12 +61,14 @@ def grow_token_table(tokens: TokenTable, size: int) -> TokenTable:
     min_capacity, text_bytes = count + size // 2 + 2, int(tokens.ends[count])
     if min_capacity <= len(tokens.hashes) and text_bytes + size <= len(tokens.text):
         return tokens
-    larger = _allocate_table(max(min_capacity, 2 * count), max(text_bytes + size, 2 * text_bytes), tokens.token_count)
-    larger.hashes[:count] = tokens.hashes[:count]
-    larger.ends[: count + 1] = tokens.ends[: count + 1]
-    larger.text[:text_bytes] = tokens.text[:text_bytes]
-    _fill_slots(larger)
-    return larger
+    larger_table = _allocate_table(
+        max(min_capacity, 2 * count), max(text_bytes + size, 2 * text_bytes), tokens.token_count
+    )
+    larger_table.hashes[:count] = tokens.hashes[:count]
+    larger_table.ends[: count + 1] = tokens.ends[: count + 1]
+    larger_table.text[:text_bytes] = tokens.text[:text_bytes]
+    _fill_slots(larger_table)
+    return larger_table
 
 
 def _allocate_table(capacity: int, size: int, count: npt.NDArray[np.int64]) -> TokenTable:
@@ -252,7 +253,7 @@ def _count(numbers, ends, starts, terms, positions, text_terms, weights, counts,
     """Count the terms of texts.
 
     Args:
-        numbers: of the tokens, text after text.
+        numbers: numbers of the tokens, text after text.
         ends: (n,) end of each text's tokens.
         starts: begin of each token's terms in `terms`, and the end of the last ones.
         terms: numbers of the terms of all tokens.
@@ -304,9 +305,9 @@ class _PostingsCounter:
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer, self._tokens = analyzer, create_token_table()
-        # Of terms; a new term gets the next number.
+        # Numbers of the terms; a new term gets the next number.
         self._numbers: dict[bytes, int] = defaultdict(count().__next__)
-        self._terms = np.empty(0, np.int32)  # of all tokens, concatenated
+        self._terms = np.empty(0, np.int32)  # numbers of the terms of all tokens, concatenated
         # Begin of each token's terms, and the end of the last ones.
         self._starts = np.zeros(1, np.int64)
         self._batches: list[tuple[Array, Array, Array, Array]] = []  # see `_count`

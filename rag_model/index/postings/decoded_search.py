@@ -1,18 +1,17 @@
 """Exact top-k search over decoded posting lists, which are cached: for services with up to four
 million passages.
 
-It is the search of `maxscore`, with the same scores, where the contribution of each posting is
-known. In each window of rows, the lists whose largest contributions do not reach the k-th best
-score so far add no candidates. The other lists are added up row by row, and the rows that can still
-be among the best are looked up in the remaining lists, the heaviest first. The sums of a window
-stay in the processor's first cache, and no loop over postings or rows branches on data, which a
-processor would mispredict half the time.
+It searches like `maxscore`, with the same scores, but knows the contribution of each posting. In
+each window of rows, the lists whose largest contributions do not reach the k-th best score so far
+add no candidates. The other lists are added up row by row, and the rows that can still be among the
+best are looked up in the remaining lists, the heaviest first. The sums of a window stay in the
+processor's first cache, and no loop over postings or rows branches on data, which a processor would
+mispredict half the time.
 
 A list with a few postings per window also has the begin and the largest contribution of each
 window. A list of many postings has a bit for each row, and the number of postings before each 64
 rows, so that the posting of a row is found without a search. The initial threshold is a score that
-k postings of one list
-reach: no passage with less is among the k best.
+k postings of one list reach: no passage with less is among the k best.
 """
 
 from threading import Lock
@@ -51,7 +50,7 @@ class Decoded(NamedTuple):
     """Decoded lists, concatenated; list 0 is empty. It is passed to compiled code."""
 
     rows: npt.NDArray[np.uint32]
-    contributions: npt.NDArray[np.float32]  # of each posting
+    contributions: npt.NDArray[np.float32]  # contribution of each posting
     offsets: Ints  # (lists, 4), see `POSTINGS_BEGIN`
     # (lists, 11): lower bound of the 2^j-th largest contribution; 0 if the list is shorter.
     tops: npt.NDArray[np.float32]
@@ -427,7 +426,7 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
     Args:
         lists: `Decoded`.
         list_numbers: (t,) numbers of the lists of all queries' terms.
-        factors: (t,) of each term, in units.
+        factors: (t,) factor of each term, in units.
         ends: (q,) end of each query's terms.
         n: number of passages.
         best_scores: (q, k) int64, filled with the scores in units, best first.
@@ -458,7 +457,7 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
 MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
 # 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
 MAX_CACHED_POSTINGS = 1 << 25
-SMALL_CACHE_POSTINGS = 1 << 22  # for a few hundred queries: 63 MB at most
+SMALL_CACHE_POSTINGS = 1 << 22  # capacity for a few hundred queries: 63 MB at most
 
 
 class DecodedListCache:
@@ -475,7 +474,7 @@ class DecodedListCache:
         if self._file.layout.n > MAX_CACHED_ROWS:
             return False
         counts = entries[:, 0]
-        return int(counts.sum()) <= self._capacity or int(counts[_distinct_lists(entries)].sum()) <= self._capacity
+        return int(counts.sum()) <= self._capacity or int(counts[_find_distinct_lists(entries)].sum()) <= self._capacity
 
     def search(
         self,
@@ -494,9 +493,9 @@ class DecodedListCache:
 
         Args:
             entries: (t, 3) lists of all queries' terms; those without postings add nothing.
-            factors: (t,) of each term.
+            factors: (t,) factor of each term.
             ends: (q,) end of each query's terms.
-            weighting: of the postings.
+            weighting: the weighting of the postings.
             scores: (q, k) int64, filled.
             rows: (q, k) int64, filled.
             may_decode: False only searches lists that are decoded already, and reads no file.
@@ -526,17 +525,18 @@ class DecodedListCache:
         The result is None if a list is damaged.
         """
         lists = self._lists
-        required = entries[_distinct_lists(entries)]
+        required = entries[_find_distinct_lists(entries)]
         new_entries = [entry for entry in required if int(entry[1]) not in lists]
         if weighting != lists.weighting or not lists.has_capacity(sum(int(entry[0]) for entry in new_entries)):
             lists, new_entries = DecodedLists(weighting, self._capacity), list(required)
-            # At once, so that the memory of the former ones is free before this one fills.
+            # Replaced at once, so that the memory of the former lists is free before the new ones
+            # fill.
             self._lists = lists
         return lists if all(lists.add(self._file, entry) for entry in new_entries) else None
 
 
-def _distinct_lists(entries: Ints) -> Ints:
+def _find_distinct_lists(entries: Ints) -> Ints:
     """Return the index of the first occurrence of each list that has postings."""
     firsts = np.unique(entries[:, 1] * 2 + (entries[:, 0] > 0), return_index=True)[1]
-    distinct: Ints = firsts[entries[firsts, 0] > 0]
-    return distinct
+    list_positions: Ints = firsts[entries[firsts, 0] > 0]
+    return list_positions

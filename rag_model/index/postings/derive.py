@@ -40,7 +40,7 @@ _MIN_REUSED_SHARE = (
     0.5
 )
 _BATCH_TERMS = 1 << 14
-_BATCH_TEXT_BYTES = 1 << 21  # of all terms of a batch; no analyzer returns a longer term
+_BATCH_TEXT_BYTES = 1 << 21  # bytes of all terms of a batch; no analyzer returns a longer term
 _BATCH_LIST_BYTES = 1 << 22  # initial capacity for the lists of a batch
 
 
@@ -80,7 +80,8 @@ def derive_index(
     new_postings = build_postings(new_rows)
     if len(new_postings.lengths) != len(new_rows):
         raise InputError(
-            f"there are {len(new_postings.lengths)} rows of {len(new_rows)} new passages: pull or build the index again"
+            f"there are postings of {len(new_postings.lengths)} passages, but {len(new_rows)} "
+            f"passages are new: pull or build the index again"
         )
     lengths, row_words = np.empty(len(previous_rows), "<u2"), np.full(n, REMOVED)
     new_words = np.empty(len(new_rows), np.int64)
@@ -129,8 +130,8 @@ def _assign_rows(previous_rows, is_carried, previous_lengths, new_lengths, lengt
 
     Args:
         previous_rows: (n,) row of each passage in the previous snapshot.
-        is_carried: (n,) whether its postings are carried over; otherwise it is the next new
-            passage.
+        is_carried: (n,) whether the passage's postings are carried over; otherwise it is the next
+        new passage.
         previous_lengths: (previous rows,) uint16.
         new_lengths: (f,) uint16, of the new passages.
         lengths: (n,) uint16, filled.

@@ -70,7 +70,11 @@ def test_recall_that_nothing_reaches_in_so_much_memory_or_disk_is_refused() -> N
     with pytest.raises(UsageError, match=r"^no index reaches recall@20 0\.9995; HNSW32 reaches about 0\.999: lower"):
         choose_by_recall(list_alternatives(high, 768), *WIKIPEDIA)
     alternatives = choose_by_recall(list_alternatives(low, 768), *WIKIPEDIA)
-    with pytest.raises(ResourceError, match=r"^HNSW32_SQ8 .* add memory, or lower the target of recall$"):
+    with pytest.raises(
+        ResourceError,
+        match=r"^HNSW32_SQ8 .* add memory, or lower the recall "
+        r"target$",
+    ):
         fit_into_memory(alternatives, *WIKIPEDIA, 16 * GB, serving=True)
     with pytest.raises(ResourceError, match=r"^HNSW32_SQ8 .* needs 21\.9 GB of disk, and --disk allows 20\.0 GB"):
         fit_into_memory(alternatives, *WIKIPEDIA, 80 * GB, serving=True, disk=20 * GB)

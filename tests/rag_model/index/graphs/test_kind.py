@@ -219,7 +219,7 @@ def test_bytes_do_not_depend_on_the_threads_of_the_merge(
     repaired = set()
     monkeypatch.setattr(hnsw, "_THREAD_NODES", 1)
     for count in (1, 2, 3, 8):
-        monkeypatch.setattr(hnsw, "_merge_threads", lambda count=count: count)
+        monkeypatch.setattr(hnsw, "_count_merge_threads", lambda count=count: count)
         (merged,) = run_stages(plan, parts, tmp_path / str(count), tmp_path)["merge"]
         repaired.add(merged["unreachable_repaired"])
     assert len({(tmp_path / str(count)).read_bytes() for count in (1, 2, 3, 8)}) == 1
@@ -230,9 +230,9 @@ def test_bytes_do_not_depend_on_the_threads_of_the_merge(
 
 def test_merge_threads_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CORES_VARIABLE, "1")
-    assert hnsw._merge_threads() == 1
+    assert hnsw._count_merge_threads() == 1
     monkeypatch.delenv(CORES_VARIABLE)
-    assert hnsw._merge_threads() == min(MERGE_THREADS, count_cores())
+    assert hnsw._count_merge_threads() == min(MERGE_THREADS, count_cores())
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.5])
