@@ -1,8 +1,8 @@
-"""Take a faiss file of another program as an index: read what it is, and compare it with a recipe.
+"""Use a faiss file of another program as an index: describe the file, and compare it with a recipe.
 
-Such files are published for corpora whose graphs take days to build. Only those that bookwheel
-could have built are taken, because their search, tuning and gate are those of a built index. What a
-file's header says is checked before any work, its vectors when the corpus has been read.
+Such files are published for corpora whose graphs take days to build. Only files that bookwheel could have built are accepted, because they are searched, tuned and gated
+like a built index. A file's header is checked before any work, and its vectors when the corpus has
+been read.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -38,10 +38,13 @@ _SCALAR_NAMES = {
     faiss.ScalarQuantizer.QT_bf16: "SQbf16",
 }
 _UNSET = {"efSearch": 16, "nprobe": 1, "refine": 1}  # faiss's own defaults
-_MAX_ERROR = 0.05  # of vectors that are stored whole or by scalar codes; 4 bits lose about .02
-_MIN_BOUND = 1e-3  # rounding to float16 stays below it
-_LOSSY = ("PQ", "PCA")  # OPQ as well: with fewer dimensions or few codes most of a vector is lost
-_LARGEST_SHARE = 0.99  # of the error against unrelated rows; that of wrong rows is about 1
+# maximum error of vectors stored unchanged or as scalar codes; 4 bits lose about .02
+_MAX_ERROR = 0.05
+_MIN_BOUND = 1e-3  # error that is always accepted: that of rounding to float16 is smaller
+# "PQ" includes OPQ: with fewer dimensions or few codes most of a vector is lost
+_LOSSY = ("PQ", "PCA")
+# maximum error relative to the error against unrelated rows; for wrong rows it is about 1
+_LARGEST_SHARE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,12 @@ class ReadyIndex:
     metric: Metric
     n: int
     d: int
-    search: dict[str, int]  # the file's; bookwheel's defaults in place of faiss's
+    # parameters stored in the file, with bookwheel's default where the file has faiss's
+    search: dict[str, int]
 
     @classmethod
     def inspect(cls, name: str, path: Path) -> Self:
-        """Read what a file is, without its vectors; holds a byte per vector.
+        """Describe a file without reading its vectors; holds a byte per vector.
 
         Raises:
             InputError: the file is missing or damaged, bookwheel does not build such an index, or
@@ -81,7 +85,7 @@ class ReadyIndex:
         """Check that the file has n vectors of d dimensions.
 
         Raises:
-            InputError: it has others.
+            InputError: the file has another number or dimension of vectors.
         """
         if self.d != d:
             raise InputError(f"{self.path} has {self.d} dimensions, and the vectors have {d}: give an index of them")
@@ -89,13 +93,13 @@ class ReadyIndex:
             raise InputError(f"{self.path} holds {self.n:,} vectors for {n:,} passages: give an index of all of them")
 
     def check_recipe(self, recipe: IndexRecipe) -> None:
-        """Check that the file is what a recipe asks for.
+        """Check that the file has the factory and metric of a recipe.
 
         Raises:
-            UsageError: its factory or its metric is another.
+            UsageError: the factory or the metric differs.
         """
-        found = parse_factory(self.factory)
-        if not _fits(without_vector_refinement(parse_factory(recipe.factory)), found):
+        file_spec = parse_factory(self.factory)
+        if not _fits(without_vector_refinement(parse_factory(recipe.factory)), file_spec):
             raise UsageError(
                 f"[index.{self.name}] of the recipe asks for {recipe.factory}, but {self.path} is {self.factory}: "
                 "name that factory, or leave the table out"
@@ -107,9 +111,11 @@ class ReadyIndex:
             )
 
     def check_vectors(self, vectors: VectorRows) -> None:
-        """Compare a sample of the file's vectors with those of its rows, and with those of others.
+        """Compare a sample of the file's vectors with the vectors of the same rows, and of other
+        rows.
 
-        Codes of a row may lose much of it, but they are nearer to it than to an unrelated row.
+        A code may lose much of its vector, but must be nearer to it than to that of an unrelated
+        row.
 
         Raises:
             RefusedError: the file was built over other vectors, or in another order.
@@ -124,12 +130,13 @@ class ReadyIndex:
         bound = _LARGEST_SHARE * other_error if is_lossy else min(other_error / 2, _MAX_ERROR)
         if not error <= max(bound, _MIN_BOUND):
             raise RefusedError(
-                f"{self.path} is not an index of these vectors in this order: its own differ from them by "
+                f"{self.path} is not an index of these vectors in this order: its vectors differ "
+                f"from them by "
                 f"{error:.2f} of their squared length; give the file that was built over them"
             )
 
     def plan(self, recipe: IndexRecipe) -> VectorPlan:
-        """Return the plan of the finished index: its entry in the manifest is made of it."""
+        """Return the plan of the finished index, which its entry in the manifest is made from."""
         factory = parse_factory(recipe.factory)
         is_reranked = factory != without_vector_refinement(factory)
         search = default_search(f"{self.factory},Refine(vectors)") if is_reranked else self.search
@@ -172,7 +179,7 @@ def _describe_index(path: Path, index: FaissIndex) -> FactorySpec:
     """Return the factory that would build an index like this one.
 
     Raises:
-        InputError: bookwheel has none.
+        InputError: bookwheel has no such factory.
     """
     lists = get_inverted_lists(index)
     if isinstance(index, faiss.IndexHNSW):
@@ -203,7 +210,7 @@ def _describe_lists(index: FaissIndex, lists: FaissIndex) -> IvfSpec:
 
 
 def _describe_transform(transform: Any, codes: CodecSpec) -> TransformSpec:
-    """Describe a transform; a file does not tell OPQ from any other learned rotation."""
+    """Describe a transform; a file does not distinguish OPQ from other learned rotations."""
     if isinstance(transform, faiss.RandomRotationMatrix):
         return TransformSpec("RR", None, int(transform.d_out))
     if isinstance(transform, faiss.PCAMatrix):
@@ -212,7 +219,7 @@ def _describe_transform(transform: Any, codes: CodecSpec) -> TransformSpec:
 
 
 def _describe_codes(index: FaissIndex) -> CodecSpec:
-    """Return how an index stores a vector; the name is that of its class if there is no other."""
+    """Return the codec of an index; an unknown codec has the name of its faiss class."""
     if isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat):
         return CodecSpec("Flat")
     if isinstance(index, faiss.IndexIVFPQ):
@@ -246,16 +253,18 @@ def _check_ids(path: Path, lists: FaissIndex, n: int) -> None:
         )
 
 
-def _fits(requested: Any, found: Any) -> bool:
-    """Return whether a factory has what a recipe's asks for; a number that is left out fits any."""
-    if requested is None or requested == found:
+def _fits(requested: Any, file_spec: Any) -> bool:
+    """Return whether a file's factory has what a recipe's factory asks for; an omitted number fits
+    any.
+    """
+    if requested is None or requested == file_spec:
         return True
-    if not is_dataclass(requested) or type(requested) is not type(found):
+    if not is_dataclass(requested) or type(requested) is not type(file_spec):
         return False
     # a file does not say how its codes or its rotation were trained
-    untold = "pieces" if isinstance(requested, TransformSpec) else "fast"
+    unstored_field = "pieces" if isinstance(requested, TransformSpec) else "fast"
     return all(
-        _fits(getattr(requested, field.name), getattr(found, field.name))
+        _fits(getattr(requested, field.name), getattr(file_spec, field.name))
         for field in fields(requested)
-        if field.name != untold
+        if field.name != unstored_field
     )

@@ -33,18 +33,21 @@ CELL_ROWS = 62_500  # vectors per cell of a larger corpus: 16 cells of 1M vector
 POINTS_PER_LIST = 39  # faiss warns about centroids with fewer training points
 EMBEDDINGS = "embeddings"  # the default representation of indexes over vectors
 MANY_LISTS = 8_192  # from here on a graph over the centroids is cheaper than comparing all
-REFINE = 10  # rerank 10 k candidates: with 1 bit per dimension, 4 k lost 7 points and 10 k lost 2
-# Lists to search if candidates are reranked: then only unread lists lose passages. Of 21,581
-# passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost 1.9, and
-# 256 lost 0.5.
+# rerank 10 * k candidates: with 1 bit per dimension, 4 * k lost 7 points and 10 * k lost 2
+REFINE = 10
+# Number of lists to search if candidates are reranked: passages are then lost only in other lists.
+# Of 21,581 passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost
+# 1.9, and 256 lost 0.5.
 REFINED_LISTS = 256
-# Lists to search if the codes lose nothing after reranking. A recall@20 of .98 needs 92 of 512 lists
-# over 60,000 passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The number of compared
-# codes is about 1.51 n^.807, hence that of lists about _LISTS_FACTOR * lists ** _LISTS_POWER: 960 of
-# 16,384 lists over 21 million passages.
+# Number of lists to search if the codes lose nothing after reranking. A recall@20 of .98 needs 92
+# of 512 lists over 60,000 passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The
+# number of compared codes is about 1.51 n^.807, hence that of lists about _LISTS_FACTOR * lists **
+# _LISTS_POWER: 960 of 16,384 lists over 21 million passages.
 _LISTS_FACTOR, _LISTS_POWER = 0.912, 0.717
-GRAPH_REFINE = 5  # rerank 5 k of a graph: with 4 bits per dimension, 100 hold the best 20
-FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
+# rerank 5 * k candidates of a graph: with 4 bits per dimension, 100 hold the best 20
+GRAPH_REFINE = 5
+# fewer vectors cannot train 256 centroids per sub-quantizer, and need no compression
+FEW_VECTORS = 1_024
 MERGE_THREADS = 8  # upper bound for the merge of a graph: each thread holds a byte per vector
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
@@ -58,8 +61,10 @@ class IndexRecipe:
     # candidates per inserted node; 200 takes twice the time for < 1 point
     ef_construction: int = 100
     cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one per 62,500
-    border: float = 0.0  # further cells per vector whose graph it joins; `linked` costs less
-    linked: float = 1.2  # further cells per vector that it is linked into; 1.0 loses .001 of recall
+    # mean number of further cells whose graph a vector joins; `linked` costs less
+    border: float = 0.0
+    # mean number of further cells into which a vector is linked; 1.0 loses .001 of recall
+    linked: float = 1.2
     train_sample: int | None = None  # training vectors; None: 39 per list, at least 65,536
     seed: int = 0
     search: Mapping[str, Any] = field(default_factory=dict)  # efSearch, or nprobe and refine
@@ -268,11 +273,11 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
 
 def _choose_lists(factory: IvfSpec, n: int, notes: list[str]) -> IvfSpec:
     """Choose about 4 sqrt(n) lists, a power of two: finding and reading them cost the same."""
-    max_trainable = max(1, n // POINTS_PER_LIST)
-    lists = factory.lists or 1 << (min(4 * isqrt(n), max_trainable).bit_length() - 1)
+    max_lists = max(1, n // POINTS_PER_LIST)
+    lists = factory.lists or 1 << (min(4 * isqrt(n), max_lists).bit_length() - 1)
     if lists > n:
-        notes.append(f"{n} vectors cannot train {lists} lists: there are {max_trainable}")
-        lists = max_trainable
+        notes.append(f"{n} vectors cannot train {lists} lists: there are {max_lists}")
+        lists = max_lists
     coarse = factory.coarse or (LINKS if factory.lists is None and lists >= MANY_LISTS else None)
     return replace(factory, lists=lists, coarse=coarse)
 
@@ -302,7 +307,7 @@ def _min_train_sample(factory: FactorySpec) -> int:
 
 
 def count_needed_lists(lists: int) -> int:
-    """Return how many of an index's lists hold .98 of a query's 20 nearest vectors."""
+    """Return the number of an index's lists that hold .98 of a query's 20 nearest vectors."""
     needed_lists: float = _LISTS_FACTOR * lists**_LISTS_POWER
     return ceil(needed_lists)
 

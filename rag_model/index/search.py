@@ -46,13 +46,13 @@ def write_parameter(path: Path, index: FaissIndex, name: str, value: int) -> Non
     size = struct.calcsize(packing)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         offset = _find_offset(path, data, index, name)
-        if offset is None or struct.unpack(packing, data[offset : offset + size])[0] != _current_value(index, name):
+        if offset is None or struct.unpack(packing, data[offset : offset + size])[0] != _get_current_value(index, name):
             raise InputError(f"{path} has an unknown layout: {name} cannot be set in it, so build it again")
         data[offset : offset + size] = struct.pack(packing, value)
         data.flush()
 
 
-def _current_value(index: FaissIndex, name: str) -> float:
+def _get_current_value(index: FaissIndex, name: str) -> float:
     if name == "efSearch":
         return int(index.hnsw.efSearch)
     return int(faiss.extract_index_ivf(index).nprobe) if name == "nprobe" else float(index.k_factor)
@@ -77,7 +77,7 @@ def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
 # A search by ranges reads the ids of only its hits, in an additional round of requests, if this saves
 # more bytes.
 _MIN_SAVED_BYTES = 256 << 10
-_ID_BYTES = 8  # of the id of an entry; the ids of a list follow its codes
+_ID_BYTES = 8  # bytes of the id of an entry; the ids of a list follow its codes
 _MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
 # nprobe is tuned for a search of `_TUNED_DEPTH` hits. The neighbours beyond this depth are in more
 # lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall
@@ -206,11 +206,13 @@ class FaissFileIndex:
         if isinstance(quantizer, faiss.IndexHNSW):
             coarse_settings = faiss.SearchParametersHNSW(efSearch=max(int(quantizer.hnsw.efSearch), nprobe))
         distances, numbers = quantizer.search(vectors, nprobe, params=coarse_settings)
-        probed = np.unique(numbers[numbers >= 0])
-        id_bytes = _ID_BYTES * self._count_entries(probed)
+        probed_lists = np.unique(numbers[numbers >= 0])
+        id_bytes = _ID_BYTES * self._count_entries(probed_lists)
         reads_ids_of_hits = id_bytes.sum() - len(vectors) * k * ranges.layout.block_bytes > _MIN_SAVED_BYTES
         with ranges.cache.hold():
-            ranges.load(self._list_offsets[probed], self._list_offsets[probed + 1] - id_bytes * reads_ids_of_hits)
+            ranges.load(
+                self._list_offsets[probed_lists], self._list_offsets[probed_lists + 1] - id_bytes * reads_ids_of_hits
+            )
             scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
             arrays = (vectors, k, numbers, distances, scores, rows)
             pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arrays)
@@ -237,14 +239,14 @@ class FaissFileIndex:
         """Return the parameters, raised for the depth of a search, and limited to the size of the
         index, because faiss allocates memory in proportion to them.
         """
-        adapted = dict(parameters)
-        if "efSearch" in adapted:
-            adapted["efSearch"] = max(adapted["efSearch"], candidates)
-        if "nprobe" in adapted:
+        adapted_parameters = dict(parameters)
+        if "efSearch" in adapted_parameters:
+            adapted_parameters["efSearch"] = max(adapted_parameters["efSearch"], candidates)
+        if "nprobe" in adapted_parameters:
             further_hits = max(0, k - _TUNED_DEPTH)
-            adapted["nprobe"] += -(-_VECTORS_PER_HIT * further_hits * self.lists // self.n)
+            adapted_parameters["nprobe"] += -(-_VECTORS_PER_HIT * further_hits * self.lists // self.n)
         upper_bounds = {**self._max_widths, "refine": -(-self.n // k)}
-        return {name: min(value, upper_bounds[name]) for name, value in adapted.items()}
+        return {name: min(value, upper_bounds[name]) for name, value in adapted_parameters.items()}
 
     @property
     def _max_widths(self) -> dict[str, int]:
@@ -318,9 +320,9 @@ def write_default_search(path: Path, parameters: Mapping[str, int]) -> None:
     check_search_parameters(parameters, tuple(_read_settings(index, get_inverted_lists(index))))
     for name, value in parameters.items():
         write_parameter(path, index, name, value)
-    stored = open_index(path).defaults
-    if any(stored[name] != value for name, value in parameters.items()):
-        raise InputError(f"{path} does not keep {dict(parameters)}: build it again")
+    stored_defaults = open_index(path).defaults
+    if any(stored_defaults[name] != value for name, value in parameters.items()):
+        raise InputError(f"{path} does not store the search parameters {dict(parameters)}: build it again")
 
 
 def _locate_lists(path: Path) -> Rows:
@@ -362,7 +364,7 @@ class VectorOpener:
         """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
         vectors: Sequence[Path] = files.rows() if entry.get("refine") == "vectors" else []
         if files.ranges is None:
-            vectors = [*vectors]  # a copy of those in an object store
+            vectors = [*vectors]  # fetches copies of those in an object store
         files.pin_ranges()
         return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors, ranges=files.ranges)
 

@@ -17,11 +17,12 @@ from rag_model.index.quality.tune import tune_search
 from rag_model.index.recipe import IndexRecipe, VectorPlan, check_vector_recipe, resolve
 from rag_model.index.search import FaissFileIndex, VectorOpener, open_index
 
-# Of one core, measured with 8,000 to 200,000 vectors of 96 to 768 dimensions (AMD EPYC with
+# Rates of one core, measured with 8,000 to 200,000 vectors of 96 to 768 dimensions (AMD EPYC with
 # AVX512).
 PRODUCTS_PER_SECOND = 5.4e10  # multiply-adds per second while vectors are compared with centroids
 BYTES_PER_SECOND = 5e7  # bytes of vectors per second that are read, sorted and written
-_CURVE_QUERIES = 64  # for settings other than the index's own, some of which are slower
+# number of queries for settings other than the index's own, some of which are slower
+_CURVE_QUERIES = 64
 KMEANS_ROUNDS = 10
 
 
@@ -82,14 +83,19 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         Settings near the index's own are measured too, with fewer queries.
         """
         index = self._open_sampled(files, entry)
-        own, settings = index.defaults, list_near_settings(index, query_set.k)
+        own_setting, settings = index.defaults, list_near_settings(index, query_set.k)
         few_queries = query_set.first(_CURVE_QUERIES)
         # The cheapest setting is searched first, so that the others find the file in memory.
         results = [
-            measure_recalls(index, query_set if setting == own else few_queries, setting) for setting in settings
+            measure_recalls(index, query_set if setting == own_setting else few_queries, setting)
+            for setting in settings
         ]
         curve = [point for point, _ in results]
-        point, recalls = results[settings.index(own)] if own in settings else measure_recalls(index, query_set, own)
+        point, recalls = (
+            results[settings.index(own_setting)]
+            if own_setting in settings
+            else measure_recalls(index, query_set, own_setting)
+        )
         del index  # free its memory: `inspect_index` opens the file again
         return IndexMeasurement(recalls, curve, point, inspect_index(files.index, open_vectors(files.rows())))
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from rag_model.compiled import bare, bit_length, compiled, inlined, load64, store64
 from rag_model.index.postings.packing import read_varint, write_varint
 
-GROUP = 16  # terms
+GROUP = 16  # terms of a group
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-_MAX_NUMBER_BYTES = 4 * 10  # of a term's four varints
+_MAX_NUMBER_BYTES = 4 * 10  # maximum bytes of a term's four varints
 
 
 class DictionaryWriter:
@@ -138,8 +138,7 @@ def _look_up_term(term, data, groups, terms):
     group = low - 1
     offset, begin = groups[group, 0], groups[group, 1]
     # The term before shares `matched_bytes` with `term`. A term that shares more or fewer bytes
-    # with the term
-    # before needs no comparison.
+    # with the term before needs no comparison.
     matched_bytes = 0
     for _ in range(min(GROUP, terms - group * GROUP)):
         prefix, offset = read_varint(data, offset, end)

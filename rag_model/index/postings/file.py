@@ -42,9 +42,9 @@ from rag_model.ranges import CachedFile
 
 MAGIC = b"BWPOST1\n"
 _HEADER = struct.Struct("<8s8q")
-LENGTHS_OFFSET = _HEADER.size  # of the passage lengths
+LENGTHS_OFFSET = _HEADER.size  # offset of the passage lengths
 _MAX_ROWS = 1 << 32
-_PIVOT_BYTES = 16 << 10  # of the dictionary, between two terms of the outline
+_PIVOT_BYTES = 16 << 10  # bytes of the dictionary between two terms of the outline
 _NO_PIVOTS: dict[str, list[Any]] = {"pivots": []}
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -58,8 +58,8 @@ class Layout:
     terms: int
     postings: int
     total_length: int  # sum of the lengths of all passages
-    lists: int  # bytes
-    dictionary: int  # bytes
+    lists: int  # bytes of the posting lists
+    dictionary: int  # bytes of the dictionary
     groups: int
     scale: int = 0  # units in a weight of 1; 0: weights are frequencies
 
@@ -118,10 +118,11 @@ class PostingsFile:
     def __init__(
         self, path: Path, *, mapped: bool = True, ranges: CachedFile | None = None, outline: Any = None
     ) -> None:
-        """Open a file, of which only `ranges` may be on this disk; `outline` is that of the file.
+        """Open a file; with `ranges`, only ranges of it are on this disk, and `outline` is its
+        outline.
 
         Raises:
-            InputError: it is missing, truncated or not an inverted index.
+            InputError: the file is missing, truncated or not an inverted index.
         """
         self.path, self._ranges = path, ranges
         try:
@@ -131,8 +132,8 @@ class PostingsFile:
             layout = Layout.unpack(data)
         except FileNotFoundError as error:
             raise InputError(f"there is no index file {path}: build or pull it first") from error
-        except (OSError, ValueError, TypeError, LookupError) as broken:
-            raise InputError(f"{path} is not a complete inverted index: fetch or build it again") from broken
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise InputError(f"{path} is not a complete inverted index: fetch or build it again") from error
         self.layout = layout
         self.lengths = data[LENGTHS_OFFSET : LENGTHS_OFFSET + 2 * layout.n].view("<u2")
         self.lists = data[layout.lists_offset : layout.dictionary_offset]  # padded
@@ -164,8 +165,11 @@ class PostingsFile:
         entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
             edges = np.array(sections, np.int64).reshape(-1, 2, 2)  # section, begin or end, group or offset
-            places = [16 * edges[:, :, 0] + self.layout.groups_offset, edges[:, :, 1] + self.layout.dictionary_offset]
-            self._ranges.load(*np.concatenate(places).T)
+            edge_offsets = [
+                16 * edges[:, :, 0] + self.layout.groups_offset,
+                edges[:, :, 1] + self.layout.dictionary_offset,
+            ]
+            self._ranges.load(*np.concatenate(edge_offsets).T)
             for i, ((group, _), (end_group, _)) in enumerate(sections):
                 count = self.layout.terms - GROUP * group
                 entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], count)[0]
@@ -182,7 +186,7 @@ class PostingsFile:
             self._ranges.cache.load_later([(self._ranges, bounds[:, 0], bounds[:, 1] + PADDING)])
 
     def count_missing_bytes(self, begin: int, end: int) -> int:
-        """Return how many bytes have to be fetched to load a range of the posting lists."""
+        """Return the number of bytes to fetch to load a range of the posting lists."""
         offset = self.layout.lists_offset
         return 0 if self._ranges is None else self._ranges.count_missing_bytes(begin + offset, end + offset)
 
@@ -224,7 +228,7 @@ def write_index(
         lengths: uint16 lengths of all passages, in row order.
         write_lists: called with the (n,) lengths of all passages, mapped, and a file; appends the
             lists of all terms to the file, in order, and yields the terms in batches.
-        scale: of `Layout`.
+        scale: as in `Layout`.
 
     Raises:
         ResourceError: the file cannot be written.
@@ -249,16 +253,16 @@ def _write_body(
         file.write(part_lengths.tobytes())
     _pad_to_word(file)
     file.flush()
-    at_lists = file.tell()
-    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "<u2", n, LENGTHS_OFFSET)
+    lists_offset = file.tell()
+    mapped_lengths = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "<u2", n, LENGTHS_OFFSET)
     with ExitStack() as stack:
         terms, groups = (stack.enter_context(TemporaryFile(dir=Path(file.name).parent)) for _ in range(2))
-        for text, ends, counts, sizes in write_lists(mapped, file):
-            encoded = dictionary.write_terms(text, ends, counts, sizes)
-            terms.write(encoded[0])
-            groups.write(encoded[1])
+        for text, ends, counts, sizes in write_lists(mapped_lengths, file):
+            encoded_terms = dictionary.write_terms(text, ends, counts, sizes)
+            terms.write(encoded_terms[0])
+            groups.write(encoded_terms[1])
             postings += int(counts.sum())
-        size = file.tell() - at_lists
+        size = file.tell() - lists_offset
         file.write(bytes(PADDING))
         sizes_written = [_append_file(file, temporary) for temporary in (terms, groups)]
     return Layout(n, dictionary.terms, postings, total, size, sizes_written[0], sizes_written[1] // 16)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _WEIGHT_BITS = {"Impact": 8, "Impact1": 1}
 TERMS_PER_PASSAGE = 128  # for estimates: SPLADE models give passages of 100 words 100 to 200 terms
-_GAP_BITS = 10  # of a row, for estimates: of 128 terms by Zipf's law in 40,000 passages
-ROW_FILE_BYTES = 5 * TERMS_PER_PASSAGE + 4  # per passage in the file of its part
+_GAP_BITS = 10  # bits of a row's gap, for estimates: of 128 terms by Zipf's law in 40,000 passages
+ROW_FILE_BYTES = 5 * TERMS_PER_PASSAGE + 4  # bytes per passage in the file of its part
 _SORT_RATE = 2e7  # bytes of rows that one core sorts per second
 _MERGE_RATE = 5e6  # postings that one core merges per second
 
@@ -174,8 +174,8 @@ def _check_scores(
     query_units = np.zeros(int(vectors.terms.max(initial=0)) + 1, np.int64)  # by term
     for terms, units, query_scores, query_rows in zip(*index.select_terms(queries), scores, rows, strict=True):
         query_units[:] = 0
-        in_table = terms < len(query_units)
-        np.add.at(query_units, terms[in_table], units[in_table])
+        is_in_table = terms < len(query_units)
+        np.add.at(query_units, terms[is_in_table], units[is_in_table])
         passages = vectors.take(np.searchsorted(unique_rows, query_rows[query_rows >= 0]))
         sums = np.concatenate(
             [[0], np.cumsum(query_units[passages.terms] * _quantize_weights(factory, passages.weights))]

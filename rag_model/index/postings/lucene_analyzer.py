@@ -53,7 +53,7 @@ _PICTOGRAPHS = (
 
 
 @lru_cache(maxsize=1)
-def _word_pattern() -> Any:
+def _compile_word_pattern() -> Any:
     """Return the rules of `StandardTokenizerImpl.jflex`, of Lucene 9 and 10, as one pattern."""
     join, numeric = rf"(?:\p{{WB=ExtendNumLet}}{_X})", rf"(?:[\p{{WB=Numeric}}０-９]{_X})"
     katakana, hebrew = rf"(?:\p{{WB=Katakana}}{_X})", rf"(?:\p{{WB=Hebrew_Letter}}{_X})"
@@ -96,14 +96,14 @@ class LuceneAnalyzer(Analyzer):
         """
         super().__init__("porter")
         self.language = LuceneAnalyzer.language
-        self._find_words = _word_pattern().findall
+        self._find_words = _compile_word_pattern().findall
 
     def words(self, text: str) -> list[str]:
         """Return the words of a text in order, in lower case and without stop words."""
         words = []
-        for found_word in self._find_words(text):
-            for first in range(0, len(found_word), _MAX_CHARACTERS):
-                word = found_word[first : first + _MAX_CHARACTERS]
+        for long_word in self._find_words(text):
+            for first in range(0, len(long_word), _MAX_CHARACTERS):
+                word = long_word[first : first + _MAX_CHARACTERS]
                 word = _to_lower(word[:-2] if word.endswith(_POSSESSIVES) else word)
                 if word and word not in _STOP_WORDS:
                     words.append(word)
@@ -133,7 +133,7 @@ class LuceneAnalyzer(Analyzer):
     @property
     def fingerprint(self) -> str:
         """A digest that determines the terms of a text, as that of `Analyzer`."""
-        return _fingerprint()
+        return _compute_fingerprint()
 
     @property
     def versions(self) -> str:
@@ -142,7 +142,7 @@ class LuceneAnalyzer(Analyzer):
 
 
 @lru_cache(maxsize=1)
-def _fingerprint() -> str:
+def _compute_fingerprint() -> str:
     terms = [term.decode() for term in LuceneAnalyzer().terms(ANALYZER_SAMPLE)]
     return digest_json(["lucene", _VERSION, terms])
 
@@ -203,7 +203,7 @@ def load_analyzer(settings: Mapping[str, Any]) -> Analyzer:
     for analyzer in candidates:
         if analyzer.fingerprint == settings["analyzer"]:
             return analyzer
-    if language == LuceneAnalyzer.language and _fingerprint() == settings["analyzer"]:
+    if language == LuceneAnalyzer.language and _compute_fingerprint() == settings["analyzer"]:
         return LuceneAnalyzer()
     raise StoreError(
         f"the index was built by another analyzer of {language} words than {analyzer.versions}: "

@@ -26,12 +26,10 @@ from rag_model.compiled import compiled
 from rag_model.index.postings.lists import HEADER_BYTES, MAX_HEADER_WEIGHT, read_last_row, read_uint16
 from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
 
-# Elements of a cursor, the state of a reader of one list. Postings, begin, end and blocks of the
-# list; the
-# current block, the offset of its data, the row before it and its last row; the block that is
-# decoded, the
-# number of its postings, and the position in it. A block is decoded only if its postings are
-# needed.
+# Elements of a cursor, the state of a reader of one list. They are the postings, begin, end and
+# blocks of the list; the current block, the offset of its data, # the row before it and its last
+# row; and the decoded block, its number of postings, and the position # in it. A block is decoded
+# only if its postings are needed.
 (
     DF,
     LIST_BEGIN,
@@ -47,7 +45,7 @@ from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
 ) = range(11)
 CURSOR_SIZE = 11
 BEYOND_ROWS = np.int64(1) << 40  # larger than any row
-_MAX_UINT32 = (np.int64(1) << 32) - 1  # of rows and weights in arrays of four bytes
+_MAX_UINT32 = (np.int64(1) << 32) - 1  # largest row or weight in an array of four bytes
 
 
 @compiled

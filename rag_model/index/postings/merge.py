@@ -94,9 +94,9 @@ def set_window(windows: Windows, part: int, text: Bytes, ends: Ints, counts: Int
     Return the windows, enlarged if necessary.
     """
     if len(text) > windows.text.shape[1]:
-        wider = np.empty((len(windows.text), 2 * len(text)), np.uint8)
-        wider[:, : windows.text.shape[1]] = windows.text
-        windows = windows._replace(text=wider)
+        wider_text = np.empty((len(windows.text), 2 * len(text)), np.uint8)
+        wider_text[:, : windows.text.shape[1]] = windows.text
+        windows = windows._replace(text=wider_text)
     windows.text[part, : len(text)] = text
     windows.term_ends[part, 1 : len(ends) + 1] = ends
     windows.counts[part, : len(counts)] = counts
@@ -213,9 +213,9 @@ def take_terms(windows, batch, max_postings):
     """Move terms from the windows to a batch, until it is full or a window is used up.
 
     Args:
-        windows: of all parts.
-        batch: is appended to.
-        max_postings: of a batch; a term with more postings gets a batch of its own.
+        windows: the windows of all parts.
+        batch: the batch to append to.
+        max_postings: maximum postings of a batch; a term with more postings gets its own batch.
 
     Returns:
         `DONE`; `FULL`; or `EMPTY` if the windows of the parts with `needs_terms` must be filled. A
@@ -246,21 +246,21 @@ def take_terms(windows, batch, max_postings):
                 _push_part(windows, numbers, same_parts[i])
             return FULL
         _add_term(windows, batch, same_parts, part_count, postings)
-        any_empty = False
+        has_empty_window = False
         for i in range(part_count):
             windows.next_term[same_parts[i]] += 1
             if windows.next_term[same_parts[i]] < windows.sizes[same_parts[i]]:
                 _set_key(windows, same_parts[i])
                 _push_part(windows, numbers, same_parts[i])
             else:
-                windows.needs_terms[same_parts[i]] = any_empty = True
-        if any_empty:
+                windows.needs_terms[same_parts[i]] = has_empty_window = True
+        if has_empty_window:
             return EMPTY
     return DONE
 
 
-_WINDOW_TERMS = 2_048  # per part
-# Of all parts together, unless that is less than `_MIN_WINDOW_TERMS` per part.
+_WINDOW_TERMS = 2_048  # maximum terms in the window of a part
+# Maximum terms in all windows together, unless that is less than `_MIN_WINDOW_TERMS` per part.
 _MAX_WINDOW_TERMS = 1 << 20
 _MIN_WINDOW_TERMS = 1_024
 _BATCH_POSTINGS = 1 << 20  # or `_BATCH_POSTINGS_PER_PART` times the number of parts if that is more
@@ -299,7 +299,7 @@ class _ListMerger:
         self.lengths = lengths
         self._parts, self._file = parts, file
         self._first_rows = np.cumsum([0, *(part.n for part in parts)], dtype=np.int64)[:-1]
-        self._postings_read = np.zeros(len(parts), np.int64)  # of each part
+        self._postings_read = np.zeros(len(parts), np.int64)  # number of postings read of each part
         # Rows and weights of each part that have been read but not yet written.
         self._buffers = [part.read_postings(0, 0) for part in parts]
         self._terms_read, self._term_counts = np.zeros(len(parts), np.int64), np.array([part.terms for part in parts])
@@ -327,7 +327,7 @@ class _ListMerger:
                 yield batch, self._write_batch(batch)
                 clear_batch(batch)
             elif status != DONE:  # a term that is longer than an empty batch
-                raise _damaged_error()
+                raise _create_damage_error()
 
     def _fill_window(self, number: int) -> None:
         """Read the next terms of a part."""
@@ -341,7 +341,7 @@ class _ListMerger:
             or (ends[1:] <= ends[:-1]).any()
             or ends[-1] > _MAX_WINDOW_BYTES
         ):
-            raise _damaged_error()
+            raise _create_damage_error()
         self._windows = set_window(self._windows, number, text, ends, counts)
         self._terms_read[number] = last
 
@@ -369,7 +369,7 @@ class _ListMerger:
             sizes,
         )
         if bytes_written < 0:
-            raise _damaged_error()
+            raise _create_damage_error()
         self._file.write(out[:bytes_written].data)
         return sizes
 
@@ -389,7 +389,7 @@ class _ListMerger:
                 unread -= len(rows)
                 part_postings = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
                 if not add_postings(*part_postings, writer, gaps, weights_less_one, sizes, out, headers):
-                    raise _damaged_error()
+                    raise _create_damage_error()
                 self._file.write(out[: writer[BLOCK_OFFSET]].data)
                 writer[BLOCK_OFFSET] = 0
         end_block(writer, gaps, weights_less_one, sizes, out, headers)
@@ -419,5 +419,5 @@ def _concatenate(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     return rows.astype(np.uint32, copy=False), weights.astype(np.uint16, copy=False)
 
 
-def _damaged_error() -> InputError:
+def _create_damage_error() -> InputError:
     return InputError("a part's postings are damaged: build them again")

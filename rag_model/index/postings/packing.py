@@ -19,9 +19,9 @@ import numpy as np
 
 from rag_model.compiled import bare, bit_length, inlined, load64, store64
 
-BLOCK = 128  # postings
+BLOCK = 128  # postings of a full block
 PADDING = 8  # bytes after the last block, so that whole words can be read
-_EXCEPTIONS = 128  # flag of a width byte
+_EXCEPTIONS = 128  # flag in a width byte: the block has exceptions
 _MAX_BITS = 32
 # Unsigned: loops over such indices are vectorized.
 _NONE, _ONE, _FOUR, _EIGHT = map(np.uint64, (0, 1, 4, 8))
@@ -87,7 +87,7 @@ def _pack_values(values, count, width, out, offset):
     """Write the lowest `width` bits of values, which must be padded with zeros to a multiple of 8.
 
     Returns:
-        The end. Up to 16 bytes after the end are overwritten.
+        The end of the packed values. Up to 16 bytes after it are overwritten.
     """
     end = offset + (count * width + 7) // 8
     w, mask = np.uint64(width), np.uint64((np.int64(1) << width) - 1)
@@ -159,12 +159,11 @@ def encode_block(gaps, weights, count, gap_bits, weight_bits, scratch, out, offs
         gaps: (128,) uint32, each row minus the row before it minus 1.
         weights: (128,) uint32, each weight minus 1, below 2^16. In both arrays up to seven values
             after the last are set to 0.
-        count: postings, 1 ... 128.
-        gap_bits: the OR of all gaps.
+        count: number of postings, 1 ... 128. gap_bits: the OR of all gaps.
         weight_bits: the OR of all weights minus 1.
         scratch: (SCRATCH_SIZE,) int64, overwritten.
         out: uint8, with room for 16 bytes per posting, and 8 more.
-        offset: of the block in `out`.
+        offset: offset of the block in `out`.
     """
     gap_width, gap_exceptions = _choose_width(gaps, count, gap_bits, scratch)
     weight_width, weight_exceptions = _choose_width(weights, count, weight_bits, scratch)
@@ -197,7 +196,7 @@ def _unpack_values(data, offset, width, count, out):
             word = load64(data, offset)
             for j in range(_FOUR):
                 out[i + j] = np.int64((word >> (j * w)) & mask)
-            if i + _FOUR < np.uint64(count):  # otherwise it may be outside of the padding
+            if i + _FOUR < np.uint64(count):  # otherwise the word may end after the padding
                 word = load64(data, offset + half_bytes) >> half_bits
                 for j in range(_FOUR):
                     out[i + _FOUR + j] = np.int64((word >> (j * w)) & mask)
@@ -229,7 +228,7 @@ def _apply_exceptions(data, offset, end, width, count, out):
 
 @inlined
 def unpack_gaps(data, offset, end, count, gaps):
-    """Read the gaps of a block, as `encode_block` takes them; see `decode_block`.
+    """Read the gaps of a block, in the form that `encode_block` expects; see `decode_block`.
 
     Returns:
         The end of the gaps' exceptions; -1 if the bytes are not a block.
@@ -247,7 +246,8 @@ def unpack_gaps(data, offset, end, count, gaps):
 
 @inlined
 def unpack_block(data, offset, end, count, gaps, weights_less_one):
-    """Read a block as gaps and weights minus 1, as `encode_block` takes them; see `decode_block`.
+    """Read a block as gaps and weights minus 1, in the form that `encode_block` expects; see
+    `decode_block`.
 
     Returns:
         The end of the block; -1 if the bytes are not a block.
@@ -271,11 +271,10 @@ def decode_block(data, offset, end, row_before, count, rows, weights):
 
     Args:
         data: uint8, with `PADDING` bytes after `end`.
-        offset: of the block.
-        end: of the block, or of the list that it belongs to.
+        offset: offset of the block in `data`.
+        end: end of the block, or of the list that it belongs to.
         row_before: the row before the block; -1 at the beginning of a list.
-        count: postings, 1 ... 128.
-        rows: (128,) int64, filled with the rows, ascending.
+        count: number of postings, 1 ... 128. rows: (128,) int64, filled with the rows, ascending.
         weights: (128,) int64, filled with the weights, at least 1.
 
     Returns:

@@ -1,7 +1,7 @@
 """The postings of one part: written by a worker as a piece, and read in ranges by the merge.
 
 A piece does not depend on other parts: rows are relative to the part's first row, and it contains
-no corpus statistics. So the piece of an unchanged part is reused whatever else has changed.
+no corpus statistics. So the piece of an unchanged part is reused even if other parts have changed.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ import numpy as np
 from rag_model.index.files.pieces import Array, Opener, PieceReader, write_piece
 from rag_model.index.plan import IndexStats
 
-_ARRAY_COUNT = 6  # arrays in a piece
-MAX_UINT16 = 65_535  # larger lengths and weights are stored as this
+_ARRAY_COUNT = 6  # number of arrays in a piece
+MAX_UINT16 = 65_535  # larger lengths and weights are stored as this value
 _LENGTHS, _TEXT, _TERM_ENDS, _ENDS, _ROWS, _WEIGHTS = range(_ARRAY_COUNT)
 MAX_PART_ROWS = 1 << 24
 
@@ -29,20 +29,21 @@ class PartPostings:
     text: Array  # uint8, concatenated terms, in ascending order of their bytes
     term_ends: Array  # (t,) int64 end of each term in `text`
     ends: Array  # (t,) int64 end of each term's postings
-    rows: Array  # (p,) within the part, ascending within a term
-    weights: Array  # (p,) at least 1
+    rows: Array  # (p,) row of each posting within the part, ascending within a term
+    weights: Array  # (p,) weight of each posting, at least 1
 
     @classmethod
     def from_weighted_terms(cls, terms: Array, weights: Array, offsets: Array) -> Self:
         """Sort the weighted terms of passages, which are given in row order.
 
         Args:
-            terms: (p,) numbers below 2^24, distinct within a passage.
-            weights: (p,) from 1 to 65,535.
-            offsets: (n + 1,) begin of each passage's terms, and the end of the last ones.
+            terms: (p,) term numbers below 2^24, distinct within a passage.
+            weights: (p,) weights from 1 to 65,535.
+            offsets: (n + 1,) start of each passage's terms, and the end of the last passage's
+                terms.
         """
         lengths = np.diff(offsets)
-        # Term, then row.
+        # Sort by term, then by row.
         keys = terms.astype(np.int64) * MAX_PART_ROWS + np.repeat(np.arange(len(lengths)), lengths)
         order = np.argsort(keys)
         distinct_terms, counts = np.unique(terms, return_counts=True)
@@ -98,7 +99,7 @@ class PartReader:
         """Open a piece; close it after use.
 
         Raises:
-            InputError: it is missing, damaged or from another build.
+            InputError: the piece is missing, damaged or from another build.
         """
         self._piece, self._name = PieceReader.open(opener, stamp, _ARRAY_COUNT, name), name
         self.n, self.terms = self._piece.count_rows(_LENGTHS), self._piece.count_rows(_TERM_ENDS)

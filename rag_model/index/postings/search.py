@@ -24,7 +24,7 @@ from rag_model.index.postings.part import encode_term_ids
 from rag_model.index.postings.selective_search import SelectiveSearch
 
 Ints = npt.NDArray[np.int64]
-_MAX_CACHED_TERMS = 100_000  # of an index
+_MAX_CACHED_TERMS = 100_000  # maximum number of terms in an index's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class QueryTerms:
 
     # (t, 3) postings, begin and end of each term's list; 0 postings if no passage has the term
     lists: Ints
-    # (t,) above 0, in units: multiplied by a posting's contribution
+    # (t,) factor of each term, above 0, in units; it is multiplied by a posting's contribution
     factors: npt.NDArray[np.float64]
     ends: Ints  # (q,) end of each query's terms
 
@@ -52,8 +52,8 @@ class PostingsIndex:
         """Search an open file."""
         self.file = file
         self._list_cache = DecodedListCache(self.file)
-        self._term_cache: dict[bytes, list[int]] = {}  # lists of terms that were looked up
-        self._completed_ends: dict[int, int] = {}  # for all `SelectiveSearch`es of this index
+        self._term_cache: dict[bytes, list[int]] = {}  # term -> its row of `find_lists`
+        self._completed_ends: dict[int, int] = {}  # shared by all `SelectiveSearch`es of this index
         self.n = self.file.layout.n
 
     def rank(
@@ -66,10 +66,10 @@ class PostingsIndex:
         -1 with score -inf. Equal scores are ordered by row.
 
         Args:
-            query_terms: of all queries.
+            query_terms: the terms of all queries.
             k: 1 <= k <= n.
-            weighting: of the postings.
-            units_per_score: a score of 1 in the units of the factors.
+            weighting: the weighting of the postings.
+            units_per_score: the units of the factors in a score of 1.
             skip: False reads every posting, with the same result.
 
         Raises:
@@ -110,7 +110,7 @@ class PostingsIndex:
         new_terms = [term for term in terms if term not in cache]
         if len(cache) + len(new_terms) > _MAX_CACHED_TERMS:
             cache, new_terms = {}, terms
-            self._term_cache = cache  # running searches keep the former one
+            self._term_cache = cache  # running searches keep the former cache
         if new_terms:
             cache |= zip(new_terms, self.file.find_terms(new_terms).tolist(), strict=True)
         entries = np.array([cache[term] for term in terms], np.int64).reshape(-1, 3)
@@ -121,7 +121,9 @@ class PostingsIndex:
     def _search_ranges(
         self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints
     ) -> Ints:
-        """Load the ranges that the queries read, in up to two rounds of requests; then see `_fill_best`."""
+        """Load the ranges that the queries read, in up to two rounds of requests; then as
+        `_fill_best`.
+        """
         if self.file.is_whole or not skip:
             self.file.load_lists(query_terms.lists[query_terms.lists[:, 0] > 0, 1:])
             return self._fill_best(query_terms, weighting, skip, scores, rows)
@@ -129,18 +131,18 @@ class PostingsIndex:
         decoded_sizes = self._list_cache.search(*decoded_arguments, may_decode=False)
         if decoded_sizes is not None:
             return decoded_sizes
-        per_query = [query_terms.slice_queries(i, i + 1) for i in range(len(query_terms.ends))]
+        terms_by_query = [query_terms.slice_queries(i, i + 1) for i in range(len(query_terms.ends))]
         searches = [
             SelectiveSearch(self.file, terms.lists, terms.factors, scores.shape[1], self._completed_ends)
-            for terms in per_query
+            for terms in terms_by_query
         ]
         self.file.load_lists([bounds for search in searches for bounds in search.list_first_ranges()])
-        selective = [search for search in searches if search.is_optional.any()]
-        if not selective:
+        selective_searches = [search for search in searches if search.is_optional.any()]
+        if not selective_searches:
             return self._fill_best(query_terms, weighting, skip, scores, rows)
-        self.file.load_lists([bounds for search in selective for bounds in search.find_candidates(weighting)])
+        self.file.load_lists([bounds for search in selective_searches for bounds in search.find_candidates(weighting)])
         sizes = np.empty(len(searches), np.int64)
-        for i, (search, terms) in enumerate(zip(searches, per_query, strict=True)):
+        for i, (search, terms) in enumerate(zip(searches, terms_by_query, strict=True)):
             size = search.rank(weighting, scores[i], rows[i])
             window = slice(i, i + 1)
             sizes[window] = (
@@ -193,7 +195,7 @@ class PostingsIndex:
         return np.array([count])
 
 
-_SCORE_UNITS = float(1 << 32)  # in a score of 1
+_SCORE_UNITS = float(1 << 32)  # units in a score of 1
 
 
 class Bm25Index(PostingsIndex):
@@ -211,12 +213,12 @@ class Bm25Index(PostingsIndex):
         """Search an open file.
 
         Args:
-            file: of the index.
-            analyzer: that of the passages.
+            file: the file of the index.
+            analyzer: the analyzer that the passages were indexed with.
             defaults: `k1` and `b` of searches without these parameters.
 
         Raises:
-            InputError: it is an index of weighted terms.
+            InputError: the file is an index of weighted terms.
         """
         super().__init__(file)
         if self.file.layout.scale:
@@ -258,27 +260,29 @@ class Bm25Index(PostingsIndex):
         return [term.decode() for term, count in zip(terms, self.find_lists(terms)[:, 0], strict=True) if count < 1]
 
     def _analyze_queries(self, queries: Sequence[str]) -> QueryTerms:
-        counts = [Counter(self._analyzer.terms(query)) for query in queries]
-        for number, term_counts in enumerate(counts, start=1):
+        term_counts_by_query = [Counter(self._analyzer.terms(query)) for query in queries]
+        for number, term_counts in enumerate(term_counts_by_query, start=1):
             if len(term_counts) > MAX_TERMS:
                 raise UsageError(
                     f"question {number} has {len(term_counts):,} different words: ask with up to {MAX_TERMS:,}"
                 )
-        ends = np.cumsum([len(term_counts) for term_counts in counts], dtype=np.int64)
-        lists = self.find_lists([term for term_counts in counts for term in term_counts])
-        times = np.fromiter((count for term_counts in counts for count in term_counts.values()), np.float64, len(lists))
+        ends = np.cumsum([len(term_counts) for term_counts in term_counts_by_query], dtype=np.int64)
+        lists = self.find_lists([term for term_counts in term_counts_by_query for term in term_counts])
+        occurrences = np.fromiter(
+            (count for term_counts in term_counts_by_query for count in term_counts.values()), np.float64, len(lists)
+        )
         idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
-        return QueryTerms(lists, idf * times * _SCORE_UNITS, ends)
+        return QueryTerms(lists, idf * occurrences * _SCORE_UNITS, ends)
 
 
-_MAX_QUERY_WEIGHT = 1e6  # of a query's term, so that sums fit into 63 bits
+_MAX_QUERY_WEIGHT = 1e6  # maximum weight of a query's term, so that sums fit into 63 bits
 
 
 class ImpactIndex(PostingsIndex):
     """A `SparseIndex`: score(q, d) = Σ_t w(t, q) · w(t, d) over the terms that query and passage
     share.
 
-    The weights are integers, those of passages in bytes and those of queries in units of 1/4096. So
+    The weights are integers: one byte for passages, and multiples of 1/4096 for queries. So
     scores are integers too, and skipping postings does not change them.
     """
 
@@ -286,7 +290,7 @@ class ImpactIndex(PostingsIndex):
         """Search an open file; `defaults` are the parameters of searches without them.
 
         Raises:
-            InputError: it is a BM25 index.
+            InputError: the file is a BM25 index.
         """
         super().__init__(file)
         if not self.file.layout.scale:

@@ -28,15 +28,16 @@ from rag_model.index.postings.lists import HEADER_BYTES, MAX_HEADER_WEIGHT
 from rag_model.index.postings.maxscore import Weighting
 from rag_model.index.postings.packing import BLOCK
 
-_MIN_OPTIONAL_BYTES = 64 << 10  # a list of which fewer bytes are missing is required
+_MIN_OPTIONAL_BYTES = 64 << 10  # a list with fewer bytes to download is required
 # The sum of the optional lists' factors is at most this share of the required lists' sum. A share of
 # 0.2 reads fewer bytes in the first round, but more in the second: over two million passages, an
 # estimated 1.25 instead of 1.08 MB for both.
 _MAX_OPTIONAL_SHARE = 0.1
-_MAX_COMPLETED_BYTES = 1 << 20  # bytes of optional lists that a query downloads for later queries
+# maximum bytes of optional lists that a query downloads for later queries
+_MAX_COMPLETED_BYTES = 1 << 20
 _HEADER = np.dtype([("last_row", "<u4"), ("bytes", "<u2"), ("weight", "u1"), ("length", "<u2")])
 Ints = npt.NDArray[np.int64]
-Ranges = list[tuple[int, int]]  # begins and ends in the section of the lists
+Ranges = list[tuple[int, int]]  # (begin, end) offsets in the section of the lists
 
 
 class SelectiveSearch:
@@ -49,7 +50,7 @@ class SelectiveSearch:
 
         Args:
             file: the inverted index, which is read by ranges.
-            lists: (t, 3) postings, begin and end of the list of each term.
+            lists: (t, 3) number of postings, begin and end of the list of each term.
             factors: (t,) factor of each term, in units.
             k: number of hits.
             completed_ends: begin of each optional list of earlier queries -> end of the part that
@@ -62,7 +63,9 @@ class SelectiveSearch:
         self._candidates: tuple[Ints, Ints] | None = None  # rows, and their scores without the optional lists
 
     def list_first_ranges(self) -> Ranges:
-        """Return the required lists, the optional lists' headers, and bytes of them for later queries."""
+        """Return the ranges of required lists, of optional lists' headers, and of bytes for later
+        queries.
+        """
         optional_lists = self._lists[self.is_optional]
         ranges: Ranges = list(map(tuple, self._lists[~self.is_optional, 1:].tolist()))
         headers_ends = optional_lists[:, 1] + HEADER_BYTES * -(-optional_lists[:, 0] // BLOCK)
@@ -80,7 +83,7 @@ class SelectiveSearch:
         remaining_bytes = _MAX_COMPLETED_BYTES
         for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
             completed_end = self._completed_ends.get(begin, end)
-            if completed_end == end:  # the list is new, or was removed from the cache
+            if completed_end == end:  # the list was not used before, or it is complete
                 self._completed_ends[begin] = headers_end
                 continue
             next_end = min(end, completed_end + remaining_bytes)
@@ -138,13 +141,13 @@ class SelectiveSearch:
         """
         if self._candidates is None:
             return None
-        file, optional = self._file, self.is_optional
+        file, is_optional = self._file, self.is_optional
         count: int = maxscore.rank_rows(
             file.lists,
             file.layout.lists,
             file.lengths,
-            self._lists[optional],
-            self._factors[optional],
+            self._lists[is_optional],
+            self._factors[is_optional],
             weighting,
             *self._candidates,
             scores,
@@ -156,26 +159,26 @@ class SelectiveSearch:
 
     def _choose_optional(self) -> npt.NDArray[np.bool_]:
         is_optional = np.zeros(len(self._lists), bool)
-        optional_sum, total = 0.0, float(self._factors.sum())
+        optional_sum, factor_sum = 0.0, float(self._factors.sum())
         for i in np.argsort(self._factors, kind="stable").tolist():
             has_headers = self._lists[i, 0] > BLOCK
             if not has_headers or self._file.count_missing_bytes(*self._lists[i, 1:]) < _MIN_OPTIONAL_BYTES:
                 continue
             optional_sum += float(self._factors[i])
-            if optional_sum > _MAX_OPTIONAL_SHARE * (total - optional_sum):
+            if optional_sum > _MAX_OPTIONAL_SHARE * (factor_sum - optional_sum):
                 break
             is_optional[i] = True
         if self._lists[~is_optional, 0].sum() < self._k:
             is_optional[:] = False
         return is_optional
 
-    def _read_headers(self, entry: Ints) -> npt.NDArray[np.void]:
+    def _read_headers(self, list_entry: Ints) -> npt.NDArray[np.void]:
         """Return the headers of the blocks of a list.
 
         Raises:
             InputError: the file is damaged.
         """
-        postings, begin, end = entry.tolist()
+        postings, begin, end = list_entry.tolist()
         size = HEADER_BYTES * -(-postings // BLOCK)
         if not 0 <= begin <= end - size or end > self._file.layout.lists:
             raise self._file.damaged_error()
@@ -199,6 +202,6 @@ def _bound_blocks(header: npt.NDArray[np.void], factor: float, weighting: Weight
     weights, lengths = header["weight"].astype(np.float64), header["length"].astype(np.float64)
     contributions = weights / (weighting.saturation * weights + weighting.fixed + weighting.slope * lengths)
     contributions[weights >= MAX_HEADER_WEIGHT] = weighting.limit
-    # As in `maxscore`, a posting adds at least one unit; one more unit allows for rounding.
+    # As in `maxscore`, a posting contributes at least one unit. One more unit covers rounding.
     bounds: Ints = np.maximum(1, factor * contributions.astype(np.float32)).astype(np.int64) + 1
     return bounds

@@ -1,4 +1,4 @@
-"""Inspect an index file: links and reachability of graphs, list sizes, quantisation error, and fit.
+"""Inspect an index file: links and reachability of graphs, list sizes, quantization error, and fit.
 
 The statistics explain the recall of an index. They are read from the memory-mapped file, so any
 file that faiss wrote can be inspected, with a few bytes of memory per node.
@@ -12,7 +12,8 @@ of the time of a training.
 
 Vectors outside the training sample always have a slightly larger error, and the vectors of one
 article on a new topic a much larger one. So the error is measured over all rows of the changed
-parts, as it affects the index, and the recall over the new rows alone, as it affects who searches them.
+parts, because it affects the whole index, and the recall over the new rows alone, because a mean
+over all rows would hide it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +34,17 @@ from rag_model.index.quality.results import FitResult, GraphStats, IndexHealth, 
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import open_index
 
-FIT_VERSION = 4  # increased when the measurement of the same vectors changes
-SAMPLE_VECTORS = 4_096  # new vectors, and old vectors: a mean is then exact to one percent
+FIT_VERSION = 4  # increased when the same vectors would give other measurements
+SAMPLE_VECTORS = 4_096  # size of each sample: a mean is then exact to one percent
 
 
 @dataclass(frozen=True, slots=True)
 class FitSample:
     """Sampled vectors, (m <= `SAMPLE_VECTORS`, d) float32 each."""
 
-    new_vectors: Vectors  # not in the parent
-    old_vectors: Vectors  # in the parent
-    changed_vectors: Vectors  # of the changed parts, new and old together
+    new_vectors: Vectors  # vectors that the parent does not have
+    old_vectors: Vectors  # vectors that the parent has
+    changed_vectors: Vectors  # vectors of the changed parts, new and old together
 
 
 class TrainableKind(Protocol):
@@ -54,20 +55,20 @@ class TrainableKind(Protocol):
         ...
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return the recall of new and of old vectors; None: not measured."""
+        """Return the recall of new and of old vectors; None if it is not measured."""
         ...
 
 
 def measure_fit(
     kind: TrainableKind, plan: VectorPlan, trained: Path, losses: Mapping[str, float], fit_sample: FitSample
 ) -> FitResult:
-    """Measure how a trained file fits new vectors.
+    """Measure how well a trained file fits new vectors.
 
     Args:
         kind: the kind of the index.
         plan: the plan of the index.
         trained: the trained file.
-        losses: the losses of the training vectors, from `train`.
+        losses: the losses of the training vectors by name, from `train`.
         fit_sample: samples of the current corpus; without new vectors the file fits.
 
     Raises:
@@ -88,7 +89,7 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
     Args:
         changed: at least one `.npy` file, each with the parent's files of the same range; a row
             that one of these holds is old.
-        same: unchanged files, of which only the sampled rows are read.
+        same: unchanged `.npy` files, of which only the sampled rows are read.
         seed: the seed of the samples.
 
     Raises:
@@ -100,11 +101,11 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
     new_vectors = files.read_rows(new_rows[draw_rows(len(new_rows), SAMPLE_VECTORS, seed)])
     changed_vectors = files.read_rows(draw_rows(files.n, SAMPLE_VECTORS, seed))
     same_files = open_vectors(same, dim=files.dim) if same else None
-    # Old rows are numbered through the changed files, and then through the unchanged ones.
-    drawn = draw_rows(len(old_rows) + (same_files.n if same_files else 0), SAMPLE_VECTORS, seed)
-    drawn_changed, drawn_same = np.split(drawn, [np.searchsorted(drawn, len(old_rows))])
-    old_vectors = [files.read_rows(old_rows[drawn_changed])]
-    old_vectors += [same_files.read_rows(drawn_same - len(old_rows))] if same_files else []
+    # Old rows are numbered across the changed files first, and then across the unchanged ones.
+    sampled_positions = draw_rows(len(old_rows) + (same_files.n if same_files else 0), SAMPLE_VECTORS, seed)
+    sampled_changed, sampled_same = np.split(sampled_positions, [np.searchsorted(sampled_positions, len(old_rows))])
+    old_vectors = [files.read_rows(old_rows[sampled_changed])]
+    old_vectors += [same_files.read_rows(sampled_same - len(old_rows))] if same_files else []
     return FitSample(new_vectors, np.concatenate(old_vectors), changed_vectors)
 
 
@@ -116,10 +117,12 @@ def find_common_rows(path: Path, others: Sequence[Path]) -> npt.NDArray[np.bool_
     return is_common
 
 
-def relative_error(true: Vectors, decoded: Vectors) -> float:
-    """Return the mean of |x - y|^2 / |x|^2 over nonzero rows x of `true` and y of `decoded`."""
-    norms = np.square(true, dtype=np.float64).sum(axis=1)  # (m, d) -> (m,)
-    errors = np.square(true - decoded, dtype=np.float64).sum(axis=1)
+def relative_error(original_vectors: Vectors, decoded_vectors: Vectors) -> float:
+    """Return the mean of |x - y|^2 / |x|^2 over nonzero rows x of `original_vectors` and y of
+    `decoded_vectors`.
+    """
+    norms = np.square(original_vectors, dtype=np.float64).sum(axis=1)  # (m, d) -> (m,)
+    errors = np.square(original_vectors - decoded_vectors, dtype=np.float64).sum(axis=1)
     return float((errors[norms > 0] / norms[norms > 0]).mean()) if norms.any() else 0.0
 
 
@@ -136,7 +139,7 @@ def centroid_distance(vectors: Vectors, centroids: Vectors, metric: Metric) -> f
     return float((1 - products[lengths > 0] / lengths[lengths > 0]).mean()) if lengths.any() else 0.0
 
 
-_SAMPLE_ROWS = 1_000  # decoded rows: the mean error is then exact to a few percent
+_SAMPLE_ROWS = 1_000  # number of decoded rows: the mean error is then exact to a few percent
 
 
 def compute_graph_stats(path: Path) -> GraphStats:
@@ -147,20 +150,20 @@ def compute_graph_stats(path: Path) -> GraphStats:
     """
     graph = GraphFile.open(path)
     degrees = np.zeros(graph.width + 1, np.int64)
-    linked = np.zeros(graph.n, bool)
+    is_linked = np.zeros(graph.n, bool)
     for first in range(0, graph.n, BLOCK):
         nodes = np.arange(first, min(first + BLOCK, graph.n))
         links = graph.bottom(nodes)
         # (m, 2M) -> (m,) -> (2M + 1,)
         degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))
-        linked[links[(links >= 0) & (links != nodes[:, None])]] = True
+        is_linked[links[(links >= 0) & (links != nodes[:, None])]] = True
     unreachable = len(ReachabilityTree(graph).find_unreachable()) if graph.n else 0
-    return GraphStats(tuple(degrees.tolist()), int(graph.n - linked.sum()), unreachable)
+    return GraphStats(tuple(degrees.tolist()), int(graph.n - is_linked.sum()), unreachable)
 
 
 def compute_list_stats(index: FaissIndex) -> ListStats:
     """Compute statistics of the inverted lists of an open index; holds 8 bytes per list."""
-    sizes = _list_sizes(faiss.extract_index_ivf(index))
+    sizes = _read_list_sizes(faiss.extract_index_ivf(index))
     buckets = np.bincount([int(size).bit_length() for size in sizes])
     imbalance = len(sizes) * float(np.square(sizes, dtype=np.float64).sum()) / max(1, int(sizes.sum())) ** 2
     return ListStats(len(sizes), tuple(buckets.tolist()), int(sizes.max()), imbalance)
@@ -169,8 +172,8 @@ def compute_list_stats(index: FaissIndex) -> ListStats:
 def measure_quantization_error(index: FaissIndex, vectors: VectorRows, seed: int = 0) -> float | None:
     """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of nonzero rows x.
 
-    It is 0 for vectors stored unquantised, and None for codes that do not decode to vectors:
-    RaBitQ's only estimate inner products.
+    It is 0 for vectors stored without quantization, and None for codes that cannot be decoded to
+    vectors: RaBitQ codes only estimate inner products.
 
     Args:
         index: an open index, possibly mapped; its ids are rows of `vectors`.
@@ -188,44 +191,44 @@ def measure_quantization_error(index: FaissIndex, vectors: VectorRows, seed: int
         np.random.default_rng(seed).choice(count, min(_SAMPLE_ROWS, count), replace=False, shuffle=False)
     )
     if lists is None:
-        rows, decoded = positions, index.reconstruct_batch(positions)
+        rows, decoded_vectors = positions, index.reconstruct_batch(positions)
     elif isinstance(faiss.downcast_index(lists), faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan):
         return None
     else:
-        rows, decoded = _decode_at(index, lists, positions)
+        rows, decoded_vectors = _decode_at(index, lists, positions)
     if int(rows.max()) >= vectors.n:
         raise InputError(
             f"the index holds id {rows.max()} and there are {vectors.n} vectors: give those it was built from"
         )
     order = np.argsort(rows)
-    true = vectors.read_rows(rows[order])
-    return relative_error(true, decoded[order])  # both (m, d)
+    original_vectors = vectors.read_rows(rows[order])
+    return relative_error(original_vectors, decoded_vectors[order])  # both (m, d)
 
 
 def _decode_at(index: FaissIndex, lists: FaissIndex, positions: Rows) -> tuple[Rows, Vectors]:
     """Return the ids and the decoded vectors at `positions`, (m,), in the concatenated lists."""
-    sizes = _list_sizes(lists)
+    sizes = _read_list_sizes(lists)
     ends = np.cumsum(sizes)
-    numbers = np.searchsorted(ends, positions, side="right")
-    offsets = positions - (ends - sizes)[numbers]
-    decoded = np.empty((len(positions), int(lists.d)), np.float32)
+    list_numbers = np.searchsorted(ends, positions, side="right")
+    offsets = positions - (ends - sizes)[list_numbers]
+    decoded_vectors = np.empty((len(positions), int(lists.d)), np.float32)
     rows = np.empty(len(positions), np.int64)
-    for row_number, (number, offset) in enumerate(zip(numbers.tolist(), offsets.tolist(), strict=True)):
-        rows[row_number] = lists.invlists.get_single_id(number, offset)
-        lists.reconstruct_from_offset(number, offset, faiss.swig_ptr(decoded[row_number]))
-    return rows, _reverse_transforms(index, decoded)
+    for row_number, (list_number, offset) in enumerate(zip(list_numbers.tolist(), offsets.tolist(), strict=True)):
+        rows[row_number] = lists.invlists.get_single_id(list_number, offset)
+        lists.reconstruct_from_offset(list_number, offset, faiss.swig_ptr(decoded_vectors[row_number]))
+    return rows, _reverse_transforms(index, decoded_vectors)
 
 
-def _reverse_transforms(index: FaissIndex, decoded: Vectors) -> Vectors:
+def _reverse_transforms(index: FaissIndex, decoded_vectors: Vectors) -> Vectors:
     index = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
     if isinstance(index, faiss.IndexPreTransform):
         for step in reversed(range(index.chain.size())):
-            decoded = index.chain.at(step).reverse_transform(decoded)
-    return decoded
+            decoded_vectors = index.chain.at(step).reverse_transform(decoded_vectors)
+    return decoded_vectors
 
 
-def _list_sizes(lists: FaissIndex) -> npt.NDArray[np.int64]:
-    return np.array([lists.invlists.list_size(number) for number in range(lists.nlist)], np.int64)
+def _read_list_sizes(lists: FaissIndex) -> npt.NDArray[np.int64]:
+    return np.array([lists.invlists.list_size(list_number) for list_number in range(lists.nlist)], np.int64)
 
 
 def inspect_index(path: Path, vectors: VectorRows | None = None) -> IndexHealth:
@@ -233,7 +236,7 @@ def inspect_index(path: Path, vectors: VectorRows | None = None) -> IndexHealth:
 
     Args:
         path: the index file.
-        vectors: the vectors that it was built from; needed for the quantisation error.
+        vectors: the vectors that it was built from; needed for the quantization error.
 
     Raises:
         InputError: the file is damaged or of another type, or was not built from `vectors`.
@@ -242,7 +245,7 @@ def inspect_index(path: Path, vectors: VectorRows | None = None) -> IndexHealth:
     kind, n = file.structure, file.n
     if vectors is not None and (vectors.n, vectors.dim) != (n, file.dim):
         raise InputError(f"{path} holds {n} x {file.dim} vectors, not {vectors.n} x {vectors.dim}: build it again")
-    error = None if vectors is None else measure_quantization_error(file.faiss_index, vectors)
+    quantization_error = None if vectors is None else measure_quantization_error(file.faiss_index, vectors)
     lists = compute_list_stats(file.faiss_index) if kind == "ivf" else None
     del file  # an open graph holds 12 bytes per node, and its statistics are read from the file
-    return IndexHealth(kind, n, compute_graph_stats(path) if kind == "hnsw" else None, lists, error)
+    return IndexHealth(kind, n, compute_graph_stats(path) if kind == "hnsw" else None, lists, quantization_error)

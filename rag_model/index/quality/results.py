@@ -25,7 +25,7 @@ class RecallFloor:
     """The lowest accepted recall of an index over the sampled queries."""
 
     mean: float
-    p5: float  # fifth percentile: a good mean can hide queries without any hit
+    p5: float  # fifth percentile over the queries: a good mean can hide queries without any hit
 
     def __post_init__(self) -> None:
         if not (0 <= self.mean <= 1 and 0 <= self.p5 <= 1):
@@ -33,13 +33,13 @@ class RecallFloor:
 
 
 # Measured on 5,227 passages of Wikipedia (MiniLM, 384 dimensions; 256 queries, each a sentence of
-# one passage): HNSW32 at efSearch 128 has a recall of .99 (p5 .95), and the same over a million.
+# one passage): HNSW32 at efSearch 128 has a recall of .99 (p5 .95), also over a million passages.
 # Below .95 a graph is damaged.
 DEFAULT_FLOOR = RecallFloor(mean=0.95, p5=0.80)
 
 
 def compute_recall(
-    retrieved_rows: Rows, exact_rows: Rows, scores: Vectors, k: int, score: ExactScore | None = None
+    retrieved_rows: Rows, exact_rows: Rows, scores: Vectors, k: int, compute_score: ExactScore | None = None
 ) -> Recalls:
     """Return the share of the true top k in each query's `retrieved_rows`, in [0, 1].
 
@@ -52,8 +52,8 @@ def compute_recall(
             rank k.
         scores: the scores of `exact_rows`, larger = better.
         k: depth of recall; cut to the width of `exact_rows` if the corpus is smaller.
-        score: computes exact scores, where ties continue beyond `exact_rows`, as in a corpus of
-            equal passages.
+        compute_score: computes exact scores, where ties continue beyond `exact_rows`, as in a
+            corpus of equal passages.
     """
     k = min(k, exact_rows.shape[1])
     kth_score = scores[:, k - 1 : k]  # (q, w) -> (q, 1)
@@ -65,12 +65,14 @@ def compute_recall(
     is_hit = np.isin(retrieved_rows[:, :k] + query_offsets, (exact_rows + query_offsets)[is_correct])
     hits = is_hit.sum(axis=1)
     recalls: Recalls = np.minimum(hits / k, 1.0)
-    tied = np.flatnonzero(is_correct.all(axis=1))  # (q, w) -> (q',): queries with ties at the end
-    if score is not None and len(tied):
+    # (q, w) -> (q',): queries with ties at the end
+    tied_queries = np.flatnonzero(is_correct.all(axis=1))
+    if compute_score is not None and len(tied_queries):
         is_correct = (
-            score(tied, retrieved_rows[tied, :k]) >= (kth_score - np.abs(kth_score) * _TIE_TOLERANCE)[tied]
+            compute_score(tied_queries, retrieved_rows[tied_queries, :k])
+            >= (kth_score - np.abs(kth_score) * _TIE_TOLERANCE)[tied_queries]
         )  # (q', k) bool
-        recalls[tied] = is_correct.sum(axis=1) / k
+        recalls[tied_queries] = is_correct.sum(axis=1) / k
     return recalls
 
 
@@ -84,8 +86,9 @@ class GraphStats:
     """Statistics of a graph's bottom level, which holds every node."""
 
     degrees: tuple[int, ...]  # number of nodes with 0, 1, … 2M links
-    unlinked: int  # nodes that no other node links to
-    unreachable: int  # nodes that no walk from the entry point reaches, so that no query finds them
+    unlinked: int  # number of nodes that no other node links to
+    # number of nodes that no path from the entry point reaches, so that no query finds them
+    unreachable: int
 
     @property
     def degree(self) -> float:
@@ -96,13 +99,13 @@ class GraphStats:
 
 @dataclass(frozen=True, slots=True)
 class ListStats:
-    """Statistics of how evenly the vectors are spread over the inverted lists."""
+    """Statistics that tell how evenly the vectors are distributed over the inverted lists."""
 
     lists: int
-    # number of lists of size 0, 1, 2-3, 4-7, …: bucket i > 0 is [2^(i-1), 2^i)
+    # number of lists of size 0, 1, 2-3, 4-7, …: item i > 0 counts sizes in [2^(i-1), 2^i)
     sizes: tuple[int, ...]
     largest: int
-    # L sum(size^2) / n^2: the factor by which a search reads more than with L equal lists
+    # lists * sum(size^2) / n^2: the vectors that a search reads, relative to lists of equal size
     imbalance: float
 
 
@@ -110,12 +113,12 @@ class ListStats:
 class OperatingPoint:
     """One point of an index's trade-off: a search setting with its recall, time and work."""
 
-    setting: str  # efSearch=128, nprobe=32, exact
+    setting: str  # name of the setting, such as efSearch=128, nprobe=32 or exact
     recall_mean: float
     recall_p5: float  # fifth percentile over the queries: the recall of the worst 5 %
-    milliseconds: float  # per query, all queries searched as one batch
-    # Mean distance computations per query, equal on every machine. For lists: the compared codes
-    # and the vectors of a refinement, without the centroids.
+    milliseconds: float  # milliseconds per query when all queries are searched as one batch
+    # Mean number of distance computations per query, which is the same on every machine. For lists
+    # it counts the compared codes and the vectors of a refinement, but not the centroids.
     distances: float
 
 
@@ -127,7 +130,7 @@ class IndexHealth:
     n: int
     graph: GraphStats | None = None
     lists: ListStats | None = None
-    quantization_error: float | None = None  # None: unknown, or undefined for the codec
+    quantization_error: float | None = None  # None: not measured, or undefined for the codec
 
     def metrics(self) -> dict[str, float | int]:
         """Return the metrics that apply, by their names in a manifest."""
@@ -146,40 +149,45 @@ class IndexHealth:
 class TuningResult:
     """A search setting for a recall target."""
 
-    # efSearch, or nprobe and refine; empty for an index without parameters
+    # values of efSearch, or of nprobe and refine; empty for an index without parameters
     search: Mapping[str, int]
     recall: float  # mean recall with this setting
-    note: str = ""  # a sentence if the target cannot be reached, else empty
+    note: str = ""  # why the target cannot be reached, as a sentence; empty if it is reached
 
 
-_MIN_NEW_VECTORS = 32  # with fewer new vectors, their mean is too uncertain
+_MIN_NEW_VECTORS = 32  # with fewer new vectors, the mean is too uncertain
 
 
-_SLACK = 0.02  # added to `drift`: codes have this much less error on their own training vectors
+# tolerated increase of a loss in addition to `drift`: codes have this much less error on their own
+# training vectors
+_SLACK = 0.02
 
 
-# accepted difference of new and old vectors' recall: three times the random error
+# accepted difference between the recall of old and new vectors: three times the random error
 _MAX_RECALL_LOSS = 0.1
 
 
-_MAX_EVEN_IMBALANCE = 1.5  # always accepted: cells are split down to this multiple of the mean
+# accepted in every build: larger cells are split until they are below this multiple of the mean
+_MAX_EVEN_IMBALANCE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStats:
-    """How a trained file fits its training vectors."""
+    """How well a trained file fits its training vectors."""
 
-    # mean |x - y|^2 / |x|^2 of approximations y: `cells` or `lists`, and `codes`
+    # mean |x - y|^2 / |x|^2 of vectors x and their approximations y, by name: `cells` or `lists`,
+    # and `codes`
     losses: Mapping[str, float]
-    imbalance: float = 0.0  # largest cell over the mean, in the first build; 0: there are no cells
-    imbalance_now: float = 0.0  # the same in the last build
+    # size of the largest cell divided by the mean size, in the first build; 0: no cells
+    imbalance: float = 0.0
+    imbalance_now: float = 0.0  # the same ratio in the last build
 
     def with_imbalance(self, imbalance: float) -> Self:
         """Return the record after a build whose largest cell is `imbalance` times the mean."""
         return type(self)(self.losses, self.imbalance or imbalance, imbalance)
 
     def explain_misfit(self, drift: float) -> str | None:
-        """Return why the file cannot fit, whatever the new vectors are; None if it may fit."""
+        """Return the reason why the file fits no new vectors; None if it may fit."""
         if self.imbalance_now <= drift * max(self.imbalance, _MAX_EVEN_IMBALANCE):
             return None
         return f"the largest cell has grown to {self.imbalance_now:.2f} times the mean"
@@ -196,16 +204,16 @@ class TrainingStats:
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """How a reused trained file fits the new vectors."""
+    """How well a reused trained file fits the new vectors."""
 
     rows: int  # number of new vectors measured
-    # by name: of the changed parts, of the training vectors
+    # name -> (loss of the changed parts, loss of the training vectors)
     losses: Mapping[str, tuple[float, float]]
-    # of new and of old vectors in lists; None: not measured
+    # recall of new and of old vectors in lists; None: not measured
     recall: tuple[float, float] | None = None
 
     def explain_misfit(self, drift: float) -> str | None:
-        """Return why the file does not fit; None if it fits."""
+        """Return the reason why the file does not fit; None if it fits."""
         if self.rows < _MIN_NEW_VECTORS:
             return None
         for name, (changed_loss, training_loss) in self.losses.items():
@@ -217,7 +225,7 @@ class FitResult:
         return None
 
     def explain_missed_neighbors(self) -> str | None:
-        """Return how much lower the recall of new vectors is; None if it is close to the old."""
+        """Return the recall of new and old vectors in a sentence; None if they are similar."""
         new_recall, old_recall = self.recall or (1.0, 1.0)
         if self.rows < _MIN_NEW_VECTORS or new_recall >= old_recall - _MAX_RECALL_LOSS:
             return None
@@ -237,7 +245,7 @@ class FitResult:
         return cls(values["rows"], pairs, (recall[0], recall[1]) if recall else None)
 
 
-PROCESS_BYTES = 192 << 20  # memory of Python, numpy and faiss, for any n
+PROCESS_BYTES = 192 << 20  # memory of Python, numpy and faiss, independent of the number of vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +253,9 @@ class ResourceEstimate:
     """Memory and disk of an index, in bytes."""
 
     stages: Mapping[str, int]  # memory of one task of each stage: train, scatter, shard, merge
-    search_bytes: int  # memory after every page of the index was read
-    disk_bytes: int  # the index file
-    work_bytes: int  # disk during the build, without the vectors: pieces, and twice the index file
+    search_bytes: int  # memory of a search when the whole index is loaded
+    disk_bytes: int  # size of the index file
+    work_bytes: int  # disk space of a build besides the vectors: pieces, and twice the index file
 
     def peak_bytes(self, *, serving: bool = False) -> int:
         """Return the memory to run one task at a time, and with `serving` to search as well."""

@@ -17,7 +17,8 @@ from rag_model.index.quality.results import (
 from rag_model.index.search import FaissFileIndex
 
 _MIN_RUNS = 3  # the fastest run counts, because other processes only slow a run down
-_MIN_SECONDS = 0.02  # total of all runs: a single short batch is easily disturbed as a whole
+# minimum total of all runs: other processes could slow down the whole of a short run
+_MIN_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class VectorQuerySet:
 
     vectors: Vectors  # (q, d) float32
     k: int  # depth of recall
-    scores: Vectors  # (q, >= k) of exact search, best first; wider than k to detect ties at rank k
-    rows: Rows  # (q, >= k)
+    # (q, >= k) scores of exact search, best first; more than k to detect ties at rank k
+    scores: Vectors
+    rows: Rows  # (q, >= k) rows of exact search, best first
     score: ExactScore | None = None  # computes exact scores, for ties that continue beyond `rows`
 
     @classmethod
@@ -38,7 +40,7 @@ class VectorQuerySet:
             UsageError: the vectors or `k` do not fit the index.
         """
         scores, rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
-        return cls(vectors, k, scores, rows, lambda queries, found: exact.score(vectors[queries], found))
+        return cls(vectors, k, scores, rows, lambda queries, rows: exact.score(vectors[queries], rows))
 
     def first(self, count: int) -> Self:
         """Return the first `count` queries."""
@@ -57,8 +59,8 @@ def sweep_settings(
     `values` are values of `efSearch` or `nprobe`. By default each is twice the one before:
     `efSearch` from 16, or the depth of the queries if that is more, to 512; `nprobe` from 1 to the
     number of lists (at most 1,024). Other parameters have the index's defaults. faiss counts
-    distances for the whole process, so a concurrent search falsifies the number of distances, but
-    nothing else.
+    distances for the whole process, so a concurrent search makes only the number of distances
+    wrong.
 
     Raises:
         UsageError: the queries or their depth do not fit the index.
@@ -73,15 +75,15 @@ def sweep_settings(
 def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
     """Return settings with `efSearch` or `nprobe` from an eighth of the index's own to twice.
 
-    What a search costs near its setting does not grow with the number of lists, as the largest
-    values of `nprobe` do.
+    The cost of a search with these settings does not depend on the number of lists, unlike that of
+    the largest values of `nprobe`.
     """
     if index.structure == "exact":
         return [index.defaults]
     values, parameter = _default_values(index, k), "efSearch" if index.structure == "hnsw" else "nprobe"
-    own = index.defaults[parameter]
-    near_values = {own, *(own * factor // 8 for factor in (1, 2, 4, 16))}
-    limited_values = sorted({min(max(value, values[0]), max(own, values[-1])) for value in near_values})
+    own_value = index.defaults[parameter]
+    near_values = {own_value, *(own_value * factor // 8 for factor in (1, 2, 4, 16))}
+    limited_values = sorted({min(max(value, values[0]), max(own_value, values[-1])) for value in near_values})
     return [index.defaults | {parameter: value} for value in limited_values]
 
 
@@ -110,20 +112,20 @@ def measure_recalls(
     Raises:
         UsageError: as `measure_point`.
     """
-    queries = len(query_set.vectors)
+    n_queries = len(query_set.vectors)
     _reset_counters()
     start = perf_counter()
     retrieved_rows = index.search(query_set.vectors, query_set.k, **parameters)[1]
-    runs = [perf_counter() - start]
-    distances = _count_distances(index, queries) / queries + parameters.get("refine", 0) * query_set.k
-    while len(runs) < min_runs or sum(runs) < _MIN_SECONDS:
-        runs.append(_time_search(index, query_set, parameters))
+    run_seconds = [perf_counter() - start]
+    distances = _count_distances(index, n_queries) / n_queries + parameters.get("refine", 0) * query_set.k
+    while len(run_seconds) < min_runs or sum(run_seconds) < _MIN_SECONDS:
+        run_seconds.append(_time_search(index, query_set, parameters))
     recalls = query_set.compute_recalls(retrieved_rows)
     point = OperatingPoint(
         setting=format_setting(parameters),
         recall_mean=float(recalls.mean()),
         recall_p5=percentile5(recalls),
-        milliseconds=1000 * min(runs) / queries,
+        milliseconds=1000 * min(run_seconds) / n_queries,
         distances=distances,
     )
     return point, recalls
@@ -145,9 +147,9 @@ def _reset_counters() -> None:
     faiss.cvar.indexIVF_stats.reset()
 
 
-def _count_distances(index: FaissFileIndex, queries: int) -> float:
+def _count_distances(index: FaissFileIndex, n_queries: int) -> float:
     if index.structure == "hnsw":
         return float(faiss.cvar.hnsw_stats.ndis)
     if index.structure == "ivf":
         return float(faiss.cvar.indexIVF_stats.ndis)
-    return float(index.n * queries)
+    return float(index.n * n_queries)

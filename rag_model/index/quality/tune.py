@@ -2,13 +2,13 @@
 
 `tune_search` finds the smallest `efSearch` or `nprobe` that reaches the target. Recall rises with
 the setting, so the search starts from the index's own setting, which for a later build is that of
-its parent: mostly it is still the smallest one, which two measurements confirm. Otherwise it is
-doubled or halved, and the last step is bisected.
-Only recall decides, not time, so the same file and queries give the same setting on every machine.
+its parent: in most builds it is still the smallest one, which two measurements confirm. Otherwise the setting
+is doubled or halved until the target lies between two settings, and then bisected. Only recall
+decides, not time, so the same file and queries give the same setting on every machine.
 
-`evaluate_index` measures recall against latency over a range of settings. It searches given
-queries, or the index's own vectors, and compares with exact search of the files that the index was
-built from. Its own vectors are easier queries: each is its own nearest neighbour.
+`evaluate_index` measures recall against latency over a range of settings. The queries are given, or are vectors of the index; the true neighbours come from exact search of
+the files that the index was built from. Vectors of the index are easier queries: each is its own
+nearest neighbour.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +30,12 @@ from rag_model.index.quality.sweep import VectorQuerySet, format_setting, sweep_
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import FaissFileIndex, open_index
 
-MAX_CANDIDATES = 2_048  # efSearch: a graph that misses its target even with this is damaged
-MAX_LISTS = 4_096  # nprobe: finding so many lists costs as much as reading them
-REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # refine: this many times k candidates are reranked
-CEILING_TOLERANCE = 0.005  # below the best possible recall, if the target cannot be reached
+# largest efSearch: a graph that misses its target with this value is damaged
+MAX_CANDIDATES = 2_048
+MAX_LISTS = 4_096  # largest nprobe: finding so many lists costs as much as reading them
+REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # values of refine: this many times k candidates are reranked
+# accepted loss of the best possible recall, if the target cannot be reached
+CEILING_TOLERANCE = 0.005
 _CODES_PER_CANDIDATE = 16  # codes that a graph search compares per candidate (efSearch)
 _CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
 
@@ -42,7 +44,8 @@ RecallFunction = Callable[[int], float]  # the mean recall over the queries, for
 
 @dataclass(frozen=True, slots=True)
 class _SearchGrid:
-    """The settings to try: a parameter from `minimum` to `maximum`, and factors of the refinement.
+    """The settings to try: values of a parameter from `minimum` to `maximum`, and refinement
+    factors.
 
     The factor 0 stands for an index without a refinement.
     """
@@ -65,7 +68,8 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
 
     Args:
         index: the index; its default setting is tried first.
-        query_set: queries with their true neighbours; a few hundred distinguish recalls .01 apart.
+        query_set: queries with their true neighbours; a few hundred queries distinguish recalls
+            that differ by .01.
         target: 0 < target < 1.
 
     Raises:
@@ -83,19 +87,21 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     grid = _build_grid(index, query_set.k)
     recall = cache(lambda factor, value: mean_recall(grid.search(factor, value)))
     cost = partial(_estimate_cost, index, query_set.k)
-    start = index.defaults.get("refine", 0), index.defaults.get(grid.name, grid.minimum)
-    best = _find_cheapest(recall, grid, target, cost, start)
-    if best is not None:
-        return TuningResult(grid.search(*best), recall(*best))
+    first_setting = index.defaults.get("refine", 0), index.defaults.get(grid.name, grid.minimum)
+    best_setting = _find_cheapest(recall, grid, target, cost, first_setting)
+    if best_setting is not None:
+        return TuningResult(grid.search(*best_setting), recall(*best_setting))
     ceiling = max(
         recall(factor, value) for factor in grid.refine_factors for value in _double_up_to(grid.minimum, grid.maximum)
     )
-    best = _find_cheapest(recall, grid, ceiling - CEILING_TOLERANCE, cost, start)
-    if best is None:
+    best_setting = _find_cheapest(recall, grid, ceiling - CEILING_TOLERANCE, cost, first_setting)
+    if best_setting is None:
         raise AssertionError("a setting reaches the best recall")
-    search = grid.search(*best)
+    search = grid.search(*best_setting)
     return TuningResult(
-        search, recall(*best), _explain_missed_target(index, query_set.k, target, search, recall(*best), ceiling)
+        search,
+        recall(*best_setting),
+        _explain_missed_target(index, query_set.k, target, search, recall(*best_setting), ceiling),
     )
 
 
@@ -115,24 +121,24 @@ def _find_cheapest(
     grid: _SearchGrid,
     target: float,
     cost: Callable[[tuple[int, int]], float],
-    start: tuple[int, int],
+    first_setting: tuple[int, int],
 ) -> tuple[int, int] | None:
     """Return the cheapest refinement factor and value that reach `target`; None if there are none.
 
-    The factor of `start` is tried first. For another one, the largest value that would be cheaper
-    is tried: if it misses the target, so do the smaller ones.
+    The factor of `first_setting` is tried first. For another one, the largest value that would be
+    cheaper is tried: if it misses the target, so do the smaller ones.
     """
-    best: tuple[int, int] | None = None
-    for factor in sorted(grid.refine_factors, key=lambda factor: factor != start[0]):
+    best_setting: tuple[int, int] | None = None
+    for factor in sorted(grid.refine_factors, key=lambda factor: factor != first_setting[0]):
         maximum = grid.maximum
-        if best is not None:
+        if best_setting is not None:
             unit = cost((factor, 1)) - cost((factor, 0))
-            maximum = min(maximum, ceil((cost(best) - cost((factor, 0))) / unit) - 1)
+            maximum = min(maximum, ceil((cost(best_setting) - cost((factor, 0))) / unit) - 1)
             if maximum < grid.minimum or recall(factor, maximum) < target:
                 continue
-        value = _find_smallest(partial(recall, factor), grid.minimum, maximum, target, start[1])
-        best = best if value is None else (factor, value)
-    return best
+        value = _find_smallest(partial(recall, factor), grid.minimum, maximum, target, first_setting[1])
+        best_setting = best_setting if value is None else (factor, value)
+    return best_setting
 
 
 def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
@@ -190,10 +196,10 @@ def _explain_missed_target(
     )
 
 
-DEPTH = 20  # neighbours searched per query
-_MAX_QUERIES = 1_000  # enough to distinguish recalls .005 apart
+DEPTH = 20  # number of neighbours searched per query
+_MAX_QUERIES = 1_000  # enough to distinguish recalls that differ by .005
 _MIN_QUERIES = 100
-_MAX_PRODUCTS = 4e11  # multiplications of exact search: half a minute on two cores
+_MAX_PRODUCTS = 4e11  # maximum multiplications of exact search: half a minute on two cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +207,13 @@ class IndexEvaluation:
     """The measurements of a new index."""
 
     query_count: int
-    uses_own_vectors: bool  # whether the queries are the index's own vectors
+    uses_own_vectors: bool  # whether the queries are vectors of the index
     k: int  # depth of recall
-    points: tuple[OperatingPoint, ...]  # cheapest first
-    health: Mapping[str, float | int]  # by name, as in a manifest
-    search: Mapping[str, int]  # the setting to write into the file: the tuned one, else the default
-    note: str = ""  # a sentence if the recall target cannot be reached
+    points: tuple[OperatingPoint, ...]  # measurements over a range of settings, cheapest first
+    health: Mapping[str, float | int]  # statistics of the index by their names in a manifest
+    # the search setting to write into the file: the tuned one, or else the default
+    search: Mapping[str, int]
+    note: str = ""  # why the recall target cannot be reached, as a sentence; empty if it is reached
 
 
 def evaluate_index(
@@ -218,7 +225,7 @@ def evaluate_index(
         path: the index file.
         plan: the plan of the build.
         vectors: the `.npy` files that it was built from, in order.
-        queries: (q, d) float32; None: up to 1,000 of its own vectors, drawn by the plan's seed.
+        queries: (q, d) float32; None: up to 1,000 vectors of the index, drawn by the plan's seed.
 
     Raises:
         InputError: the index or a vector file is damaged.
@@ -226,7 +233,7 @@ def evaluate_index(
     """
     query_vectors = queries
     if query_vectors is None:
-        query_vectors = sample_vectors(vectors, plan.n, plan.d, _affordable_queries(plan), plan.seed + 1)
+        query_vectors = sample_vectors(vectors, plan.n, plan.d, _count_affordable_queries(plan), plan.seed + 1)
     index, k = open_index(path), min(DEPTH, plan.n)
     query_set = VectorQuerySet.from_exact_search(ExactIndex(vectors, plan.metric), query_vectors, k)
     search, note = dict(plan.search), ""
@@ -261,5 +268,5 @@ def read_queries(path: Path, d: int, limit: int = _MAX_QUERIES) -> Vectors:
     return np.ascontiguousarray(block, dtype=np.float32)
 
 
-def _affordable_queries(plan: VectorPlan) -> int:
+def _count_affordable_queries(plan: VectorPlan) -> int:
     return min(plan.n, max(_MIN_QUERIES, min(_MAX_QUERIES, int(_MAX_PRODUCTS / (plan.n * plan.d)))))

@@ -32,12 +32,12 @@ NAME = "MaxSim"
 _FACTORY_PATTERN = re.compile(NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pieces>\d+)(?P<narrow>x4)?))?")
 _BITS = (1, 2, 4, 8)
 Array = npt.NDArray[Any]
-_ROUNDS = 8  # of k-means; ColBERTv2's code has 4
+_ROUNDS = 8  # rounds of k-means; ColBERTv2's code has 4
 # Tokens whose residuals give the quantiles: 8 million numbers at 128 dimensions.
 _SAMPLE_TOKENS = 1 << 16
-_WEIGHT_COUNTS = (2, 4, 16, 256)  # those whose numbers fill bytes
+_WEIGHT_COUNTS = (2, 4, 16, 256)  # numbers of weights whose codes fill bytes
 _BLOCK = 1 << 14  # tokens encoded at a time
-_POINTS_PER_CENTROID = 256  # training tokens for each of a piece's vectors, as faiss takes them
+_POINTS_PER_CENTROID = 256  # training tokens per centroid of a sub-quantizer, as in faiss
 
 
 _MAX_UINT16_CENTROIDS = 1 << 16  # up to so many centroids an id has two bytes, else four
@@ -109,8 +109,8 @@ def assign_centroids(centroids: Vectors, vectors: Vectors) -> CentroidIds:
 def normalize(vectors: Vectors) -> Vectors:
     """Return vectors scaled to length 1."""
     lengths = np.sqrt(np.einsum("td,td->t", vectors, vectors))[:, None]
-    scaled: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))
-    return scaled
+    unit_vectors: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+    return unit_vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class ResidualBits:
     @classmethod
     def train(cls, sample: Vectors, centroids: Vectors, bits: int) -> Self:
         """Compute the quantiles of (t, d) unit vectors."""
-        sampled = sample[:: max(1, len(sample) // _SAMPLE_TOKENS)]
-        residuals = sampled - centroids[assign_centroids(centroids, sampled)]
+        training_vectors = sample[:: max(1, len(sample) // _SAMPLE_TOKENS)]
+        residuals = training_vectors - centroids[assign_centroids(centroids, training_vectors)]
         quantiles = np.arange(1 << bits) / (1 << bits)
         midpoints = quantiles + 0.5 / (1 << bits)
         cutoffs, weights = np.quantile(residuals, quantiles[1:]), np.quantile(residuals, midpoints)
@@ -181,12 +181,12 @@ class ResidualBits:
 
     def decode(self, ids: CentroidIds, codes: npt.NDArray[np.uint8]) -> Vectors:
         """Return (t, d) float32 unit vectors."""
-        rebuilt = self.centroids[ids]
+        decoded_vectors = self.centroids[ids]
         # (t, width) -> (t, width, 8 / b) -> (t, d)
-        rebuilt += self._table()[codes].reshape(rebuilt.shape)
-        return normalize(rebuilt)
+        decoded_vectors += self._build_table()[codes].reshape(decoded_vectors.shape)
+        return normalize(decoded_vectors)
 
-    def _table(self) -> Vectors:
+    def _build_table(self) -> Vectors:
         """Return the weights of each byte's codes, (256, 8 / b)."""
         shifts = np.arange(8 // self.bits) * self.bits
         table: Vectors = self.weights[np.arange(256)[:, None] >> shifts & (len(self.weights) - 1)]
@@ -195,11 +195,11 @@ class ResidualBits:
 
 @dataclass(frozen=True, slots=True)
 class ResidualProducts:
-    """A product quantizer of the residual with M pieces (Jégou et al. 2011).
+    """A product quantizer of the residual with M sub-quantizers (Jégou et al. 2011).
 
-    It learns one of 2^b small vectors for each piece of the residual. At equal bytes it loses less
-    than `ResidualBits`, which ignores correlations between components, and spends as many bits on
-    components that hardly vary.
+    Each piece of the residual is replaced by one of 2^b learned vectors. At equal bytes it loses
+    less than `ResidualBits`, which ignores correlations between components, and spends as many bits
+    on components that hardly vary.
     """
 
     centroids: Vectors  # (K, d)
@@ -213,15 +213,17 @@ class ResidualProducts:
         Raises:
             ResourceError: memory ran out.
         """
-        sampled = sample[:: max(1, len(sample) // (_POINTS_PER_CENTROID << bits))]
+        training_vectors = sample[:: max(1, len(sample) // (_POINTS_PER_CENTROID << bits))]
         quantizer = faiss.ProductQuantizer(sample.shape[1], pieces, bits)
         quantizer.cp.min_points_per_centroid = 1
-        if len(sampled) < 1 << bits:  # k-means needs as many points as centroids
-            sampled = np.resize(sampled, (1 << bits, sampled.shape[1]))
+        if len(training_vectors) < 1 << bits:  # k-means needs as many points as centroids
+            training_vectors = np.resize(training_vectors, (1 << bits, training_vectors.shape[1]))
         with engine.translate_errors(
-            ResourceError, f"{len(sampled)} residuals could not train {pieces} pieces: use fewer"
+            ResourceError, f"{len(training_vectors)} residuals could not train {pieces} pieces: use fewer"
         ):
-            quantizer.train(np.ascontiguousarray(sampled - centroids[assign_centroids(centroids, sampled)]))
+            quantizer.train(
+                np.ascontiguousarray(training_vectors - centroids[assign_centroids(centroids, training_vectors)])
+            )
         codebooks = engine.copy_array(quantizer.centroids).reshape(pieces, 1 << bits, -1)
         return cls(centroids, codebooks, quantizer)
 
@@ -261,10 +263,10 @@ class ResidualProducts:
 
     def decode(self, ids: CentroidIds, codes: npt.NDArray[np.uint8]) -> Vectors:
         """Return (t, d) float32 unit vectors."""
-        rebuilt = self.centroids[ids]
+        decoded_vectors = self.centroids[ids]
         if len(ids):
-            rebuilt += self.quantizer.decode(np.ascontiguousarray(codes))
-        return normalize(rebuilt)
+            decoded_vectors += self.quantizer.decode(np.ascontiguousarray(codes))
+        return normalize(decoded_vectors)
 
 
 class Codec(Protocol):
@@ -299,8 +301,8 @@ class Codec(Protocol):
 class CodecFormat:
     """The codec that a factory string describes."""
 
-    bits: int | None = None  # per component, by quantiles; None: a product quantizer
-    pieces: int = 0  # of the product quantizer
+    bits: int | None = None  # bits per component, by quantiles; None: a product quantizer
+    pieces: int = 0  # number of sub-quantizers of the product quantizer
     piece_bits: int = 8
 
     def __str__(self) -> str:
@@ -329,7 +331,7 @@ def parse_codec_factory(factory: str, d: int | None = None) -> CodecFormat:
     """Parse a factory string; defaults are chosen for `d` dimensions.
 
     Raises:
-        UsageError: it is not a codec of token vectors, or does not fit `d` dimensions.
+        UsageError: the string names no codec of token vectors, or does not fit `d` dimensions.
     """
     match = _FACTORY_PATTERN.fullmatch(factory)
     if match is None:

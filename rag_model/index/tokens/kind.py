@@ -51,7 +51,7 @@ from rag_model.index.tokens.search import TokenIndexFile, maxsim
 
 
 class TokenRows:
-    """The token vectors of all parts; a row is counted through the parts in order."""
+    """The token vectors of all parts; rows are numbered through all parts in order."""
 
     def __init__(self, paths: Sequence[Path], dim: int | None = None) -> None:
         """Open the files of the parts, in order; `dim` is the dimension that a plan requires.
@@ -84,16 +84,16 @@ class TokenRows:
 
     def take(self, rows: Rows) -> TokenVectors:
         """Return the passages at ascending global `rows`, float32."""
-        pieces = map_parts(lambda part: self._files[part[0]].take(part[2]), self._partition.split(rows))
-        return TokenVectors.concatenate(pieces or [self._files[0].take(np.empty(0, np.int64))])
+        part_vectors = map_parts(lambda part: self._files[part[0]].take(part[2]), self._partition.split(rows))
+        return TokenVectors.concatenate(part_vectors or [self._files[0].take(np.empty(0, np.int64))])
 
     def sample(self, tokens: int, seed: int) -> Vectors:
         """Return the (t, d) float32 vectors of passages that are drawn at random until they have
         `tokens` tokens.
         """
         order = np.random.default_rng(seed).permutation(self.n)
-        passage_count = np.searchsorted(np.cumsum(self.lengths[order]), tokens) + 1
-        vectors: Vectors = self.take(np.sort(order[:passage_count])).vectors
+        n_passages = np.searchsorted(np.cumsum(self.lengths[order]), tokens) + 1
+        vectors: Vectors = self.take(np.sort(order[:n_passages])).vectors
         return vectors
 
 
@@ -131,8 +131,8 @@ def train_codec(plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
 
 def reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
     """Return the mean squared distance of (t, d) unit vectors from their reconstructions."""
-    sampled = vectors[:: max(1, len(vectors) // 8192)]
-    return round(float(np.square(sampled - codec.decode(*codec.encode(sampled))).sum(axis=1).mean()), 6)
+    sample = vectors[:: max(1, len(vectors) // 8192)]
+    return round(float(np.square(sample - codec.decode(*codec.encode(sample))).sum(axis=1).mean()), 6)
 
 
 def encode_part(plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
@@ -175,7 +175,7 @@ def _iter_blocks(pieces: Sequence[PieceReader], array: int) -> Iterator[Array]:
             yield piece.read(array, first, min(first + _BLOCK, piece.count_rows(array)))
 
 
-TOKENS_PER_PASSAGE = 120  # for estimates: of 100 words and the title, without punctuation
+TOKENS_PER_PASSAGE = 120  # tokens of 100 words and a title, without punctuation, for estimates
 # Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
 # keeps .84, Bits2 .69.
 _RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
@@ -282,15 +282,15 @@ class TokenKind(UnshardedKind[TokenPlan]):
         """Compare the ranking of sampled passages with that by their original vectors."""
         index, token_rows = self.open(files, entry), TokenRows(files.rows(), entry["d"])
         k = min(trial.k, len(trial.rows))
-        tokens, decoded = token_rows.take(trial.rows), index.decode(trial.rows)
-        scores, exact = _rank(maxsim(trial.queries, tokens.vectors, tokens.offsets))
-        approximate = _rank(maxsim(trial.queries, decoded.vectors, decoded.offsets))[1][:, :k]
+        tokens, decoded_tokens = token_rows.take(trial.rows), index.decode(trial.rows)
+        scores, exact_rows = _rank(maxsim(trial.queries, tokens.vectors, tokens.offsets))
+        approximate_rows = _rank(maxsim(trial.queries, decoded_tokens.vectors, decoded_tokens.offsets))[1][:, :k]
         metrics = {
             "tokens_a_passage": round(token_rows.tokens / max(1, token_rows.n), 1),
             "bytes_a_passage": round(files.index.stat().st_size / max(1, token_rows.n)),
-            "loss": round(float(np.square(tokens.vectors - decoded.vectors).sum(axis=1).mean()), 4),
+            "loss": round(float(np.square(tokens.vectors - decoded_tokens.vectors).sum(axis=1).mean()), 4),
         }
-        return IndexMeasurement(compute_recall(approximate, exact, scores, k), metrics=metrics)
+        return IndexMeasurement(compute_recall(approximate_rows, exact_rows, scores, k), metrics=metrics)
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
         """Reject every parameter, because all rows are compared."""
@@ -304,10 +304,10 @@ class TokenKind(UnshardedKind[TokenPlan]):
         """Estimate the resources of a build, with 120 tokens per passage."""
         tokens = plan.n * TOKENS_PER_PASSAGE
         sample = plan.train_sample or sample_size(tokens)
-        code = bytes_per_token(plan)
+        token_bytes = bytes_per_token(plan)
         centroid_bytes = 4 * plan.d * centroid_count(tokens, sample)
-        size = tokens * code + 8 * plan.n + centroid_bytes
-        part_bytes = min(plan.n, part_rows or _DEFAULT_PART_ROWS) * TOKENS_PER_PASSAGE * code
+        size = tokens * token_bytes + 8 * plan.n + centroid_bytes
+        part_bytes = min(plan.n, part_rows or _DEFAULT_PART_ROWS) * TOKENS_PER_PASSAGE * token_bytes
         stages = {
             "train": 3 * 4 * plan.d * sample,
             "scatter": 2 * part_bytes + centroid_bytes + (64 << 20),
@@ -320,11 +320,11 @@ class TokenKind(UnshardedKind[TokenPlan]):
         """Estimate the seconds that a task of a stage takes on one core."""
         tokens = plan.n * TOKENS_PER_PASSAGE
         sample = plan.train_sample or sample_size(tokens)
-        clusters = centroid_count(tokens, sample)
+        n_centroids = centroid_count(tokens, sample)
         if stage == "train":
-            return 1 if inherited else 1 + 2.0 * _KMEANS_ROUNDS * sample * clusters * plan.d / _MULTIPLY_RATE
+            return 1 if inherited else 1 + 2.0 * _KMEANS_ROUNDS * sample * n_centroids * plan.d / _MULTIPLY_RATE
         if stage == "scatter":
-            return size / (2 * plan.d) * (clusters + 256) * plan.d / _MULTIPLY_RATE
+            return size / (2 * plan.d) * (n_centroids + 256) * plan.d / _MULTIPLY_RATE
         return tokens * bytes_per_token(plan) / _MERGE_RATE
 
 
