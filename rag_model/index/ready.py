@@ -1,8 +1,8 @@
 """Use a faiss file of another program as an index: describe the file, and compare it with a recipe.
 
-Such files are published for corpora whose graphs take days to build. Only files that bookwheel could have built are accepted, because they are searched, tuned and gated
-like a built index. A file's header is checked before any work, and its vectors when the corpus has
-been read.
+Such files are published for corpora whose graphs take days to build. Only files that bookwheel
+could have built are accepted, because they are searched, tuned and gated like a built index. A
+file's header is checked before any work, and its vectors when the corpus has been read.
 """
 
 from dataclasses import dataclass, fields, is_dataclass

@@ -1,14 +1,14 @@
 """The versioned store: immutable blobs, content-addressed versions, refs as append-only logs.
 
 ```
-store.json                       the format of this layout
+store.json                       the version of this layout
 blobs/ab/abcdef…                 immutable files, content-addressed
 snapshots/<id>.json              manifest: content (its hash is the id), metrics, provenance
 refs/<name>/00000007.json        a move of a ref; the highest number is current
 models/<id>.json                 manifest of a trained model
 models/refs/<name>/00000007.json a move of a ref of models
 evaluations/<id>.json            manifest of an evaluation: metrics, rows, report
-memo/<stage>/<key>.json          a stage's outputs for exact inputs; <key>.2.json after a loss
+memo/<stage>/<key>.json          a stage's outputs for exact inputs; <key>.2.json after their loss
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
 trainings/<key>/00000003.json    the newest checkpoint of an unfinished training
 reports/<id>.html                the HTML report of a build, an evaluation or a training
@@ -17,6 +17,7 @@ sweeps/<name>.json               a running deletion, and its files
 takedowns/00000003.json          pages that no snapshot may contain
 takedowns/<id>.json              the replacement of a taken-down snapshot
 ```
+
 There are no locks. Files that must not be written twice (the next move of a ref, a memo record, a
 manifest) are created exclusively; all others may be written twice with the same bytes. Only
 `expire` and `gc` delete files of other writers.

@@ -31,9 +31,11 @@ from rag_model.store.versions.manifest import (
 from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
-BUCKET = 1 << 18  # approximate rows of a bucket: about 30 MB, and 100 MB if all of them changed
-_PARTS_AHEAD = 8  # pairs of parts that are read at once, at most
-_FILES_PER_BUCKET = 4  # one file for each part, each with all buckets, would take quadratic time
+# approximate number of rows in a bucket: about 30 MB, or 100 MB if all of them changed
+BUCKET = 1 << 18
+_PARTS_AHEAD = 8  # maximum number of pairs of parts that are read at a time
+# a file for each part would take quadratic time, because each file has all buckets
+_FILES_PER_BUCKET = 4
 _COLUMNS = ("id", "page_id", "title", "hash")
 _SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
 _FILES_AHEAD = 8  # maximum number of files that are compared at a time
@@ -45,16 +47,17 @@ class ArticleChange:
     """An article that changed, with the number of its passages by kind of change."""
 
     page_id: str
-    title: str  # in the later snapshot, if it has the article
+    title: str  # title in the later snapshot if it has the article, else in the earlier one
     change: Change
-    passages: Mapping[Change, int]  # unchanged passages are not counted
+    # number of passages by kind of change; unchanged passages are not counted
+    passages: Mapping[Change, int]
 
 
 def iter_article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) -> Iterator[ArticleChange]:
     """Yield every article with an added, changed or removed passage, in a deterministic order.
 
-    A changed passage has the same id and another hash (of title and text). `bucket` is about the
-    number of rows to hold in memory if page ranges differ.
+    A changed passage has the same id and another hash (of title and text). `bucket` is the
+    approximate number of rows to hold in memory if page ranges differ.
 
     Raises:
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
@@ -65,13 +68,13 @@ def iter_article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUC
         yield from _compare(part_before, part_after)
     if not rest_before and not rest_after:
         return
-    count = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
+    n_buckets = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
     with temporary_folder("diff") as folder:
         file_rows = max(1, bucket // _FILES_PER_BUCKET)
-        files_before = _write_bucket_files(before, rest_before, count, file_rows, folder / "before")
-        files_after = _write_bucket_files(after, rest_after, count, file_rows, folder / "after")
-        for number in range(count):
-            yield from _compare(_read_bucket(files_before, number), _read_bucket(files_after, number))
+        files_before = _write_bucket_files(before, rest_before, n_buckets, file_rows, folder / "before")
+        files_after = _write_bucket_files(after, rest_after, n_buckets, file_rows, folder / "after")
+        for bucket_number in range(n_buckets):
+            yield from _compare(_read_bucket(files_before, bucket_number), _read_bucket(files_after, bucket_number))
 
 
 def _read_columns(
@@ -91,13 +94,17 @@ def _match_parts(
         _list_changed_parts(before, after),
         _list_changed_parts(after, before),
     )
-    # A page range does not identify a part.
+    # A page range identifies a part only if the ranges do not overlap.
     if not (_are_disjoint(before.parts) and _are_disjoint(after.parts)):
         return [], parts_before, parts_after
-    ranges = {_page_range(part): part for part in parts_after}
-    pairs = [(part, ranges.pop(_page_range(part))) for part in parts_before if _page_range(part) in ranges]
-    paired = {part.name for part, _ in pairs}
-    return pairs, [part for part in parts_before if part.name not in paired], list(ranges.values())
+    parts_by_range = {_get_page_range(part): part for part in parts_after}
+    pairs = [
+        (part, parts_by_range.pop(_get_page_range(part)))
+        for part in parts_before
+        if _get_page_range(part) in parts_by_range
+    ]
+    paired_names = {part.name for part, _ in pairs}
+    return pairs, [part for part in parts_before if part.name not in paired_names], list(parts_by_range.values())
 
 
 def _list_changed_parts(snapshot: Snapshot, other: Snapshot) -> list[PartEntry]:
@@ -107,17 +114,19 @@ def _list_changed_parts(snapshot: Snapshot, other: Snapshot) -> list[PartEntry]:
 
 
 def _are_disjoint(parts: Sequence[PartEntry]) -> bool:
-    return all(left[1] < right[0] for left, right in pairwise(sorted(map(_page_range, parts))))
+    return all(left[1] < right[0] for left, right in pairwise(sorted(map(_get_page_range, parts))))
 
 
-def _page_range(part: PartEntry) -> tuple[int, int]:
+def _get_page_range(part: PartEntry) -> tuple[int, int]:
     return part.first_page, part.last_page
 
 
 def _write_bucket_files(
-    snapshot: Snapshot, parts: Sequence[PartEntry], count: int, file_rows: int, folder: Path
+    snapshot: Snapshot, parts: Sequence[PartEntry], n_buckets: int, file_rows: int, folder: Path
 ) -> list[Path]:
-    """Write the rows of all parts to files of `count` batches each; batch i belongs to bucket i."""
+    """Write the rows of all parts to files of `n_buckets` batches each; batch i belongs to bucket
+    i.
+    """
     folder.mkdir()
     files: list[Path] = []
     ahead = min(_PARTS_AHEAD, snapshot.concurrency)
@@ -126,7 +135,7 @@ def _write_bucket_files(
     ):
         files.append(folder / f"{len(files)}.arrow")
         try:
-            _write_buckets(pa.concat_tables(tables), count, files[-1])
+            _write_buckets(pa.concat_tables(tables), n_buckets, files[-1])
         except OSError as refused:
             raise StoreError(f"cannot write {files[-1]} ({refused}): free space there, or set TMPDIR") from refused
     return files
@@ -146,24 +155,24 @@ def _iter_table_groups(tables: Iterator[pa.Table], group_rows: int) -> Iterator[
         yield group
 
 
-def _write_buckets(table: pa.Table, count: int, file: Path) -> None:
+def _write_buckets(table: pa.Table, n_buckets: int, file: Path) -> None:
     pages = table["page_id"].combine_chunks().dictionary_encode()
-    bucket_of = np.array([crc32(page.encode()) % count for page in pages.dictionary.to_pylist()], dtype=np.int64)
+    bucket_of = np.array([crc32(page.encode()) % n_buckets for page in pages.dictionary.to_pylist()], dtype=np.int64)
     buckets = bucket_of[pages.indices.to_numpy()]
-    ordered = table.take(np.argsort(buckets, kind="stable"))
-    bounds = np.searchsorted(np.sort(buckets), np.arange(count + 1)).tolist()
+    sorted_rows = table.take(np.argsort(buckets, kind="stable"))
+    bounds = np.searchsorted(np.sort(buckets), np.arange(n_buckets + 1)).tolist()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
         for start, end in pairwise(bounds):
-            columns = [column.combine_chunks() for column in ordered.slice(start, end - start).columns]
+            columns = [column.combine_chunks() for column in sorted_rows.slice(start, end - start).columns]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
 
 
-def _read_bucket(files: Sequence[Path], number: int) -> pa.Table:
-    """Read bucket `number` of all files into one table."""
+def _read_bucket(files: Sequence[Path], bucket_number: int) -> pa.Table:
+    """Read bucket `bucket_number` of all files into one table."""
     batches = []
     for file in files:
         with pa.memory_map(str(file)) as source:
-            batches.append(pa.ipc.open_file(source).get_batch(number))
+            batches.append(pa.ipc.open_file(source).get_batch(bucket_number))
     return pa.Table.from_batches(batches, _SCHEMA)
 
 
@@ -172,19 +181,19 @@ def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
     rows_before, rows_after = _list_new_rows(before, after), _list_new_rows(after, before)
     changed_ids = {row[0] for row in rows_before} & {row[0] for row in rows_after}
     titles: dict[str, str] = {}
-    tallies = defaultdict[str, Counter[Change]](Counter)
+    change_counts = defaultdict[str, Counter[Change]](Counter)
     for identity, page, title in rows_before:
         titles[page] = title
-        tallies[page]["removed"] += identity not in changed_ids
+        change_counts[page]["removed"] += identity not in changed_ids
     for identity, page, title in rows_after:
         titles[page] = title
-        tallies[page]["changed" if identity in changed_ids else "added"] += 1
-    pages = pa.array(tallies, pa.string())
+        change_counts[page]["changed" if identity in changed_ids else "added"] += 1
+    pages = pa.array(change_counts, pa.string())
     was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
     is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
-    for (page, tally), existed, exists in zip(tallies.items(), was_present, is_present, strict=True):
+    for (page, counts), existed, exists in zip(change_counts.items(), was_present, is_present, strict=True):
         change: Change = "added" if not existed else "changed" if exists else "removed"
-        yield ArticleChange(page, titles[page], change, dict(+tally))
+        yield ArticleChange(page, titles[page], change, dict(+counts))
 
 
 def _list_new_rows(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
@@ -200,7 +209,7 @@ def _join_keys(table: pa.Table) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, slots=True)
 class PullSize:
-    """The bytes of one kind of file in a pull; equal files count once."""
+    """The bytes of one kind of file in a pull. Files with equal bytes count once."""
 
     fetched_bytes: int
     reused_bytes: int
@@ -214,9 +223,10 @@ class SnapshotDiff:
     after: str
     articles: Mapping[Change, int]
     passages: Mapping[Change, int]
-    examples: Mapping[Change, tuple[ArticleChange, ...]]  # the first few articles
-    settings: Mapping[str, tuple[Any, Any]]  # recipe.chunk.words -> before, after; None: missing
-    pull: Mapping[str, PullSize]  # by kind of file: passages, embeddings, encoder, index/hnsw
+    examples: Mapping[Change, tuple[ArticleChange, ...]]  # the first changed articles
+    # dotted name, as recipe.chunk.words -> (value before, value after); None: missing
+    settings: Mapping[str, tuple[Any, Any]]
+    pull: Mapping[str, PullSize]  # sizes by kind of file: passages, embeddings, encoder, index/hnsw
 
     def to_json(self) -> dict[str, Any]:
         """Return the diff as JSON values."""
@@ -227,7 +237,7 @@ class SnapshotDiff:
 def diff_snapshots(before: Snapshot, after: Snapshot, limit: int = 10) -> SnapshotDiff:
     """Compare two snapshots, with up to `limit` example articles for each kind of change.
 
-    Memory is bounded by a part and 8 bytes per passage; texts, vectors and indexes are not read.
+    Needs memory for a part and 8 bytes per passage; texts, vectors and indexes are not read.
 
     Raises:
         StoreError: a passage file is missing or damaged.
@@ -266,7 +276,7 @@ def _list_settings(content: Content) -> dict[str, Any]:
 def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the dotted path and both values of every different setting.
 
-    A section that is in one snapshot only is a single value.
+    A section that only one snapshot has is a single value.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in sorted({*before, *after}):
@@ -283,27 +293,32 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
         Store.open(after.location) if isinstance(after.location, str) else None,
     )
     steps = list_delta_steps(before.manifest.content, after.manifest.content)
-    embedded = list_embedded_files(after.manifest.content)
-    fetched, reused = Counter[str](), Counter[str]()
+    embedded_files = list_embedded_files(after.manifest.content)
+    fetched_by_kind, reused_by_kind = Counter[str](), Counter[str]()
 
     def estimate_fetched(ref: BlobRef) -> int:
         path = paths[ref]
         if ref in files_before:
             return 0
         patch = overlap.find_patch(path) if overlap else None
-        fetched_bytes = embedded[path].head_bytes if path in embedded else _fetched_bytes(ref.size, patch)
+        fetched_bytes = (
+            embedded_files[path].head_bytes if path in embedded_files else _count_fetched_bytes(ref.size, patch)
+        )
         for step in steps.get(path, ()):
-            has_vectors = patch or path in embedded or not step.head_bytes
+            has_vectors = patch or path in embedded_files or not step.head_bytes
             if store and has_vectors and (delta := find_delta(store, step)):
                 return fetched_bytes - (step.head_bytes or ref.size) + delta.size
         return fetched_bytes
 
     ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
     for (ref, path), fetched_bytes in zip(paths.items(), read_ahead(estimate_fetched, [*paths], ahead), strict=True):
-        fetched[file_kind(path)] += fetched_bytes
-        reused[file_kind(path)] += ref.size - fetched_bytes
-    return {kind: PullSize(fetched[kind], reused[kind]) for kind in sorted(fetched.keys() - BUILD_ONLY_KINDS)}
+        fetched_by_kind[file_kind(path)] += fetched_bytes
+        reused_by_kind[file_kind(path)] += ref.size - fetched_bytes
+    return {
+        kind: PullSize(fetched_by_kind[kind], reused_by_kind[kind])
+        for kind in sorted(fetched_by_kind.keys() - BUILD_ONLY_KINDS)
+    }
 
 
-def _fetched_bytes(size: int, patch: Patch | None) -> int:
+def _count_fetched_bytes(size: int, patch: Patch | None) -> int:
     return size if patch is None else patch.fetched_bytes

@@ -1,8 +1,8 @@
-"""Tasks whose results the memo records, with which commands read a whole corpus or run a model.
+"""Tasks whose results the memo records: commands use them to read a whole corpus or to run a model.
 
 A command creates one task for each part of the corpus, or for each block of its own data.
-`run_tasks` runs them, on workers if there are any, and the command reduces their results, of which
-it reads one at a time. Each result is recorded, so a run that resumes repeats no task.
+`run_tasks` runs them, on workers if there are any, and the command combines their results, which it
+reads one at a time. Each result is recorded, so a resumed run repeats no task.
 """
 
 import json
@@ -17,16 +17,16 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import TARGET_KEY, StageResult
 from rag_model.store.store import Store
 
-OnProgress = Callable[[int, int], None]  # called with the finished and the total amount
-_PROCESS_BYTES = 512 << 20  # of Python, Arrow, and the result of a part
-_SCANNED_BYTES_PER_SECOND = 1.2e7  # of compressed passages, by one core
+OnProgress = Callable[[int, int], None]  # called with the finished and the total number of tasks
+_PROCESS_BYTES = 512 << 20  # memory of Python, Arrow, and the result of a part
+_SCANNED_BYTES_PER_SECOND = 1.2e7  # compressed bytes of passages per second and core
 
 
 class RecordedTask(ABC):
-    """A task of a few hundred bytes; a subclass is a frozen dataclass of an installed module."""
+    """A small description of a task; a subclass is a frozen dataclass of an installed module."""
 
     __slots__ = ()
-    stage: ClassVar[str]  # names the job and the records
+    stage: ClassVar[str]  # name of the job and of the records
     output: ClassVar[str] = "result"  # name of the result in the record and in the report
 
     @abstractmethod
@@ -43,16 +43,16 @@ class RecordedTask(ABC):
 
     @abstractmethod
     def estimate_seconds(self) -> float:
-        """Return the estimated seconds of one core."""
+        """Return the estimated seconds on one core."""
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of a process that computes the result."""
+        """The memory in bytes of a process that computes the result."""
         return _PROCESS_BYTES
 
     @property
     def target(self) -> BlobRef | None:
-        """`gc` keeps the result as long as this file; None: it keeps only recent results."""
+        """The file with which `gc` keeps the result; None: it keeps only recent results."""
         return None
 
     @property
@@ -83,7 +83,7 @@ TaskRunner = Callable[[Sequence[RecordedTask], OnProgress], Sequence[Mapping[str
 
 
 def compute_once(task: RecordedTask, store: Store) -> dict[str, Any]:
-    """Compute a task unless it is recorded; return its report, the blob of the result as JSON.
+    """Compute a task unless its result is recorded; return its report: the blob of the result.
 
     Raises:
         BookwheelError: see `RecordedTask.compute`.
@@ -106,7 +106,7 @@ def run_tasks(
     """Run the tasks of one stage, then yield their results in order.
 
     Args:
-        store: has the inputs of the tasks, and gets their records.
+        store: the store with the inputs of the tasks, to which their records are written.
         tasks: any number of tasks.
         runner: runs the tasks; None: this process runs them.
         on_progress: called with the number of finished tasks and of all tasks.

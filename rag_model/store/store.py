@@ -21,18 +21,18 @@ from rag_model.store.versions.takedowns import Takedowns
 from rag_model.store.versions.trainings import Trainings
 
 FORMAT = 1
-# Before a model's name where a snapshot is allowed too; names of refs contain no colon.
+# Before a model's name where a snapshot is also allowed; names of refs contain no colon.
 MODEL_PREFIX = "model:"
 EVALUATION_PREFIX = "evaluation:"  # likewise before an evaluation's id
 TRAINING_PREFIX = "training:"  # likewise before the key of an unfinished training, for `show`
-_FORMAT_FILE = "store.json"  # marks the URL as a store, and holds the format of its layout
+_FORMAT_FILE = "store.json"  # marks the URL as a store, and contains the version of its layout
 
 
 @dataclass(frozen=True, slots=True)
 class RunReports:
-    """Reports of running jobs, at `runs/<run>/<stage>/<00042>.json`: progress, and results.
+    """Reports of running jobs, at `runs/<run>/<stage>/<00042>.json`: their progress and results.
 
-    Every runner supports them, because a worker only writes a small file for each element. A
+    They work with every runner, because a worker only writes a small file for each element. A
     retried element overwrites its file.
     """
 
@@ -68,14 +68,14 @@ def _folder_path(*names: str) -> str:
 class Store:
     """Blobs, memo, snapshots, models, evaluations, trainings, refs and run reports below one URL.
 
-    A store pickles as its URL, so that it can be sent to workers. Credentials and endpoints come
+    A store is pickled as its URL, so that it can be sent to workers. Credentials and endpoints come
     from the environment variables of fsspec and the clouds' libraries: `AWS_ACCESS_KEY_ID`,
     `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`, `GOOGLE_APPLICATION_CREDENTIALS`,
     `AZURE_STORAGE_ACCOUNT_NAME`, `HF_TOKEN`.
     """
 
     def __init__(self, files: Files) -> None:
-        """Use the store at the URL of `files` without a check; call `Store.open` instead."""
+        """Use the store at the URL of `files` without checks; callers should use `Store.open`."""
         self.files = files
         self.blobs = Blobs(files)
         self.memo = Memo(files, self.blobs)

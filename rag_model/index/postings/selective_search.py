@@ -83,7 +83,7 @@ class SelectiveSearch:
         remaining_bytes = _MAX_COMPLETED_BYTES
         for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
             completed_end = self._completed_ends.get(begin, end)
-            if completed_end == end:  # the list was not used before, or it is complete
+            if completed_end == end:  # the list is new, or was complete and then removed from the cache
                 self._completed_ends[begin] = headers_end
                 continue
             next_end = min(end, completed_end + remaining_bytes)

@@ -2,13 +2,13 @@
 
 `tune_search` finds the smallest `efSearch` or `nprobe` that reaches the target. Recall rises with
 the setting, so the search starts from the index's own setting, which for a later build is that of
-its parent: in most builds it is still the smallest one, which two measurements confirm. Otherwise the setting
-is doubled or halved until the target lies between two settings, and then bisected. Only recall
-decides, not time, so the same file and queries give the same setting on every machine.
+its parent: in most builds it is still the smallest one, which two measurements confirm. Otherwise
+the setting is doubled or halved until the target lies between two settings, and then bisected. Only
+recall decides, not time, so the same file and queries give the same setting on every machine.
 
-`evaluate_index` measures recall against latency over a range of settings. The queries are given, or are vectors of the index; the true neighbours come from exact search of
-the files that the index was built from. Vectors of the index are easier queries: each is its own
-nearest neighbour.
+`evaluate_index` measures recall against latency over a range of settings. The queries are given, or
+are vectors of the index; the true neighbours come from exact search of the files that the index was
+built from. Vectors of the index are easier queries: each is its own nearest neighbour.
 """
 
 from collections.abc import Callable, Mapping, Sequence

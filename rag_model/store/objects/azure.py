@@ -32,14 +32,15 @@ from rag_model.store.objects.buckets import (
 # The root element of every listing.
 _LISTING = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>)?\s*<EnumerationResults\b")
 _TRIES = 7
-_PAUSE = 0.1  # seconds before the first retry, doubled for each further one: 6 s in all
-_BLOCK_BYTES = 16 << 20  # bytes; a blob has at most 50,000 blocks, so 840 GB
-_SINGLE_UPLOAD = 8 << 20  # bytes; a larger upload goes in blocks
-_SINGLE_READ = 256 << 20  # bytes; a larger read takes more than one request
+_PAUSE = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
+_BLOCK_BYTES = 16 << 20  # bytes of a block; a blob has at most 50,000 blocks, so 840 GB
+# maximum bytes of an upload by one request; a larger one is sent in blocks
+_SINGLE_UPLOAD = 8 << 20
+_SINGLE_READ = 256 << 20  # maximum bytes of a read by one request
 
 
 class Azure(Bucket):
-    """The containers of the storage account that the environment names."""
+    """The containers of the storage account that environment variables name."""
 
     protocol = ("az", "abfs", "abfss")
 
@@ -98,7 +99,7 @@ class Azure(Bucket):
                 return b""
 
     def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
-        """Upload in one request; a large blob goes in blocks, which the last request commits."""
+        """Upload by one request; a large blob is sent in blocks, which the last request commits."""
         with _translate_errors():
             self._get_blob_client(bucket, key).upload_blob(data, overwrite=not create)
 
@@ -130,7 +131,7 @@ class _RetryPolicy(ExponentialRetry):  # type: ignore[misc]
 
 
 def _check_listing(response: Any) -> None:
-    """Refuse a reply whose XML is not that of a listing."""
+    """Raise an error for a reply that is not the XML of a listing."""
     reply = response.http_response
     if reply.status_code == 200 and not _LISTING.match(reply.body()):
         raise not_a_listing_error(reply.headers)
@@ -147,7 +148,9 @@ def _get_account_name() -> str:
 
 
 def _create_credential() -> Any:
-    """Return credentials of the environment, the machine or `az login`, as azure-identity does."""
+    """Return the credentials that azure-identity finds: of the environment, the machine or `az
+    login`.
+    """
     # Imported here because it takes half a second, and an account key does not need it.
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415
 

@@ -1,6 +1,6 @@
 """Blobs: immutable files named by the digest of their bytes.
 
-Equal files are stored once, and damage is detected. The path of a blob is
+Files with equal bytes are stored once, and damage is detected. The path of a blob is
 `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file prints its name.
 
 A fetch writes the bytes in order to a partial file next to the destination. An interrupted fetch
@@ -29,9 +29,10 @@ from rag_model.store.objects.intents import Intents
 PARTIAL_SUFFIX = ".partial"
 _BLOCK = 1 << 20
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-# Half of the margin of `gc`, so that clocks may differ by the other half.
+# A newer blob need not be written again. It is half of the minimum age that `gc` deletes, so that
+# clocks may differ by the other half.
 _TRUST_SECONDS = 12 * 3600.0
-_MAX_BYTES = 1 << 50  # bytes; above the limits of all object stores
+_MAX_BYTES = 1 << 50  # maximum size; larger than the limits of all object stores
 ChunkSource = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
 
 
@@ -47,8 +48,8 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
     partial = dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}")
-    with _lock_partial(partial) as (file, waited):
-        if waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
+    with _lock_partial(partial) as (file, has_waited):
+        if has_waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
             partial.unlink()
             return True
         if not (_resume(file, size, identity, read_from) or _append_and_digest(file, size, read_from) == identity):
@@ -61,7 +62,7 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
 
 
 def partial_bytes(dest: Path) -> int:
-    """Return how many bytes of `dest` an interrupted fetch has written."""
+    """Return the number of bytes of `dest` that an interrupted fetch has written."""
     with suppress(OSError):
         return dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}").stat().st_size
     return 0
@@ -98,17 +99,19 @@ def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]])
 
 @contextmanager
 def _lock_partial(partial: Path) -> Iterator[tuple[BinaryIO, bool]]:
-    """Lock a partial file against other processes; yield it, and whether another process had it."""
-    waited = False
+    """Lock a partial file against other processes; yield it, and whether another process had locked
+    it.
+    """
+    has_waited = False
     while True:
         with partial.open("ab+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                waited = True
+                has_waited = True
                 fcntl.flock(file, fcntl.LOCK_EX)
             if _is_same_file(file, partial):
-                yield file, waited
+                yield file, has_waited
                 return
 
 
@@ -177,7 +180,8 @@ class Blobs:
         write = self.files.link if move else self.files.upload
         is_written = self._write_if_needed(ref, partial(write, path, ref.path))
         if move:
-            path.unlink()  # before the stamp, which a removed link invalidates
+            # before the stamp is recorded, because the removal of a link would invalidate it
+            path.unlink()
         if is_written and self.files.is_local:
             cache_stamps().record(self.files.local_path(ref.path), ref.id)
         return ref
@@ -215,7 +219,7 @@ class Blobs:
         return data
 
     def read_range(self, ref: BlobRef, start: int, end: int) -> bytes:
-        """Return the bytes [start, end) of a blob by one request; they are not verified.
+        """Read the bytes [start, end) of a blob with one request; they are not verified.
 
         Raises:
             StoreError: the blob is missing or shorter, or the range is outside of it.
@@ -225,7 +229,8 @@ class Blobs:
         try:
             data = self.files.read_range(ref.path, start, end)
         except StoreError:
-            self._check_size(ref)  # a missing blob or a wrong size is the better error
+            # report a missing blob or a wrong size instead, if that is the cause
+            self._check_size(ref)
             raise
         if len(data) != end - start:
             raise self.damaged_error(ref, "it is cut short")
@@ -280,7 +285,8 @@ class Blobs:
         except OSError as error:
             raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
         except StoreError:
-            self._check_size(ref)  # a missing blob or a wrong size is the better error
+            # report a missing blob or a wrong size instead, if that is the cause
+            self._check_size(ref)
             raise
 
     def get_local_path(self, ref: BlobRef) -> Path:
@@ -294,11 +300,11 @@ class Blobs:
         if self.files.is_local:
             self._check_size(ref)
             path = self.files.local_path(ref.path)
-            if not _is_sound(path, ref):
+            if not _is_intact(path, ref):
                 raise self.damaged_error(ref)
             return path
         copy = cache_folder() / ref.path.partition("/")[2]
-        if not _is_sound(copy, ref):
+        if not _is_intact(copy, ref):
             evict_for(ref.size)
             self.fetch(ref, copy)
             cache_stamps().record(copy, ref.id)
@@ -316,7 +322,9 @@ class Blobs:
         return self.files.url_of(ref.path)
 
     def _write_if_needed(self, ref: BlobRef, write: Callable[[], None]) -> bool:
-        """Write a blob; return False, and write nothing, if one exists that is too new for `gc`."""
+        """Write a blob; return False, and write nothing, if the store has it and `gc` cannot delete
+        it yet.
+        """
         file = self.files.find(ref.path)
         if file is not None and file.size == ref.size and time.time() - file.modified < _TRUST_SECONDS:
             return False
@@ -344,7 +352,7 @@ class Blobs:
         )
 
 
-def _is_sound(path: Path, ref: BlobRef) -> bool:
+def _is_intact(path: Path, ref: BlobRef) -> bool:
     try:
         return path.stat().st_size == ref.size and cache_stamps().is_sound(path, ref.id)
     except FileNotFoundError:

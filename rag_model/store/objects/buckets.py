@@ -1,8 +1,8 @@
-"""Object stores as fsspec file systems over their vendors' clients. No answer is cached.
+"""Object stores as fsspec file systems that use the vendors' clients. No response is cached.
 
-`Bucket` implements the fsspec methods that `Files` calls with seven requests, which a subclass for
-each cloud sends. An object store has no folders: a folder is a common prefix of keys up to a slash.
-`find_cloud` chooses the subclass by the scheme of a URL.
+`Bucket` implements the fsspec methods that `Files` calls. They use seven abstract methods, which a
+subclass for each cloud implements. An object store has no folders: a folder is a common prefix of
+keys up to a slash. `find_cloud` chooses the subclass by the scheme of a URL.
 """
 
 import errno
@@ -22,13 +22,14 @@ from fsspec import AbstractFileSystem
 from rag_model.extras import require
 
 _DELETE_THREADS = 8
-_QUERY = re.compile(r"\?[^\s)'\"]+")  # query string of a URL in a message; it may hold a signature
+_QUERY = re.compile(r"\?[^\s)'\"]+")  # query string of a URL in a message, which may contain a signature
 _ERROR_TYPES: dict[int, type[OSError]] = {
     401: PermissionError,
     403: PermissionError,
     404: FileNotFoundError,
 }
-_ERRNOS = {400: errno.EINVAL, 501: errno.ENOSYS}  # the server does not support conditional writes
+# HTTP status -> error of a server that does not support conditional writes
+_ERRNOS = {400: errno.EINVAL, 501: errno.ENOSYS}
 
 
 class Bucket(AbstractFileSystem):  # type: ignore[misc]
@@ -45,14 +46,14 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def client(self) -> Any:
-        """The vendor's client of this process; a forked process must not share its parent's."""
+        """The vendor's client of this process; a forked process creates its own."""
         if self._owner_pid != os.getpid():
             self._owner_pid, self._client = os.getpid(), self.connect()
         return self._client
 
     @abstractmethod
     def connect(self) -> Any:
-        """Return a client for the endpoint and credentials that the environment names."""
+        """Return a client for the endpoint and credentials in environment variables."""
 
     @abstractmethod
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
@@ -67,7 +68,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
     @abstractmethod
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
-        """Return the bytes [start, end) by one request; fewer if the object is shorter."""
+        """Read the bytes [start, end) with one request; fewer if the object is shorter."""
 
     @abstractmethod
     def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
@@ -98,7 +99,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
         return bucket, key
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return the entry of one object; a folder counts as absent."""
+        """Return the entry of one object; a folder is treated as missing."""
         bucket, key = self.split(path)
         entry = self.head(bucket, key) if key else None
         if entry is None:
@@ -170,8 +171,8 @@ def error_from_status(status: int | None, message: str) -> OSError:
 def not_a_listing_error(headers: Any) -> OSError:
     """Return the error for a reply to a list request that is not a listing, by its headers.
 
-    Clients take a proxy's page or an empty body for an empty listing, from which `gc` would
-    conclude that no snapshot needs a file.
+    Clients interpret a proxy's page or an empty body as an empty listing, from which `gc` would
+    conclude that no snapshot needs any file.
     """
     content_type = headers.get("content-type") or "no content type"
     return OSError(

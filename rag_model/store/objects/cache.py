@@ -6,12 +6,12 @@ of its disk). A copy that was used within the last hour is never removed, becaus
 about to open it. A process that has opened a copy can still read it after its removal.
 
 A stamp records that a file was verified, so that a large file is hashed once and not at every
-opening. It says that a file (an inode) had the right bytes at a given size and at given times: of
-its last write (mtime), which a program may set at will, and of its last change of any kind (ctime),
-which only the kernel sets. So a file that was written to since is hashed again before it is read,
-even if its mtime was restored. A new link or a new owner changes ctime too; `Stamps.preserve` keeps
-the stamp valid. Bit errors of the disk change no time: `verify` and `pull` hash every file, with or
-without a stamp.
+opening. It contains the size and the times that a file (an inode) had when its bytes were right:
+the time of its last write (mtime), which a program may set to any value, and of its last change of
+any kind (ctime), which only the kernel sets. So a file that was written later is hashed again
+before it is read, even if its mtime was restored. A new link or a new owner changes ctime too;
+`Stamps.preserve` keeps the stamp valid. Bit errors of the disk do not change these times, so
+`verify` and `pull` hash every file, even with a stamp.
 """
 
 import os
@@ -28,30 +28,35 @@ from pathlib import Path
 from rag_model.digest import digest_file, digest_json
 from rag_model.errors import StoreError, UsageError
 
-_TICK = 0.01  # seconds; two writes within a tick may have the same change time
+# seconds between the file system's timestamps; two writes within them may get the same time
+_TICK = 0.01
 _COPY = re.compile(r"[0-9a-f]{64}")
 _IN_USE = 3600  # seconds
 _TOUCH_SECONDS = 60  # minimum interval between two updates of an access time
-_HEADROOM = 64  # an eviction frees a 64th of the maximum size in addition
-_RELIST_SHARES = 16  # a process lists the copies again after it has added a 16th of that
+_HEADROOM = 64  # an eviction also frees a further 64th of the maximum size
+_RELIST_SHARES = 16  # a process lists the copies again after it has added a 16th of this headroom
 _ALLOWANCE_LOCK = threading.Lock()
-# By folder and maximum: bytes to add before the copies are listed.
+# (folder, maximum size) -> bytes that may be added before the copies are listed again.
 _allowance: dict[tuple[Path, int], int] = {}
 
 
 class Stamps:
-    """The stamps in one folder, as small files; in a read-only folder, in memory only."""
+    """The stamps in one folder, each in a small file; if the folder is read-only, they are in
+    memory.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Keep stamps in `folder`, created on demand; call `open_stamps` to share one object."""
+        """Keep stamps in `folder`, which is created when needed; call `open_stamps` to share one
+        object.
+        """
         self.folder = folder
         self._known: dict[str, str] = {}
 
     def is_sound(self, path: Path, identity: str) -> bool:
-        """Return whether a file has a digest: by its stamp or else its hash, and stamp it."""
+        """Return whether a file has this digest. Without a valid stamp, hash the file and stamp it."""
         if self.has_valid_stamp(path, identity):
             return True
-        # Before the read, so that a concurrent write invalidates it.
+        # Computed before the file is read, so that a concurrent write invalidates the stamp.
         name, state = _wait_and_stamp(path, identity)
         if digest_file(path) != identity:
             return False
@@ -64,7 +69,7 @@ class Stamps:
         return self._read(name) == state
 
     def record(self, path: Path, identity: str) -> None:
-        """Record that the caller has verified that a file has the content of `identity`."""
+        """Record that a file has the digest `identity`, which the caller has verified."""
         self._write(*_wait_and_stamp(path, identity))
 
     @contextmanager
@@ -104,14 +109,14 @@ def open_stamps(folder: Path) -> Stamps:
 
 
 def _wait_and_stamp(path: Path, identity: str) -> tuple[str, str]:
-    """Wait one tick of the file system's clock, so that later writes differ; return the stamp."""
+    """Wait until later writes get another time, then return the stamp."""
     status = path.stat()
     time.sleep(max(0.0, max(status.st_mtime, status.st_ctime) + _TICK - time.time()) % _TICK)
     return _compute_stamp(path, identity)
 
 
 def _compute_stamp(path: Path, identity: str) -> tuple[str, str]:
-    """Return the name (identity and inode) and the content (size and times) of a file's stamp."""
+    """Return the name (digest and inode) and the content (size and times) of a file's stamp."""
     status = path.stat()
     return (
         f"{identity.rpartition(':')[2]}-{status.st_ino}",
@@ -131,7 +136,7 @@ def cache_stamps() -> Stamps:
 
 
 def touch(copy: Path) -> None:
-    """Update a copy's access time, which most systems update only roughly."""
+    """Update a copy's access time, because most systems update it only rarely."""
     with suppress(OSError):
         if time.time() - copy.stat().st_atime > _TOUCH_SECONDS:
             os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
@@ -163,8 +168,8 @@ def _evict(folder: Path, max_bytes: int, size: int) -> int:
     copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
     cached_bytes = sum(copy_bytes for _, copy_bytes, _ in copies)
     target_bytes = max_bytes - max_bytes // _HEADROOM if cached_bytes + size > max_bytes else max_bytes
-    for last_used, copy_bytes, path in sorted(copies):
-        if cached_bytes + size <= target_bytes or time.time() - last_used < _IN_USE:
+    for last_access, copy_bytes, path in sorted(copies):
+        if cached_bytes + size <= target_bytes or time.time() - last_access < _IN_USE:
             break
         path.unlink(missing_ok=True)
         cached_bytes -= copy_bytes
@@ -194,14 +199,14 @@ def get_cache_limit(folder: Path) -> int:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """Return `folder` or its nearest parent that exists."""
+    """Return `folder` if it exists, else its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def build_link_tree(targets: Mapping[str, Path]) -> Path:
     """Return a folder in the cache with a symbolic link to each target under its relative path.
 
-    The same targets have the same folder, which is created once.
+    Equal targets have the same folder, which is created once.
 
     Raises:
         StoreError: the cache folder cannot be written.
@@ -210,15 +215,15 @@ def build_link_tree(targets: Mapping[str, Path]) -> Path:
     folder = cache_folder() / "trees" / identity
     if folder.is_dir():  # the targets exist, because the caller has just fetched them
         return folder
-    building = folder.with_name(f".{secrets.token_hex(8)}")
+    temporary = folder.with_name(f".{secrets.token_hex(8)}")
     try:
         for name, target in targets.items():
-            link = building / name
+            link = temporary / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
-        building.rename(folder)  # atomic: complete or absent
+        temporary.rename(folder)  # atomic: complete or absent
     except OSError as error:
-        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if not folder.is_dir():  # otherwise another process has created the same folder
             raise StoreError(f"cannot write the cache folder {folder.parent}: {error.strerror}") from error
     return folder

@@ -1,10 +1,10 @@
 """File operations of a store; no other module of the store calls fsspec.
 
-Paths are relative to the store's URL. Listings are never answered from a cache. Every error is a
+Paths are relative to the store's URL. Listings never come from a cache. Every error is a
 `StoreError` with one sentence that says what to do. `create` is exclusive: of all writers of a
-file, in any process on any machine, exactly one succeeds. Refs and the memo are built on it, so the
-store needs no locks. fsspec's local `mode="create"` checks and then writes, so two processes may
-both succeed; on a local disk a temporary file and a hard link are used instead.
+file, in any process on any machine, exactly one succeeds. Refs and the memo use it, so the store
+needs no locks. fsspec's local `mode="create"` checks and then writes, so two processes may both
+succeed; on a local disk a temporary file and a hard link are used instead.
 """
 
 import errno
@@ -37,37 +37,39 @@ from rag_model.ranges import RangeFile
 from rag_model.store.objects.buckets import CLOUDS, find_cloud
 from rag_model.untrusted_text import parse_json
 
-# The first race also opens connections, so its writers do not start at once.
+# The first race also opens connections, so its writers do not start at the same time.
 _WRITERS, _RACES = 8, 2
 
-# Schemes that fsspec takes for the name of a folder unless `://` follows.
+# Schemes that fsspec interprets as the name of a folder unless `://` follows.
 _SCHEMES = {*CLOUDS, "http", "https", "memory"}
-_memory_lock = threading.Lock()  # a memory:// store exists in one process only
+_memory_lock = threading.Lock()  # enough, because a memory:// store exists in one process only
 Item = TypeVar("Item")
 Output = TypeVar("Output")
-CHUNKS_AHEAD = 4  # chunks of a file that are in memory or being read at a time
-MAX_REQUESTS = 32  # concurrent small requests to an object store, where latency dominates
-_CHUNK = 16 << 20  # bytes; a transfer holds `CHUNKS_AHEAD` chunks in memory
-_MAX_CHUNKS = 10_000  # S3's limit for one upload; above 160 GB the chunks get larger
-_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # s3fs does not make them PermissionError
-# Time of the last write: local, S3, Azure, memory.
+CHUNKS_AHEAD = 4  # maximum number of chunks of a file that are in memory or being read at a time
+# maximum number of concurrent small requests to an object store, which mostly wait
+MAX_REQUESTS = 32
+_CHUNK = 16 << 20  # bytes of a chunk; a transfer holds `CHUNKS_AHEAD` chunks in memory
+_MAX_CHUNKS = 10_000  # S3's maximum for one upload; above 160 GB the chunks get larger
+# error codes that s3fs does not translate to PermissionError
+_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}
+# Field with the time of the last write in a local, S3, Azure or memory listing.
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
-PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist for a moment
-# Errors for HTTP status 501 and 400, with which servers refuse an unknown header, for example.
+PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist only for a moment
+# Errors for HTTP status 501 and 400, with which servers reject an unknown header, for example.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})
 # The end of a message that begins with the URL of a store.
 NO_CONDITIONAL_WRITES = (
     "does not honour conditional writes (If-None-Match), so two publishers could both succeed: use a bucket that does"
 )
 _MESSAGE_CHARS = 300  # maximum length of a cloud client's error message
-_REMOTE_BLOCK = 1 << 20  # bytes; the minimum that a read at an offset requests
+_REMOTE_BLOCK = 1 << 20  # minimum bytes that a read at an offset requests
 
 
 def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
     """Create `path` with the bytes `data`; return False, and change nothing, if it exists.
 
-    On an object store, False may also mean that a retried request met the file of its own first
-    attempt. Put a nonce into `data`, read the file back and compare.
+    On an object store, False may also mean that an earlier attempt of the same request created the
+    file. Put a nonce into `data`, read the file back and compare.
 
     Raises:
         OSError: the file could not be created, for a reason other than that it exists.
@@ -80,7 +82,7 @@ def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
 
 
 def probe_exclusive_creation(fs: Any, folder: str) -> bool:
-    """Probe whether exclusive creation works below `folder`, by letting writers race for one file.
+    """Probe whether exclusive creation works below `folder`: several writers race for one file.
 
     A bucket that ignores `If-None-Match` overwrites without an error. A bucket that checks and then
     writes rejects a late writer, but lets simultaneous writers succeed. The probe leaves no file.
@@ -111,7 +113,7 @@ def _has_one_winner(fs: Any, path: str) -> bool:
             return False
         raise
     else:
-        # No winner means that a retried request met the file of its own first attempt.
+        # Without a winner, an earlier attempt of a retried request created the file.
         return not late_writer_won and winners in ([stored], [])
     finally:
         if fs.exists(path):
@@ -138,7 +140,7 @@ def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
 
 
 def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
-    """Create with `If-None-Match: *`; servers report a lost race with various errors."""
+    """Create with `If-None-Match: *`; servers report an existing file with various errors."""
     try:
         fs.pipe_file(path, data, mode="create")
     except FileExistsError:
@@ -170,9 +172,10 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], ahead: int
 class StoredFile:
     """A file in a listing of the store."""
 
-    path: str  # relative to the store
+    path: str  # path relative to the store
     size: int  # bytes
-    modified: float  # seconds since 1970, by the clock of the store's server, not of this machine
+    # last write in seconds since 1970, by the clock of the store's server, not of this machine
+    modified: float
 
 
 class Files:
@@ -184,7 +187,7 @@ class Files:
         Raises:
             MissingExtraError: the URL needs a package that is not installed.
             StoreError: a service cannot be reached, or its library cannot be imported.
-            UsageError: the URL is empty or lacks a slash, which fsspec would take for a folder, is
+            UsageError: the URL is empty, lacks a slash (fsspec would interpret it as a folder), is
                 a cloud's URL without a bucket, or has a protocol that fsspec does not know.
         """
         if not url.strip():
@@ -207,7 +210,7 @@ class Files:
                 f"cannot open a store at {url} ({reason}): give a folder, file:///…, s3://…, gs://… or az://…"
             ) from unknown
         except OSError as error:
-            raise StoreError(_error_message(error, "open", url)) from error
+            raise StoreError(_describe_error(error, "open", url)) from error
         self._errors: tuple[type[Exception], ...] = (OSError, *getattr(fs, "errors", ()))
         self._fs: Any = fs
         self._root: str = root.rstrip("/")
@@ -220,7 +223,9 @@ class Files:
 
     @property
     def concurrency(self) -> int:
-        """The number of concurrent small requests: one for a local disk, which has no latency."""
+        """The maximum number of concurrent small requests: one for a local disk, which has no
+        latency.
+        """
         return 1 if self.is_local else MAX_REQUESTS
 
     def map_concurrently(self, read: Callable[[Item], Output], items: Sequence[Item]) -> Iterator[Output]:
@@ -228,7 +233,7 @@ class Files:
         return read_ahead(read, items, self.concurrency)
 
     def local_path(self, path: str) -> Path:
-        """Return the local path of `path` (only where `is_local`)."""
+        """Return the local path of `path` (only if `is_local`)."""
         return Path(self._full_path(path))
 
     def url_of(self, path: str) -> str:
@@ -327,9 +332,9 @@ class Files:
     def create(self, path: str, data: bytes) -> bool:
         """Create a file exclusively; return False if another writer was first.
 
-        A retried request can meet the file of its own first attempt. So after a failure a remote
-        file is read back, and equal bytes count as success. Put a nonce into `data`, so that no
-        other writer's bytes are equal.
+        An earlier attempt of a retried request may have created the file. So after a failure a
+        remote file is read back, and equal bytes count as success. Put a nonce into `data`, so that
+        no other writer's bytes are equal.
 
         Raises:
             StoreError: the file cannot be written, or the bucket refuses conditional writes.
@@ -363,12 +368,12 @@ class Files:
                 self._upload_remote(source, path)
 
     def link(self, source: Path, path: str) -> None:
-        """Store a local file that never changes: as a hard link if possible, else as a copy."""
+        """Store a local file that never changes, as a hard link if possible, or else as a copy."""
         if self.is_local:
             with (
                 suppress(OSError),
                 atomic_write(self.local_path(path)) as temporary,
-            ):  # OSError: another disk, or no links
+            ):  # OSError: the source is on another disk, or the disk has no hard links
                 os.link(source, temporary)
                 os.utime(temporary)  # `gc` compares the time when a file entered the store
                 return
@@ -388,9 +393,9 @@ class Files:
             self._fs.rm_file(self._full_path(path))
 
     def supports_exclusive_creation(self) -> bool:
-        """Probe whether exclusive creation works; without it, two publishers would both succeed.
+        """Probe whether exclusive creation works; otherwise two publishers could both succeed.
 
-        A gateway may treat prefixes differently, so the prefix of the memo is probed as well.
+        A gateway may handle prefixes differently, so the prefix of the memo is probed as well.
         """
         with self._translate_errors("write", "probe"):
             return all(probe_exclusive_creation(self._fs, self._full_path(folder)) for folder in PROBE_FOLDERS)
@@ -420,7 +425,7 @@ class Files:
                 return []
 
     def _upload_remote(self, source: Path, path: str) -> None:
-        """Upload a file, a large one in parts; by default s3fs holds 500 MB of it in memory."""
+        """Upload a file, a large one in parts. By default s3fs would hold 500 MB of it in memory."""
         size = source.stat().st_size
         bounds = {
             "chunksize": max(_CHUNK, -(-size // _MAX_CHUNKS)),
@@ -429,7 +434,7 @@ class Files:
         try:
             self._fs.put_file(str(source), self._full_path(path), **(bounds if self._cloud else {}))
         except FileNotFoundError:
-            # The upload had succeeded, its response was lost, and the request was sent again.
+            # Perhaps the upload succeeded, its response was lost, and the request was sent again.
             if self.get_size(path) != size:
                 raise
 
@@ -441,33 +446,35 @@ class Files:
         try:
             yield
         except self._errors as error:
-            raise StoreError(_error_message(error, action, self.url_of(path))) from error
+            raise StoreError(_describe_error(error, action, self.url_of(path))) from error
 
 
 def json_bytes(value: Any) -> bytes:
-    """Encode a JSON value for people: indented, keys in the given order, a newline at the end."""
+    """Encode a JSON value for human readers: indented, keys in the given order, a newline at the
+    end.
+    """
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _modified_time(info: Mapping[str, Any]) -> float:
-    """Return the time of a listed file's last write; without a time infinity, that is new."""
+    """Return the time of a listed file's last write; infinity (the file is new) if it is unknown."""
     moment = next((info[name] for name in _TIME_FIELDS if info.get(name) is not None), math.inf)
     return moment.timestamp() if isinstance(moment, datetime) else float(moment)
 
 
-def _s3_error_code(error: Exception) -> str | None:
+def _get_s3_error_code(error: Exception) -> str | None:
     """Return the S3 error code of an exception."""
     response = getattr(error.__cause__, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 
 
-def _error_message(error: Exception, action: str, url: str) -> str:
+def _describe_error(error: Exception, action: str, url: str) -> str:
     error_number = getattr(error, "errno", None)
     if error_number in {errno.ENOSPC, errno.EDQUOT}:
         return f"the disk is full: cannot {action} {url}; free some space and run it again"
     if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
         return f"cannot {action} {url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    if isinstance(error, PermissionError) or error_number == errno.EROFS or _s3_error_code(error) in _TOKEN_REFUSED:
+    if isinstance(error, PermissionError) or error_number == errno.EROFS or _get_s3_error_code(error) in _TOKEN_REFUSED:
         return f"not allowed to {action} {url} ({error}); check the permissions or credentials"
     if action == "write" and url.startswith("s3://") and error_number in _UNSUPPORTED:
         return (

@@ -24,17 +24,17 @@ from rag_model.store.objects.buckets import (
     not_a_listing_error,
 )
 
-# In seconds: about 7 tries.
+# Times in seconds, for about seven attempts.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=3.2, multiplier=2).with_timeout(12)
 _BINARY = "application/octet-stream"
-_CHUNK_UNIT = 256 << 10  # bytes; the size of an upload's chunks must be a multiple
-_LISTING = "storage#objects"  # `kind` of every listing, also of an empty one
+_CHUNK_UNIT = 256 << 10  # bytes; the size of an upload's chunks must be a multiple of this
+_LISTING = "storage#objects"  # value of `kind` in every listing, also in an empty one
 _FIELDS = "kind,items(name,size,timeCreated),prefixes,nextPageToken"
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 class GCS(Bucket):
-    """The buckets that the environment's credentials can read; without any, the public ones."""
+    """The buckets that the environment's credentials can read; without credentials, public buckets."""
 
     protocol = ("gs", "gcs")
 
@@ -88,7 +88,7 @@ class GCS(Bucket):
             self._get_blob(bucket, key).upload_from_string(data, _BINARY, if_generation_match=match, retry=_RETRY)
 
     def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Upload the chunks in order, as the service wants them, ignoring `ahead`."""
+        """Upload the chunks in order, as the service requires, ignoring `ahead`."""
         del ahead
         blob = self.client.bucket(bucket).blob(key, chunk_size=-(-chunk // _CHUNK_UNIT) * _CHUNK_UNIT)
         with _translate_errors():
@@ -111,7 +111,7 @@ def _iter_pages(blobs: Any) -> Iterator[Any]:
     """Yield the pages of a listing.
 
     Raises:
-        OSError: the server replied with something else.
+        OSError: the server's reply is not a listing.
     """
     try:
         for page in blobs.pages:
@@ -143,12 +143,12 @@ def _translate_errors() -> Iterator[None]:
 def _to_os_error(error: BaseException) -> OSError:
     response = getattr(error, "response", None)
     if response is not None:
-        return error_from_status(response.status_code, _server_message(error, response))
-    refused = isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
-    return error_from_status(401 if refused else None, str(error) or type(error).__name__)
+        return error_from_status(response.status_code, _get_server_message(error, response))
+    is_refused = isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
+    return error_from_status(401 if is_refused else None, str(error) or type(error).__name__)
 
 
-def _server_message(error: BaseException, response: requests.Response) -> str:
+def _get_server_message(error: BaseException, response: requests.Response) -> str:
     with suppress(ValueError, KeyError, TypeError):
         return str(response.json()["error"]["message"])
     return str(error)

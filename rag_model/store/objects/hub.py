@@ -2,9 +2,9 @@
 
 URLs are `hf://datasets/USER/NAME@REVISION/FOLDER`. The Hub cannot create a single file exclusively,
 so refs could not be moved safely: a store there is read-only, and `bookwheel export --layout store`
-writes a whole store as one commit (`open_commit`). huggingface_hub's own file system answers from
-cached listings and sends three requests for one read, so this module uses its client, which sends
-one request for each answer.
+writes a whole store as one commit (`open_commit`). The file system of huggingface_hub caches
+listings and sends three requests for one read, so this module uses its client, which sends one
+request for each operation.
 """
 
 import errno
@@ -43,14 +43,17 @@ from rag_model.process import temporary_folder
 from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
 
 T = TypeVar("T")
-URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}  # by kind of repository
+# kind of repository -> prefix of its URL
+URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}
 _TRIES = 7
-_PAUSE = 0.1  # seconds before the first retry, doubled for each further one: 6 s in all
+_PAUSE = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
 _RETRY_STATUS = {429, 500, 502, 503, 504}
 _LOG_ABOVE = 5.0  # seconds; a longer wait is logged
-_LOG = get_logger("huggingface_hub.bookwheel")  # of huggingface_hub, which logs to standard error
-_HUB_FILES = {".gitattributes"}  # by the Hub, in a new repository
-_CONFLICT_STATUS = {409, 412}  # another writer created the repository, or committed to it
+# below the logger of huggingface_hub, which writes to standard error
+_LOG = get_logger("huggingface_hub.bookwheel")
+_HUB_FILES = {".gitattributes"}  # files that the Hub creates in a new repository
+# HTTP status if another writer has created the repository, or committed to it
+_CONFLICT_STATUS = {409, 412}
 
 
 class HubApi(HfApi):  # type: ignore[misc]
@@ -61,11 +64,11 @@ class HubApi(HfApi):  # type: ignore[misc]
         super().__init__(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="bookwheel")
 
     def close(self) -> None:
-        """Leave the connections open: all users of the library in this process share them."""
+        """Leave the connections open, because all users of the library in this process share them."""
 
 
 class Hub(Bucket):
-    """The repositories that the environment's token can read; without one, the public ones."""
+    """The repositories that the environment's token can read; without a token, public repositories."""
 
     protocol = "hf"
 
@@ -116,7 +119,9 @@ class Hub(Bucket):
                 yield folder_entry(bucket, item.path)
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
-        """Download a file or a range; large files are read from where the Hub redirects to."""
+        """Download a file or a range; large files are read from the address to which the Hub
+        redirects.
+        """
         is_whole = start is None and end is None
         headers = {**self.client._build_hf_headers(), "Accept-Encoding": "identity"}
         if not is_whole:
@@ -131,19 +136,19 @@ class Hub(Bucket):
         return bytes(response.content if is_whole or response.status_code == 206 else response.content[start:end])
 
     def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
-        """Refuse."""
+        """Raise `ReadOnlyError`."""
         _refuse_write(bucket)
 
     def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Refuse."""
+        """Raise `ReadOnlyError`."""
         _refuse_write(bucket)
 
     def delete_object(self, bucket: str, key: str) -> None:
-        """Refuse."""
+        """Raise `ReadOnlyError`."""
         _refuse_write(bucket)
 
     def rm(self, path: str, recursive: bool = False, **_: Any) -> None:
-        """Refuse."""
+        """Raise `ReadOnlyError`."""
         _refuse_write(self.split(path)[0])
 
     def _url(self, bucket: str, key: str) -> str:
@@ -188,13 +193,13 @@ def translate_errors() -> Iterator[None]:
 
 @contextmanager
 def guard_request() -> Iterator[None]:
-    """Translate the errors of one request, including invalid settings and foreign replies."""
+    """Translate the errors of one request, including invalid settings and replies of other servers."""
     try:
         with translate_errors():
             yield
     except (OSError, BookwheelError):
         raise
-    except Exception as wrong:  # the client does not check the addresses and replies that it parses
+    except Exception as wrong:  # the client parses addresses and replies without checks
         description = f"{type(wrong).__name__}: {' '.join(str(wrong).split())}"
         raise OSError(
             f"the reply is not from the Hub ({description}); check the network, and HF_ENDPOINT "
@@ -205,12 +210,14 @@ def guard_request() -> Iterator[None]:
 def _to_os_error(error: HfHubHTTPError) -> OSError:
     status, token = error.response.status_code, get_token()
     if isinstance(error, GatedRepoError):
-        return OSError("its owner asks readers to accept terms; accept them on its page, and set HF_TOKEN")
+        return OSError(
+            "its owner requires readers to accept terms; accept them on the repository's page, and set HF_TOKEN"
+        )
     if isinstance(error, RevisionNotFoundError):
-        return OSError("the repository has no such revision; check what follows the @")
+        return OSError("the repository has no such revision; check the revision after the @")
     if isinstance(error, RepositoryNotFoundError) or status == 401:
-        why = "the token in HF_TOKEN does not open it" if token else "it is private and HF_TOKEN is not set"
-        return OSError(f"there is no such repository, or {why}; check the name and the token")
+        reason = "the token in HF_TOKEN does not open it" if token else "it is private and HF_TOKEN is not set"
+        return OSError(f"there is no such repository, or {reason}; check the name and the token")
     if status == 429:
         seconds = _seconds_until_reset(error)
         when = "later" if seconds is None else f"in {seconds} s"
@@ -226,7 +233,7 @@ def _http_get(url: str, headers: dict[str, str]) -> Any:
 
 
 def _retry(request: Callable[[], T]) -> T:
-    """Retry transient errors; after a rate limit, wait as long as the Hub says."""
+    """Retry transient errors; after a rate limit, wait for the time that the Hub tells."""
     for number in range(1, _TRIES):
         try:
             return request()
@@ -247,7 +254,7 @@ def _retry(request: Callable[[], T]) -> T:
 
 
 def _seconds_until_reset(error: HfHubHTTPError) -> int | None:
-    """Return the seconds until the rate limit is reset, if the Hub says so."""
+    """Return the seconds until the rate limit is reset; None if the Hub does not tell them."""
     limit = parse_ratelimit_headers(error.response.headers) if error.response.status_code == 429 else None
     return limit.reset_in_seconds if limit is not None and limit.remaining == 0 else None
 
@@ -266,7 +273,7 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
 
     Readers see the commit completely or not at all. The commit names its parent, so of two writers
     that saw the same empty folder one is rejected. A repository that does not exist is created,
-    private. `kind` is the required kind of repository: `dataset` or `model`.
+    as private. `kind` is the required kind of repository: `dataset` or `model`.
 
     Raises:
         StoreError: the Hub cannot be reached, or the token has no write permission; nothing was
@@ -317,7 +324,7 @@ def _check_names(repository: HfUri, url: str) -> None:
 
 
 def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
-    """Return the newest commit, in which the folder must be empty; None without a repository."""
+    """Return the newest commit; None if there is no repository. Its folder must be empty."""
     if get_token() is None:
         raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token with write permission")
     options = {"repo_type": repository.type, "revision": repository.revision}
@@ -347,6 +354,6 @@ def _send_commit(api: HubApi, repository: HfUri, folder: Path, parent: str, summ
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     additions = [CommitOperationAdd(f"{prefix}{path.relative_to(folder).as_posix()}", path) for path in files]
     options = {"repo_type": repository.type, "revision": repository.revision}
-    # Only this separate call can upload files that a .gitignore of the repository names.
+    # `create_commit` alone would not upload files that a .gitignore of the repository names.
     api.preupload_lfs_files(repository.id, additions, gitignore_content="", free_memory=False, **options)
     api.create_commit(repository.id, additions, commit_message=summary, parent_commit=parent, **options)

@@ -4,6 +4,7 @@
 intents/<name>.json   a build, a publication or a move of a ref: its start, and the files it needs
 sweeps/<name>.json    an `expire` or a `gc`: the files it is deleting, and the intents it knows
 ```
+
 There are no locks. A writer writes its intent and *then* reads the sweeps. A sweep writes the list
 of files that it will delete and *then* reads the intents. So at least one of them sees the other,
 on any store whose listings show all files that were written before:
@@ -16,7 +17,7 @@ on any store whose listings show all files that were written before:
   were written in the meantime.
 
 A process that dies leaves its file. An intent is valid for one hour after it was last written, a
-sweep for two minutes; a running process rewrites its file before that. All times are times of the
+sweep for two minutes; a running process rewrites its file earlier. All times are times of the
 store's files, never of a writer's clock, so clocks that disagree do no harm. A writer that was
 suspended for longer than its intent is valid is safe too: `publish`, `tag` and `rollback` hold
 their own intents, and check that all files exist before a ref moves.
@@ -33,14 +34,14 @@ from typing import Any
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import Files, json_bytes
 
-INTENT_VALID_SECONDS = 3600.0  # after the intent was last written
-SWEEP_VALID_SECONDS = 120.0  # a sweep rewrites its file before every batch
+INTENT_VALID_SECONDS = 3600.0  # validity of an intent after it was last written
+SWEEP_VALID_SECONDS = 120.0  # validity of a sweep, which rewrites its file before every batch
 _RENEW_SECONDS = 300.0  # interval between two writes of an intent
 _PAUSE = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
-_TURN_VALID_SECONDS = 900.0  # after its last renewal, the turn of a killed process ends
+_TURN_VALID_SECONDS = 900.0  # the turn of a killed process ends this long after its last renewal
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
-LEASE_PREFIX = "asked-"  # of the intents of readers, which write nothing
+LEASE_PREFIX = "asked-"  # prefix of the intents of readers, which write nothing
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
@@ -49,7 +50,8 @@ def _is_text_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-_VALIDATORS: dict[str, Callable[[dict[str, Any]], bool]] = {  # by folder: is a file valid?
+# folder -> whether the content of a file is valid
+_VALIDATORS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "intents": lambda value: (
         isinstance(value.get("started", 0), int | float | None)
         and "needs" in value
@@ -64,8 +66,9 @@ class Intent:
     """One running writer."""
 
     name: str
-    started: float  # seconds by the store's clock
-    needs: frozenset[str] | None  # paths in the store; None: a build, which may reuse any file
+    started: float  # start in seconds by the store's clock
+    # paths of needed files in the store; None: a build, which may reuse any file
+    needs: frozenset[str] | None
 
     @property
     def is_lease(self) -> bool:
@@ -99,7 +102,7 @@ class Intents:
             with self._renew_periodically(path, json_bytes(value)):
                 yield
         finally:
-            with suppress(StoreError):  # the block has ended, and the intent expires by itself
+            with suppress(StoreError):  # if the file stays, the intent expires
                 self.files.remove(path)
 
     @contextmanager
@@ -107,12 +110,12 @@ class Intents:
         """Wait until every turn that began before this one has ended; hold the turn in the block.
 
         With turns, only one of several writers works at a time, even if different schedulers
-        started them, or a scheduler has given up a writer that still runs. A turn ends with its
+        started them, or if a scheduler considers a running writer as failed. A turn ends with its
         block, or 15 minutes after its process was killed. Turns only avoid useless work: two
         writers at once do not damage a store.
 
         Args:
-            name: unique among the turns of the store.
+            name: the turn's name, unique in the store.
             on_wait: called with the name of the turn to wait for, each time that it changes.
 
         Raises:
@@ -178,24 +181,28 @@ class Intents:
             StoreError: the store cannot be written.
         """
         put()
-        while (file := self.files.find(path)) is None or self._is_condemned(path, file.modified):
+        while (file := self.files.find(path)) is None or self._is_listed_for_deletion(path, file.modified):
             time.sleep(_PAUSE)
             put()
 
-    def _is_condemned(self, path: str, store_time: float) -> bool:
+    def _is_listed_for_deletion(self, path: str, store_time: float) -> bool:
         return any(
             path in sweep_record["condemned"]
             for _, _, sweep_record in self._iter_valid("sweeps", store_time - SWEEP_VALID_SECONDS)
         )
 
     def _is_endangered(self, name: str, needs: list[str] | None, store_time: float) -> bool:
-        """Return whether a sweep that does not know this intent may delete files that it needs."""
+        """Return whether a sweep that does not know this intent may delete files that the intent
+        needs.
+        """
         unaware_sweeps = [
             sweep_record
             for _, _, sweep_record in self._iter_valid("sweeps", store_time - SWEEP_VALID_SECONDS)
             if name not in sweep_record["knows"]
         ]
-        return any(mark["condemned"] if needs is None else {*needs} & {*mark["condemned"]} for mark in unaware_sweeps)
+        return any(
+            sweep["condemned"] if needs is None else {*needs} & {*sweep["condemned"]} for sweep in unaware_sweeps
+        )
 
     def _iter_valid(self, folder: str, since: float) -> Iterator[tuple[str, float, dict[str, Any]]]:
         for file in self.files.iter_tree(folder):
@@ -211,7 +218,7 @@ class Intents:
 
     @contextmanager
     def _renew_periodically(self, path: str, data: bytes) -> Iterator[None]:
-        """Write a file repeatedly while the block runs, so that it does not expire."""
+        """Write an intent repeatedly while the block runs, so that it does not expire."""
         stopped = threading.Event()
 
         def renew() -> None:

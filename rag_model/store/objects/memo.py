@@ -1,9 +1,10 @@
-"""The memo: records of a stage's outputs by its exact inputs. A look-up serves resume and reuse.
+"""The memo: records of a stage's outputs by its exact inputs. Builds look records up to resume and
+to reuse outputs.
 
-A record is written after its outputs and is created exclusively: if workers race, the first one
-wins, and all use its outputs. A record with missing outputs counts as absent: the next record is
-written as the next generation, `<key>.2.json`, and only the newest generation is read. No record is
-locked, overwritten or deleted.
+A record is written after its outputs and is created exclusively: of several workers, the first one
+creates it, and all use its outputs. A record with missing outputs counts as absent: the next record
+is written as the next generation, `<key>.2.json`, and only the newest generation is read. No record
+is locked, overwritten or deleted.
 """
 
 import re
@@ -21,17 +22,17 @@ from rag_model.store.objects.blobs import BlobRef, Blobs
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.untrusted_text import parse_json
 
-# Stage, key, generation from the second on.
+# The groups are stage, key and, from the second one on, the generation.
 RECORD_PATH = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")
 MIRROR_STAGE = "wiki-"  # start of the stages with the states of followed wikis (`snapshots.mirrors`)
 _FORMAT = 1
-# The key, in a record's statistics, of the digests of files with which `gc` keeps the outputs: one,
-# or a list. No file of a version names these outputs, such as a delta, which produces the file.
+# The key, in a record's statistics, of a file's digest or a list of digests: `gc` keeps the outputs
+# as long as one of these files. It is for outputs that no version names, such as a delta.
 TARGET_KEY = "after"
 
 
 class NotRecordedError(Exception):
-    """There is no record, and this memo may not produce one."""
+    """There is no record, and this memo must not produce one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class StageResult:
 
     outputs: Mapping[str, Path]
     stats: Mapping[str, Any] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)  # of outputs that were digested as they were written
+    # output -> its digest, if it was computed while the output was written
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Memo:
     blobs: Blobs
     # False: `get_or_create` raises `NotRecordedError` if there is no record.
     can_produce: bool = True
-    owner: str | None = None  # the writer; a retried element recognises its own record by it
+    # name of the writer; a retried element identifies its own record by it
+    owner: str | None = None
 
     @staticmethod
     def compute_key(inputs: Any) -> str:
@@ -81,7 +84,8 @@ class Memo:
         stats: Mapping[str, Any],
         inputs: Any = None,
     ) -> Record:
-        """Write a record and return the valid one: this record, or that of a writer who was first.
+        """Write a record and return the valid one: this record, or an earlier one of another
+        writer.
 
         `inputs` are kept in the record, so that people can see why a stage ran again.
         """
@@ -96,20 +100,21 @@ class Memo:
             "nonce": secrets.token_hex(8),
         }
         while True:
-            generation, winner = self._find_newest(stage, key)
-            if winner is not None:
-                return winner
-            self.files.create(_path(stage, key, generation + 1), json_bytes(value))
+            generation, valid_record = self._find_newest(stage, key)
+            if valid_record is not None:
+                return valid_record
+            self.files.create(_record_path(stage, key, generation + 1), json_bytes(value))
 
     def get_or_create(self, stage: str, inputs: Any, produce: Callable[[Path], StageResult]) -> tuple[Record, bool]:
-        """Return the record of `inputs`, produced first if there is none, and whether it is new.
+        """Return the record of `inputs`, and whether it is new; produce the outputs if there is
+        none.
 
         It is new if `produce` ran, or if this memo's owner wrote it before it was interrupted.
         `produce` is called with an empty work folder, which is always removed afterwards.
         Outputs in this folder are moved into the store.
 
         Raises:
-            NotRecordedError: there is no record, and this memo may not produce one.
+            NotRecordedError: there is no record, and this memo must not produce one.
         """
         key = self.compute_key(inputs)
         record = self.find(stage, key)
@@ -136,17 +141,19 @@ class Memo:
                     yield inputs
 
     def _find_newest(self, stage: str, key: str) -> tuple[int, Record | None]:
-        """Return the newest generation's number (0: none) and its record (None if damaged)."""
-        generation, newest = 0, None
-        while (data := self.files.read(_path(stage, key, generation + 1))) is not None:
-            generation, newest = generation + 1, parse_record(stage, key, data)
-        if newest is None or not all(map(self.blobs.exists, newest.outputs.values())):
+        """Return the newest generation's number (0: none) and its record (None if it is not
+        usable).
+        """
+        generation, newest_record = 0, None
+        while (data := self.files.read(_record_path(stage, key, generation + 1))) is not None:
+            generation, newest_record = generation + 1, parse_record(stage, key, data)
+        if newest_record is None or not all(map(self.blobs.exists, newest_record.outputs.values())):
             return generation, None
-        return generation, newest
+        return generation, newest_record
 
 
 def parse_record(stage: str, key: str, data: bytes) -> Record | None:
-    """Parse a record's bytes; None for a damaged record, which is then superseded."""
+    """Parse a record's bytes; None for a damaged record, which a new generation then replaces."""
     try:
         value = parse_json(data)
         outputs = {name: BlobRef.from_json(ref) for name, ref in value["outputs"].items()}
@@ -155,6 +162,6 @@ def parse_record(stage: str, key: str, data: bytes) -> Record | None:
         return None
 
 
-def _path(stage: str, key: str, generation: int) -> str:
+def _record_path(stage: str, key: str, generation: int) -> str:
     suffix = "" if generation == 1 else f".{generation}"
     return f"memo/{stage}/{key}{suffix}.json"

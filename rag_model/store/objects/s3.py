@@ -1,8 +1,8 @@
 """S3 through s3fs, with all retries in this one layer.
 
-botocore retries a request, but not a response that breaks off in the middle. s3fs retries responses
-too, but not every status that means "later", and it repeats requests that botocore has given up on:
-25 tries of one request, 125 of a read. So both are set to try once, and this module retries.
+botocore retries a request, but not an incomplete response. s3fs retries responses too, but not for
+every transient status, and it repeats requests that botocore has given up: 25 tries of one request,
+125 of a read. So both are set to try once, and this module retries.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from rag_model.store.objects.buckets import not_a_listing_error
 from rag_model.store.objects.files import MAX_REQUESTS
 
 _TRIES = 7
-_PAUSE = 0.1  # seconds before the first retry, doubled for each further one: 6 s in all
+_PAUSE = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
 _RETRY_STATUS = {429, 500, 502, 503, 504}
 _RETRY_CODES = {
     "ConditionalRequestConflict",  # another conditional write of the same key is in progress
@@ -71,26 +71,27 @@ class S3(S3FileSystem):  # type: ignore[misc]
         end: int | None = None,
         **_: Any,
     ) -> Any:
-        """Read a file or a range by one request; s3fs sends several."""
+        """Read a file or a range with one request; s3fs would send several."""
         read = super()._cat_file
         return await _retry(lambda: read(path, version_id, start=start, end=end, max_concurrency=1))
 
 
 def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
-    """Refuse a reply that is not a `ListBucketResult`; every real one has `IsTruncated`."""
+    """Raise an error for a reply that is not a `ListBucketResult`, which always has `IsTruncated`."""
     if http_response.status_code == 200 and "IsTruncated" not in parsed:
         raise not_a_listing_error(http_response.headers)
 
 
 async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:
-    """Retry transient errors, unless an inner call has already given up on the error."""
+    """Retry transient errors, unless an inner call has already retried the error."""
     for number in range(_TRIES - 1):
         try:
             return await attempt()
         except Exception as error:
             if getattr(error, "given_up", False) or not _is_transient(error):
                 raise
-        await asyncio.sleep(_PAUSE * 2**number * random.uniform(0.5, 1))  # clients spread out
+        # random, so that clients do not retry at the same time
+        await asyncio.sleep(_PAUSE * 2**number * random.uniform(0.5, 1))
     try:
         return await attempt()
     except Exception as error:
@@ -99,7 +100,7 @@ async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed in a moment."""
+    """Return whether the same request may succeed a moment later."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,15 +1,15 @@
 """The file formats of deltas: packed heads, splices and new rows of weighted terms.
 
-A *packed head* is the beginning of a file, compressed: a graph's links are numbers of four bytes,
-most of them -1. It is a sequence of blocks: the length of a zstd frame, in four bytes, and the
-frame. Each frame decodes to 4 MiB, the last one to the rest.
+A *packed head* is the compressed beginning of a file. A graph's links, for example, are numbers of
+four bytes, many of them -1. It is a sequence of blocks: the length of a zstd frame, in four bytes,
+and the frame. Each frame decodes to 4 MiB, the last one to the rest.
 
 A *splice* describes a target file as stretches of a base file and the literal bytes between them,
 as rsync does. Inverted lists of an unchanged training keep the codes of unchanged vectors, in the
 same order, between new codes. So nearly the whole file is in the base, in about ten stretches per
-list. A splice has the number of steps and of literal bytes, eight bytes each, and then, packed: the
-steps, three numbers of eight bytes (literal bytes, start and length of a stretch), and the literal
-bytes.
+list. A splice begins with the numbers of steps and of literal bytes, eight bytes each. The packed
+rest is the steps, three numbers of eight bytes each (number of literal bytes, start and length of a
+stretch), and the literal bytes.
 
 *New rows of weighted terms* replace a splice for an inverted index of such terms, since each block of
 its postings begins with another posting after the first new row. The puller derives the index from
@@ -38,8 +38,8 @@ from rag_model.errors import InputError
 
 # Increase with every change of the layout: it is part of the memo key of a packed head.
 PACK_VERSION = 1
-_PACK_BLOCK = 4 << 20  # bytes; two blocks are in memory at a time
-# Level 9 compresses 272 bytes of graph per passage to 28.1; this level to 29.1, ten times faster.
+_PACK_BLOCK = 4 << 20  # bytes of a block; two blocks are in memory at a time
+# Level 9 compresses 272 bytes of graph per passage to 28.1; this level, ten times faster, to 29.1.
 HEAD_LEVEL = 1
 _LEVEL = 9
 _LENGTH = struct.Struct("<I")
@@ -48,18 +48,19 @@ SPLICE_VERSION = 1
 # Increase with every change of the layout: it is part of the memo key of new rows of terms.
 TERMS_VERSION = 1
 _TERMS_HEAD = struct.Struct("<QQQ")
-_WORD = np.dtype("<u4")  # of the planes
+_WORD = np.dtype("<u4")  # type of the numbers that are split into planes
 Bytes = NDArray[np.uint8]
 Stretch = tuple[int, int, int]  # offset in the target, offset in the base, length
 _STRIDE = 256  # bytes between two offsets of the base at which a stretch may be found
 _MATCH_BYTES = 32  # bytes that are compared at each of these offsets
-_MAX_PLACES = 4  # of the base that are compared for equal bytes
+_MAX_PLACES = 4  # maximum number of places in the base that may have the same hash
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
-_WINDOW_BYTES = 1 << 20  # bytes that are looked up at a time; a dozen times as much memory is used
+# bytes that are looked up at a time; the memory is about twelve times as much
+_WINDOW_BYTES = 1 << 20
 _COPY_BYTES = 1 << 20
 _HEAD = struct.Struct("<QQ")
 _STEP_BYTES = 24  # bytes
-_STEP_BATCH = 1 << 16  # steps that are Python integers at a time
+_STEP_BATCH = 1 << 16  # maximum number of steps that are converted to Python integers at a time
 _FILTER_SHIFT = np.uint64(40)
 
 
@@ -78,7 +79,7 @@ def write_packed(file: Path, size: int, out: Path, head: bytes = b"", level: int
 
 
 def unpack_file(packed: Path, size: int, out: Path, head: int = 0) -> None:
-    """Write the `size` bytes that were packed after the first `head` bytes of a file.
+    """Decompress the `size` bytes that follow the first `head` bytes of a packed file.
 
     Raises:
         InputError: the file is damaged, or has another size.
@@ -141,13 +142,13 @@ def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
         raise InputError(message)
     raw = out.with_name("raw")
     unpack_file(splice, count * _STEP_BYTES + literal_bytes, raw, _HEAD.size)
-    base_bytes, data = _map_bytes(base), _map_bytes(raw)
-    steps = data[: count * _STEP_BYTES].view("<i8").reshape(-1, 3)
+    base_bytes, unpacked = _map_bytes(base), _map_bytes(raw)
+    steps = unpacked[: count * _STEP_BYTES].view("<i8").reshape(-1, 3)
     _check_steps(steps, len(base_bytes), literal_bytes, size, message)
     with atomic_write(out) as temporary, temporary.open("wb") as file:
         offset = count * _STEP_BYTES
         for literal, start, length in chain.from_iterable(_iter_step_batches(steps)):
-            for part in (data[offset : offset + literal], base_bytes[start : start + length]):
+            for part in (unpacked[offset : offset + literal], base_bytes[start : start + length]):
                 for first in range(0, len(part), _COPY_BYTES):
                     file.write(part[first : first + _COPY_BYTES].data)
             offset += literal
@@ -158,25 +159,25 @@ def _iter_step_batches(steps: Rows) -> Iterator[list[list[int]]]:
 
 
 def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
-    """Check that (m, 3) steps stay inside the files and give the right numbers of bytes."""
-    max_offset, literals, copied = max(size, base_size), 0, 0
+    """Check that (m, 3) steps stay inside the files and produce the right numbers of bytes."""
+    max_offset, literal_sum, copied_sum = max(size, base_size), 0, 0
     for batch in np.array_split(steps, range(_STEP_BATCH, len(steps), _STEP_BATCH)):
-        inside = (batch >= 0).all() and (batch <= max_offset).all() and (batch[:, 1:].sum(axis=1) <= base_size).all()
-        literals, copied = (
-            literals + sum(batch[:, 0].tolist()),
-            copied + sum(batch[:, 2].tolist()),
+        is_inside = (batch >= 0).all() and (batch <= max_offset).all() and (batch[:, 1:].sum(axis=1) <= base_size).all()
+        literal_sum, copied_sum = (
+            literal_sum + sum(batch[:, 0].tolist()),
+            copied_sum + sum(batch[:, 2].tolist()),
         )  # sums may exceed 64 bits
-        if not inside or literals > literal_bytes or literals + copied > size:
+        if not is_inside or literal_sum > literal_bytes or literal_sum + copied_sum > size:
             raise InputError(message)
-    if literals != literal_bytes or literals + copied != size:
+    if literal_sum != literal_bytes or literal_sum + copied_sum != size:
         raise InputError(message)
 
 
 def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | None) -> Iterator[Stretch]:
-    """Yield equal stretches, ascending."""
+    """Yield equal stretches, in the order of the target."""
     if expected is not None:
         for position, start, max_length in expected:
-            common = _common_length(target[position : position + max_length], base[start : start + max_length])
+            common = _measure_common_prefix(target[position : position + max_length], base[start : start + max_length])
             if common >= _MATCH_BYTES:
                 yield position, start, common
         return
@@ -184,9 +185,9 @@ def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | No
     end = number = 0
     while number < len(positions):
         position, start = int(positions[number]), int(starts[number])
-        length = _common_length(target[position:], base[start:])
+        length = _measure_common_prefix(target[position:], base[start:])
         if length >= _MATCH_BYTES:
-            backward = _common_length(target[end:position][::-1], base[:start][::-1])
+            backward = _measure_common_prefix(target[end:position][::-1], base[:start][::-1])
             yield position - backward, start - backward, length + backward
             end = position + length
         number = int(np.searchsorted(positions, max(end, position + 1)))
@@ -205,20 +206,20 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     base_hashes = base_hashes[:count]
     order = np.argsort(base_hashes, kind="stable")
     base_hashes = base_hashes[order]
-    # A window that is in many places is padding, which compresses well by itself.
-    places = np.searchsorted(base_hashes, base_hashes, "right") - np.searchsorted(base_hashes, base_hashes)
-    is_rare = places <= _MAX_PLACES
+    # Bytes that occur in many places are padding, which compresses well anyway.
+    occurrences = np.searchsorted(base_hashes, base_hashes, "right") - np.searchsorted(base_hashes, base_hashes)
+    is_rare = occurrences <= _MAX_PLACES
     base_hashes, order = base_hashes[is_rare], order[is_rare]
-    # By the first bits of a hash; excludes nearly all offsets.
+    # Indexed by the first bits of a hash; this excludes nearly all offsets.
     is_possible = np.zeros(1 << 24, np.bool_)
     is_possible[base_hashes >> _FILTER_SHIFT] = True
     positions, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for offset in _window_offsets(target):
         hashes = _compute_hashes(target[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES]
-        likely = np.flatnonzero(is_possible[hashes >> _FILTER_SHIFT])
-        nearest = np.minimum(np.searchsorted(base_hashes, hashes[likely]), max(0, len(base_hashes) - 1))
-        is_equal = base_hashes[nearest] == hashes[likely] if len(base_hashes) else np.zeros(0, np.bool_)
-        positions.append(likely[is_equal] + offset)
+        likely_offsets = np.flatnonzero(is_possible[hashes >> _FILTER_SHIFT])
+        nearest = np.minimum(np.searchsorted(base_hashes, hashes[likely_offsets]), max(0, len(base_hashes) - 1))
+        is_equal = base_hashes[nearest] == hashes[likely_offsets] if len(base_hashes) else np.zeros(0, np.bool_)
+        positions.append(likely_offsets[is_equal] + offset)
         starts.append(order[nearest[is_equal]] * _STRIDE)
     return np.concatenate(positions), np.concatenate(starts)
 
@@ -240,7 +241,7 @@ def _compute_hashes(data: Bytes) -> NDArray[np.uint64]:
     return hashes
 
 
-def _common_length(one: Bytes, other: Bytes) -> int:
+def _measure_common_prefix(one: Bytes, other: Bytes) -> int:
     """Return the length of the common prefix."""
     size, offset, step = min(len(one), len(other)), 0, 256
     while offset < size:
@@ -256,7 +257,8 @@ def _map_bytes(path: Path) -> Bytes:
 
 
 def pack_planes(numbers: Rows) -> bytes:
-    """Return numbers below 2^32 with the lowest bytes of all first, which compresses them better.
+    """Return the bytes of numbers below 2^32, the lowest bytes of all numbers first: they compress
+    better.
 
     Raises:
         ValueError: a number needs more than four bytes, or is negative.
@@ -279,10 +281,10 @@ def unpack_planes(data: bytes, count: int, offset: int) -> tuple[Rows, int]:
 
 
 def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None:
-    """Write the weighted terms of new rows, and the base's row of the others.
+    """Write the weighted terms of new rows, and the base's row numbers of the other rows.
 
     Args:
-        base_rows: (n,) the base's row of each row, ascending, or -1 for the new ones.
+        base_rows: (n,) the base's row of each row, ascending; -1 for new rows.
         new_rows: the weighted terms of the new rows, in order.
         out: the file to write.
 
@@ -301,11 +303,11 @@ def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None
 
 
 def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
-    """Read what `write_new_terms` wrote for an index file of `size` bytes.
+    """Read the result of `write_new_terms` for an index file of `size` bytes.
 
     Raises:
         InputError: the file is damaged, or belongs to another index.
-        OSError: the disk has no room to unpack the file.
+        OSError: the disk has too little space to unpack the file.
     """
     message = f"{path} has no new rows of an index of {size:,} bytes: fetch the whole file"
     with path.open("rb") as file:

@@ -1,7 +1,8 @@
-"""Deltas: files with which a puller of the previous snapshot fetches a fraction of a new file.
+"""Deltas: with these files a puller that has the previous snapshot fetches only a part of a new
+file.
 
-A delta turns a base file, from the previous snapshot, into the target file. A puller of an older
-snapshot can still fetch the compressed graph of an index, which needs no base.
+A delta turns a base file, from the previous snapshot, into the target file. A puller that has only
+an older snapshot can still fetch the compressed graph of an index, which needs no base.
 
 | target | content of the delta |
 | --- | --- |
@@ -42,14 +43,15 @@ from rag_model.store.versions.manifest import SPARSE, TEXT, Content, passages_pa
 
 STAGE = "delta"
 _OUTPUT = "delta"
-_MAX_FRACTION = 0.5  # of the bytes that the delta replaces; a larger delta is not worth the work
-_MIN_HEAD_BYTES = 4096  # a shorter head before an index's vectors is not a graph
+# maximum size relative to the bytes that the delta replaces; a larger delta saves too little
+_MAX_FRACTION = 0.5
+_MIN_HEAD_BYTES = 4096  # shorter bytes before an index's vectors are not a graph
 # Arguments: a base, a target, and a function that returns the base's rows.
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
-# Returns the base's row of each row, ascending, or -1, and the weighted terms of the new rows.
+# Returns the base's row of each row, ascending (-1 for new rows), and the terms of new rows.
 FindNewTerms = Callable[[], tuple[Rows, SparseVectors]]
-_ROW_LISTS_SUFFIX = ".faiss"  # of files that may have lists of row numbers
-_POSTINGS_SUFFIX = ".postings"  # of inverted indexes
+_ROW_LISTS_SUFFIX = ".faiss"  # suffix of files that may have lists of row numbers
+_POSTINGS_SUFFIX = ".postings"  # suffix of inverted indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class DeltaStep:
     is_passages: bool = False  # whether the files are passage files
     has_rows: bool = False  # whether the files have lists of row numbers
     base_head_bytes: int = 0  # the number of bytes before the vectors of the base
-    over: str = TEXT  # for an inverted index of weighted terms: its representation
+    over: str = TEXT  # representation of an inverted index of weighted terms
     # The list of parts (`snapshots.parent_index`) with which a build finds the base's rows.
     parts: BlobRef | None = None
 
@@ -94,36 +96,38 @@ class DeltaStep:
 
 
 def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep]]:
-    """Return the deltas that can be built between two snapshots, by path, the smallest first."""
+    """Return the deltas that can be built between two snapshots: path -> steps, the smallest delta
+    first.
+    """
     steps = {}
     base_files, tables, base_tables = {*base.files.values()}, find_vector_tables(target), find_vector_tables(base)
     passages = {passages_path(part.name) for part in target.parts}
     # Pullers derive BM25 indexes.
-    overs = {target.index_file(name): target.representation_of(name) for name in target.indexes}
-    indexes = sorted(path for path, over in overs.items() if over != TEXT)
+    representation_by_path = {target.index_file(name): target.representation_of(name) for name in target.indexes}
+    indexes = sorted(path for path, representation in representation_by_path.items() if representation != TEXT)
     for path in (*sorted(passages), *indexes):
         base_file, target_file = base.files.get(path), target.files.get(path)
         if target_file is not None and target_file not in base_files:
-            base_head, head = (of[path].head_bytes if path in of else 0 for of in (base_tables, tables))
-            over = overs.get(path, TEXT)
+            base_head_bytes, head_bytes = (of[path].head_bytes if path in of else 0 for of in (base_tables, tables))
+            representation = representation_by_path.get(path, TEXT)
             if path in passages:
                 steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
-            elif path.endswith(_POSTINGS_SUFFIX) and target.kind_of(over) == SPARSE:
-                is_comparable = base_file and target.shares_space(base, over)
-                steps[path] = [DeltaStep(target_file, base_file, over=over)] if is_comparable else []
+            elif path.endswith(_POSTINGS_SUFFIX) and target.kind_of(representation) == SPARSE:
+                is_comparable = base_file and target.shares_space(base, representation)
+                steps[path] = [DeltaStep(target_file, base_file, over=representation)] if is_comparable else []
             else:
-                steps[path] = [*_iter_index_steps(path, target_file, base_file, head, base_head)]
+                steps[path] = [*_iter_index_steps(path, target_file, base_file, head_bytes, base_head_bytes)]
     return steps
 
 
 def _iter_index_steps(
-    path: str, target: BlobRef, base: BlobRef | None, head_bytes: int, base_head: int
+    path: str, target: BlobRef, base: BlobRef | None, head_bytes: int, base_head_bytes: int
 ) -> Iterator[DeltaStep]:
-    """Yield the deltas of an index; `head_bytes` are before its vectors, 0 if it has no vectors."""
+    """Yield the deltas of an index with `head_bytes` before its vectors; 0 if it has no vectors."""
     if 0 < head_bytes < _MIN_HEAD_BYTES:
         return
-    if base and path.endswith(_ROW_LISTS_SUFFIX) and bool(base_head) == bool(head_bytes):
-        yield DeltaStep(target, base, head_bytes, has_rows=True, base_head_bytes=base_head)
+    if base and path.endswith(_ROW_LISTS_SUFFIX) and bool(base_head_bytes) == bool(head_bytes):
+        yield DeltaStep(target, base, head_bytes, has_rows=True, base_head_bytes=base_head_bytes)
     elif base and not head_bytes:
         yield DeltaStep(target, base)
     if head_bytes:
@@ -138,21 +142,21 @@ def build_delta(
     find_stretches: FindStretches = lambda base, target, find_base_rows: None,
     find_new_terms: FindNewTerms = lambda: (np.zeros(0, np.int64), SparseVectors.empty()),
 ) -> Record:
-    """Return the memo record of a delta, built first if there is none.
+    """Return the memo record of a delta; build the delta if there is none.
 
     The record has no output if the delta is too large to be worthwhile.
 
     Args:
         store: the store of both snapshots.
         step: the files.
-        find_base_rows: returns the base's row of each row of the target, (n,), or -1.
-        find_lists: returns the lists of row numbers in an index file, if it has some.
-        find_stretches: returns the stretches that two files may have in common, if it knows them.
-        find_new_terms: returns the base's row of each row of the target, (n,), ascending, or -1, and
-            the weighted terms of the new rows; for a step with weighted terms.
+        find_base_rows: returns the base's row of each row of the target, (n,); -1 for new rows.
+        find_lists: returns the lists of row numbers in an index file; None if it has none.
+        find_stretches: returns the stretches that may be equal in two files; None if unknown.
+        find_new_terms: for a step with weighted terms, returns the base's row of each row of the
+            target, (n,), ascending (-1 for new rows), and the weighted terms of the new rows.
 
     Raises:
-        NotRecordedError: there is no record, and the store's memo may not produce one.
+        NotRecordedError: there is no record, and the store's memo must not produce one.
         StoreError: a file is missing or damaged, or the store cannot be written.
         OSError: the disk is full.
     """
@@ -215,7 +219,7 @@ def _get_size(path: Path) -> int:
 
 
 def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
-    """Return the delta of a step; None without a worthwhile delta for the installed versions.
+    """Return the delta of a step; None if there is no small enough delta of the installed versions.
 
     Raises:
         StoreError: the store cannot be read.
@@ -228,19 +232,19 @@ def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
 def rebuild_file(
     store: Store, base: Callable[[], Path], steps: Iterable[DeltaStep], rows: int, out: Path
 ) -> int | None:
-    """Rebuild a file, or the bytes before its vectors, from the base's file and the first usable delta.
+    """Rebuild a file, or the bytes before its vectors, from the base and the first usable delta.
 
     Args:
         store: the store of both snapshots.
         base: returns the path of the previous snapshot's file.
         steps: the deltas of the file, the smallest first; those of weighted terms are left out,
             because only their index kind can derive the file.
-        rows: the rows of a passage file.
+        rows: the number of rows of a passage file.
         out: the file to write.
 
     Returns:
-        The bytes fetched; None if the file was not written, for any reason but a full disk. Then
-        fetch the whole file.
+        The number of bytes fetched; None if the file was not written, for any reason except a full
+        disk: then fetch the whole file.
 
     Raises:
         OSError: `out` cannot be written.

@@ -9,8 +9,8 @@
 
 `revised` is the time at which the article's revision was saved; a line of `corpus.jsonl` has it too
 if it is known. DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain
-arrays. Parts are streamed, so memory does not grow with the snapshot. A README, which is the card
-of a repository on the Hugging Face Hub, names the corpus and its licence.
+arrays. Parts are streamed, so memory does not grow with the snapshot. A README, which is also the
+card of a repository on the Hugging Face Hub, names the corpus and its licence.
 """
 
 import csv
@@ -116,8 +116,8 @@ def _open_local_folder(out: Path) -> Iterator[Path]:
 
 
 Layout = Literal["dpr", "jsonl", "datasets", "store"]
-_REF = "latest"  # the ref in an exported store
-_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # name -> identifier on the Hub
+_REF = "latest"  # name of the ref in an exported store
+_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # name of a licence -> its identifier on the Hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +144,10 @@ def export_snapshot(snapshot: Snapshot, out: Destination, layout: Layout, *, emb
     """
     if layout not in _WRITERS:
         raise UsageError(f"there is no layout {layout!r}: choose from {', '.join(_WRITERS)}")
-    vectors = embeddings and any(file_kind(file) == "embeddings" for file in snapshot.manifest.content.files)
-    with open_destination(out) as building:
-        _WRITERS[layout](snapshot, building, vectors)
-        return _finish_export(snapshot.manifest, building, out, layout, vectors)
+    with_vectors = embeddings and any(file_kind(file) == "embeddings" for file in snapshot.manifest.content.files)
+    with open_destination(out) as folder:
+        _WRITERS[layout](snapshot, folder, with_vectors)
+        return _finish_export(snapshot.manifest, folder, out, layout, with_vectors)
 
 
 def export_store(store: Store, name: str, out: Destination) -> ExportReport:
@@ -167,23 +167,25 @@ def export_store(store: Store, name: str, out: Destination) -> ExportReport:
         store.snapshots.get(identity),
         store.snapshots.has_trusted_signature(identity),
     )
-    with open_destination(out) as building:
-        exported_store = Store.open(str(building), create=True)
+    with open_destination(out) as folder:
+        exported_store = Store.open(str(folder), create=True)
         for ref in {*manifest.content.files.values()}:
-            store.blobs.fetch(ref, building / ref.path)
+            store.blobs.fetch(ref, folder / ref.path)
         exported_store.snapshots.publish(manifest, sign=is_signed)
         exported_store.refs.move(_REF, identity, 0, sign=is_signed)
-        return _finish_export(manifest, building, out, "store", vectors=True)
+        return _finish_export(manifest, folder, out, "store", with_vectors=True)
 
 
-def _finish_export(manifest: Manifest, building: Path, out: Destination, layout: Layout, vectors: bool) -> ExportReport:
+def _finish_export(
+    manifest: Manifest, folder: Path, out: Destination, layout: Layout, with_vectors: bool
+) -> ExportReport:
     """Write the README, and return the report."""
-    (building / "README.md").write_text(_render_readme(manifest, out, layout, vectors), encoding="utf-8")
-    size = sum(path.stat().st_size for path in building.rglob("*") if path.is_file())
+    (folder / "README.md").write_text(_render_readme(manifest, out, layout, with_vectors), encoding="utf-8")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return ExportReport(manifest.id, out, layout, manifest.content.n, size)
 
 
-def _write_dpr(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
+def _write_dpr(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
     with (folder / "psgs_w100.tsv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, delimiter="\t", lineterminator="\n")
         rows.writerow(["id", "text", "title"])
@@ -192,15 +194,15 @@ def _write_dpr(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
             for batch in snapshot.batches(part.name, ["id", "title", "text"]):
                 ids_of_batch, titles, texts = (column.to_pylist() for column in batch.columns)
                 rows.writerows(zip(ids_of_batch, texts, titles, strict=True))
-                ids += ids_of_batch if vectors else []
-            if vectors:
+                ids += ids_of_batch if with_vectors else []
+            if with_vectors:
                 stem = folder / f"wikipedia_passages_{number}"
                 np.save(stem.with_suffix(".ids.npy"), np.array(ids, dtype=np.str_), allow_pickle=False)
                 np.save(stem.with_suffix(".npy"), snapshot.embeddings(part.name), allow_pickle=False)
 
 
-def _write_jsonl(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
-    del vectors  # not part of this layout
+def _write_jsonl(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
+    del with_vectors  # not part of this layout
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
         for part in snapshot.parts:
             for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
@@ -215,16 +217,16 @@ def _write_jsonl(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
                     file.write(line + "\n")
 
 
-def _write_datasets(snapshot: Snapshot, folder: Path, vectors: bool) -> None:
+def _write_datasets(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
     (folder / "data").mkdir()
     fields = [
         *(pa.field(name, pa.string()) for name in ("id", "text", "title", "page_id")),
         PASSAGE_SCHEMA.field(DATE),
     ]
-    schema = pa.schema([*fields, pa.field("embeddings", pa.list_(pa.float32()))] if vectors else fields)
+    schema = pa.schema([*fields, pa.field("embeddings", pa.list_(pa.float32()))] if with_vectors else fields)
     for number, part in enumerate(snapshot.parts):
         path = folder / "data" / f"train-{number:05d}-of-{len(snapshot.parts):05d}.parquet"
-        embeddings = snapshot.embeddings(part.name) if vectors else None
+        embeddings = snapshot.embeddings(part.name) if with_vectors else None
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             start = 0
             for batch in snapshot.batches(part.name, [field.name for field in fields]):
@@ -244,7 +246,7 @@ _WRITERS: dict[Layout, Callable[[Snapshot, Path, bool], None]] = {
 }
 
 
-def _render_readme(manifest: Manifest, out: Destination, layout: Layout, vectors: bool) -> str:
+def _render_readme(manifest: Manifest, out: Destination, layout: Layout, with_vectors: bool) -> str:
     """Render a dataset card: metadata for the Hub, then text for people."""
     content, corpus = manifest.content, manifest.content.corpus
     licence_name = str(corpus.get("licence") or "")
@@ -255,7 +257,7 @@ def _render_readme(manifest: Manifest, out: Destination, layout: Layout, vectors
         *([f"license: {_LICENCES[licence_name]}"] if licence_name in _LICENCES else []),
     ]
     licence = f", {described_licence}, by its authors; excerpts, markup removed" if licence_name else ""
-    space = f"Vectors: {content.space.get('name')}.\n" if vectors and content.space else ""
+    space = f"Vectors: {content.space.get('name')}.\n" if with_vectors and content.space else ""
     source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
     command = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""
     return "\n".join(

@@ -3,10 +3,10 @@
 `store.pulling.pull` shows the layout. A prune keeps the newest snapshots, and those that a reader
 has open; snapshots that were taken down are always deleted.
 
-A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases however
-the reader ends. A locked snapshot is kept until the next prune, so a reader may open its files at
-any time. Pulls hold a shared lock on the folder, and files are only deleted while no other pull
-runs, because that may be about to link them.
+A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases even if
+the reader is killed. A locked snapshot is kept until the next prune, so a reader may open its files
+at any time. Pulls hold a shared lock on the folder, and files are only deleted while no other pull
+runs, because it may be about to link them.
 """
 
 import fcntl
@@ -48,18 +48,18 @@ def mapped_stamp_name(ref: BlobRef) -> str:
 
 
 def record_name(dest: Path, store: str, name: str, identity: str) -> None:
-    """Record the snapshot that a name meant in the store with this full URL when it was pulled.
+    """Record which snapshot of the store with this full URL a name referred to when it was pulled.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    if name != identity:  # an id is the same in every store
+    if name != identity:  # an id names the same snapshot in every store
         with atomic_write(_name_path(dest, store, name)) as note:
             note.write_text(identity)
 
 
 def find_recorded(dest: Path, store: str, name: str) -> Path | None:
-    """Return the folder of the snapshot that a name meant when it was last pulled, or None."""
+    """Return the folder of the snapshot that a name referred to when it was last pulled, or None."""
     try:
         identity = name if _SNAPSHOT_ID.fullmatch(name) else _name_path(dest, store, name).read_text()
     except (OSError, UnicodeDecodeError):
@@ -72,9 +72,9 @@ def _name_path(dest: Path, store: str, name: str) -> Path:
 
 
 def open_folder_stamps(dest: Path) -> Stamps:
-    """Return the stamps of a folder's files, which other machines that mount the folder share.
+    """Return the stamps of a folder's files; all machines that mount the folder share them.
 
-    For a single snapshot's folder, which was copied without the others, they are in the cache.
+    If a snapshot's folder was copied alone, its stamps are in the cache.
     """
     return open_stamps(dest / ".verified") if (dest / ".blobs").is_dir() else cache_stamps()
 
@@ -131,7 +131,7 @@ def prune(
     removed_ids = tuple(folder.name for folder in folders if _remove_unlocked(folder))
     if (dest / CURRENT).is_symlink() and not (dest / CURRENT).exists():
         (dest / CURRENT).unlink()
-    # Of killed pulls, because no other pull is running.
+    # These are left by killed pulls, because no other pull is running.
     for folder in dest.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)
     _delete_unreferenced(dest, parse)
@@ -151,12 +151,13 @@ def remove_taken_down(dest: Path, taken_down: Collection[str], parse: Callable[[
 
 
 def list_pulled(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
-    """Return which of these snapshots are in a folder, sorted."""
+    """Return those of the snapshots that are in a folder, sorted."""
     return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
 
 
 def lock_manifest(manifest: Path) -> int | None:
-    """Lock a snapshot's manifest for reading; return the descriptor, None if locks are unsupported.
+    """Lock a snapshot's manifest for reading; return the descriptor, or None if locks are
+    unsupported.
 
     Raises:
         OSError: there is no such file, or it is being deleted.
@@ -177,11 +178,11 @@ def lock_manifest(manifest: Path) -> int | None:
 def _list_oldest(dest: Path, keep: int) -> list[Path]:
     current = (dest / CURRENT).resolve().name
     folders = [folder for folder in dest.iterdir() if _ID.fullmatch(folder.name) and folder.is_dir()]
-    older_folders = sorted((folder for folder in folders if folder.name != current), key=_pull_time)
+    older_folders = sorted((folder for folder in folders if folder.name != current), key=_get_pull_time)
     return older_folders[: max(0, len(older_folders) + 1 - keep)]
 
 
-def _pull_time(folder: Path) -> int:
+def _get_pull_time(folder: Path) -> int:
     return folder.stat().st_mtime_ns
 
 

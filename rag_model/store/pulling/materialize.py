@@ -35,12 +35,13 @@ from rag_model.store.versions.manifest import TEXT, Manifest, file_kind, passage
 from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.snapshot import Snapshot
 
-# Writes an index file from local files (`retrieve.indexes`): previous snapshot, new snapshot, path,
-# function that returns the previous row of each passage, the delta with the weighted terms of new
-# rows if the index is over such terms and there is one, output. False: this is not possible.
+# Writes an index file from local files (`retrieve.indexes`), or returns False if that is not
+# possible. Arguments: the previous snapshot, the new snapshot, the path, a function that returns
+# the previous row of each passage, the delta with the weighted terms of new rows or None, the
+# output.
 DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path | None, Path], bool]
-_BLOCK_BYTES = 1 << 20  # read at a time
-_THREADS = 4  # files at a time; each has at most 64 MiB in transit
+_BLOCK_BYTES = 1 << 20  # bytes that are read at a time
+_THREADS = 4  # maximum number of files at a time; each has at most 64 MiB in memory
 
 
 def derive_nothing(
@@ -51,12 +52,12 @@ def derive_nothing(
     new_terms: Path | None,
     out: Path,
 ) -> bool:
-    """Derive no index file, so that all are fetched."""
+    """Derive no index file, so that all index files are fetched."""
     return False
 
 
 class PullProgress:
-    """Count bytes for all threads; if one thread fails, the others stop and keep partial files."""
+    """Count the bytes of all threads; if one thread fails, the others stop and keep partial files."""
 
     def __init__(self, total: int, on_progress: Callable[[int, int], None]) -> None:
         """Call `on_progress` with the number of bytes done and `total`."""
@@ -71,7 +72,7 @@ class PullProgress:
         """
         with self._lock:
             if self._failure is not None:
-                raise self._failure  # the first thread that counts raises the cause
+                raise self._failure  # stops this thread too
             self._done += size
             self._on_progress(min(self._done, self._total), self._total)
 
@@ -86,7 +87,7 @@ class PullProgress:
 
 
 class Attempt(NamedTuple):
-    """The outcome of a strategy; a failed attempt may have fetched bytes as well."""
+    """The result of a strategy; a failed attempt may also have fetched bytes."""
 
     is_written: bool
     fetched_bytes: int = 0
@@ -123,7 +124,7 @@ class Puller:
 
         Returns the number of bytes fetched. The last strategy must write the blob or raise.
         """
-        fetched = 0
+        fetched_bytes = 0
         with self.progress.stop_on_failure():
             copy = blob_copy_path(self.dest, ref)
             if copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id:
@@ -131,11 +132,11 @@ class Puller:
             else:
                 for strategy in strategies:
                     attempt = strategy(ref, copy)
-                    fetched += attempt.fetched_bytes
+                    fetched_bytes += attempt.fetched_bytes
                     if attempt.is_written:
                         break
             open_folder_stamps(self.dest).record(copy, ref.id)
-        return fetched
+        return fetched_bytes
 
     def fetch_whole(self, ref: BlobRef, copy: Path) -> Attempt:
         """Strategy: fetch the whole blob."""
@@ -151,7 +152,7 @@ def materialize_snapshot(
     mapped: bool,
     derive: DeriveIndex = derive_nothing,
 ) -> int:
-    """Materialize files of a snapshot, given by path; return the number of bytes fetched.
+    """Materialize the given files of a snapshot; return the number of bytes fetched.
 
     If another snapshot was pulled last, the passages are materialized first, because they determine
     which vectors are on the local disk, and the indexes last, because embeddings have their vectors.
@@ -173,11 +174,11 @@ def materialize_snapshot(
             phases = [passages, paths.keys() - passages - indexes, indexes]
 
         def materialize(ref: BlobRef) -> int:
-            fetched = puller.materialize(ref, strategies(ref))
+            fetched_bytes = puller.materialize(ref, strategies(ref))
             if mapped and ref in passages:
                 with puller.progress.stop_on_failure():
                     _write_mapped_copy(ref, puller.dest)
-            return fetched
+            return fetched_bytes
 
         return sum(puller.materialize_all(blobs, materialize) for blobs in phases)
 
@@ -285,31 +286,31 @@ class _SnapshotUpdate:
         `write` returns the number of bytes fetched, or None if it is not applicable. A full disk
         makes it fail too: later strategies need less space.
         """
-        fetched = None
+        fetched_bytes = None
         with (
             suppress(OSError, StoreError),
             TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder,
         ):
             file = Path(folder) / "file"
-            fetched = None if copy.exists() else write(file)
-            if fetched is not None and file.stat().st_size == ref.size:
+            fetched_bytes = None if copy.exists() else write(file)
+            if fetched_bytes is not None and file.stat().st_size == ref.size:
                 chunks = partial(_iter_file, file)
                 if self._puller.store.blobs.assemble(ref, copy, chunks, self._puller.progress):
-                    return Attempt(is_written=True, fetched_bytes=fetched)
-        return Attempt(is_written=False, fetched_bytes=fetched or 0)
+                    return Attempt(is_written=True, fetched_bytes=fetched_bytes)
+        return Attempt(is_written=False, fetched_bytes=fetched_bytes or 0)
 
     @contextmanager
     def _rebuild_head(self, ref: BlobRef, size: int) -> Iterator[tuple[int, Path | None]]:
         """Yield the file with the first `size` bytes of a blob, if the store has a delta of them.
 
-        Also yields by how many bytes the delta is larger than these bytes; 0 without one.
+        Also yields the size of the delta minus `size`, or 0 without a delta.
         """
         with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder:
             head = Path(folder) / "head"
-            fetched = None
+            fetched_bytes = None
             with suppress(OSError):
-                fetched = self._apply_delta(ref, head)
-            yield (0, None) if fetched is None else (fetched - size, head)
+                fetched_bytes = self._apply_delta(ref, head)
+            yield (0, None) if fetched_bytes is None else (fetched_bytes - size, head)
 
 
 @contextmanager
@@ -323,7 +324,7 @@ def _open_previous(dest: Path) -> Iterator[Snapshot | None]:
 
 
 def _open_incomplete(manifest: Manifest, dest: Path) -> Snapshot:
-    """Open a snapshot while it is pulled; files that are still missing cannot be read."""
+    """Open a snapshot that is being pulled; files that are still missing cannot be read."""
 
     def path(file: str) -> Path:
         return blob_copy_path(dest, manifest.content.files[file])

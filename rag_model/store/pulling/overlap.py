@@ -1,9 +1,10 @@
-"""Find the vectors of a snapshot that a puller has already, because a previous snapshot has them.
+"""Find the vectors of a snapshot that a puller already has, because a previous snapshot has them.
 
-A month's edits change nearly every file, but few of its rows. For a file that ends in vectors, a
-`Patch` fetches the header and the rows of new passages by range, and copies the other rows from the
-local disk. Passages are joined by hash within one encoder space. Only the digest of the complete
-file proves that the vectors are identical; a patched file with another digest is fetched whole.
+The edits of a month change nearly every file, but only few of its rows. For a file that ends in
+vectors, a `Patch` fetches the header and the rows of new passages by range, and copies the other
+rows from the local disk. Passages are joined by hash within one encoder space. Only the digest of
+the complete file proves that the vectors are identical; a patched file with another digest is
+fetched whole.
 
 ```
 embeddings/part-00042.npy    a header, then the vectors of the part
@@ -45,11 +46,12 @@ from rag_model.store.versions.snapshot import Snapshot
 
 _NPY_HEADER_BYTES = 128  # numpy pads the header of a two-dimensional array
 _ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
-_MAX_DIM = 1 << 20  # components
-# Bytes; fetching a shorter gap between two ranges is cheaper than another request.
+_MAX_DIM = 1 << 20  # maximum number of components of a vector
+# Bytes. It is cheaper to fetch a shorter gap between two ranges than to send another request.
 _MIN_GAP = 32 << 10
-_PIECE_BYTES = 4 << 20  # bytes; `_MAX_AHEAD` pieces are in memory at a time
-_MAX_AHEAD = 16  # concurrent requests: ranges are short, so latency dominates
+_PIECE_BYTES = 4 << 20  # maximum bytes of a piece; `_MAX_AHEAD` pieces are in memory at a time
+# maximum number of concurrent requests: for short ranges most of the time is latency
+_MAX_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class VectorTable:
 
 
 def is_convertible(source_bytes: int, target_bytes: int) -> bool:
-    """Return whether rows can be converted: equal sizes, or between float16 and float32."""
+    """Return whether rows can be converted: equal types, or from float16 to float32 or back."""
     return target_bytes in _list_widened(source_bytes) or source_bytes == 2 * target_bytes
 
 
@@ -78,7 +80,7 @@ def _list_widened(source_bytes: int) -> tuple[int, int]:
 
 
 def find_vector_tables(content: Content) -> dict[str, VectorTable]:
-    """Return the files that end in vectors, by path; embeddings come first, in row order."""
+    """Return the files that end in vectors (path -> table); embeddings come first, in row order."""
     tables = {}
     for representation in dict.fromkeys([EMBEDDINGS, *content.representations]):
         for part in content.parts:
@@ -89,7 +91,7 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
                     tables[path] = VectorTable(representation, _NPY_HEADER_BYTES, width, (part,))
     for name, entry in content.indexes.items():
         path = content.index_file(name)
-        if path in content.files and (width := _row_bytes(entry)):
+        if path in content.files and (width := _get_row_bytes(entry)):
             head = content.files[path].size - content.n * width
             if head > 0:
                 tables[path] = VectorTable(content.representation_of(name), head, width, content.parts)
@@ -97,7 +99,7 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
 
 
 def list_embedded_files(content: Content) -> dict[str, VectorTable]:
-    """Return the indexes, by path, that end in vectors which the embeddings also have."""
+    """Return the indexes that end in vectors which the embeddings also have: path -> table."""
     tables = find_vector_tables(content)
     widths = {table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)}
     return {
@@ -113,7 +115,7 @@ def _is_embeddings(path: str) -> bool:
     return file_kind(path) == EMBEDDINGS
 
 
-def _row_bytes(entry: Mapping[str, Any]) -> int:
+def _get_row_bytes(entry: Mapping[str, Any]) -> int:
     """Return the bytes of a vector at the end of an index file; 0 if there are none."""
     if "kind" in entry:
         row_bytes = entry.get("row_bytes", 0)
@@ -164,17 +166,17 @@ def _map_table(snapshot: Snapshot, path: str, table: VectorTable) -> NDArray[np.
 
 
 class PageRanges:
-    """The parts of a snapshot by page range; look-ups in ordered parts take logarithmic time."""
+    """Finds the parts of a snapshot by page range, in ordered parts in logarithmic time."""
 
     def __init__(self, parts: Sequence[PartEntry]) -> None:
         """Index parts, which may overlap, in any order."""
         self._parts = parts
-        # Maximum last page of parts[: i + 1], and minimum first page of parts[i:].
+        # Item i is the maximum last page of parts[: i + 1], or the minimum first page of parts[i:].
         self._lasts = list(accumulate((part.last_page for part in parts), max))
         self._firsts = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
 
     def within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
-        """Yield number and entry of the parts that overlap pages [first_page, last_page]."""
+        """Yield the number and entry of each part that overlaps the pages [first_page, last_page]."""
         first_number, end_number = (
             bisect_left(self._lasts, first_page),
             bisect_right(self._firsts, last_page),
@@ -186,7 +188,7 @@ class PageRanges:
 
 
 class PatchPiece(NamedTuple):
-    """A byte range of a file, and its source."""
+    """A byte range of a file, and the source of its bytes."""
 
     start: int
     end: int
@@ -195,10 +197,10 @@ class PatchPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A file with some rows on the local disk."""
+    """A file of which the local disk has some rows."""
 
     table: VectorTable
-    # (rows,) int32 or int64: for each row the row of the previous snapshot; -1: none.
+    # (rows,) int32 or int64: the previous snapshot's row of each row; -1: none.
     previous_rows: Rows
 
     @property
@@ -233,10 +235,10 @@ class Patch:
 
 
 class Overlap:
-    """The vectors that a snapshot has in common with a previous one. Thread-safe."""
+    """The vectors that a snapshot and a previous one both have. Thread-safe."""
 
     def __init__(self, previous: Snapshot, target: Snapshot, representations: tuple[str, ...]) -> None:
-        """Compare representations with equal encoder spaces; call `between`, which finds them."""
+        """Compare representations with equal encoder spaces; `between` finds these."""
         self.representations = representations
         self._previous, self._target = previous, target
         self._tables = {
@@ -265,7 +267,7 @@ class Overlap:
         return cls(previous, target, representations) if representations and previous.id != target.id else None
 
     def find_patch(self, path: str) -> Patch | None:
-        """Return the patch for a file; None without local rows or readable passages.
+        """Return the patch for a file; None if no row is local, or passages cannot be read.
 
         Reads the passage hashes of the file's parts, and of the previous snapshot's parts that may
         contain them; 4 bytes per passage stay in memory.
@@ -293,12 +295,12 @@ class Overlap:
 
     def _join_parts(self, parts: Sequence[PartEntry]) -> Iterator[Rows]:
         return read_ahead(
-            self._previous_rows_of,
+            self._get_previous_rows,
             parts,
             min(_MAX_AHEAD, max(self._previous.concurrency, self._target.concurrency)),
         )
 
-    def _previous_rows_of(self, part: PartEntry) -> Rows:
+    def _get_previous_rows(self, part: PartEntry) -> Rows:
         with self._locks[part.name]:
             if part.name not in self._previous_rows:
                 self._previous_rows[part.name] = self._join_part(part).astype(self._row_type)
@@ -310,7 +312,7 @@ class Overlap:
         A part with an unchanged file is not read, which most parts are.
         """
         for number, entry in self._ranges.within(part.first_page, part.last_page):
-            if entry.rows == part.rows and self._passage_file(self._previous, entry) == self._passage_file(
+            if entry.rows == part.rows and self._get_passage_file(self._previous, entry) == self._get_passage_file(
                 self._target, part
             ):
                 return np.arange(part.rows) + self._starts[number]
@@ -324,7 +326,7 @@ class Overlap:
         return previous_rows
 
     @staticmethod
-    def _passage_file(snapshot: Snapshot, part: PartEntry) -> BlobRef | None:
+    def _get_passage_file(snapshot: Snapshot, part: PartEntry) -> BlobRef | None:
         return snapshot.manifest.content.files.get(passages_path(part.name))
 
     @staticmethod
@@ -340,11 +342,13 @@ def _iter_fetched_pieces(start: int, end: int) -> Iterator[PatchPiece]:
         yield PatchPiece(offset, min(offset + _PIECE_BYTES, end), None)
 
 
-def _iter_stretches(previous_rows: Rows, near: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield start, end and whether to copy, for each run of rows; short local runs are fetched."""
+def _iter_stretches(previous_rows: Rows, min_rows: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield the start and end of each run of rows, and whether to copy it. Short local runs are
+    fetched.
+    """
     is_local = previous_rows >= 0
-    for first, end, local in _find_runs(is_local):
-        if local and end - first < near and end - first < len(previous_rows):
+    for first, end, is_run_local in _find_runs(is_local):
+        if is_run_local and end - first < min_rows and end - first < len(previous_rows):
             is_local[first:end] = False
     yield from _find_runs(is_local)
 

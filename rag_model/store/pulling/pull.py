@@ -3,15 +3,16 @@
 ```
 DEST/.blobs/ab/abcdef…       every pulled blob, verified; .abcdef….partial: an interrupted fetch
 DEST/.mapped/abcdef….arrow   memory-mapped copies of passage files, for services
-DEST/.verified/…             stamps of the files that are unchanged since they were verified
-DEST/.named/…                the snapshot that each name of a store meant when it was last pulled
+DEST/.verified/…             stamps of the files that have not changed since they were verified
+DEST/.named/…                the snapshot that each name of a store referred to when last pulled
 DEST/.lock                   a shared lock that every pull holds while it runs
 DEST/<snapshot id>/…         the snapshot's files (hard links into .blobs), and manifest.json
 DEST/current                 a symbolic link to the last pulled snapshot, swapped by one rename
 ```
+
 A reader opens `DEST/current` once and keeps that folder, which never changes: it never sees a mix
 of two snapshots. Earlier snapshots stay until a pull with `keep` prunes them. Vectors of passages
-that the last pulled snapshot has too are not fetched again (`store.pulling.overlap`). A model's
+that the last pulled snapshot also has are not fetched again (`store.pulling.overlap`). A model's
 folder has the same layout, and `load_rag` and `from_pretrained` open it. Snapshots and models must
 be pulled to different folders.
 """
@@ -61,7 +62,7 @@ class PullReport:
     snapshot: str  # full id of the snapshot or model
     path: Path  # DEST/<id>
     fetched_bytes: int
-    reused_bytes: int  # in DEST already, and verified: files, and vectors within files
+    reused_bytes: int  # verified bytes that DEST already had: files, and vectors within files
     pruned: tuple[str, ...] = ()  # ids of earlier snapshots that were deleted
     taken_down: tuple[str, ...] = ()  # ids of snapshots in DEST that the store has taken down
 
@@ -81,8 +82,8 @@ def pull(
     """Pull a snapshot (an id, a unique prefix or a ref) or a model (`model:NAME`) into `dest`.
 
     Files in `dest` are hashed again, and replaced if damaged. Vectors of passages that the last
-    pulled snapshot has too are copied from it. An interrupted pull leaves `current` unchanged; the
-    next pull resumes, also within a file.
+    pulled snapshot also has are copied from it. An interrupted pull leaves `current` unchanged; the
+    next pull continues it, also within a file.
 
     Args:
         store: the store to pull from.
@@ -124,9 +125,9 @@ def pull(
     try:
         with lock_folder(dest) as lock:
             if catalog is store.models:
-                fetched = puller.materialize_all(blobs)
+                fetched_bytes = puller.materialize_all(blobs)
             else:
-                fetched = materialize_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
+                fetched_bytes = materialize_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
             with _preserve_stamps(dest, blobs):
                 _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
             accept(dest / identity)
@@ -141,15 +142,17 @@ def pull(
     return PullReport(
         snapshot=identity,
         path=dest / identity,
-        fetched_bytes=fetched,
-        reused_bytes=sum(ref.size for ref in blobs) - fetched,
+        fetched_bytes=fetched_bytes,
+        reused_bytes=sum(ref.size for ref in blobs) - fetched_bytes,
         pruned=pruned,
         taken_down=list_pulled(dest, replaced),
     )
 
 
 def _check_same_kind(store: Store, catalog: Catalog[Any], dest: Path) -> None:
-    """Check that snapshots and models are not mixed: readers of `current` expect one kind."""
+    """Check that a folder does not mix snapshots and models, because readers of `current` expect
+    one kind.
+    """
     other_catalog = store.snapshots if catalog is store.models else store.models
     try:
         other_catalog.parse((dest / CURRENT / MANIFEST).read_bytes())
@@ -162,11 +165,11 @@ def _check_free_space(dest: Path, blobs: list[BlobRef]) -> None:
     """Check that the disk has enough free space, before files are fetched."""
     copies = [(ref, blob_copy_path(dest, ref)) for ref in blobs]
     missing_bytes = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
-    free = shutil.disk_usage(nearest_existing(dest)).free
-    if missing_bytes > free:
+    free_bytes = shutil.disk_usage(nearest_existing(dest)).free
+    if missing_bytes > free_bytes:
         raise ResourceError(
-            f"the disk of {dest} is full: {missing_bytes:,} bytes have to be fetched and {free:,} "
-            "are free; free some space, or pull less of the snapshot"
+            f"the disk of {dest} is full: {missing_bytes:,} bytes have to be fetched and "
+            f"{free_bytes:,} are free; free some space, or pull less of the snapshot"
         )
 
 
@@ -219,7 +222,9 @@ def _make_current(identity: str, dest: Path) -> None:
 
 
 def _rename_or_merge(staging: Path, final_folder: Path) -> None:
-    """Rename a folder; if the target exists, replace its files one by one (same id, same files)."""
+    """Rename a folder. If the target exists, replace its files one by one; an equal id has equal
+    files.
+    """
     try:
         staging.rename(final_folder)
     except OSError:  # another pull may have created it

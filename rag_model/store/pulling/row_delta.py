@@ -11,7 +11,7 @@ The bytes between and around the lists are stored as a splice (`delta_files`). A
 of the splice, a compressed block with the head and the arrays, and their sizes. An array stores the
 lowest bytes of all its numbers first and the highest last, because most of the highest are zero.
 
-A delta contains no row that is missing in the target file.
+A delta contains no data of rows that the target file does not have.
 """
 
 import json
@@ -39,11 +39,12 @@ from rag_model.untrusted_text import parse_json
 
 # Increase with every change of the layout: it is part of the memo key.
 VERSION = 1
-# Bytes of the splice, of the head with the arrays, and of each file outside of its lists.
+# Sizes of the splice, of the head with the arrays, and of the bytes outside of each file's lists.
 _SIZES = struct.Struct("<QQQQ")
-_HEAD = struct.Struct("<I")  # bytes of the head
+_HEAD = struct.Struct("<I")  # number of bytes of the head
 _MAX_HEAD = 1 << 12  # bytes
-_BLOCK_BYTES = 1 << 20  # of lists that are processed at once; needs some 24 times as much memory
+# bytes of lists that are processed at once; the memory is about 24 times as much
+_BLOCK_BYTES = 1 << 20
 Bools = NDArray[np.bool_]
 Numbers = NDArray[Any]  # rows, or the positions of lists; four or eight bytes each
 Bytes = NDArray[np.uint8]
@@ -73,10 +74,10 @@ class FileWithLists:
 class _Edits:
     """The differences between the target's lists and the predicted ones."""
 
-    inserted_slots: Rows  # (i,) ascending; positions among the slots of all lists
-    inserted_rows: Rows  # (i,) -1 for an empty slot that precedes a filled one
-    removed: Rows  # (r,) ascending; positions among the predicted numbers of all lists
-    codes: Bytes  # (i, code_bytes) of the inserted slots
+    inserted_slots: Rows  # (i,) ascending positions among the slots of all lists
+    inserted_rows: Rows  # (i,) row numbers; -1 for an empty slot that precedes a filled one
+    removed: Rows  # (r,) ascending positions among the predicted numbers of all lists
+    codes: Bytes  # (i, code_bytes) codes of the inserted slots
 
     @classmethod
     def concatenate(cls, edits: Sequence[Self], code_bytes: int) -> Self:
@@ -96,11 +97,11 @@ class _Block:
 
     first: int
     last: int
-    lengths: Rows  # (m,) slots of each list
-    slot_lists: Numbers  # (s,) the list of each slot, from 0
-    predicted: Numbers  # (p,) rows, in the order of the lists
-    lists: Numbers  # (p,) the list of each predicted number, from 0
-    codes: Bytes  # (p, code_bytes)
+    lengths: Rows  # (m,) number of slots of each list
+    slot_lists: Numbers  # (s,) list number of each slot, from 0
+    predicted: Numbers  # (p,) predicted row numbers, in the order of the lists
+    lists: Numbers  # (p,) list number of each predicted number, from 0
+    codes: Bytes  # (p, code_bytes) code of each predicted number
 
     def select(self, slots: Bools, predicted: Bools) -> "_Block":
         """Return the block with only the slots and predicted numbers that the masks select."""
@@ -147,7 +148,8 @@ class _Prediction:
             raise ValueError("the rows of the base do not ascend, or are not in the base")
         self.target, self.row_count, self.is_new = target, row_count, np.append(base_rows < 0, False)
         self._reader, self._base = _ListReader(file, base), base
-        self._target_rows = np.full(base_count + 1, -1, target.dtype)  # the last is for empty slots
+        # the last item is for empty slots
+        self._target_rows = np.full(base_count + 1, -1, target.dtype)
         self._target_rows[present] = np.flatnonzero(base_rows >= 0)
         self._base_lists = base_rows if base.by_row else np.arange(len(base.lengths))
 
@@ -282,7 +284,9 @@ def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tupl
 
 
 def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
-    """Return a mask of the lists that differ from the predicted ones: (m,). In a graph few do."""
+    """Return a mask of the lists that differ from the predicted ones: (m,). In a graph they are
+    few.
+    """
     edges = np.arange(len(block.lengths) + 1, dtype=np.int32)
     is_filled = slots >= 0
     filled_lists = block.slot_lists[is_filled]
@@ -299,7 +303,7 @@ def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
 
 
 def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
-    """Return masks of the inserted slots and of the removed predicted numbers, in changed lists.
+    """Return masks of the inserted slots and of the removed predicted numbers of changed lists.
 
     In most of these lists only new rows are inserted, and nothing is removed, so that is tried first.
     """
@@ -314,7 +318,7 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
         is_predicted, is_present = _match_values(keys, predicted_keys)
         inserted[in_wrong] = ~is_predicted & (slots[in_wrong] >= 0)
         removed[predicted_in_wrong] = ~is_present
-        # Lists in another order or with repeated numbers are stored as a whole.
+        # Lists with another order or with repeated numbers are stored as a whole.
         wrong = _find_wrong_lists(block, slots, inserted, removed)
         inserted |= wrong[block.slot_lists]
         removed |= wrong[block.lists]
@@ -333,9 +337,10 @@ def _pair_with_lists(lists: Numbers, rows: Numbers, row_count: int) -> Rows:
 
 
 def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
-    """Return masks of the values that occur in `others`, and of the others that occur in `values`.
+    """Return a mask of the values that occur in `others`, and one of the others that occur in
+    `values`.
 
-    Of equal others only the first is marked.
+    Of equal others only the first one is marked.
     """
     order = np.argsort(others)
     sorted_others = np.append(others[order], np.iinfo(np.int64).max)

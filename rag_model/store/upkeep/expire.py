@@ -10,8 +10,8 @@ Then manifests are deleted that no kept move names and that are at least `older_
 includes snapshots that a gate refused and snapshots without a tag. Their files stay until `gc`
 deletes the unneeded ones. A model does not keep the snapshot that it was trained on.
 
-An evaluation is deleted with its snapshot, or with its model if the store has it, however young it
-is. A tag on the snapshot keeps both.
+An evaluation is deleted with its snapshot, or with its model if the store has it, even if it is
+new. A tag on the snapshot keeps both.
 
 An unfinished training is abandoned if its newest checkpoint is `older_than` old and no build or
 training runs; until then its snapshot is kept. The record is deleted, and its files stay until
@@ -41,9 +41,9 @@ _MANIFEST = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 
 @dataclass(frozen=True, slots=True)
 class ExpirePolicy:
-    """Which moves and manifests are old enough to be deleted."""
+    """The rules that decide which moves and manifests are deleted."""
 
-    keep: int = 10  # newest moves of every ref, including the current one
+    keep: int = 10  # number of newest moves of every ref to keep, including the current one
     older_than: float = 90 * 86400.0  # seconds
 
     def __post_init__(self) -> None:
@@ -55,18 +55,18 @@ class ExpirePolicy:
 
 @dataclass(frozen=True, slots=True)
 class ExpireReport:
-    """The moves and manifests that were deleted, or would be with `dry_run`."""
+    """The moves and manifests that were deleted, or would be deleted with `dry_run`."""
 
     # `latest@3`, or `model:reader@3` for a ref of models; oldest first, by ref.
     moves: tuple[str, ...]
     snapshots: tuple[str, ...]  # full ids, sorted
     models: tuple[str, ...] = ()  # likewise
     evaluations: tuple[str, ...] = ()  # likewise
-    trainings: tuple[str, ...] = ()  # keys of abandoned ones, sorted
+    trainings: tuple[str, ...] = ()  # keys of abandoned trainings, sorted
 
 
 def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: bool = False) -> ExpireReport:
-    """Delete old moves and the manifests that only they named; with `dry_run` only list them.
+    """Delete old moves and the manifests that only these named; with `dry_run` only list them.
 
     Warning: a ref cannot be rolled back to a deleted move, and `gc` will delete the files of
     deleted manifests.
@@ -107,14 +107,14 @@ class _ExpirePlanner:
         ):
             logs = _group_moves(files)
             newest = {ref: (ref, max(moves)) for ref, moves in logs.items()}
-            names = _read_named(catalog, [*newest.values()])
+            names = _read_named_ids(catalog, [*newest.values()])
             keep = {ref: self.policy.keep if names[move] else 1 for ref, move in newest.items()}
             expired_numbers = {ref: self._find_expired(moves, cutoff, keep[ref]) for ref, moves in logs.items()}
             expired_moves += [moves[number] for ref, moves in logs.items() for number in sorted(expired_numbers[ref])]
             kept_moves = [
                 (ref, number) for ref, moves in logs.items() for number in moves if number not in expired_numbers[ref]
             ]
-            names |= _read_named(catalog, [move for move in kept_moves if move not in names])
+            names |= _read_named_ids(catalog, [move for move in kept_moves if move not in names])
             needed_paths |= {catalog.manifest_path(identity) for identity in names.values() if identity}
         manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
         unnamed = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
@@ -133,7 +133,7 @@ class _ExpirePlanner:
 
     @staticmethod
     def _find_expired(moves: dict[int, StoredFile], cutoff: float, keep: int) -> set[int]:
-        """Return the numbers of the moves to delete: from the oldest up to the first to keep."""
+        """Return the numbers of the moves to delete: all before the oldest one to keep."""
         numbers = sorted(moves)
         expired: set[int] = set()
         for number, following in islice(pairwise(numbers), max(0, len(numbers) - keep)):
@@ -143,7 +143,7 @@ class _ExpirePlanner:
         return expired
 
 
-def _read_named(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+def _read_named_ids(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
     """Return the id that each move names; "" for a deletion."""
     identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, moves)
     return dict(zip(moves, identities, strict=True))

@@ -6,13 +6,13 @@ These files are needed:
   names it or not (`expire` decides which manifests are kept);
 * the inputs of the refs' current snapshots (`store.upkeep.roots`), so that the next build can reuse
   them; of older snapshots only their own files are needed;
-* the pages of a wiki that a snapshot was built from through its API, as of the newest state;
+* the pages, in their newest state, of a wiki that a snapshot was built from through its API;
 * the newest checkpoint of every training whose model is not published;
 * files that valid intents need (`store.objects.intents`) and, while a build runs, files that any
   record of the memo names, since the build may be about to reuse them;
 * recent files: written less than `grace` ago, or later than 24 hours before the oldest running
-  writer started. The lease of a reader does not count as a writer, so that a service that reads the
-  store for months keeps only the files of its snapshot.
+  writer started. The lease of a reader is not a writer, so a service that reads the store for
+  months keeps only the files of its snapshot.
 
 The last rule keeps writers simple. A writer trusts an existing blob only if it is younger than
 twelve hours, and otherwise writes it again (`Blobs`). So every blob that a running writer trusted
@@ -46,7 +46,8 @@ from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
-# Seconds. Files that were younger when a running writer started are kept. Also the default grace period.
+# Seconds. Files that were younger when a running writer started are kept. It is also the default
+# grace.
 SAFETY_MARGIN = 24 * 3600.0
 GARBAGE_KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
 _FOLDERS = {
@@ -88,12 +89,12 @@ def collect_garbage(store: Store, grace: float = SAFETY_MARGIN, *, dry_run: bool
 
 
 def _count_by_kind(files: Iterable[StoredFile]) -> dict[str, FileTally]:
-    tallies = dict.fromkeys(GARBAGE_KINDS, FileTally(0, 0))
+    tallies_by_kind = dict.fromkeys(GARBAGE_KINDS, FileTally(0, 0))
     for file in files:
-        top = file.path.partition("/")[0]
-        kind = top if top in GARBAGE_KINDS and not _TEMPORARY_FILE.fullmatch(file.path) else "leftovers"
-        tallies[kind] = FileTally(tallies[kind].files + 1, tallies[kind].bytes + file.size)
-    return tallies
+        top_folder = file.path.partition("/")[0]
+        kind = top_folder if top_folder in GARBAGE_KINDS and not _TEMPORARY_FILE.fullmatch(file.path) else "leftovers"
+        tallies_by_kind[kind] = FileTally(tallies_by_kind[kind].files + 1, tallies_by_kind[kind].bytes + file.size)
+    return tallies_by_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class _GarbagePlanner:
     grace: float
 
     def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the files to delete, with the memo's records before the blobs that they name."""
+        """Return the files to delete; records of the memo come before the blobs that they name."""
         if unknown := {*self.store.files.list_names("", kind="directory")} - _FOLDERS:
             raise StoreError(
                 f"{self.store.url} has a folder {min(unknown)!r} that this version does not know, "
@@ -111,14 +112,15 @@ class _GarbagePlanner:
             )
         starts = [intent.started for intent in view.intents if not intent.is_lease]
         cutoff = min([view.time - self.grace, *(start - SAFETY_MARGIN for start in starts)])
-        marked = mark_needed(self.store, view, cutoff)
-        if marked.all_blobs and not view.has_root:
+        marked_files = mark_needed(self.store, view, cutoff)
+        if marked_files.all_blobs and not view.has_root:
             raise StoreError(
-                f"{self.store.url} lists {len(marked.all_blobs):,} blobs but no ref, snapshot, model or "
+                f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, "
+                f"snapshot, model or "
                 "evaluation. The listing may be wrong, so nothing was deleted: check the store, or delete "
                 "the whole store if it is not needed"
             )
-        blobs = (file for digest, file in marked.all_blobs if digest not in marked.needed)
+        blobs = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed)
         other_files = (
             *self._iter_ended_runs(cutoff),
             *self._iter_orphan_reports(view),
@@ -128,7 +130,7 @@ class _GarbagePlanner:
         )
         writer_files = (file for folder in ("intents", "sweeps") for file in self.store.files.iter_tree(folder))
         return [
-            *marked.unneeded_records,
+            *marked_files.unneeded_records,
             *(file for file in (*blobs, *other_files) if file.modified < cutoff),
             *(file for file in writer_files if file.modified < min(cutoff, view.time - INTENT_VALID_SECONDS)),
         ]
@@ -152,7 +154,7 @@ class _GarbagePlanner:
                 yield file
 
     def _iter_temporary(self) -> Iterator[StoredFile]:
-        """Yield temporary files; on a local disk they are next to the files that they become."""
+        """Yield temporary files; on a local disk they are next to their final files."""
         folders = ("",) if self.store.files.is_local else PROBE_FOLDERS
         return (
             file

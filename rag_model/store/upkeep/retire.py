@@ -1,8 +1,8 @@
 """Find taken-down pages in snapshots, and retire the snapshots that a takedown replaced.
 
 To retire a snapshot is to delete its manifest and those of its evaluations, whose rows contain
-passages. `gc` then deletes the files. Retiring is safe while writers run, as `expire` is: a
-manifest that a writer needs is kept, and the next run retires it.
+passages. `gc` then deletes the files. As with `expire`, writers may run at the same time: a
+manifest that a writer needs is kept, and the next run deletes it.
 """
 
 import re
@@ -75,14 +75,16 @@ class _RetirePlanner:
     store: Store
 
     def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the manifests of evaluations, then of snapshots whose replacements exist."""
+        """Return the manifests of replaced snapshots' evaluations, then of snapshots with existing
+        replacements.
+        """
         snapshot_paths = {file.path for file in view.manifests}
-        evaluations = {
+        evaluation_paths = {
             self.store.evaluations.manifest_path(evaluation.id) for evaluation in list_replaced_evaluations(self.store)
         }
-        doomed = [file for file in view.evaluations if file.path in evaluations]
-        doomed += [file for file in view.manifests if self._is_replaced(file.path, snapshot_paths)]
-        return [file for file in doomed if file.path not in view.needed_paths]
+        deleted_files = [file for file in view.evaluations if file.path in evaluation_paths]
+        deleted_files += [file for file in view.manifests if self._is_replaced(file.path, snapshot_paths)]
+        return [file for file in deleted_files if file.path not in view.needed_paths]
 
     def _is_replaced(self, path: str, snapshot_paths: set[str]) -> bool:
         match = _MANIFEST.fullmatch(path)

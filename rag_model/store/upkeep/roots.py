@@ -1,13 +1,13 @@
 """Mark the blobs and records that a store needs, and find the unneeded files of trainings.
 
-Needed are the files of all versions, and the origins of current snapshots. A snapshot names its own
-files. The memo names their origins: the record with a file among its outputs also has its inputs,
-which are outputs of other records, or lists of blobs with more blobs. A delta, or a record of the
-gate, is needed as long as snapshots have its target files (`memo.TARGET_KEY`).
+The files of all versions and the origins of current snapshots are needed. A snapshot names its own
+files. The memo names their origins: the record that has a file as an output also has the inputs,
+which are outputs of other records, or lists of further blobs. A delta, or a record of the gate, is
+needed as long as snapshots have its target files (`memo.TARGET_KEY`).
 
 Files are deleted in batches while writers may be running. Before each batch, its list is written to
-the store, and the store is listed again. A new intent, snapshot or move of a ref since the plan
-invalidates it, and a new plan is made. `store.objects.intents` explains why this is safe.
+the store, and the store is listed again. If there is a new intent, snapshot or move of a ref, the
+plan is invalid, and a new one is made. `store.objects.intents` explains why this is safe.
 """
 
 import re
@@ -39,8 +39,8 @@ from rag_model.store.versions.trainings import (
     StoredCheckpoint,
 )
 
-_BATCH_FILES = 500  # a writer may have to wait for one batch
-_MAX_PLANS = 100  # each new writer invalidates a plan
+_BATCH_FILES = 500  # maximum files of a batch, which a writer may have to wait for
+_MAX_PLANS = 100  # maximum number of plans; each new writer invalidates one
 Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
 
 
@@ -48,16 +48,18 @@ Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
 class StoreView:
     """The writers and files of a store that a plan is based on."""
 
-    time: float  # seconds by the store's clock
+    time: float  # time of the view in seconds by the store's clock
     intents: tuple[Intent, ...]
     moves: tuple[StoredFile, ...]  # files of the refs' logs
     manifests: tuple[StoredFile, ...]
-    models: tuple[StoredFile, ...] = ()  # their manifests and the files of their refs' logs
-    evaluations: tuple[StoredFile, ...] = ()  # their manifests
+    models: tuple[StoredFile, ...] = ()  # manifests of models and files of their refs' logs
+    evaluations: tuple[StoredFile, ...] = ()  # manifests of evaluations
 
     @classmethod
     def read(cls, store: Store, time: float) -> "StoreView":
-        """List a store, intents first: a writer without an intent has written its files already."""
+        """List a store, intents first: a writer that has ended by then has already written its
+        files.
+        """
         intents = tuple(store.intents.list_live(time))
         folders = ("refs", "snapshots", "models", "evaluations")
         return cls(time, intents, *(tuple(store.files.iter_tree(folder)) for folder in folders))
@@ -103,7 +105,7 @@ def preview_sweep(store: Store, plan: DeletionPlan) -> list[StoredFile]:
 
 
 def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]:
-    """Delete and return the files that `plan` returns; a single thread keeps their order.
+    """Delete the files that `plan` returns, and return them; a single thread keeps their order.
 
     Raises:
         StoreError: a file cannot be deleted, or new writers invalidated every plan; the next sweep
@@ -115,7 +117,7 @@ def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]
             view, files = _make_plan(store, plan, condemn)
             if _delete_batches(store, view, files, condemn, threads, deleted):
                 return deleted
-    raise _gave_up_error(store)
+    raise _build_too_many_plans_error(store)
 
 
 def _make_plan(store: Store, plan: DeletionPlan, condemn: "Condemn") -> tuple[StoreView, Sequence[StoredFile]]:
@@ -126,10 +128,10 @@ def _make_plan(store: Store, plan: DeletionPlan, condemn: "Condemn") -> tuple[St
         except StoreError:
             if view.paths == StoreView.read(store, view.time).paths:
                 raise
-    raise _gave_up_error(store)  # an unreadable file was deleted in the meantime
+    raise _build_too_many_plans_error(store)  # an unreadable file was deleted in the meantime
 
 
-def _gave_up_error(store: Store) -> StoreError:
+def _build_too_many_plans_error(store: Store) -> StoreError:
     return StoreError(f"new writers in {store.url} invalidated {_MAX_PLANS} plans for a deletion: run it again")
 
 
@@ -159,7 +161,7 @@ def _delete_batches(
 
 
 def _delete_unchanged(store: Store, deadline: float, file: StoredFile) -> bool:
-    """Delete a file, unless it was written since the listing or the sweep has expired."""
+    """Delete a file, unless it was written after the listing, or the sweep has expired."""
     current = store.files.find(file.path)
     if time.monotonic() > deadline or current is None or current.modified != file.modified:
         return False
@@ -169,7 +171,9 @@ def _delete_unchanged(store: Store, deadline: float, file: StoredFile) -> bool:
 
 @contextmanager
 def _open_sweep(store: Store) -> Iterator[Condemn]:
-    """Yield a function that writes the doomed files and known intents, and returns the time."""
+    """Yield a function that records the files to delete and the known intents, and returns the
+    time.
+    """
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
     def condemn(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
@@ -182,7 +186,7 @@ def _open_sweep(store: Store) -> Iterator[Condemn]:
     try:
         yield condemn
     finally:
-        with suppress(StoreError):  # the sweep's file expires by itself
+        with suppress(StoreError):  # if the file stays, the sweep expires
             store.files.remove(path)
 
 
@@ -191,9 +195,9 @@ _MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # the first bytes of a list of blobs
-# Outputs of these stages are kept without their inputs, such as an earlier month's vectors.
+# Outputs of these stages are kept, but not their inputs, such as an earlier month's vectors.
 _TRAINING_STAGES = ("train", "follow")
-_MANIFESTS = 8  # manifests to read at a time: one names thousands of files
+_MANIFESTS = 8  # number of manifests read at a time: each names thousands of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +205,12 @@ class NeededBlobs:
     """The needed blobs (64 hex digits), all blobs, and the unneeded records of a store."""
 
     needed: frozenset[str]  # digests of blobs
-    all_blobs: tuple[tuple[str, StoredFile], ...]  # all, by digest
+    all_blobs: tuple[tuple[str, StoredFile], ...]  # (digest, file) of all blobs
     unneeded_records: tuple[StoredFile, ...]  # records of the memo
 
 
 def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
-    """Mark the files that versions and writers need, and memo records not older than `cutoff`.
+    """Mark the files that versions, writers and memo records not older than `cutoff` need.
 
     Raises:
         StoreError: a manifest or the move of a ref cannot be read, or the current version of a ref
@@ -261,9 +265,9 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
     files = tuple(generations[number] for number in sorted(generations, reverse=True))
     data = store.files.read(files[0].path) or b""
     record = parse_record(*stage_and_key, data)
-    outputs = frozenset(_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
+    outputs = frozenset(_get_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
     target = record.stats.get(TARGET_KEY) if record else None
-    targets = frozenset(map(_hex_digest, [target] if isinstance(target, str) else target or ()))
+    targets = frozenset(map(_get_hex_digest, [target] if isinstance(target, str) else target or ()))
     mirror_of = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE) else ""
     stage, key = stage_and_key
     return _MemoRecord(stage, files, outputs, frozenset(_find_digests(data)), targets, mirror_of, key)
@@ -274,7 +278,7 @@ class _CatalogFiles:
     """The digests of the blobs of a catalog's versions."""
 
     all: set[str]
-    current: set[str]  # of the versions that refs name now
+    current: set[str]  # digests of the current versions of refs
     dumps: set[str]  # addresses that the versions were built from
 
 
@@ -287,7 +291,7 @@ def _read_catalog_files(
         set[str](),
     )
     for manifest in _iter_manifests(catalog, manifests):
-        digests = _manifest_digests(manifest)
+        digests = _get_manifest_digests(manifest)
         manifest_ids.add(manifest.id)
         files.all.update(digests)
         files.dumps.add(str(getattr(manifest, "provenance", {}).get("dump") or ""))
@@ -295,7 +299,7 @@ def _read_catalog_files(
             files.current.update(digests)
     for identity, ref in current_ids.items():
         if identity not in manifest_ids:
-            raise _missing_error(catalog, identity, ref)
+            raise _build_missing_error(catalog, identity, ref)
     return files
 
 
@@ -315,15 +319,15 @@ def _read_manifest(catalog: Catalog[Any], path: str) -> Any:
 
 
 def _read_current(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
-    """Return the ids of the current versions, each with one of its refs."""
-    newest_moves = [*_newest_moves(moves)]
-    identities = catalog.files.map_concurrently(lambda its: catalog.refs.get_move(*its).snapshot, newest_moves)
+    """Return the ids of the current versions, each with the name of one of its refs."""
+    newest_moves = [*_find_newest_moves(moves)]
+    identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, newest_moves)
     return {
         identity: ref for identity, (ref, _) in zip(identities, newest_moves, strict=True) if identity
     }  # "": the ref was deleted
 
 
-def _newest_moves(moves: Iterable[StoredFile]) -> Iterable[tuple[str, int]]:
+def _find_newest_moves(moves: Iterable[StoredFile]) -> Iterable[tuple[str, int]]:
     newest: dict[str, int] = {}
     for file in moves:
         if move := _MOVE.fullmatch(file.path):
@@ -331,7 +335,7 @@ def _newest_moves(moves: Iterable[StoredFile]) -> Iterable[tuple[str, int]]:
     return newest.items()
 
 
-def _missing_error(catalog: Catalog[Any], identity: str, ref: str) -> StoreError:
+def _build_missing_error(catalog: Catalog[Any], identity: str, ref: str) -> StoreError:
     return StoreError(
         f"ref {ref} in {catalog.files.url} names {catalog.noun} {identity[:12]}, which is missing: "
         f"restore it from a copy of the store, or move the ref with `rollback {ref}` or `tag`; "
@@ -345,11 +349,11 @@ def _find_origins(
     records: Iterable[_MemoRecord],
     blobs: Mapping[str, StoredFile],
 ) -> set[str]:
-    """Return the files and all their origins; trained outputs are kept without their inputs."""
-    makers: dict[str, list[_MemoRecord]] = defaultdict(list)
+    """Return the files and all their origins; the inputs of trained outputs are not kept."""
+    records_by_output: dict[str, list[_MemoRecord]] = defaultdict(list)
     for record in records:
         for output in record.outputs if record.stage not in _TRAINING_STAGES else ():
-            makers[output].append(record)
+            records_by_output[output].append(record)
     digests: set[str] = set()
     pending = list(files)
     while pending:
@@ -357,9 +361,9 @@ def _find_origins(
         if digest in digests:
             continue
         digests.add(digest)
-        for record in makers[digest]:
+        for record in records_by_output[digest]:
             pending += record.digests
-        if not makers[digest] and digest in blobs:
+        if not records_by_output[digest] and digest in blobs:
             pending += _read_blob_list(store, blobs[digest])
     return digests
 
@@ -377,7 +381,7 @@ def _find_mirrors(
 
 
 def _read_blob_list(store: Store, file: StoredFile) -> list[str]:
-    """Return the digests in a list of blobs; [] for another kind of file."""
+    """Return the digests in a list of blobs; [] if the file is not such a list."""
     if store.files.read_range(file.path, 0, min(file.size, len(_BLOB_LIST_START))) != _BLOB_LIST_START:
         return []
     return _find_digests(store.files.read(file.path) or b"")
@@ -387,19 +391,19 @@ def _find_digests(data: bytes) -> list[str]:
     return [digest.decode() for digest in _BLOB_ID.findall(data)]
 
 
-def _manifest_digests(manifest: Manifest | ModelManifest | EvaluationManifest) -> set[str]:
-    return {_hex_digest(ref.id) for ref in manifest.content.files.values()}
+def _get_manifest_digests(manifest: Manifest | ModelManifest | EvaluationManifest) -> set[str]:
+    return {_get_hex_digest(ref.id) for ref in manifest.content.files.values()}
 
 
-def _hex_digest(identity: str) -> str:
+def _get_hex_digest(identity: str) -> str:
     return identity.partition(":")[2]
 
 
 def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
-    """Yield the unneeded files of trainings: all files of a training whose model is published.
+    """Yield the unneeded files of trainings: if the model is published, all files of its training.
 
-    Of other trainings, all but the newest record, its signatures and its files. If the record
-    cannot be read, every file is kept.
+    Otherwise all except the newest record, its signatures and its files. If the record cannot be
+    read, every file is kept.
     """
     for key, files in _group_by_key(store).items():
         if _is_published(store, key):
@@ -409,7 +413,7 @@ def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
             newest = store.trainings.find_newest(key)
         except StoreError:
             continue
-        needed = _needed_paths(store, key, newest)
+        needed = _list_needed_paths(store, key, newest)
         yield from (file for file in files if file.path not in needed and not _is_signature_of(file, needed))
 
 
@@ -417,7 +421,7 @@ def find_abandoned(store: Store, view: StoreView, cutoff: float) -> tuple[Sequen
     """Return the records of abandoned trainings, and the snapshots of the other trainings.
 
     A training is abandoned if all its files were written at `cutoff` or before. While a build or a
-    training runs, none is abandoned, because it may be about to continue.
+    training runs, none is abandoned, because it may be about to continue one.
     """
     records, kept_keys = list[StoredFile](), list[str]()
     for key, files in _group_by_key(store).items():
@@ -444,7 +448,7 @@ def _is_published(store: Store, key: str) -> bool:
     return isinstance(model, str) and model in store.models.list_ids()
 
 
-def _needed_paths(store: Store, key: str, newest: StoredCheckpoint | None) -> set[str]:
+def _list_needed_paths(store: Store, key: str, newest: StoredCheckpoint | None) -> set[str]:
     if newest is None:
         return set()
     return {

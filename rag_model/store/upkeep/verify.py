@@ -24,8 +24,9 @@ _THREADS = 4  # hashing and reading release the GIL
 class StoreProblem:
     """A file that is missing or damaged."""
 
-    path: str  # in the snapshot (`index/hnsw.faiss`), or in the store (`refs/latest/00000003.json`)
-    blob: str | None  # blob id of a version's file
+    # path in the snapshot (`index/hnsw.faiss`) or in the store (`refs/latest/00000003.json`)
+    path: str
+    blob: str | None  # blob id of a version's file; None for another file
     what: str
 
 
@@ -41,7 +42,7 @@ class HasFiles(Protocol):
 def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
     """Return all problems of a snapshot (a full id) and of the store's refs; [] if there are none.
 
-    `catalog` is `store.models` for a model. Reads every file of the manifest, in a few threads with
+    `catalog` is `store.models` for a model. Reads every file of the manifest, in four threads with
     at most four chunks of 16 MiB each.
     """
     problems = _check_version(store, catalog or store.snapshots, identity, _check_hash)
@@ -50,9 +51,10 @@ def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = N
 
 
 def find_missing(store: Store, catalog: Catalog[Any], identity: str) -> list[StoreProblem]:
-    """Return the missing files of a version (a full id), including its manifest, by their sizes.
+    """Return the files of a version (a full id), or its manifest, that are missing or have another
+    size.
 
-    Reads only the manifest and the sizes of files, so it is cheap enough before a ref is moved;
+    Reads only the manifest and the sizes of files, so it is fast enough before a ref is moved;
     `verify_version` also finds changed bytes.
     """
     return _check_version(store, catalog, identity, _check_size)
@@ -90,11 +92,13 @@ def _check_files(store: Store, content: HasFiles, check: Callable[[Store, BlobRe
 
 
 def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
-    """Return the damaged deltas from a snapshot's parents, for which pullers fetch whole files."""
+    """Return the damaged deltas from a snapshot's parents; in their place pullers fetch whole
+    files.
+    """
     try:
         manifest = store.snapshots.get(identity)
         parents = [store.snapshots.get(parent).content for parent in manifest.parents]
-    except StoreError:  # reported already, or the parent has expired
+    except StoreError:  # already reported, or the parent has expired
         return []
     all_steps = (list_delta_steps(parent_content, manifest.content).items() for parent_content in parents)
     steps = [(path, step) for items in all_steps for path, steps_of_path in items for step in steps_of_path]
@@ -114,8 +118,8 @@ def _check_size(store: Store, ref: BlobRef) -> str | None:
 
 def _check_hash(store: Store, ref: BlobRef) -> str | None:
     """Return a description of a blob's damage; None if it is intact."""
-    if wrong := _check_size(store, ref):
-        return wrong
+    if size_problem := _check_size(store, ref):
+        return size_problem
     try:
         digest = digest_chunks(store.files.iter_chunks(ref.path, ref.size))
     except StoreError as error:
@@ -155,13 +159,13 @@ def _verify_move(catalog: Catalog[Any], known_ids: set[str], ref: str, number: i
 class ProbeResult:
     """The result of `probe_store`."""
 
-    creates_exclusively: bool  # of two writers that create a file, the second fails
-    clock_skew: float  # seconds by which the store's clock is ahead of this machine's
-    seconds: float  # time to write, list, read and remove a small file
+    creates_exclusively: bool  # whether the second of two writers that create a file fails
+    clock_skew: float  # seconds by which the store's clock is ahead of this machine's clock
+    seconds: float  # seconds to write, list, read and remove a small file
 
 
 def probe_store(store: Store) -> ProbeResult:
-    """Write, list, read and remove a small file; then let writers race to create one.
+    """Write, list, read and remove a small file; then several writers race to create one.
 
     The probe leaves no file. `gc` and intents use only the store's clock, so a skew does no harm.
 
@@ -178,7 +182,7 @@ def probe_store(store: Store) -> ProbeResult:
                 f"{store.files.url_of(path)} does not hold the bytes that were just written: use another store"
             )
     finally:
-        with suppress(StoreError):  # the earlier failure is the one to report
+        with suppress(StoreError):  # the earlier error is the one to report
             store.files.remove(path)
     seconds = time.perf_counter() - start
     # The store's clock was read between two readings of this machine's clock, so only a time

@@ -1,7 +1,7 @@
-"""The last builds of a library: their costs, the quality of their indexes, and warnings of a change.
+"""The last builds of a library: their costs, the quality of their indexes, and warnings of changes.
 
-The provenance of a snapshot contains a short record of each build before it. So reading the
-manifest is enough to have the history, and the history outlives snapshots that `expire` deletes.
+The provenance of a snapshot contains a short record of each earlier build. So one manifest has the
+whole history, also of snapshots that `expire` has deleted.
 """
 
 import math
@@ -16,14 +16,17 @@ from rag_model.digest import digest_json
 from rag_model.store.versions.manifest import Manifest
 
 HISTORY = "history"  # the field of a provenance
-_MAX_BUILDS, _NEWEST = 20, 8  # recorded builds, and how many of them are the newest ones
-# The last builds that are compared, and the fewest earlier ones: one outlier gives no warning.
+# maximum number of recorded builds, and of the newest builds among them
+_MAX_BUILDS, _NEWEST = 20, 8
+# Number of last builds that are compared, and minimum number of earlier ones: a single outlier
+# gives no warning.
 _RECENT, _EARLIER = 3, 4
-# Limits of a trend, as multiples of the earlier builds. A recall of 256 queries is known to .01.
+# Limits of a trend, as multiples of the earlier builds. With 256 queries the error of recall is
+# .01.
 LEAST_RECALL, MOST_DISTANCES, MOST_COST = 0.99, 1.5, 2.0
 _INDEX_METRICS = ("distances", "degree", "replaced")
 _MAX_NAME = 100
-# Names are labels of metrics, so a hostile manifest must not choose them freely.
+# Names are labels of metrics, so those of a hostile manifest are restricted.
 _INDEX_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -33,16 +36,20 @@ class PastBuild:
 
     snapshot: str
     created_at: str  # ISO 8601 UTC
-    settings: str  # digest of recipe and encoder spaces: builds of other settings are not compared
+    # digest of recipe and encoder spaces: only builds with equal settings are compared
+    settings: str
     passages: int
-    changed: int | None  # encoded passages; None: not recorded, or made from another snapshot
+    # number of encoded passages; None: not recorded, or derived from another snapshot
+    changed: int | None
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
-    cpu: Mapping[str, float] = field(default_factory=dict)  # by stage; empty: workers ran elsewhere
-    indexes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # recall, degree, ...
+    # CPU seconds by stage; empty if workers ran on other machines
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    # index -> recall, degree, ...
+    indexes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Return the record of the build that made a snapshot."""
+        """Return the record of the build of a snapshot."""
         provenance, content = manifest.provenance, manifest.content
         is_derived = any(name in provenance for name in ("takedown", "indexed"))
         return cls(
@@ -58,7 +65,7 @@ class PastBuild:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the record of the JSON values of `asdict`; fields of a wrong type are left empty."""
+        """Parse the result of `asdict`; fields of a wrong type are left empty."""
         fields = value if isinstance(value, dict) else {}
         return cls(
             _read_text(fields, "snapshot"),
@@ -74,14 +81,14 @@ class PastBuild:
 
 @dataclass(frozen=True, slots=True)
 class CostForecast:
-    """A linear model of a build's cost: a constant, and a cost of each changed passage."""
+    """A linear model of a build's cost: a constant plus a cost for each changed passage."""
 
     base: float
     per_passage: float
 
     @classmethod
     def fit(cls, costs: Sequence[tuple[int, float]]) -> Self:
-        """Fit pairs of changed passages and cost by least squares; both terms are at least 0."""
+        """Fit (number of changed passages, cost) pairs by least squares; both terms are at least 0."""
         mean_x, mean_y = fmean(x for x, _ in costs), fmean(y for _, y in costs)
         spread = sum((x - mean_x) ** 2 for x, _ in costs)
         slope = sum((x - mean_x) * (y - mean_y) for x, y in costs) / spread if spread else math.inf
@@ -92,7 +99,7 @@ class CostForecast:
         return cls(base, slope) if slope >= 0 else cls(mean_y, 0.0)
 
     def estimate(self, changed: int) -> float:
-        """Return the cost of a build of so many changed passages."""
+        """Return the cost of a build with `changed` changed passages."""
         return self.base + self.per_passage * changed
 
 
@@ -100,8 +107,8 @@ class CostForecast:
 class Trend:
     """The median of a value over the last builds, and over the builds before them."""
 
-    measure: str  # recall, distances or cost; a cost is a multiple of the forecast
-    index: str  # empty for the cost
+    measure: str  # recall, distances or cost; the cost is relative to the forecast
+    index: str  # name of the index; empty for the cost
     before: float
     now: float
 
@@ -112,7 +119,7 @@ class Trend:
 
     @property
     def warning(self) -> str:
-        """One sentence if the value is beyond its limit; otherwise empty."""
+        """A sentence if the value exceeds its limit; otherwise empty."""
         if self.measure == "recall" and self.ratio < LEAST_RECALL:
             return (
                 f"the recall of {self.index} is {self.now:.3f} in the last builds and was {self.before:.3f} before: "
@@ -143,21 +150,20 @@ def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
 def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
     """Return the history up to a parent as JSON values for the provenance of its successor.
 
-    The newest builds and the first one are kept. Builds between them are thinned out until they are
-    far apart in time, so that the history of a library that is built each minute reaches back for
-    years.
+    The newest builds and the first one are kept. Of the builds between them those that are close in
+    time are left out, so that the history of a library that is built each minute covers years.
     """
     builds = [*read_history(parent)]
     while len(builds) >= _MAX_BUILDS:
         times = [_parse_time(build.created_at) for build in builds]
-        # The gap that a deletion would leave, as a share of the build's age.
+        # The gap in time that a deletion would leave, relative to the build's age.
         gaps = [(times[i + 1] - times[i - 1]) / (times[-1] - times[i] + 1) for i in range(1, len(builds) - _NEWEST)]
         del builds[1 + gaps.index(min(gaps))]
     return [asdict(build) for build in builds]
 
 
 def forecast_build(builds: Sequence[PastBuild], changed: int) -> dict[str, Any]:
-    """Forecast the cost of a build as JSON values, from past builds of the last build's settings.
+    """Forecast the cost of a build as JSON values, from past builds with the last build's settings.
 
     `stages` has the `seconds` and `cpu` of each stage; its `per_passage` has the seconds that each
     of the `changed` passages adds. Empty if no build has recorded its cost.
@@ -176,7 +182,7 @@ def forecast_build(builds: Sequence[PastBuild], changed: int) -> dict[str, Any]:
 
 
 def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
-    """Compare the last builds with those before; values of too few builds are left out."""
+    """Compare the last builds with earlier ones; values of too few builds are left out."""
     comparable = _take_comparable(builds)
     trends = list(_iter_cost_trends([build for build in comparable if build.changed is not None]))
     for name in comparable[-1].indexes if comparable else ():
@@ -188,14 +194,14 @@ def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
 
 
 def list_warnings(builds: Sequence[PastBuild]) -> list[str]:
-    """Return a sentence for each trend that is beyond its limit."""
+    """Return a sentence for each trend that exceeds its limit."""
     return [trend.warning for trend in compute_trends(builds) if trend.warning]
 
 
 def _take_comparable(builds: Sequence[PastBuild]) -> list[PastBuild]:
     """Return the builds since the settings were last changed."""
-    other_numbers = [number for number, build in enumerate(builds) if build.settings != builds[-1].settings]
-    return [*builds[other_numbers[-1] + 1 if other_numbers else 0 :]]
+    other_build_numbers = [number for number, build in enumerate(builds) if build.settings != builds[-1].settings]
+    return [*builds[other_build_numbers[-1] + 1 if other_build_numbers else 0 :]]
 
 
 def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[str, CostForecast]]:
@@ -207,7 +213,7 @@ def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[s
 
 
 def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
-    """Compare costs with the forecast from the earlier builds, unless it would extrapolate."""
+    """Compare costs with the forecast from the earlier builds, unless that would extrapolate."""
     if len(builds) < _EARLIER + _RECENT:
         return
     unit = "cpu" if all(build.cpu for build in builds) else "seconds"
@@ -242,7 +248,7 @@ def _iter_indexes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _read_metrics(metrics: Any) -> dict[str, float]:
-    """Return the recorded metrics of an index; its first recall, such as recall@20, is `recall`."""
+    """Return the metrics of an index to record; `recall` is its first recall, such as recall@20."""
     numbers = _read_numbers(metrics)
     recalls = [number for name, number in numbers.items() if name.startswith("recall@") and name[7:].isdecimal()]
     values = {name: numbers[name] for name in _INDEX_METRICS if name in numbers}

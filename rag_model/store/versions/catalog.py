@@ -46,22 +46,23 @@ class Catalog(Generic[ManifestT]):
 
     files: Files
     refs: Refs
-    noun: str  # snapshot, model, evaluation
-    parse: Callable[[bytes], ManifestT]  # parses and checks a manifest, which may be hostile
+    noun: str  # kind of the versions: snapshot, model or evaluation
+    # parses and checks the bytes of a manifest, which may be hostile
+    parse: Callable[[bytes], ManifestT]
 
     def publish(self, manifest: ManifestT, *, sign: bool = True) -> str:
         """Store a manifest and return its id; an existing manifest with this id is not changed.
 
-        The manifest is signed if `BOOKWHEEL_SIGNING_KEY` has a key and unless `sign=False`, as
-        moves of refs are (`rag_model.store.versions.signatures`). Call this after all blobs are
-        stored, because a reader of the manifest relies on them.
+        Like moves of refs, the manifest is signed if `BOOKWHEEL_SIGNING_KEY` has a key, except with
+        `sign=False` (`rag_model.store.versions.signatures`). Call this after all blobs are stored,
+        because a reader of the manifest relies on them.
         """
         path, stored_manifest = self.manifest_path(manifest.id), normalize_json(manifest.to_json())
-        signatures, existing = Signatures(self.files), self.files.read_json(path)
+        signatures, existing_manifest = Signatures(self.files), self.files.read_json(path)
         if sign:
-            signatures.sign(path, stored_manifest if existing is None else existing)
-        if existing is None and not self.files.create(path, json_bytes(stored_manifest)) and sign:
-            # The manifest of the writer who was first.
+            signatures.sign(path, stored_manifest if existing_manifest is None else existing_manifest)
+        if existing_manifest is None and not self.files.create(path, json_bytes(stored_manifest)) and sign:
+            # Sign the manifest of the other writer, who was first.
             signatures.sign(path, self.files.read_json(path))
         return manifest.id
 
@@ -80,7 +81,7 @@ class Catalog(Generic[ManifestT]):
         return True
 
     def get(self, identity: str) -> ManifestT:
-        """Return the manifest of a full id, and check that its content hashes to the id.
+        """Return the manifest with a full id, and check that its content has this id.
 
         Raises:
             StoreError: the manifest is missing, damaged, hostile, or of a newer format.
@@ -125,7 +126,7 @@ class Catalog(Generic[ManifestT]):
                 "show, verify, diff and export accept evaluations"
             )
         if match := _REF_AT_NUMBER.fullmatch(name):
-            return self._id_at_move(match[1], int(match[2]))
+            return self._get_id_at_move(match[1], int(match[2]))
         if _ID.fullmatch(name):
             self._refuse_replaced(name)
         if _ID.fullmatch(name) and self.files.get_size(self.manifest_path(name)) is not None:
@@ -177,7 +178,7 @@ class Catalog(Generic[ManifestT]):
         )
 
     def describe_signature(self, name: str) -> str:
-        """Describe who signed a version's manifest, and the ref's move if that differs.
+        """Describe who signed a version's manifest, and who signed the ref's move if that differs.
 
         Raises:
             StoreError: as `resolve`.
@@ -193,7 +194,9 @@ class Catalog(Generic[ManifestT]):
         return signature if move_signature == signature else f"{signature}; move {move[0]}@{move[1]} {move_signature}"
 
     def has_trusted_signature(self, identity: str) -> bool:
-        """Return whether a key of the trust file or, without one, the own key signed a manifest."""
+        """Return whether a key of the trust file or, without a file, the writer's own key signed a
+        manifest.
+        """
         return Signatures(self.files).has_trusted_signature(self.manifest_path(identity))
 
     def sign(self, identity: str) -> None:
@@ -207,7 +210,9 @@ class Catalog(Generic[ManifestT]):
         Signatures(self.files).sign(path, self.files.read_json(path))
 
     def _find_move(self, name: str, identity: str) -> tuple[str, int] | None:
-        """Return the ref and move number that resolve a name; None for an id or a prefix."""
+        """Return the ref and the number of the move that a name refers to; None for an id or a
+        prefix.
+        """
         if match := _REF_AT_NUMBER.fullmatch(name):
             return match[1], int(match[2])
         if name == identity or not (move := self.refs.find_current(name)):
@@ -232,7 +237,7 @@ class Catalog(Generic[ManifestT]):
     def _takedowns(self) -> Takedowns:
         return Takedowns(self.files)
 
-    def _id_at_move(self, ref: str, number: int) -> str:
+    def _get_id_at_move(self, ref: str, number: int) -> str:
         identity = self.refs.get_move(ref, number).snapshot
         if not identity:
             raise NotFoundError(

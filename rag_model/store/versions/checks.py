@@ -12,15 +12,15 @@ from rag_model.untrusted_text import parse_json
 
 FULL_ID = re.compile(r"[0-9a-f]{64}")
 _SEGMENT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+=@-]{0,199}")
-_MAX_DEPTH = 16  # folders within folders
+_MAX_DEPTH = 16  # maximum depth of nested folders
 T = TypeVar("T")
 
 
-PULL_AGAIN = ": pull it again, or verify the store"  # the advice for a manifest that is not JSON
+PULL_AGAIN = ": pull it again, or verify the store"  # advice for a manifest that is not JSON
 
 
 class NewerFormatError(StoreError):
-    """A newer bookwheel wrote the manifest. It is not damaged, so it must not be replaced."""
+    """The manifest is from a newer bookwheel. It is not damaged, so it must not be replaced."""
 
 
 def check(condition: object, description: str) -> None:
@@ -54,7 +54,7 @@ def check_fields(value: Any, expected: set[str], where: str) -> dict[str, Any]:
 
 
 def check_objects(fields: Mapping[str, Any], *labels: str) -> None:
-    """Check that the fields `labels` are JSON objects.
+    """Check that the fields named `labels` are JSON objects.
 
     Raises:
         StoreError: a field has another type.
@@ -85,10 +85,10 @@ def files_to_json(files: Mapping[str, BlobRef]) -> dict[str, Any]:
 
 
 def check_paths(files: Mapping[str, BlobRef]) -> None:
-    """Check that every path is relative and portable, and that no file is also a folder.
+    """Check that every path is relative and portable, and that no path is both a file and a folder.
 
     Raises:
-        StoreError: a path leaves its folder on some system, or a file is also a folder.
+        StoreError: a path could leave its folder on some system, or a file is also a folder.
     """
     for path in files:
         segments = path.split("/")

@@ -1,9 +1,9 @@
 """The manifest of an evaluation: one JSON file with its subject, its metrics and its files.
 
 The *subject* determines the evaluation's id: the snapshot, the model, the questions and the
-settings. The metrics and the files are not part of the id, because machines round differently and
-times differ in every run. So an evaluation has the same id on every machine, and a store has it
-once.
+settings. The metrics and the files are not part of the id, because rounding differs between
+machines, and times between runs. So an evaluation has the same id on every machine, and a store has
+it only once.
 """
 
 import math
@@ -31,7 +31,8 @@ from rag_model.store.versions.checks import (
 
 FORMAT = 1
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_EXTERNAL_MODEL = re.compile(r"[a-z0-9]+:[!-~]{1,200}")  # a model behind an endpoint, or a digest
+# the model of an endpoint, or the digest of a folder
+_EXTERNAL_MODEL = re.compile(r"[a-z0-9]+:[!-~]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class EvaluationSubject:
     """The subject of an evaluation: everything that determines its id."""
 
     snapshot: str  # full id
-    model: str  # full id; digest sha256:… of a folder or an endpoint's model; "": retrieval only
-    questions: str  # digest of the questions as they were read, sha256:…
+    model: str  # full id, digest sha256:… of a folder, or model of an endpoint; "": retrieval only
+    questions: str  # digest sha256:… of the questions as they were read
     settings: Mapping[str, Any]  # all other settings that influence the metrics
 
     def __post_init__(self) -> None:
@@ -84,14 +85,14 @@ class MetricValue:
 
     def __post_init__(self) -> None:
         """Check that all numbers are finite."""
-        ends = [end for end in (self.low, self.high) if end is not None]
-        is_finite = all(type(x) in {int, float} and math.isfinite(x) for x in (self.value, *ends))
+        bounds = [bound for bound in (self.low, self.high) if bound is not None]
+        is_finite = all(type(x) in {int, float} and math.isfinite(x) for x in (self.value, *bounds))
         check(is_finite, f"figure {self.value!r}")
 
     def __str__(self) -> str:
         """Return the metric as text: `0.412 [0.388, 0.436]`."""
-        ends = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
-        return f"{self.value:.3f}{ends}"
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.value:.3f}{interval}"
 
 
 EvaluationMetrics = Mapping[str, Mapping[str, MetricValue]]  # retriever -> metric -> value
@@ -149,7 +150,8 @@ class EvaluationManifest:
     """An evaluation: its content and its provenance."""
 
     content: EvaluationContent
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # time, files, versions, duration
+    # time, files, versions and duration of the evaluation
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

@@ -1,9 +1,9 @@
 """Evaluations in the store: record, find, list and export them.
 
 An evaluation has no refs: its name is its id or a unique prefix, after `evaluation:`. It is kept as
-long as its snapshot, and its model if the store has it: `expire` deletes it with them. Its rows
-contain passages. So a takedown deletes the evaluations of the snapshots that it replaces, and no
-evaluation of such a snapshot can be recorded afterwards.
+long as its snapshot, and as its model if the store has that: `expire` deletes it with them. Its
+rows contain passages. So a takedown deletes the evaluations of the snapshots that it replaces, and
+no evaluation of such a snapshot can be recorded afterwards.
 """
 
 import secrets
@@ -32,7 +32,7 @@ class RecordedEvaluation:
     """An evaluation in the store."""
 
     evaluation: str  # full id
-    is_new: bool  # False: the store had it already, and nothing was written
+    is_new: bool  # False: the store already had it, and nothing was written
 
 
 def record_evaluation(
@@ -42,7 +42,7 @@ def record_evaluation(
     files: Mapping[str, Path],
     provenance: Mapping[str, Any],
 ) -> RecordedEvaluation:
-    """Store an evaluation and its files, unless it `is_recorded`; sign it as other manifests.
+    """Store an evaluation and its files, unless `is_recorded`; sign it like other manifests.
 
     Raises:
         StoreError: the store cannot be written, or the snapshot or the model was deleted or taken
@@ -69,10 +69,12 @@ def record_evaluation(
 
 
 def is_recorded(store: Store, subject: EvaluationSubject) -> bool:
-    """Return whether the store has an evaluation with all its files that a writer need not replace.
+    """Return whether the store has an evaluation with all its files, and a writer need not replace
+    it.
 
-    A writer who signs replaces an evaluation without a trusted signature, since a stranger may have
-    written its metrics. Trusted are the keys of the trust file or, without one, the writer's own.
+    A writer with a signing key replaces an evaluation without a trusted signature, since a stranger
+    may have written its metrics. The keys of the trust file are trusted or, without a file, the
+    writer's own key.
 
     Raises:
         StoreError: the evaluation is damaged, or of a newer format.
@@ -83,9 +85,9 @@ def is_recorded(store: Store, subject: EvaluationSubject) -> bool:
 
 
 def find_evaluation(store: Store, subject: EvaluationSubject) -> EvaluationManifest | None:
-    """Return the evaluation of a subject; None without all its files or, if needed, a signature.
+    """Return the evaluation of a subject; None if a file or a required signature is missing.
 
-    A signature is needed if a trust file is given.
+    A signature is required if a trust file is given.
 
     Raises:
         StoreError: the evaluation is damaged.
@@ -131,7 +133,7 @@ def _read_if_present(store: Store, identity: str) -> list[EvaluationManifest]:
     except StoreError:
         if store.files.find(store.evaluations.manifest_path(identity)) is not None:
             raise
-        return []  # it has just expired
+        return []  # the evaluation has just expired
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEval
 
 
 def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
-    """Return the manifest paths of an evaluation's snapshot and model, with which it expires."""
+    """Return the manifest paths of an evaluation's snapshot and model; it expires with them."""
     model = subject.stored_model
     return [
         store.snapshots.manifest_path(subject.snapshot),

@@ -1,7 +1,7 @@
 """The manifest of a snapshot: one JSON file; and the paths and kinds of a snapshot's files.
 
-The *content* section determines the snapshot's id. Metrics, parents and provenance are outside of
-it, so a rebuild of the same dump with the same recipe has the same id. A manifest may come from an
+The *content* section determines the snapshot's id. Metrics, parents and provenance are not in it,
+so a rebuild of the same dump with the same recipe has the same id. A manifest may come from an
 untrusted source: it is checked as hostile input before any of its paths is used. A pulled folder
 has the same paths as the manifest.
 """
@@ -31,16 +31,17 @@ TOKENS = "tokens"  # the kind, and the usual name, of a representation with many
 SPARSE = "sparse"  # the kind, and the usual name, of a representation of weighted terms
 TEXT = "text"  # the representation that every snapshot has: title and text of its passages
 QUESTION_ENCODER = "encoder/question"  # folder of the query encoder of `embeddings`
-EXACT = "exact"  # the index of any snapshot with vectors; without a file it scans the embeddings
-_SUFFIXES = {TOKENS: ".arrow", SPARSE: ".sparse"}  # by kind; vectors have .npy
+EXACT = "exact"  # index of every snapshot with vectors; without a file, the embeddings are scanned
+# kind of a representation -> suffix of its files; vectors have .npy
+_SUFFIXES = {TOKENS: ".arrow", SPARSE: ".sparse"}
 FORMAT = 2  # format 1 has one space, no named representations, no kinds of indexes, no retriever
-MAX_ROWS = 1 << 40  # far above any corpus, and far below an integer overflow of sums
+MAX_ROWS = 1 << 40  # far more than any corpus has, and few enough that sums do not overflow
 MAX_PAGE = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Readers of pulled files do not need article logs, trained files of indexes, spans for trainings,
-# digests of ranges, and representations that indexes store in their own form.
+# Kinds of files that readers do not need: article logs, trained files of indexes, spans for
+# trainings, digests of ranges, and representations that indexes store in their own form.
 BUILD_ONLY_KINDS = frozenset({"articles", "trained", "spans", "ranges", TOKENS, SPARSE})
-# Digests of ranges of large files, to verify reads from the store (`versions.ranges`).
+# Files with digests of ranges of large files, to verify reads from the store (`versions.ranges`).
 RANGE_TABLE, RANGE_DIGESTS = "ranges/table.json", "ranges/digests"
 
 
@@ -89,7 +90,7 @@ def spans_path(part: str) -> str:
 class PartEntry:
     """The page range and the number of rows of one part."""
 
-    name: str  # part-00042
+    name: str  # such as part-00042
     first_page: int  # inclusive
     last_page: int  # inclusive
     rows: int
@@ -110,12 +111,13 @@ class PartEntry:
 class Content:
     """The content of a snapshot: everything that determines its id.
 
-    An index is built over a representation, whose rows are aligned with the passages. `text`, the
+    An index is built over a representation, which has a row for each passage. `text`, the
     passages themselves, is not listed. The entry of a representation has its `kind`; `vectors` also
     have a `space`, the encoder space of queries.
     """
 
-    corpus: Mapping[str, Any]  # kind, dbname, language, base, licence, newest_revision
+    # name -> value: kind, dbname, language, base, licence, newest_revision
+    corpus: Mapping[str, Any]
     parts: tuple[PartEntry, ...]  # in row order
     files: Mapping[str, BlobRef]  # relative path -> blob
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class Content:
     retriever: str = ""  # the default retriever expression; if empty, see `default_retriever`
 
     def __post_init__(self) -> None:
-        """Check that the parts are unique, the number of rows, and the paths."""
+        """Check the names of the parts, the number of rows, and the paths."""
         names = [part.name for part in self.parts]
         check(len(set(names)) == len(names), "list of parts, which names one twice")
         check(self.n <= MAX_ROWS, f"total of {self.n} rows")
@@ -148,7 +150,9 @@ class Content:
         return space
 
     def shares_space(self, other: "Content", representation: str) -> bool:
-        """Return whether equal passages have equal rows in both: their encoder space is the same."""
+        """Return whether equal passages have equal rows in both contents: the encoder spaces are
+        equal.
+        """
         spaces = [(content.space_of(representation) or {}).get("digest") for content in (self, other)]
         return representation == TEXT or (spaces[0] is not None and spaces[0] == spaces[1])
 
@@ -269,8 +273,9 @@ class Manifest:
 
     content: Content
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    parents: tuple[str, ...] = ()  # snapshot ids, nearest first
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # time, place, versions, duration
+    parents: tuple[str, ...] = ()  # ids of the parent snapshots, nearest first
+    # time, place, versions and duration of the build
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -341,11 +346,11 @@ def select_files(
     embeddings: bool = True,
     passages_only: bool = False,
 ) -> Callable[[str], bool]:
-    """Return the `select` argument of `pull`: files for readers, or only passages.
+    """Return the `select` argument of `pull`, which selects files for readers, or only passages.
 
     `indexes` names the indexes to pull; without names, all indexes that can be searched are pulled.
-    `exact` means the embeddings. An index that ranks by them (`refine` in its entry) needs them
-    too.
+    `exact` selects the embeddings. An index that ranks by them (`refine` in its entry) also needs
+    them.
 
     Raises:
         UsageError: the snapshot has no such index, or the arguments contradict each other.
@@ -357,15 +362,15 @@ def select_files(
         raise UsageError(f"passages alone include no index {indexes[0]}: select one or the other")
     if EXACT in indexes and EXACT not in content.indexes and not embeddings:
         raise UsageError("index exact is searched in the embeddings: pull them too")
-    unwanted = [name for name in content.indexes if indexes and name not in indexes]
+    unwanted_indexes = [name for name in content.indexes if indexes and name not in indexes]
     if not embeddings:
-        ranking = [name for name, entry in content.indexes.items() if entry.get("refine") == "vectors"]
-        if ranking_selected := sorted({*ranking} & {*indexes}):
-            raise UsageError(f"index {ranking_selected[0]} ranks its hits by the embeddings: pull them too")
-        unwanted += ranking
-    left_out = {
+        reranking_indexes = [name for name, entry in content.indexes.items() if entry.get("refine") == "vectors"]
+        if selected_reranking := sorted({*reranking_indexes} & {*indexes}):
+            raise UsageError(f"index {selected_reranking[0]} ranks its hits by the embeddings: pull them too")
+        unwanted_indexes += reranking_indexes
+    excluded_kinds = {
         *BUILD_ONLY_KINDS,
-        *(f"index/{name}" for name in unwanted),
+        *(f"index/{name}" for name in unwanted_indexes),
         *([] if embeddings else ["embeddings"]),
     }
-    return lambda path: file_kind(path) == "passages" if passages_only else file_kind(path) not in left_out
+    return lambda path: file_kind(path) == "passages" if passages_only else file_kind(path) not in excluded_kinds

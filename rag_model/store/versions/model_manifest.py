@@ -1,12 +1,12 @@
 """The manifest of a trained model: one JSON file. A model's files determine its parts.
 
 The *content* section determines the model's id: the objective, the files, the encoder space of
-queries, and the lineage of the training. Metrics and provenance are outside of it.
+queries, and the lineage of the training. Metrics and provenance are not in it.
 
 A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`,
 `cross-encoder/`, `colbert/`, `masked-lm/`, or one that a training defines. The parts determine what
-the model can do, regardless of the training. transformers keeps the question encoder and the
-generator of a RAG model in one file, in which case each has a folder for its tokenizer.
+the model can do, regardless of the training. transformers stores the question encoder and the
+generator of a RAG model in one file; each then has a folder for its tokenizer.
 """
 
 import re
@@ -45,7 +45,7 @@ class ModelContent:
     kind: str  # the name of the training objective
     files: Mapping[str, BlobRef]  # relative path -> blob
     space: Mapping[str, Any] | None = None  # the encoder space of queries
-    # Snapshot, digests of the data, recipe, initial weights.
+    # Snapshot, digests of the training data, recipe, initial weights.
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,9 +83,10 @@ class ModelManifest:
     """A model: its content, its metrics and its provenance."""
 
     content: ModelContent
-    # Before and after training, on the dev set.
+    # Metrics on the dev set before and after training.
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # time, versions, duration
+    # time, versions and duration of the training
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

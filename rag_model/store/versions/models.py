@@ -1,6 +1,7 @@
 """Models in the store: store a folder as a model with a ref, or export it.
 
-`pull` maintains a folder of versions, as for snapshots; `export_model` writes one plain folder.
+`pull` copies models to a folder of versions, as for snapshots; `export_model` writes a plain
+folder.
 """
 
 import secrets
@@ -16,7 +17,7 @@ from rag_model.store.upkeep.verify import find_missing_files
 from rag_model.store.versions.model_manifest import SUFFIXES, ModelContent, ModelManifest
 from rag_model.store.versions.refs import RefMove, check_ref_name
 
-_MAX_RACES = 100  # lost races in a row before the writer gives up; each costs a few small reads
+_MAX_RACES = 100  # maximum number of consecutive lost races; each takes a few small reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,9 @@ class ModelMetadata:
 
     kind: str  # the name of the training objective
     space: Mapping[str, Any] | None  # the encoder space of queries, as JSON
-    lineage: Mapping[str, Any]  # data, recipe and initial weights of the training: part of the id
+    lineage: Mapping[str, Any]  # data, recipe and initial weights of the training; part of the id
     metrics: Mapping[str, Any] = field(default_factory=dict)  # not part of the id
-    # Time, versions; not part of the id.
+    # Time and versions of the training; not part of the id.
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -42,14 +43,14 @@ class StoredModel:
 def put_model(store: Store, folder: Path, description: ModelMetadata, ref: str, note: str = "") -> StoredModel:
     """Store the files below `folder` as a model and move `ref`, a ref of models, to it.
 
-    The blobs are written first, then the manifest, then the ref. A ref that names the model already
+    The blobs are written first, then the manifest, then the ref. A ref that already names the model
     is not moved, so a rerun adds nothing to its history. If two writers move the ref, the later
-    move is current and both are in the log.
+    move is current, and the log has both.
 
     Raises:
         UsageError: `ref` is not a valid name, `folder` has no file, or a file has a suffix that is
             not allowed in a model.
-        RefConflictError: other writers moved the ref first in each of many attempts.
+        RefConflictError: other writers moved the ref first in each of a hundred attempts.
         StoreError: the store does not support exclusive creation, is full, or cannot be written.
     """
     check_ref_name(ref)
@@ -77,7 +78,8 @@ def export_model(store: Store, name: str, out: Destination) -> ExportedModel:
 
     `out` may be a repository of the Hugging Face Hub (`hf://USER/NAME`), or a folder in one. `name`
     is an id, a prefix, a ref or ref@number. The files are those that the training saved, including
-    safetensors and a model card: transformers' `from_pretrained` opens the folder, or its folders.
+    safetensors and a model card: transformers' `from_pretrained` opens the folder or its
+    subfolders.
 
     Raises:
         StoreError: there is no such model, one of its files is missing or damaged, or `out` cannot

@@ -1,12 +1,13 @@
-"""Move refs by hand: `tag` moves a ref to a snapshot, `rollback` moves it back, `untag` deletes it.
+"""Move refs manually: `tag` moves a ref to a snapshot, `rollback` moves it back, `untag` deletes
+it.
 
-A deletion is a move that names no snapshot, so the log is kept, and races are decided as for other
-moves. Models have their own refs: `model:reader` is a ref of models, here and wherever a snapshot
-can be named.
+A deletion is a move that names no snapshot, so the log is kept, and of several writers one
+succeeds, as for other moves. Models have their own refs: `model:reader` is a ref of models, here
+and wherever a snapshot can be named.
 
 All three functions append to the ref's log and delete nothing from it. `tag` and `rollback` move
-only to a snapshot whose files all exist; an intent protects the files meanwhile. A writer that
-loses a race gets an error that names the new snapshot, because that may be the wanted one.
+only to a snapshot whose files all exist; an intent protects the files meanwhile. If another writer
+is first, the error names that writer's snapshot, because it may be the wanted one.
 """
 
 import re
@@ -27,11 +28,11 @@ _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (id, unique prefix, ref or `ref@number`); return the current move.
 
-    If the environment has a key, the snapshot and the move are signed; so, without a trust file, an
-    owner signs existing snapshots. A ref that names the snapshot already is moved only if the
-    environment has a key and no trusted key signed its current move. The move of a stranger is
-    never signed, since its note and its history are theirs. `model:` before the snapshot, or before
-    both, means models.
+    If the environment has a key, the snapshot and the move are signed. In this way, without a trust
+    file, an owner signs existing snapshots. A ref that already names the snapshot is moved only if
+    the environment has a key and no trusted key signed its current move. A stranger's move is never
+    signed, because the stranger wrote its note and history. `model:` before the snapshot, or before
+    both, selects models.
 
     Raises:
         StoreError: there is no such snapshot.
@@ -82,12 +83,12 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     """Move `ref` to the snapshot that its move number `to` names; return the new move.
 
     The default is the previous snapshot. Moves that were rolled back are skipped, so that repeated
-    rollbacks always go further back. With a trust file, moves that none of its keys signed are
-    skipped too.
+    rollbacks always go further back. With a trust file, moves that none of its keys signed are also
+    skipped.
 
     Raises:
         StoreError: the ref has no history, or no such move.
-        UsageError: the ref names that snapshot already, or never named another one.
+        UsageError: the ref already names that snapshot, or never named another one.
         RefusedError: as `tag`; the ref did not move.
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """
@@ -129,14 +130,18 @@ def _find_previous(catalog: Catalog[Any], ref: str, current: RefMove) -> RefMove
     """Return the newest earlier move to another snapshot; skip the moves that were rolled back."""
     # Older moves may have expired.
     moves = {move.number: move for move in catalog.refs.read_history(ref)}
-    position, trust = current.number, TrustedKeys.from_environment()
+    number_before, trust = current.number, TrustedKeys.from_environment()
 
-    if trust:  # do not follow the note of an unsigned move either
+    if trust:  # the note of an unsigned move is not followed
         moves = {number: move for number, move in moves.items() if catalog.refs.find_signer(trust, ref, number)}
-    while position in moves and (match := _ROLLBACK.fullmatch(moves[position].note)) and int(match[1]) < position:
-        position = int(match[1])
+    while (
+        number_before in moves
+        and (match := _ROLLBACK.fullmatch(moves[number_before].note))
+        and int(match[1]) < number_before
+    ):
+        number_before = int(match[1])
     for number in sorted(moves, reverse=True):
-        if number < position and moves[number].snapshot not in {current.snapshot, ""}:
+        if number < number_before and moves[number].snapshot not in {current.snapshot, ""}:
             return moves[number]
     condition = "" if trust is None else f" by a move that a key of {trust.source} signed"
     raise UsageError(
@@ -171,11 +176,12 @@ def _move(
         try:
             return catalog.refs.move(ref, identity, expected.number if expected else 0, note)
         except RefConflictError as error:
-            winner = catalog.refs.find_current(ref)
-            if winner is None:
+            current_move = catalog.refs.find_current(ref)
+            if current_move is None:
                 raise
             raise RefConflictError(
                 f"another writer moved ref {ref} in {store.url} to {catalog.noun} "
-                f"{winner.snapshot[:12]} ({ref}@{winner.number}) first, and that move is kept: run "
+                f"{current_move.snapshot[:12]} ({ref}@{current_move.number}) first, and that "
+                f"move is kept: run "
                 "this again if it is still wanted"
             ) from error

@@ -1,4 +1,4 @@
-"""Read files of a snapshot from its store by verified ranges, without copying them first.
+"""Read verified ranges of a snapshot's files from its store, without copying the files first.
 
 A build stores the digests of the blocks of large files (`snapshots.range_digests`) as two files of
 the snapshot, so its id, and a signature, cover them:
@@ -7,8 +7,8 @@ the snapshot, so its id, and a signature, cover them:
 * `ranges/table.json`: for each file its block size, the number of its first digest, and the
   *outline* of an index; and the digests of the blocks of `ranges/digests`
 
-Blocks have the same size, or the boundaries in the outline (`bounds`). A table without such
-boundaries has version 1, which all readers know.
+Blocks have equal sizes, or the boundaries in the outline (`bounds`). A table without such
+boundaries has version 1, which all readers support.
 
 A file of up to `WHOLE_BYTES` has no entry. It is one block, whose digest is in the manifest.
 """
@@ -41,7 +41,7 @@ class SnapshotRanges:
     """The files of one snapshot that can be read by range. Thread-safe."""
 
     def __init__(self, store: Store, manifest: Manifest, table: Mapping[str, Any], cache: RangeCache) -> None:
-        """Use a table that `open` has checked."""
+        """Use a table that the caller has checked; `open` does so."""
         self.cache = cache
         self._store, self._blobs, self._files = store, store.blobs, manifest.content.files
         self._entries: Mapping[str, Any] = table["files"]
@@ -51,7 +51,7 @@ class SnapshotRanges:
 
     @classmethod
     def open(cls, store: Store, manifest: Manifest, max_bytes: int | None = None) -> Self:
-        """Read the table of a snapshot; a snapshot without large files has none.
+        """Open the files of a snapshot; a snapshot without large files has no table.
 
         Args:
             store: store of the snapshot.
@@ -71,15 +71,15 @@ class SnapshotRanges:
         return cls(store, manifest, table, cache)
 
     def covers(self, path: str) -> bool:
-        """Whether a file of the snapshot can be read by range."""
+        """Return whether a file of the snapshot can be read by range."""
         return path in self._entries or (path in self._files and 0 < self._files[path].size <= WHOLE_BYTES)
 
     def get_outline(self, path: str) -> Any:
-        """Return the outline of an index file; None: it has none."""
+        """Return the outline of an index file; None if it has none."""
         return self._entries.get(path, {}).get("outline")
 
     def file(self, path: str) -> CachedFile:
-        """Open a file of the snapshot, once.
+        """Return an open file of the snapshot; each file is opened only once.
 
         Raises:
             ResourceError: the cache cannot be written.
@@ -95,11 +95,11 @@ class SnapshotRanges:
         return self.file(path).open()
 
     def read(self, path: str, start: int, end: int) -> bytes:
-        """Return the verified bytes [start, end) of a file, or those up to its end."""
+        """Read the verified bytes [start, end) of a file; fewer if the file is shorter."""
         return self.file(path).read(start, end)
 
     def prefetch(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Load ranges of files, (path, start, end), in one round of requests."""
+        """Load the ranges (path, start, end) of files in one round of requests."""
         bounds: dict[str, list[tuple[int, int]]] = {}
         for path, start, end in ranges:
             bounds.setdefault(path, []).append((start, end))
@@ -107,7 +107,9 @@ class SnapshotRanges:
             self.cache.load([(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in bounds.items()])
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return the verified bytes of ranges of files, (path, start, end), in one round of requests."""
+        """Return the verified bytes of the ranges (path, start, end) of files, in one round of
+        requests.
+        """
         with self.cache.hold():
             self.prefetch(ranges)
             files = {path: self.file(path) for path in {path for path, _, _ in ranges}}
@@ -137,7 +139,7 @@ class SnapshotRanges:
 
 
 def get_layout(entry: Mapping[str, Any], size: int) -> BlockLayout:
-    """Return the blocks of a file of `size` bytes by its entry in the table.
+    """Return the blocks of a file of `size` bytes, whose entry in the table is given.
 
     Raises:
         ValueError: the boundaries of its blocks are damaged.
@@ -161,14 +163,14 @@ def _parse_table(data: bytes, files: Mapping[str, BlobRef], snapshot: str) -> di
                 f"the digests of ranges of {snapshot} have version {table['version']!r}: upgrade bookwheel, or pull it"
             )
         digest_bytes = files[RANGE_DIGESTS].size
-        is_sound = len(base64.b64decode(table["pages"])) == DIGEST_BYTES * -(-digest_bytes // DIGEST_PAGE_BYTES)
+        is_valid = len(base64.b64decode(table["pages"])) == DIGEST_BYTES * -(-digest_bytes // DIGEST_PAGE_BYTES)
         for path, entry in table["files"].items():
             first, block = entry["first"], entry["block"]
-            is_sound &= type(first) is int and type(block) is int and first >= 0 and 0 < block <= _MAX_BLOCK_BYTES
-            is_sound &= isinstance(entry.get("outline"), dict | None)
-            is_sound = is_sound and (DIGEST_BYTES * (first + get_layout(entry, files[path].size).count) <= digest_bytes)
+            is_valid &= type(first) is int and type(block) is int and first >= 0 and 0 < block <= _MAX_BLOCK_BYTES
+            is_valid &= isinstance(entry.get("outline"), dict | None)
+            is_valid = is_valid and (DIGEST_BYTES * (first + get_layout(entry, files[path].size).count) <= digest_bytes)
     except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
         raise StoreError(f"the digests of ranges of {snapshot} are damaged ({error!r}): pull it") from error
-    if not is_sound:
+    if not is_valid:
         raise StoreError(f"the digests of ranges of {snapshot} are damaged: pull it")
     return table

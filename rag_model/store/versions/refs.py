@@ -1,13 +1,13 @@
 """Refs: movable names of snapshots or models, each an append-only numbered log.
 
-A writer moves a ref by creating the next number exclusively: a compare-and-swap without a lock. The
-log provides history and rollback. The highest number is current. No move is ever overwritten, and
-no clock orders moves.
+A writer moves a ref by exclusive creation of the next number: a compare-and-swap without a lock.
+The log provides history and rollback. The move with the highest number is current. No move is ever
+overwritten, and the order of moves does not depend on clocks.
 
 A deletion is a move that names no snapshot, so if one writer moves a ref and another deletes it,
-exactly one of them succeeds. A deleted ref can be created again; its numbers continue. A move to a
-snapshot that a takedown replaced (`rag_model.store.versions.takedowns`) is read as a move to the
-replacement, or as a deletion.
+exactly one of them succeeds. A deleted ref can be created again, and its numbers continue. A move
+to a snapshot that a takedown replaced (`rag_model.store.versions.takedowns`) is read as a move to
+the replacement, or as a deletion.
 """
 
 import re
@@ -24,7 +24,7 @@ from rag_model.store.versions.takedowns import Takedowns
 from rag_model.untrusted_text import check_printable
 
 _FORMAT = 1
-_DELETION_FORMAT = 2  # a move that deletes a ref; earlier versions cannot read it
+_DELETION_FORMAT = 2  # format of a move that deletes a ref; earlier versions cannot read it
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _MOVE_FILE = re.compile(r"(\d{8})\.json")
 _SNAPSHOT = re.compile(r"[0-9a-f]{64}")
@@ -38,9 +38,10 @@ class RefMove:
     number: int  # 1, 2, 3, … without gaps
     # Id of the snapshot (or model, for a ref of models), 64 hex digits; "": the ref is deleted.
     snapshot: str
-    created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
-    previous: str | None  # the previous id, None for the first move
-    nonce: str  # distinguishes a retried write from another writer's
+    created_at: str  # ISO 8601, UTC, by the writer's clock; information only
+    # id that the previous move names; None for the first move and after a deletion
+    previous: str | None
+    nonce: str  # random; distinguishes a retried write from that of another writer
     note: str = ""
 
     def to_json(self, noun: str = "snapshot") -> dict[str, Any]:
@@ -78,7 +79,7 @@ class RefMove:
 
 
 class Refs:
-    """The refs of one store's snapshots or, in another folder, of its models."""
+    """The refs of a store's snapshots or, in another folder, of its models."""
 
     def __init__(self, files: Files, folder: str = "refs", noun: str = "snapshot") -> None:
         """Use the refs below `folder`; `noun` is snapshot, model or evaluation."""
@@ -88,7 +89,7 @@ class Refs:
         self._takedowns = Takedowns(files)
 
     def list_names(self, *, deleted: bool = False) -> list[str]:
-        """Return the names of all refs, sorted; with `deleted` also of deleted refs."""
+        """Return the sorted names of all refs; with `deleted` also those of deleted refs."""
         logs = [name for name in self._files.list_names(self._folder, kind="directory") if _NAME.fullmatch(name)]
         if deleted:
             return logs
@@ -114,7 +115,9 @@ class Refs:
         return self._apply_takedowns([self._read_move(name, number)])[0]
 
     def list_naming(self, snapshot: str) -> list[tuple[str, int]]:
-        """Return name and number of each ref whose newest move was written with this id."""
+        """Return the name and the newest move's number of each ref whose newest move was written
+        with this id.
+        """
         names = self.list_names(deleted=True)
         newest_moves = zip(
             names,
@@ -138,7 +141,7 @@ class Refs:
         return [replace(move, snapshot=replacements.get(move.snapshot, move.snapshot) or "") for move in moves]
 
     def _read_moves(self, name: str, selection: slice) -> list[RefMove]:
-        """Read a selection of the listed moves; list them again if one has expired in between."""
+        """Read a selection of the listed moves; list them again if one has expired meanwhile."""
         numbers = self.list_numbers(name)
         while True:
             try:
@@ -169,7 +172,7 @@ class Refs:
         """Move a ref from move number `expected` (0: it must not exist) to `snapshot`, a full id.
 
         If several writers move a ref from the same number, exactly one succeeds. The move is signed
-        as manifests are.
+        like a manifest.
 
         Raises:
             RefConflictError: the ref is not at `expected`; nothing was changed.
@@ -196,7 +199,7 @@ class Refs:
         newest = self._find_newest(name)
         current_number = newest.number if newest and newest.snapshot else 0
         if current_number != expected or not (snapshot or current_number):
-            raise self._conflict_error(name, expected)
+            raise self._build_conflict_error(name, expected)
         check_printable(note, "the note")
         self.require_exclusive_creation()
         number, previous = (newest.number + 1, newest.snapshot or None) if newest else (1, None)
@@ -213,7 +216,7 @@ class Refs:
             Signatures(self._files).sign(path, stored_move)
         if not self._files.create(path, json_bytes(stored_move)):
             Signatures(self._files).withdraw(path, stored_move)
-            raise self._conflict_error(name, expected)
+            raise self._build_conflict_error(name, expected)
         return move
 
     def sign(self, name: str, number: int) -> None:
@@ -227,12 +230,14 @@ class Refs:
         Signatures(self._files).sign(path, self._files.read_json(path))
 
     def find_signer(self, trust: TrustedKeys, name: str, number: int) -> str | None:
-        """Return the name of the trusted key that signed a move; None without such a signature."""
+        """Return the name of the trusted key that signed a move; None if no trusted key did."""
         path = self.move_path(name, number)
         return trust.find_signer(Signatures(self._files), path, self._files.read_json(path))
 
     def has_trusted_signature(self, name: str, number: int) -> bool:
-        """Return whether a key of the trust file or, without one, the own key signed a move."""
+        """Return whether a key of the trust file or, without a file, the writer's own key signed a
+        move.
+        """
         return Signatures(self._files).has_trusted_signature(self.move_path(name, number))
 
     def move_path(self, name: str, number: int) -> str:
@@ -240,7 +245,7 @@ class Refs:
         return f"{self._folder}/{check_ref_name(name)}/{number:08d}.json"
 
     def require_exclusive_creation(self) -> None:
-        """Probe, once, that the store supports exclusive creation; call it before long work.
+        """Check, only once, that the store supports exclusive creation; call it before long work.
 
         Raises:
             StoreError: the bucket does not honour conditional writes, or cannot be written.
@@ -252,7 +257,7 @@ class Refs:
     def _creates_exclusively(self) -> bool:
         return self._files.supports_exclusive_creation()
 
-    def _conflict_error(self, name: str, expected: int) -> RefConflictError:
+    def _build_conflict_error(self, name: str, expected: int) -> RefConflictError:
         return RefConflictError(
             f"ref {name} in {self._files.url} is no longer at move {expected}: another writer "
             "moved it first; inspect it before you move it"

@@ -4,11 +4,11 @@
 snapshots/<id>.<key>.sig                       signature of a manifest; models/ likewise
 refs/<name>/00000007.<nonce>.<key>.sig         signature of a move with this nonce
 ```
-`<key>` is the beginning of the public key's SHA-256. The signed message is the path of the file and
-its whole JSON value. For a move, these contain the ref's name, the number, the id and the time, so
-the signature is valid for this move only. Signatures change no format and no id, and other versions
-ignore them. A signature is written before its file, so a reader of a signed file sees the
-signature.
+`<key>` is the first 16 hex digits of the public key's SHA-256. The signed message is the path of
+the file and its whole JSON value. For a move, these contain the ref's name, the number, the id and
+the time, so the signature is valid only for this move. Signatures change no format and no id, and
+versions of bookwheel without signatures ignore them. A signature is written before its file, so a
+reader of a signed file sees the signature.
 """
 
 import base64
@@ -32,7 +32,8 @@ TRUST_VARIABLE = "BOOKWHEEL_TRUST"  # the path of a trust file
 # Group 1 is the path of the signed file without `.json`.
 SIGNATURE_PATH = re.compile(r"(.+/(?:[0-9a-f]{64}|[0-9]{8}))(?:\.[0-9a-f]{32})?\.[0-9a-f]{16}\.sig")
 _FORMAT = 1
-_PURPOSE = b"bookwheel signature 1\n"  # because the key may also sign other messages
+# prefix of signed messages, because the key may also sign other messages
+_PURPOSE = b"bookwheel signature 1\n"
 
 
 class UnsignedError(RefusedError):
@@ -41,14 +42,15 @@ class UnsignedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """The trusted public keys by the names of their owners."""
+    """The trusted public keys."""
 
     keys: Mapping[str, Any]
-    source: str  # path of the file
+    source: str  # path of the trust file, or name of the variable with the key
 
     @classmethod
     def from_environment(cls) -> Self | None:
-        """Read the trust file that `BOOKWHEEL_TRUST` names; None (no signature is needed) if unset.
+        """Read the trust file that `BOOKWHEEL_TRUST` names; None (no signature is required) if it
+        is not set.
 
         Raises:
             UsageError: the variable is set but empty, or as `from_file`.
@@ -60,7 +62,9 @@ class TrustedKeys:
 
     @classmethod
     def for_publisher(cls) -> Self | None:
-        """Return the keys that a publisher trusts: the trust file's, or its own key, or None."""
+        """Return the keys that a publisher trusts: those of the trust file, or else its own key, or
+        None.
+        """
         trust = cls.from_environment()
         if trust is None and (key := _load_private_key()):
             return cls({"own": key.public_key()}, SIGNING_KEY_VARIABLE)
@@ -68,7 +72,7 @@ class TrustedKeys:
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a trust file: lines of a name and a public key (base64 of DER).
+        """Read a trust file: each line has a name and a public key (base64 of DER).
 
         Raises:
             UsageError: the file cannot be read, contains no key, or a line is not a name and a key.
@@ -92,15 +96,15 @@ class TrustedKeys:
         return cls(keys, str(path))
 
     def require_signing_key(self, work: str) -> None:
-        """Check that the environment has the private key of one of these public keys.
+        """Check that the environment has the private key for one of these public keys.
 
         Raises:
-            RefusedError: it has no such key, so readers with this trust file would ignore the
-                record.
+            RefusedError: the environment has no such key, so readers with this trust file would
+                ignore the record.
             UsageError: the key cannot be read, or is not an Ed25519 key.
         """
         key = _load_private_key()
-        if key is None or _key_fingerprint(key.public_key()) not in map(_key_fingerprint, self.keys.values()):
+        if key is None or _compute_fingerprint(key.public_key()) not in map(_compute_fingerprint, self.keys.values()):
             raise RefusedError(
                 f"readers with the trust file {self.source} accept a {work} only if a key of the file signed "
                 f"it: set {SIGNING_KEY_VARIABLE} to the private key of one of them"
@@ -108,7 +112,7 @@ class TrustedKeys:
 
     def find_signer(self, signatures: "Signatures | PulledSignatures", path: str, value: Any) -> str | None:
         """Return the name of a trusted key that signed a file's JSON value; None if no key did."""
-        message = _signed_message(path, value)
+        message = _build_signed_message(path, value)
         return next(
             (name for name, key in self.keys.items() if _is_valid(signatures.read(path, value, key), message, key)),
             None,
@@ -143,28 +147,30 @@ class Signatures:
             StoreError: the store cannot be written.
         """
         if key := _load_private_key():
-            signature = base64.b64encode(key.sign(_signed_message(path, value))).decode()
+            signature = base64.b64encode(key.sign(_build_signed_message(path, value))).decode()
             self.files.write(
-                _signature_path(path, value, key.public_key()),
+                _get_signature_path(path, value, key.public_key()),
                 json_bytes({"format": _FORMAT, "signature": signature}),
             )
 
     def withdraw(self, path: str, value: Any) -> None:
         """Delete the signature of a move that was not written, because another writer was first."""
         if key := _load_private_key():
-            self.files.remove(_signature_path(path, value, key.public_key()))
+            self.files.remove(_get_signature_path(path, value, key.public_key()))
 
     def read(self, path: str, value: Any, key: Any) -> Any:
-        """Return the JSON value of a key's signature of file `path`; None if unreadable."""
+        """Return the JSON value of a key's signature of file `path`; None if it cannot be read."""
         try:
-            return self.files.read_json(_signature_path(path, value, key))
+            return self.files.read_json(_get_signature_path(path, value, key))
         except StoreError:
-            if self.files.get_size(_signature_path(path, value, key)) is None:
+            if self.files.get_size(_get_signature_path(path, value, key)) is None:
                 raise
             return None
 
     def has_trusted_signature(self, path: str) -> bool:
-        """Return whether a key of the trust file or, without one, the own key signed a file."""
+        """Return whether a key of the trust file or, without a file, the writer's own key signed a
+        file.
+        """
         trust = TrustedKeys.for_publisher()
         return trust is not None and trust.find_signer(self, path, self.files.read_json(path)) is not None
 
@@ -196,14 +202,14 @@ class PulledSignatures:
     folder: Path
 
     def read(self, path: str, value: Any, key: Any) -> Any:
-        """Return the JSON value of a key's signature; None if missing or not JSON."""
+        """Return the JSON value of a key's signature; None if it is missing or not JSON."""
         try:
-            return json.loads((self.folder / f"manifest.{_key_fingerprint(key)}.sig").read_bytes())
+            return json.loads((self.folder / f"manifest.{_compute_fingerprint(key)}.sig").read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
 
     def copy_trusted(self, signatures: Signatures, trust: TrustedKeys, path: str) -> None:
-        """Copy the signatures of file `path` by trusted keys from a store.
+        """Copy the trusted keys' signatures of file `path` from a store.
 
         Raises:
             StoreError: the store cannot be read.
@@ -212,7 +218,7 @@ class PulledSignatures:
         value = signatures.files.read_json(path)
         for key in trust.keys.values():
             if (signature := signatures.read(path, value, key)) is not None:
-                (self.folder / f"manifest.{_key_fingerprint(key)}.sig").write_bytes(json_bytes(signature))
+                (self.folder / f"manifest.{_compute_fingerprint(key)}.sig").write_bytes(json_bytes(signature))
 
 
 def has_signing_key() -> bool:
@@ -224,21 +230,21 @@ def has_signing_key() -> bool:
     return _load_private_key() is not None
 
 
-def _signed_message(path: str, value: Any) -> bytes:
+def _build_signed_message(path: str, value: Any) -> bytes:
     try:
         return _PURPOSE + canonical_json({"path": path, "value": value})
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} cannot be signed ({error}): restore it from a copy") from error
 
 
-def _signature_path(path: str, value: Any, key: Any) -> str:
+def _get_signature_path(path: str, value: Any, key: Any) -> str:
     """Return the path of a key's signature; a move's nonce is part of the name."""
     nonce = value.get("nonce") if isinstance(value, dict) and "refs/" in path else None
     middle = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
-    return f"{path.removesuffix('.json')}{middle}.{_key_fingerprint(key)}.sig"
+    return f"{path.removesuffix('.json')}{middle}.{_compute_fingerprint(key)}.sig"
 
 
-def _key_fingerprint(key: Any) -> str:
+def _compute_fingerprint(key: Any) -> str:
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
 
 
@@ -264,7 +270,7 @@ def _parse_public_key(text: str, where: str) -> Any:
 
 
 def _load_private_key() -> Any:
-    """Return the private key that the environment names; None if it names no key."""
+    """Return the private key that the environment gives; None if it gives no key."""
     setting = os.environ.get(SIGNING_KEY_VARIABLE, "").strip()
     if not setting:
         return None

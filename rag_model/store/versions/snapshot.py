@@ -1,7 +1,7 @@
 """Open a snapshot for reading, from a store or from a pulled folder, and lease it.
 
-A `Snapshot` gives passages by row, vectors by part and files by path. A reader keeps the snapshot
-that it opened while refs move and new snapshots are pulled.
+A `Snapshot` returns passages by row, vectors by part and files by path. It remains readable while
+refs move and new snapshots are pulled.
 """
 
 import asyncio
@@ -52,13 +52,17 @@ from rag_model.store.versions.ranges import SnapshotRanges
 from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
 PassageReader = PassageFile | MappedPassages | RangedPassages
-_MAX_OPEN_ATTEMPTS = 5  # a pull may replace and delete the current snapshot meanwhile
-_FOOTER_BYTES = 64 << 10  # Arrow reads this much at the end; a footer takes about 1.2 per row
-_MAX_MASKS = 8  # cached results of `match_rows`, one byte per passage each
-_GROUP_CACHE_BYTES = 32 << 20  # of decoded row groups: about 40 with 1,024 passages each
-_PASSAGE_CACHE_BYTES = 16 << 20  # of passages that were read by ranges
-_PASSAGE_OBJECT_BYTES = 1200  # of a passage in memory, without its text
-_OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
+# more than one, because a pull may replace and delete the current snapshot meanwhile
+_MAX_OPEN_ATTEMPTS = 5
+# bytes that Arrow reads at the end of a file; a footer has about 1.2 bytes per row
+_FOOTER_BYTES = 64 << 10
+_MAX_MASKS = 8  # maximum number of cached results of `match_rows`, with one byte per passage each
+# bytes of cached decoded row groups: about 40 with 1,024 passages each
+_GROUP_CACHE_BYTES = 32 << 20
+_PASSAGE_CACHE_BYTES = 16 << 20  # bytes of cached passages that were read by ranges
+_PASSAGE_OBJECT_BYTES = 1200  # bytes of a passage in memory, without its text
+# maximum number of passage files that are kept open, so that their footers are read once
+_OPEN_PARTS = 64
 
 
 class Snapshot:
@@ -75,14 +79,14 @@ class Snapshot:
         store: Store | None = None,
         ranges: SnapshotRanges | None = None,
     ) -> None:
-        """Read files through `path` (local path of a file) and `source` (path or Parquet handle).
+        """Read files through `path` (returns a local path) and `source` (returns a path or a file
+        object).
 
         `mapped_copy` returns the path of a passage file's memory-mapped copy, if there is one.
         `concurrency` is the number of files to read at a time: many from an object store, where
-        latency dominates, and one from a local disk. `store` is that of the files; None: they were
-        pulled. `ranges` reads files of the store by verified ranges; None: they are copied first.
-
-        Call `Snapshot.open`, `from_store` or `from_folder` instead.
+        most time is latency, and one from a local disk. `store` is the store of the files; None:
+        they were pulled. `ranges` reads verified ranges of files in the store; None: files are
+        copied first. Callers use `Snapshot.open`, `from_store` or `from_folder` instead.
         """
         self.manifest = manifest
         self.id = manifest.id
@@ -95,7 +99,8 @@ class Snapshot:
         self._mapped_copy = mapped_copy
         self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageReader] = OrderedDict()
-        self._group_cache = DecodedCache(_GROUP_CACHE_BYTES)  # decoding a group takes longer than a search
+        # because decoding a group takes longer than a search
+        self._group_cache = DecodedCache(_GROUP_CACHE_BYTES)
         self._passage_cache = DecodedCache(_PASSAGE_CACHE_BYTES)
         self._lock = threading.Lock()
         self._masks: dict[tuple[str, tuple[str, ...]], NDArray[np.bool_]] = {}
@@ -107,7 +112,7 @@ class Snapshot:
     ) -> "Snapshot":
         """Open a snapshot of a store by ref, `ref@number`, id or unique prefix, without a pull.
 
-        `by_ranges` and `cache_bytes` are those of `from_manifest`.
+        `by_ranges` and `cache_bytes` have the same meaning as in `from_manifest`.
 
         Raises:
             StoreError: there is no such store or snapshot, or its manifest is damaged.
@@ -130,10 +135,11 @@ class Snapshot:
         Args:
             store: store of the files.
             manifest: manifest of the snapshot.
-            by_ranges: read passages, vectors and indexes of an object store by verified ranges,
-                as far as the snapshot has digests of them. That suits few queries; for many, it is
+            by_ranges: read verified ranges of passages, vectors and indexes in an object store, if
+                the snapshot has digests of them. That is fast for few queries; for many, it is
                 faster to copy the files first.
-            cache_bytes: maximum size of the cache of ranges; None: that of the cache of blobs.
+            cache_bytes: maximum size of the cache of ranges; None: the maximum of the cache of
+                blobs.
 
         Raises:
             StoreError: the digests of ranges are missing or damaged.
@@ -159,15 +165,14 @@ class Snapshot:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "Snapshot":
-        """Open the snapshot that was pulled to `folder` last, or the one in `folder` itself.
+        """Open the snapshot that was last pulled to `folder`, or the one in `folder` itself.
 
-        A file that was written to since it was verified is hashed before it is read. No pull
-        deletes the snapshot until it is closed.
+        A file that was changed after its verification is hashed before it is read. No pull deletes
+        the snapshot until it is closed.
 
         Raises:
             StoreError: there is no pulled snapshot, or the manifest is damaged.
-            RefusedError: a trust file is given, and the pulled snapshot has no signature by any of
-                its keys.
+            RefusedError: a trust file is given, and none of its keys signed the pulled snapshot.
         """
         root, data, lock = _open_pulled(Path(folder))
         manifest = Manifest.from_bytes(data)
@@ -298,7 +303,7 @@ class Snapshot:
         return vectors
 
     def open_file(self, file: str) -> IO[bytes]:
-        """Open a file of the store for reads at any offset, by range if it is remote, unverified.
+        """Open a file of the store for reads at any offset; the bytes are not verified.
 
         Raises:
             StoreError: the file is missing, or its size is wrong.
@@ -306,7 +311,8 @@ class Snapshot:
         return self.store.blobs.open(self.manifest.content.files[self._check_file(file)])
 
     def read_range(self, file: str, start: int, end: int) -> bytes:
-        """Return the bytes [start, end) of a file of the store, or all of a shorter one, unverified.
+        """Return the bytes [start, end) of a file of the store, up to its end; they are not
+        verified.
 
         Raises:
             StoreError: the file is missing or cut short.
@@ -315,7 +321,7 @@ class Snapshot:
         return self.store.blobs.read_range(blob, start, min(end, blob.size))
 
     def passages(self, rows: Sequence[int]) -> list[Passage]:
-        """Return the passages of global rows (0 <= row < n) in this order; reads their row groups.
+        """Return the passages of global rows (0 <= row < n), in the given order.
 
         Raises:
             IndexError: a row is outside the snapshot.
@@ -363,8 +369,9 @@ class Snapshot:
     def match_rows(self, field: str, values: tuple[str, ...]) -> NDArray[np.bool_]:
         """Return whether each row has one of these values in a column: (n,).
 
-        A row has the value if one of its categories is it, or if its title begins with it. The last
-        `_MAX_MASKS` results are cached, so that the column is not read again for the same values.
+        A title matches a value that it begins with; categories match if one of them is the value.
+        The last `_MAX_MASKS` results are cached, so that the column is not read again for equal
+        values.
 
         Raises:
             StoreError: a passage file is missing or damaged.
@@ -410,16 +417,17 @@ class Snapshot:
                 self._passage_cache.add(row, passage, _PASSAGE_OBJECT_BYTES + sys.getsizeof(passage.text))
 
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
-        """Load the ranges that reading these rows needs, in one round of requests if possible.
+        """Load the ranges from which these rows are read, in one round of requests if possible.
 
-        If the outline of a file has cuts, these are parts of row groups. If it has only the row groups,
-        they are whole row groups and the footer. If it has neither, the footer is loaded first, because
-        it locates the row groups, and another round loads these.
+        If the outline of a file has cuts, the ranges are parts of row groups. If it has only the
+        row groups, they are whole row groups and the footer. If it has neither, the footer is
+        loaded first, because it locates the row groups, and a second round loads the row groups.
         """
         parts = [
             (self.parts[number], local.tolist())
             for number, _, local in self._partition.split(rows)
-            if ranges.covers(passages_path(self.parts[number].name))  # others are read without digests
+            # other files are read without digests
+            if ranges.covers(passages_path(self.parts[number].name))
         ]
         byte_ranges, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
         for part, local in parts:
@@ -434,7 +442,8 @@ class Snapshot:
             try:
                 group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
                 byte_ranges += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
-                footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))  # after the last group
+                # the footer begins after the last group
+                footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))
             except (LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
                 unlocated_parts.append((part, local))
             if part.name not in self._readers:
@@ -451,7 +460,7 @@ class Snapshot:
             ranges.prefetch(byte_ranges)
 
     def _take_reader(self, part: PartEntry) -> PassageReader:
-        """Return the open reader of a part as the last used one; only with the lock."""
+        """Return the open reader of a part and mark it as the last used one; call it with the lock."""
         reader = self._readers.pop(part.name, None) or self._open_reader(part)
         self._readers[part.name] = reader
         if len(self._readers) > _OPEN_PARTS:
@@ -459,7 +468,7 @@ class Snapshot:
         return reader
 
     def _read_rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
-        with self._lock:  # a Parquet reader has one position, so only one thread may read
+        with self._lock:  # a Parquet reader has only one position, so one thread at a time may read
             reader = self._take_reader(part)
             with self._translate_errors(part.name):
                 return reader.read_rows(rows)
@@ -494,7 +503,9 @@ class Snapshot:
 
 
 def _open_pulled(folder: Path) -> tuple[Path, bytes, int | None]:
-    """Return the folder of the last pulled snapshot, its manifest, and the lock against pruning."""
+    """Return the folder of the last pulled snapshot, its manifest, and the lock that prevents its
+    deletion.
+    """
     for _ in range(_MAX_OPEN_ATTEMPTS):
         with suppress(OSError):
             return _open_and_lock(folder)
@@ -519,14 +530,14 @@ class SnapshotLease:
     """A lease on one snapshot at a time, which keeps `expire` and `gc` from deleting its files.
 
     It is an intent that names the manifest and every file of the snapshot; a thread renews it. So a
-    reader can use the snapshot even if no ref names it any more, and the snapshot can be deleted as
-    soon as the reader moves on or ends.
+    reader can use the snapshot even if no ref names it any more. It can be deleted as soon as the
+    reader holds another snapshot or ends.
     """
 
     def __init__(self, store: Store) -> None:
-        """Hold no snapshot yet."""
+        """Create a lease that holds no snapshot yet."""
         self._store, self._intent = store, ExitStack()
-        # Also if the process ends without `close`.
+        # Releases the lease also if the process ends without `close`.
         self._finalizer = weakref.finalize(self, _release, self._intent)
 
     def hold(self, snapshot: str) -> None:
@@ -544,7 +555,7 @@ class SnapshotLease:
         intent = ExitStack()
         intent.enter_context(self._store.intents.hold(f"{LEASE_PREFIX}{secrets.token_hex(8)}", needs))
         try:
-            # It may have been deleted before the intent existed.
+            # The snapshot may have been deleted before the intent existed.
             self._store.snapshots.get(snapshot)
         except StoreError:
             intent.close()
@@ -578,5 +589,6 @@ def _release(intent: ExitStack) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         intent.close()
-    else:  # an event loop's thread sends the store's requests, so it cannot wait for one
+    # in the thread of an event loop, which sends the store's requests and so cannot wait for them
+    else:
         threading.Thread(target=intent.close, name="lease").start()

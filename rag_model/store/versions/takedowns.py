@@ -1,13 +1,14 @@
-"""Takedowns: pages that no snapshot may contain, and the replacements of snapshots that did.
+"""Takedowns: pages that no snapshot may contain, and the replacements of snapshots that contained
+them.
 
 ```
 takedowns/00000003.json      one takedown: the wiki, the pages, who ordered it, when and why
 takedowns/<snapshot id>.json the replacement of a retired snapshot
 ```
-Both files are created exclusively and kept forever: `gc` and `expire` do not delete them. If the
-environment has a signing key, both are signed. With a trust file, a replacement counts only if a
-key of the file signed it, because readers delete replaced snapshots. A record without such a
-signature still keeps its pages out of new builds, but does not remove them from published
+Both kinds of files are created exclusively and kept forever: `gc` and `expire` do not delete them.
+If the environment has a signing key, both are signed. With a trust file, a replacement is valid
+only if a key of the file signed it, because readers delete replaced snapshots. A record without
+such a signature also keeps its pages out of new builds, but does not remove them from published
 snapshots.
 
 After the record is written, no build puts such a page into a passage, and no snapshot that contains one can
@@ -42,11 +43,11 @@ _MAX_NUMBER = 99_999_999  # the file names have eight digits
 class Takedown:
     """One record: pages of a wiki that no snapshot may contain."""
 
-    number: int  # 1, 2, 3, …
-    wiki: str  # the dump's dbname, since page ids are per wiki; empty for documents and passages
-    pages: tuple[str, ...]  # page ids as in passages; titles for ready-made passages
+    number: int  # number of the record: 1, 2, 3, …
+    wiki: str  # dbname of the wiki, which the page ids belong to; empty for documents and passages
+    pages: tuple[str, ...]  # page ids of passages; for ready-made passages titles
     reason: str
-    by: str  # who ordered it
+    by: str  # name of the person who ordered it
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
     nonce: str  # distinguishes a retried write from another writer's
 
@@ -71,7 +72,7 @@ class Takedowns:
     def list_pages(self, wiki: str, *, trusted_only: bool = False) -> frozenset[str]:
         """Return the ids of all pages of a wiki that were taken down.
 
-        With `trusted_only` and a trust file, only records that a key of the file signed count.
+        With `trusted_only` and a trust file, only records that a key of the file signed are used.
 
         Raises:
             StoreError: as `list_records`.
@@ -79,7 +80,7 @@ class Takedowns:
         return frozenset(
             page
             for record in self.list_records()
-            if record.wiki == wiki and (not trusted_only or self._is_trusted(_path(f"{record.number:08d}")))
+            if record.wiki == wiki and (not trusted_only or self._is_trusted(_get_path(f"{record.number:08d}")))
             for page in record.pages
         )
 
@@ -87,7 +88,8 @@ class Takedowns:
         """Write the next record, signed if the environment has a key.
 
         Raises:
-            RefusedError: a trust file is given, and the environment has no private key of it.
+            RefusedError: a trust file is given, and the environment has no private key for one of
+                its keys.
             StoreError: the store cannot be written, or all numbers are used.
             UsageError: a text contains a control character, or a page a lone surrogate.
         """
@@ -103,28 +105,29 @@ class Takedowns:
             number = max(self._list_numbers(), default=0) + 1
             if number > _MAX_NUMBER:
                 raise StoreError(
-                    f"{self._files.url_of(_path(str(_MAX_NUMBER)))} is the last takedown that can "
+                    f"{self._files.url_of(_get_path(str(_MAX_NUMBER)))} is the last takedown "
+                    f"that can "
                     "be written: bookwheel did not write it, so inspect it and delete it"
                 )
             record = Takedown(number, wiki, tuple(sorted({*pages})), reason, by, created_at, secrets.token_hex(16))
-            if self._create_signed(_path(f"{number:08d}"), {"format": _FORMAT, **asdict(record)}):
+            if self._create_signed(_get_path(f"{number:08d}"), {"format": _FORMAT, **asdict(record)}):
                 return record
 
     def list_replaced(self) -> frozenset[str]:
         """Return the ids of the retired snapshots, with or without a replacement.
 
-        With a trust file, only those whose replacement a key of the file signed.
+        With a trust file, only those whose replacement a key of the file signed are returned.
         """
         names = self._files.list_names(FOLDER)
         replaced = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
-        return frozenset(snapshot for snapshot in replaced if self._is_trusted(_path(snapshot)))
+        return frozenset(snapshot for snapshot in replaced if self._is_trusted(_get_path(snapshot)))
 
     def find_replacement(self, snapshot: str) -> str | None:
         """Return the id of a snapshot's replacement; None for a snapshot that was not replaced.
 
-        "" means that all its pages were taken down. If the replacement was replaced too, the last
-        replacement is returned. With a trust file, a replacement that no key of the file signed does
-        not count.
+        "" means that all its pages were taken down. If the replacement was also replaced, the last
+        replacement is returned. With a trust file, a replacement that no key of the file signed is
+        ignored.
 
         Raises:
             StoreError: a record is damaged or of a newer format, or the replacements form a circle.
@@ -132,20 +135,21 @@ class Takedowns:
         replacement, visited = self._read_replacement(snapshot), {snapshot}
         while replacement and (next_replacement := self._read_replacement(replacement)) is not None:
             if replacement in visited:
-                raise self._damaged_error(_path(replacement))
+                raise self._build_damaged_error(_get_path(replacement))
             visited.add(replacement)
             replacement = next_replacement
         return replacement
 
     def record_replacement(self, snapshot: str, by: str) -> None:
-        """Record the replacement `by` of a snapshot ("": none); an existing record is kept.
+        """Record that snapshot `by` replaces a snapshot ("": none does); an existing record is
+        kept.
 
         Raises:
             StoreError: the store cannot be written.
-            RefusedError: a trust file is given, and no key of it signed the existing record, or the
-                environment has no private key of it to sign a new record.
+            RefusedError: a trust file is given, and none of its keys signed the existing record, or
+                the environment has no private key for one of them to sign a new record.
         """
-        path = _path(snapshot)
+        path = _get_path(snapshot)
         value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
         if self._files.find(path) is None and (trust := TrustedKeys.from_environment()):
             trust.require_signing_key("takedown")
@@ -159,7 +163,8 @@ class Takedowns:
     def _create_signed(self, path: str, value: dict[str, Any]) -> bool:
         """Create a file exclusively, signed if the environment has a key; return False if it exists."""
         signatures = Signatures(self._files)
-        signatures.sign(path, value)  # before the file, so that every reader sees the signature
+        # written before the file, so that every reader sees the signature
+        signatures.sign(path, value)
         if self._files.create(path, json_bytes(value)):
             return True
         signatures.withdraw(path, value)
@@ -191,27 +196,27 @@ class Takedowns:
         return sorted(int(match[1]) for match in map(_RECORD_FILE.fullmatch, self._files.list_names(FOLDER)) if match)
 
     def _read_record(self, number: int) -> Takedown:
-        path = _path(f"{number:08d}")
+        path = _get_path(f"{number:08d}")
         fields = self._read(path) or {}
         pages = fields.pop("pages", None)
         texts = [value for name, value in fields.items() if name != "number"]
         if not isinstance(pages, list) or not all(isinstance(text, str) for text in [*pages, *texts]):
-            raise self._damaged_error(path)
+            raise self._build_damaged_error(path)
         try:
             record = Takedown(pages=tuple(pages), **fields)
         except TypeError as error:
-            raise self._damaged_error(path) from error
+            raise self._build_damaged_error(path) from error
         if type(record.number) is not int or record.number != number:
-            raise self._damaged_error(path)
+            raise self._build_damaged_error(path)
         return record
 
     def _read_replacement(self, snapshot: str) -> str | None:
-        value = self._read(_path(snapshot))
-        if value is None or not self._is_trusted(_path(snapshot)):
+        value = self._read(_get_path(snapshot))
+        if value is None or not self._is_trusted(_get_path(snapshot)):
             return None
         by = value.get("by")
         if not isinstance(by, str) or (by and not _SNAPSHOT.fullmatch(by)) or value.get("snapshot") != snapshot:
-            raise self._damaged_error(_path(snapshot))
+            raise self._build_damaged_error(_get_path(snapshot))
         return by
 
     def _read(self, path: str) -> dict[str, Any] | None:
@@ -220,9 +225,9 @@ class Takedowns:
             raise StoreError(f"{self._files.url_of(path)} has another format: upgrade bookwheel")
         return value
 
-    def _damaged_error(self, path: str) -> StoreError:
+    def _build_damaged_error(self, path: str) -> StoreError:
         return StoreError(f"{self._files.url_of(path)} is damaged: restore it from a copy of the store")
 
 
-def _path(name: str) -> str:
+def _get_path(name: str) -> str:
     return f"{FOLDER}/{name}.json"

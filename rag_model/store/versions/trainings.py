@@ -1,14 +1,14 @@
 """Checkpoints of unfinished trainings in a store, so that another machine can continue a training.
 
 ```
-trainings/<key>/00000003.json     the newest checkpoint: the training, the step, and the files
+trainings/<key>/00000003.json     the newest checkpoint: its training, its step, and its files
 trainings/<key>/blobs/ab/abcdef…  files of the checkpoint, content-addressed
 ```
 `<key>` is the digest of the training's exact inputs. A checkpoint is replaced every few minutes, so
-its files are not stored as the store's blobs, which only `gc` may delete. A training deletes the
+its files are not stored among the store's blobs, which only `gc` may delete. A training deletes the
 previous checkpoint with its files, and its whole folder when the model is published. A record is
-created exclusively, signed as manifests are, and never changed; the highest number is current. `gc`
-deletes the files of killed processes, and `expire` deletes abandoned trainings.
+created exclusively, signed like a manifest, and never changed; that with the highest number is
+current. `gc` deletes the files of killed processes, and `expire` deletes abandoned trainings.
 """
 
 import re
@@ -36,7 +36,7 @@ from rag_model.store.versions.checks import (
 from rag_model.store.versions.signatures import Signatures, TrustedKeys, normalize_json
 
 FOLDER = "trainings"
-TRAINING_STAGE = "finetune"  # the memo's stage with the records of published trainings, by key
+TRAINING_STAGE = "finetune"  # stage of the memo with the records of published trainings
 CHECKPOINT_PATH = re.compile(rf"{FOLDER}/([0-9a-f]{{64}})/(\d{{8}})\.json")
 _FORMAT = 1
 _NUMBER = re.compile(r"(\d{8})\.json")
@@ -49,11 +49,11 @@ _FIELDS = {"kind": str, "snapshot": str, "stage": str, "step": int, "steps": int
 class TrainingProgress:
     """The training that a checkpoint belongs to, and the step that it has reached."""
 
-    kind: str  # the objective's name
+    kind: str  # name of the training objective
     snapshot: str  # full id
     stage: str  # name of the stage; empty if the training has only one
     step: int
-    steps: int  # number of steps of the stage
+    steps: int  # total number of steps of the stage
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
 
 
@@ -63,11 +63,11 @@ class StoredCheckpoint:
 
     progress: TrainingProgress
     files: Mapping[str, BlobRef]  # relative path -> file
-    number: int = 0  # of the record; 0: not stored yet
+    number: int = 0  # number of the record; 0: not stored yet
 
     @property
     def bytes(self) -> int:
-        """The total size of the files; equal files count once."""
+        """The total size of the files; files with equal bytes count once."""
         return sum({ref.id: ref.size for ref in self.files.values()}.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -131,20 +131,20 @@ class Trainings:
             StoreError: the record is damaged, or of a newer format.
         """
         for number in reversed(self._list_numbers(key)):
-            # None: it has just been replaced.
+            # None: the checkpoint has just been replaced.
             if (checkpoint := self._read_record(key, number)) is not None:
                 return checkpoint
         return None
 
     def iter_newest(self) -> Iterator[tuple[str, StoredCheckpoint]]:
-        """Yield key and newest checkpoint of each training, except for unreadable ones."""
+        """Yield the key and the newest checkpoint of each training; unreadable ones are left out."""
         for key in self.list_keys():
             with suppress(StoreError):
                 if (checkpoint := self.find_newest(key)) is not None:
                     yield key, checkpoint
 
     def describe_signature(self, key: str, checkpoint: StoredCheckpoint) -> str:
-        """Say who signed a checkpoint, as `Signatures.describe`."""
+        """Describe who signed a checkpoint; see `Signatures.describe`."""
         return Signatures(self.files).describe(self.record_path(key, checkpoint.number))
 
     def save_checkpoint(
@@ -156,8 +156,8 @@ class Trainings:
     ) -> bool:
         """Replace the training's checkpoint; return False if `should_continue` returned False.
 
-        `files` must never change: in a local store they become hard links, which take no space. On
-        False, or on an error, the previous checkpoint is kept.
+        `files` must never change, because in a local store they become hard links, which take no
+        space. On False, or on an error, the previous checkpoint is kept.
 
         Raises:
             StoreError: the store cannot be written.
@@ -197,7 +197,8 @@ class Trainings:
             raise StoreError(f"cannot write {folder}: {error.strerror or error}") from error
 
     def delete(self, key: str) -> None:
-        """Delete a training's checkpoint, records first, after its model is published.
+        """Delete a training's checkpoint after its model is published; its records are deleted
+        first.
 
         Raises:
             StoreError: the store cannot be written.
@@ -250,7 +251,7 @@ class Trainings:
         return True
 
     def _delete_replaced(self, key: str, number: int, needed: set[BlobRef]) -> None:
-        """Delete a replaced checkpoint, its record last, so that no file becomes an orphan."""
+        """Delete a replaced checkpoint. Its record is deleted last, so that no file is forgotten."""
         for ref in self._read_files(key, number) - needed:
             self.files.remove(f"{FOLDER}/{key}/{ref.path}")
         stem = f"{number:08d}."

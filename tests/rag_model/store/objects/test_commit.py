@@ -122,7 +122,7 @@ def test_a_place_of_another_kind_is_refused(place: str, said: str, snapshot: Sna
         (READER, PLACE, "the token in HF_TOKEN cannot write to hf://datasets/me/wiki.*no write access"),
         (READER, "hf://datasets/me/new", "the token in HF_TOKEN cannot write to .*no right to create"),
         ("hf_unknown", PLACE, "cannot write to .*the token in HF_TOKEN does not open it"),
-        (OWNER, f"{PLACE}@gone", "cannot write to .*no such revision; check what follows the @"),
+        (OWNER, f"{PLACE}@gone", "cannot write to .*no such revision; check the revision after the @"),
         (OWNER, "hf://datasets/me/new@drafts", "cannot write to .*no such repository"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_private_one_needs_its_owner_s_token(hub: Hub, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        (f"{URL}@gone", "no such revision; check what follows the @"),
+        (f"{URL}@gone", "no such revision; check the revision after the @"),
         ("hf://datasets/me/other", "no such repository, or it is private and HF_TOKEN is not set"),
         (f"{URL}/empty", "there is no bookwheel store at hf://datasets/me/library/empty"),
         ("hf://datasets/me", "hf://datasets/me names no repository of the Hub: give hf://datasets/USER/NAME"),
@@ -171,7 +171,7 @@ def test_a_limit_of_requests_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (AnswerError(403, "GatedRepo"), "accept them on its page, and set HF_TOKEN"),
+        (AnswerError(403, "GatedRepo"), "accept them on the repository's page, and set HF_TOKEN"),
         (AnswerError(403, message="not yours"), "not allowed to read .*not yours.*check the permissions"),
         (AnswerError(418, message="a teapot"), "a teapot"),
     ],
