@@ -87,7 +87,7 @@ class PinnedSnapshots:
             return name in self._pins and self._pins[name].state is None
 
     def update(self, open_snapshot: Callable[[str], LoadedSnapshot | None], taken_down: frozenset[str]) -> None:
-        """Open the snapshots that requests wait for, and give up those that nobody asks for.
+        """Open the snapshots that requests wait for, and give up those that are no longer requested.
 
         Args:
             open_snapshot: Returns a snapshot by its name, held open; None: it cannot be opened yet.

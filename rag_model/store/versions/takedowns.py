@@ -146,7 +146,7 @@ class Takedowns:
 
         Raises:
             StoreError: the store cannot be written.
-            RefusedError: a trust file is given, and none of its keys signed the existing record, or
+            RefusedError: a trust file is given, and no key of it signed the existing record, or
                 the environment has no private key for one of them to sign a new record.
         """
         path = _get_path(snapshot)
