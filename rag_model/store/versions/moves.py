@@ -83,8 +83,8 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     """Move `ref` to the snapshot that its move number `to` names; return the new move.
 
     The default is the previous snapshot. Moves that were rolled back are skipped, so that repeated
-    rollbacks always go further back. With a trust file, moves without a signature by one of its keys are also
-    skipped.
+    rollbacks always go further back. With a trust file, moves without a signature by one of its
+    keys are also skipped.
 
     Raises:
         StoreError: the ref has no history, or no such move.

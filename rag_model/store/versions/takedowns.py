@@ -147,7 +147,7 @@ class Takedowns:
         Raises:
             StoreError: the store cannot be written.
             RefusedError: a trust file is given, and no key of it signed the existing record, or
-                the environment has no private key for one of them to sign a new record.
+                the environment has no private key for one of its keys to sign a new record.
         """
         path = _get_path(snapshot)
         value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
