@@ -18,6 +18,13 @@ from typing import Literal
 from rag_model.corpus.language_names import get_names, list_fallbacks
 from rag_model.corpus.records import Page, Siteinfo
 
+# The lists of `Language`, by language and field.
+LANGUAGE_WORDS: dict[str, dict[str, list[str]]] = tomllib.loads(
+    Path(__file__).with_name("language_words.toml").read_text(encoding="utf-8")
+)
+_FILE, _CATEGORY = 6, 14
+DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambiguation", "list"]
+
 
 @dataclass(frozen=True, slots=True)
 class Language:
@@ -28,13 +35,6 @@ class Language:
     list_prefixes: tuple[str, ...] = ()
     list_suffixes: tuple[str, ...] = ()
     apparatus_headings: tuple[str, ...] = ()  # of sections that have only references or links; lower case
-
-
-# The lists of `Language`, by language and field.
-LANGUAGE_WORDS: dict[str, dict[str, list[str]]] = tomllib.loads(
-    Path(__file__).with_name("language_words.toml").read_text(encoding="utf-8")
-)
-_FILE, _CATEGORY = 6, 14
 
 
 def get_namespace_aliases(code: str) -> dict[str, int]:
@@ -69,9 +69,6 @@ def get_language(code: str) -> Language:
     words["disambiguation_templates"] += names.disambiguation
     words["apparatus_headings"] += names.headings
     return Language(**words)
-
-
-DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambiguation", "list"]
 
 
 def classify_page(page: Page, siteinfo: Siteinfo) -> Page | DropReason:

@@ -30,6 +30,19 @@ PATIENCE = 60.0  # seconds without a byte until a connection is closed
 MIN_BYTES = 1 << 16  # bytes in that time
 # Wikimedia rejects clients without a User-Agent.
 _AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}
+# Current text of all articles, in streams of 100 pages, with an offset index.
+ARTICLES_JOB = "articlesmultistreamdump"
+_RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
+PROPERTIES_JOB = "pagepropstable"  # properties of pages, such as their Wikidata items
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.(?:bz2|sql\.gz)")
+_DIGEST = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
+_MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
+_MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of such a page, after the first minute
+_BLOCK_BYTES = 1 << 20
+_MAX_TRIES = 5  # consecutive connections with little progress before an error
+# Unfinished runs to skip: a run takes days, but the previous run is complete.
+_MAX_UNFINISHED_RUNS = 3
+OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)
 
 
 class UntrustedServerError(InputError):
@@ -128,22 +141,6 @@ def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
         raise InputError(f"{url} cannot be read ({getattr(error, 'reason', error)}): check the address") from error
     with response:
         yield response
-
-
-# Current text of all articles, in streams of 100 pages, with an offset index.
-ARTICLES_JOB = "articlesmultistreamdump"
-_RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
-PROPERTIES_JOB = "pagepropstable"  # properties of pages, such as their Wikidata items
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.(?:bz2|sql\.gz)")
-_DIGEST = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
-_MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
-_MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of such a page, after the first minute
-_BLOCK_BYTES = 1 << 20
-_MAX_TRIES = 5  # consecutive connections with little progress before an error
-# Unfinished runs to skip: a run takes days, but the previous run is complete.
-_MAX_UNFINISHED_RUNS = 3
-
-OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,18 @@ _ITEM = re.compile(r"Q[1-9][0-9]{0,14}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # valid in JSON, but not in UTF-8
 _WORD = re.compile(r"\w+")
 _LINK = re.compile(r"\[\[\s*([^\W\d][^\[\]|:\n]{0,80}):\s*([^\[\]|\n#]{1,255})(?:\|[^\[\]\n]*)?\]\]")
+TABLE_VERSION = 2  # increase it when the same pages or properties would give other files
+_REDIRECT_SCHEMA = pa.schema(
+    # `title` is the target of a redirect, and `key` its hash. `page_id` and `alias` are the id and
+    # the title of the redirect itself.
+    [("key", pa.uint64()), ("title", pa.string()), ("page_id", pa.int64()), ("alias", pa.string())]
+)
+_ITEM_SCHEMA = pa.schema([("page_id", pa.int64()), ("item", pa.int64())])
+_KEY_BITS = 64
+_ITEM_BATCH_ROWS = 1 << 16
+_TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
+_PROPERTY = re.compile(rb"\((\d{1,18}),'wikibase_item','Q(\d{1,15})',")
+_MAX_PROPERTY_BYTES = 64  # upper bound of a match of the pattern
 
 
 def build_metadata(values: Mapping[str, Any]) -> Metadata:
@@ -186,20 +198,6 @@ def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
     return tuple(new_aliases)
 
 
-TABLE_VERSION = 2  # increase it when the same pages or properties would give other files
-_REDIRECT_SCHEMA = pa.schema(
-    # `title` is the target of a redirect, and `key` its hash. `page_id` and `alias` are the id and
-    # the title of the redirect itself.
-    [("key", pa.uint64()), ("title", pa.string()), ("page_id", pa.int64()), ("alias", pa.string())]
-)
-_ITEM_SCHEMA = pa.schema([("page_id", pa.int64()), ("item", pa.int64())])
-_KEY_BITS = 64
-_ITEM_BATCH_ROWS = 1 << 16
-_TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
-_PROPERTY = re.compile(rb"\((\d{1,18}),'wikibase_item','Q(\d{1,15})',")
-_MAX_PROPERTY_BYTES = 64  # upper bound of a match of the pattern
-
-
 def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> int:
     """Write the redirects of a part that are in the article namespace, sorted; return their number.
 
@@ -250,7 +248,7 @@ def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path, re
         removed_ids = pa.array(sorted(removed), pa.int64())
         table = table.filter(pc.invert(pc.is_in(table["page_id"], removed_ids)))
     table = table.group_by(_REDIRECT_SCHEMA.names).aggregate([])
-    order = [(name, "ascending") for name in ("key", "title", "page_id", "alias")]
+    order = [(name, "ascending") for name in _REDIRECT_SCHEMA.names]
     _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(order), out)
 
 

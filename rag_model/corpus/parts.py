@@ -8,7 +8,7 @@ fill the last part, then new parts.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +21,10 @@ from rag_model.errors import ResourceError
 MIN_PART_BYTES, MAX_PART_BYTES = 256 << 10, 32 << 20
 TARGET_PARTS = 16  # number of parts of a dump, within the limits above
 _MAX_TEMPLATE_GAP = 1 << 18  # bytes without templates that are read to save a slice
+# Puts a local file where workers can read it, and returns the URL.
+StageFile = Callable[[Path], str]
+# Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by machine.
+COMPRESSION_RATIO = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +137,8 @@ def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
     current: Slice | None = None
     for byte_slice in slices:
         if current is not None and _is_adjacent(current, byte_slice):
-            current = Slice(
-                current.url,
-                current.offset,
-                current.length + byte_slice.length,
-                current.codec,
-                current.first_page,
-                byte_slice.last_page,
-            )
+            length = current.length + byte_slice.length
+            current = replace(current, length=length, last_page=byte_slice.last_page)
             continue
         if current is not None:
             yield current
@@ -152,14 +150,6 @@ def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
 def _is_adjacent(current: Slice, byte_slice: Slice) -> bool:
     touches = current.url == byte_slice.url and current.offset + current.length == byte_slice.offset
     return touches and current.last_page < byte_slice.first_page
-
-
-# Puts a local file where workers can read it, and returns the URL.
-StageFile = Callable[[Path], str]
-
-# Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by
-# machine.
-COMPRESSION_RATIO = 4
 
 
 def stage_file(stage: StageFile, path: Path) -> str:

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from json.encoder import encode_basestring
 from operator import attrgetter
 from pathlib import Path
@@ -242,13 +242,14 @@ class PassageFile:
         """
         self._source, self._name = source, getattr(source, "name", source)
         self._group_cache = group_cache
-        name, self._checked_leaves = self._name, dict[tuple[int, int], int]()
+        self._checked_leaves: dict[tuple[int, int], int] = {}
         with self._translate_errors():
             self._file = pq.ParquetFile(source, page_checksum_verification=True)
             columns = self._file.schema_arrow.names
         missing_columns = [column for column in required_columns if column not in columns]
         if missing_columns:
-            raise InputError(f"{name} lacks the columns {', '.join(missing_columns)} of a passage file: build it again")
+            names = ", ".join(missing_columns)
+            raise InputError(f"{self._name} lacks the columns {names} of a passage file: build it again")
         schemas = sorted(PASSAGE_SCHEMAS, key=len, reverse=True)
         # The columns of a passage file, without those that it lacks.
         self.schema = next(schema for schema in schemas if {*schema.names[len(_REQUIRED) :]} <= {*columns})
@@ -258,19 +259,15 @@ class PassageFile:
         group_sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         file_bytes = _get_size(source)
         self._max_decoded = FREE_BYTES + MAX_EXPANSION * file_bytes
-        if (
-            sum(group_sizes) != self.n_rows
-            or not all(0 <= size <= _MAX_GROUP_ROWS for size in group_sizes)
-            or self.n_rows > file_bytes
-        ):
-            raise InputError(f"{name} claims {self.n_rows:,} rows in {file_bytes:,} bytes: build or pull it again")
+        is_possible = all(0 <= size <= _MAX_GROUP_ROWS for size in group_sizes) and self.n_rows <= file_bytes
+        if sum(group_sizes) != self.n_rows or not is_possible:
+            claim = f"claims {self.n_rows:,} rows in {file_bytes:,} bytes"
+            raise InputError(f"{self._name} {claim}: build or pull it again")
         with self._translate_errors():
             check_footer(metadata, file_bytes)
         for group in range(metadata.num_row_groups):  # before Arrow allocates memory for pages
             self._check_decoded(metadata.row_group(group).total_byte_size)
-        self._starts = [0]
-        for size in group_sizes:
-            self._starts.append(self._starts[-1] + size)
+        self._starts = [0, *accumulate(group_sizes)]
 
     @property
     def name(self) -> str:
@@ -312,7 +309,7 @@ class PassageFile:
             for batch in file.iter_batches(batch_size=rows, columns=stored_columns, use_threads=False):
                 decoded += _decoded_size(batch)
                 self._check_decoded(decoded)
-                yield _add_missing_columns(_decode_dictionaries(batch), columns_or_all)
+                yield _add_missing_columns(decode_dictionaries(batch), columns_or_all)
 
     def iter_selected(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the given ascending rows with these columns; reads only their row groups.
@@ -326,11 +323,10 @@ class PassageFile:
             self._check_pages([group], leaves)
             with self._translate_errors():
                 table = self._dictionary_file.read_row_group(group, columns=stored_columns, use_threads=False)
-                for batch in (
-                    table.take(_build_row_array(group_rows, self._starts[group])).combine_chunks().to_batches()
-                ):
+                selected = table.take(_build_row_array(group_rows, self._starts[group])).combine_chunks()
+                for batch in selected.to_batches():
                     self._check_decoded(sum(map(compute_decoded_size, batch.columns)))
-                    yield _add_missing_columns(_decode_dictionaries(batch), columns)
+                    yield _add_missing_columns(decode_dictionaries(batch), columns)
 
     def iter_tables(self, first: int, end: int) -> Iterator[pa.Table]:
         """Yield the stored columns of the rows from `first` to before `end`, by row group.
@@ -357,7 +353,7 @@ class PassageFile:
         with self._translate_errors():
             (batch,) = file.read_row_group(group, names, use_threads=False).combine_chunks().to_batches()
             self._check_decoded(sum(map(compute_decoded_size, batch.columns)))
-            return pa.Table.from_batches([_decode_dictionaries(batch)])
+            return pa.Table.from_batches([decode_dictionaries(batch)])
 
     def iter_passages(self) -> Iterator[Passage]:
         """Yield every passage in row order."""
@@ -494,9 +490,7 @@ class PassageFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -675,8 +669,8 @@ def _decoded_size(batch: pa.RecordBatch) -> int:
     return int(batch.get_total_buffer_size())
 
 
-def _decode_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Decode the dictionary columns of a batch."""
+def decode_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Decode the dictionary columns of a batch, from which Arrow makes Python objects much faster."""
     if not any(map(pa.types.is_dictionary, batch.schema.types)):
         return batch
     arrays = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]

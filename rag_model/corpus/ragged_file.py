@@ -37,6 +37,16 @@ _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), (
 
 Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
+MAX_TERMS = 1 << 24  # of a vocabulary
+MAX_WEIGHT = 255
+QUERY_UNITS = 4096  # units of a query weight of 1; finer than any encoder's rounding
+_TERMS_COLUMN = "terms"
+# Steele, Lea, Flood. Fast splittable pseudorandom number generators. OOPSLA 2014: `splitmix64`.
+_DIGEST_ROUNDS = tuple(
+    (np.uint64(shift), np.uint64(factor)) for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+)
+_TOKENS_COLUMN = "tokens"
+_DTYPES = {pa.float16(): np.float16, pa.float32(): np.float32}
 
 
 class RaggedBatch:
@@ -315,16 +325,6 @@ def _read_values(batch: pa.RecordBatch) -> tuple[pa.Array, Offsets]:
     return column.flatten(), offsets - offsets[0]
 
 
-MAX_TERMS = 1 << 24  # of a vocabulary
-MAX_WEIGHT = 255
-QUERY_UNITS = 4096  # units of a query weight of 1; finer than any encoder's rounding
-_TERMS_COLUMN = "terms"
-# Steele, Lea, Flood. Fast splittable pseudorandom number generators. OOPSLA 2014: `splitmix64`.
-_DIGEST_ROUNDS = tuple(
-    (np.uint64(shift), np.uint64(factor)) for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-)
-
-
 @dataclass(frozen=True, slots=True)
 class SparseVectors(RaggedBatch):
     """The weighted terms of m passages: passage i has those in [offsets[i], offsets[i + 1])."""
@@ -411,10 +411,6 @@ def _check_terms(rows: SparseVectors, dim: int) -> None:
     is_ascending[starts[(starts > 0) & (starts < len(rows.terms))] - 1] = True
     if rows.terms.min() < 0 or rows.terms.max() >= dim or rows.weights.min() < 1 or not is_ascending.all():
         raise ValueError("terms out of order")
-
-
-_TOKENS_COLUMN = "tokens"
-_DTYPES = {pa.float16(): np.float16, pa.float32(): np.float32}
 
 
 @dataclass(frozen=True, slots=True)

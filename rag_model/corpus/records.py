@@ -38,6 +38,13 @@ MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
 MAX_ID = 1_000  # characters
 # Characters of a ready-made passage; chunkers have their own bounds.
 MAX_PASSAGE = 100_000
+ID_HASHES = 1 << 32  # number of hashes: 0 <= hash_id(…) < ID_HASHES
+# Stricter than fromisoformat, which accepts 20261101120000000.
+_ISO_SHAPE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].+)?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
+EARLIEST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _SECOND  # 0001-01-01T00:00:00Z
+LATEST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _SECOND  # 9999-12-31T23:59:59Z
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,20 +286,9 @@ class UnparsablePageError(Exception):
         self.reason = reason
 
 
-ID_HASHES = 1 << 32  # number of hashes: 0 <= hash_id(…) < ID_HASHES
-
-
 def hash_id(document_id: str) -> int:
     """Return the first 32 bits of the SHA-256 of a document's id."""
     return int.from_bytes(hashlib.sha256(document_id.encode()).digest()[:4], "big")
-
-
-# Stricter than fromisoformat, which accepts 20261101120000000.
-_ISO_SHAPE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].+)?")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SECOND = timedelta(seconds=1)
-EARLIEST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _SECOND  # 0001-01-01T00:00:00Z
-LATEST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _SECOND  # 9999-12-31T23:59:59Z
 
 
 def parse_seconds(text: str) -> int:

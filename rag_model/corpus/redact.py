@@ -16,6 +16,9 @@ from rag_model.corpus.article_log import redact_log
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.ragged_file import (
     BATCH_ROWS,
+    RaggedFile,
+    RaggedWriter,
+    RowsT,
     SparseFile,
     SparseWriter,
     TokenFile,
@@ -80,18 +83,20 @@ def _redact_vectors(source: Path, kept_rows: NDArray[np.int64], out: Path) -> No
     """Write the vectors, token vectors or weighted terms of the kept passages."""
     if is_token_file(source):
         tokens = TokenFile(source)
-        with TokenWriter(out, tokens.dim, tokens.dtype.name) as writer:
-            for first in range(0, len(kept_rows), BATCH_ROWS):
-                writer.write(tokens.take(kept_rows[first : first + BATCH_ROWS]))
+        _copy_rows(tokens, kept_rows, TokenWriter(out, tokens.dim, tokens.dtype.name))
     elif is_sparse_file(source):
         terms = SparseFile(source)
-        with SparseWriter(out, terms.dim, terms.scale) as sparse:
-            for first in range(0, len(kept_rows), BATCH_ROWS):
-                sparse.write(terms.take(kept_rows[first : first + BATCH_ROWS]))
+        _copy_rows(terms, kept_rows, SparseWriter(out, terms.dim, terms.scale))
     else:
         vectors = np.load(source, mmap_mode="r", allow_pickle=False)
         with out.open("wb") as file:
             np.save(file, vectors[kept_rows], allow_pickle=False)
+
+
+def _copy_rows(source: RaggedFile[RowsT], rows: NDArray[np.int64], writer: RaggedWriter[RowsT]) -> None:
+    with writer:
+        for first in range(0, len(rows), BATCH_ROWS):
+            writer.write(source.take(rows[first : first + BATCH_ROWS]))
 
 
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:

@@ -26,16 +26,6 @@ from rag_model.errors import InputError
 
 VERSION = 1  # increase it when the same article would give other spans
 LINK, DATE = 0, 1
-
-
-class SalientSpan(NamedTuple):
-    """A span of a passage: text[start:end]."""
-
-    start: int  # characters
-    end: int
-    kind: int  # LINK or DATE
-
-
 _MONTHS = (
     "January|February|March|April|May|June|July|August|September|October|November|December"
     "|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec"
@@ -50,6 +40,15 @@ _DATE = re.compile(
     r"|\d{1,2}(?:st|nd|rd|th) century\b"
     r"|(?<![.,:/-])(?:1\d{3}|20\d{2})s?\b(?![.,:/-]\d))"  # 1940, 1940s; not 1940.5
 )
+_FIELDS = 4
+
+
+class SalientSpan(NamedTuple):
+    """A span of a passage: text[start:end]."""
+
+    start: int  # characters
+    end: int
+    kind: int  # LINK or DATE
 
 
 def find_dates(text: str) -> list[SalientSpan]:
@@ -73,22 +72,20 @@ def find_spans(text: str, links: Sequence[tuple[int, int]] = ()) -> list[Salient
 
 def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[list[SalientSpan]]:
     """Return the spans of each passage of an article: complete links, and dates."""
-    links = (
-        _locate_links(article, passages) if any(section.links for section in article.sections) else [()] * len(passages)
-    )
-    return [
-        find_spans(passage.text, links_in_passage) for passage, links_in_passage in zip(passages, links, strict=True)
-    ]
+    if not any(section.links for section in article.sections):
+        return [find_spans(passage.text) for passage in passages]
+    links_by_passage = _locate_links(article, passages)
+    return [find_spans(passage.text, links) for passage, links in zip(passages, links_by_passage, strict=True)]
 
 
 def _locate_links(article: Article, passages: Sequence[Passage]) -> list[list[tuple[int, int]]]:
     line, links = _join_sections(article.sections)
     starts = [start for start, _ in links]
     links_by_passage: list[list[tuple[int, int]]] = []
-    for passage_start in _locate_passages(line, passages):
+    for passage, passage_start in zip(passages, _locate_passages(line, passages), strict=True):
         links_in_passage: list[tuple[int, int]] = []
         if passage_start is not None:
-            end = passage_start + len(passages[len(links_by_passage)].text)
+            end = passage_start + len(passage.text)
             inside = links[bisect_right(starts, passage_start - 1) : bisect_right(starts, end)]
             links_in_passage = [(first - passage_start, last - passage_start) for first, last in inside if last <= end]
         links_by_passage.append(links_in_passage)
@@ -143,9 +140,6 @@ def _shift_links(section: Section, words: Sequence[str], offset: int) -> Iterato
     for start, end in section.links:
         first, last = bisect_right(section_offsets, start) - 1, bisect_right(section_offsets, end - 1) - 1
         yield line_offsets[first] + start - section_offsets[first], line_offsets[last] + end - section_offsets[last]
-
-
-_FIELDS = 4
 
 
 class SpanWriter:

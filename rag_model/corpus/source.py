@@ -34,6 +34,24 @@ CHUNK_BYTES = 1 << 18  # bytes per chunk
 # Fields that identify a version of a file, by file system.
 _STAMP_FIELDS = "ETag", "mtime", "LastModified", "last_modified", "created", "blob_id"
 _CLIENT_ERRORS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # huggingface_hub uses httpx2
+_TEMPORARY_STATUSES = {408, 425, 429}
+_NETWORK_MODULES = {"aiohttp"}  # modules whose connection errors are not all OSErrors
+_PERMANENT_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError
+_PERMANENT_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
+MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
+MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
+# Bytes of bzip2 streams from which a process loads the compiled decoder, which takes .4 s and saves
+# .06 s a megabyte, and of the largest slice that it decodes.
+_COMPILED_FROM, _MAX_COMPILED_BYTES = 2 << 20, 4 << 20
+_bzip2_sizes = [0]  # the bytes that `read_slice` has read in this process
+_DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
+_7Z_MAGIC = b"7z\xbc\xaf\x27\x1c"
+_UTF16_BYTES = 8  # bytes at the start of a text by which UTF-16 is recognised
+MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
+_CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "tgz": "gzip", "xz": "xz", "zst": "zstd"}
+COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # optional ending of file names, as a pattern
+_TAR_ENDING = re.compile(rf"\.tar{COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
+_MAX_TAR_HEADER = 1 << 20  # bytes of an extended header
 
 
 def expand_pattern(pattern: str) -> list[str]:
@@ -230,24 +248,6 @@ def _is_permanent(error: Exception) -> bool:
     if not isinstance(error, OSError):
         return type(error).__module__.partition(".")[0] not in _NETWORK_MODULES
     return isinstance(error, _PERMANENT_ERRORS) or error.errno in _PERMANENT_ERRNOS
-
-
-_TEMPORARY_STATUSES = {408, 425, 429}
-_NETWORK_MODULES = {"aiohttp"}  # modules whose connection errors are not all OSErrors
-_PERMANENT_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError
-_PERMANENT_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
-
-
-MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
-MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
-# Bytes of bzip2 streams from which a process loads the compiled decoder, which takes .4 s and saves
-# .06 s a megabyte, and of the largest slice that it decodes.
-_COMPILED_FROM, _MAX_COMPILED_BYTES = 2 << 20, 4 << 20
-_bzip2_sizes = [0]  # the bytes that `read_slice` has read in this process
-_DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
-_7Z_MAGIC = b"7z\xbc\xaf\x27\x1c"
-_UTF16_BYTES = 8  # bytes at the start of a text by which UTF-16 is recognised
-MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
 
 
 class _Decoder(Protocol):
@@ -540,16 +540,6 @@ def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
             return
 
 
-_CODEC_BY_ENDING: dict[str, Compression] = {
-    "bz2": "bz2",
-    "gz": "gzip",
-    "tgz": "gzip",
-    "xz": "xz",
-    "zst": "zstd",
-}
-COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # optional ending of file names, as a pattern
-_TAR_ENDING = re.compile(rf"\.tar{COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
-_MAX_TAR_HEADER = 1 << 20  # bytes of an extended header
 # How to decode a stream, its first bytes, and what may stand between streams.
 _CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]], bytes, bytes]] = {
     "bz2": (bz2.BZ2Decompressor, _drain_bz2, b"BZh", b""),

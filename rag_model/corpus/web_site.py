@@ -297,10 +297,8 @@ class _SiteClient:
                         url = self._follow_redirect(url, response)
                         continue
                     if response.status_code in BUSY_STATUSES:
-                        status, wait = (
-                            f"HTTP {response.status_code}",
-                            parse_retry_after(response.headers.get("retry-after")),
-                        )
+                        status = f"HTTP {response.status_code}"
+                        wait = parse_retry_after(response.headers.get("retry-after"))
                         status += " with Retry-After" if wait is not None and status == _SERVER_ERROR else ""
                         raise BusyError(status, wait, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
                     if response.status_code != 200:

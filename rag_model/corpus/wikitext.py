@@ -69,6 +69,12 @@ _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|
 _INVALID_TITLE = re.compile(rf"[\[\]{{}}<>|\n\0\ufffd]|^::|^:?$|^{_ADDRESS}|&#?\w+;|%[\da-f]{{2}}", re.IGNORECASE)
 _BARE_ADDRESS = re.compile(rf"{_ADDRESS}\S*", re.IGNORECASE)  # `[[https://a.org]]`
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
+_MARKS = re.compile(f"([{LINK_START}{LINK_END}])")
+MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
+_TEMPLATE = 10  # the namespace of templates
+_NO_LEVEL = 7  # deeper than any heading
+# Returns the markup of a section without its structures, and the structures.
+ExtractStructures = Callable[[RawSection], tuple[str, Sequence[Structure]]]
 
 
 class Links:
@@ -122,9 +128,6 @@ def _decode_title(target: str) -> str:
     return protect(" ".join(remove_noncharacters(html.unescape(unquote(target))).replace("_", " ").split()))
 
 
-_MARKS = re.compile(f"([{LINK_START}{LINK_END}])")
-
-
 def find_link_spans(prose: str, expanded: str, clean: Callable[[str], str]) -> tuple[tuple[int, int], ...]:
     """Return the (start, end) characters of the words of links in `prose`, ascending and disjoint.
 
@@ -160,17 +163,6 @@ def _iter_spans(line: str) -> Iterator[tuple[int, int]]:
             yield end - len(words), end
         open_text = "" if piece in (LINK_START, LINK_END) else piece
         offset += len(open_text)
-
-
-__all__ = ["MAX_CHARS", "UnparsablePageError", "clean_wikitext"]
-
-MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
-_TEMPLATE = 10  # the namespace of templates
-_NO_LEVEL = 7  # deeper than any heading
-
-
-# Returns the markup of a section without its structures, and the structures.
-ExtractStructures = Callable[[RawSection], tuple[str, Sequence[Structure]]]
 
 
 def clean_wikitext(

@@ -30,6 +30,17 @@ from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
 from rag_model.errors import InputError
 from rag_model.extras import require
 
+# Config keys of the same size in different model families; encoder and decoder layers are added up.
+_LAYERS = ("encoder_layers", "num_layers", "num_hidden_layers", "n_layer", "n_layers")
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
+_HEADS = ("num_attention_heads", "n_head", "encoder_attention_heads", "num_heads", "n_heads")
+_VOCABULARY = ("vocab_size",)
+_FLOAT = 4  # bytes per float32
+DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+# The header of a GGUF file.
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9  # types of values
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -140,18 +151,6 @@ def _check_values(values: Mapping[str, Any], n_tensors: int) -> None:
             raise ValueError(f"its {ascii(name)[:60]} is {value:,}; at most {limit:,} are possible")
 
 
-# Config keys of the same size in different model families; encoder and decoder layers are added up.
-_LAYERS = ("encoder_layers", "num_layers", "num_hidden_layers", "n_layer", "n_layers")
-_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
-_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
-_HEADS = ("num_attention_heads", "n_head", "encoder_attention_heads", "num_heads", "n_heads")
-_VOCABULARY = ("vocab_size",)
-_FLOAT = 4  # bytes per float32
-DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
-_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-
-
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The sizes of a model that determine its memory and time."""
@@ -201,7 +200,8 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
         # Another machine computes the vectors.
         return Architecture(0, layers=0, hidden=read_endpoint_record(folder)["dim"], heads=1, vocabulary=0)
     if part is None and is_static_encoder(folder):
-        return _from_static_table(StaticTable.open(find_static_body(folder)))
+        rows, width = StaticTable.open(find_static_body(folder)).embeddings.shape
+        return Architecture(rows * width, layers=0, hidden=width, heads=1, vocabulary=rows)
     config = read_json_object(folder / CONFIG)
     sub_config = config.get(part) if part else config
     return _from_config(sub_config if isinstance(sub_config, dict) else {}, _count_parameters(folder, part), folder)
@@ -233,11 +233,6 @@ def _get_positive_integer(config: dict[str, Any], names: tuple[str, ...], folder
         if isinstance(value := config.get(name), int) and value > 0:
             return value
     raise InputError(f"model file {folder / CONFIG} has no {names[0]}: give the folder of a Hugging Face transformer")
-
-
-def _from_static_table(table: StaticTable) -> Architecture:
-    rows, width = table.embeddings.shape
-    return Architecture(rows * width, layers=0, hidden=width, heads=1, vocabulary=rows)
 
 
 def _from_gguf(path: Path) -> Architecture:

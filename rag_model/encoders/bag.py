@@ -8,7 +8,7 @@ depends only on the tokenizer, so any sparse encoder with the same tokenizer can
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,15 +24,13 @@ from rag_model.encoders.files import (
     read_vocabulary_size,
 )
 from rag_model.encoders.space import BAG_POOLING, Space, digest_tokenizer
-from rag_model.encoders.spec import BAG_KEY, RECORD_FILE, check_field_types
-from rag_model.encoders.spec import SPARSE_KEY as SPARSE
+from rag_model.encoders.spec import BAG_KEY, JOINED, RECORD_FILE, SPARSE_KEY, check_field_types, replace_fields
 from rag_model.encoders.tokens import count_truncated, load_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_JOINED = "joined"  # passage layout: `title text`
 _UNUSED = re.compile(r"\[unused\d+\]")
 _MIN_TOKENS = 3  # two special tokens and one token of text
 Flags = npt.NDArray[np.bool_]
@@ -89,9 +87,7 @@ class BagEncoder:
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
         """Return the bags of passages, in order; term ids ascend, and every weight is 1."""
-        token_ids = tokenize(
-            self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
-        )
+        token_ids = tokenize(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
         bags = [np.unique(ids) for ids in token_ids]
         term_ids = [bag[self.term_mask[bag]] for bag in bags]
         terms = np.concatenate([np.zeros(0, np.int32), *term_ids]).astype(np.int32)
@@ -101,9 +97,7 @@ class BagEncoder:
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
         """Return the number of passages with more than `spec.max_length` tokens."""
-        return count_truncated(
-            self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
-        )
+        return count_truncated(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
 
 
 def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> BagSpec:
@@ -115,18 +109,14 @@ def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> B
         InputError: the record is corrupt.
         UsageError: an override is unknown or has a wrong type.
     """
-    names = [field.name for field in fields(BagSpec)]
-    if unknown := sorted({*(overrides or {})} - {*names}):
-        raise UsageError(f"{unknown[0]!r} is not a setting of a bag: use one of {', '.join(names)}")
     record = read_optional_json(folder / RECORD_FILE)
-    recorded = record.get(BAG_KEY, record.get(SPARSE, {}))
+    recorded = record.get(BAG_KEY, record.get(SPARSE_KEY, {}))
+    settings = {field.name: recorded[field.name] for field in fields(BagSpec) if field.name in recorded}
     try:
-        spec = BagSpec(
-            **{"max_length": read_max_tokens(folder)} | {name: recorded[name] for name in names if name in recorded}
-        )
+        spec = BagSpec(**{"max_length": read_max_tokens(folder)} | settings)
     except (TypeError, UsageError) as error:
         raise InputError(f"the record of encoder {folder} is corrupt ({error}): fetch the model again") from error
-    return replace(spec, **(overrides or {}))
+    return replace_fields(spec, overrides or {}, "a bag")
 
 
 def compute_bag_space(folder: Path, spec: BagSpec) -> Space:
@@ -143,7 +133,7 @@ def compute_bag_space(folder: Path, spec: BagSpec) -> Space:
         pooling=BAG_POOLING,
         normalize=False,
         max_length=spec.max_length,
-        layout=_JOINED,
+        layout=JOINED,
         passage_prompt=spec.passage_prompt,
         dim=dim,
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.encoders.files import CONFIG, find_onnx_file, list_tokenizer_files, read_max_tokens, read_optional_json
-from rag_model.encoders.tokens import batch_by_length, load_tokenizer, run_batches
+from rag_model.encoders.tokens import batch_by_length, find_pad_id, load_tokenizer, pad_rows, run_batches
 from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX, list_weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 MAX_PAIR_TOKENS = 512  # maximum tokens per pair, including special tokens
-_PAD_TOKENS = ("[PAD]", "<pad>")
 _ARCHITECTURE_SUFFIX = "ForSequenceClassification"
 Ids = npt.NDArray[np.int64]
 _SETTINGS_FILES = (CONFIG, "tokenizer_config.json")  # files that may limit the tokens of a pair
@@ -62,17 +61,7 @@ class PairTokenizer:
         tokenizer, question_tokenizer = load_tokenizer(folder, max_length), load_tokenizer(folder, max_length)
         tokenizer.enable_truncation(max_length, strategy="only_second")
         question_tokenizer.no_truncation()
-        pad_candidates = [
-            read_optional_json(folder / CONFIG).get("pad_token_id"),
-            *map(tokenizer.token_to_id, _PAD_TOKENS),
-            0,
-        ]
-        return cls(
-            tokenizer,
-            question_tokenizer,
-            max_length,
-            next(token_id for token_id in pad_candidates if token_id is not None),
-        )
+        return cls(tokenizer, question_tokenizer, max_length, find_pad_id(tokenizer, folder))
 
     @explain_tokenizer_errors()
     def encode(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> "list[Encoding]":
@@ -90,10 +79,9 @@ class PairTokenizer:
 
     def pad_batch(self, pairs: "Sequence[Encoding]") -> PairBatch:
         """Pad encoded pairs to the length of the longest one."""
-        lengths = np.array([len(pair.ids) for pair in pairs])
-        is_token = np.arange(lengths.max()) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
-        ids = _pad_rows([pair.ids for pair in pairs], is_token, self.pad_id)
-        return PairBatch(ids, is_token.astype(np.int64), _pad_rows([pair.type_ids for pair in pairs], is_token, 0))
+        width = max(len(pair.ids) for pair in pairs)
+        ids, is_token = pad_rows([pair.ids for pair in pairs], width, self.pad_id)
+        return PairBatch(ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], width, 0)[0])
 
     def _truncate_question(self, question: str) -> str:
         limit = self.max_length - self.max_length // 4 - self.tokenizer.num_special_tokens_to_add(is_pair=True)
@@ -125,13 +113,6 @@ def not_a_cross_encoder_error(folder: Path, reason: str) -> InputError:
         f"{folder} {reason}: give a cross-encoder, a folder with a model for sequence "
         "classification, such as cross-encoder/ms-marco-MiniLM-L6-v2"
     )
-
-
-def _pad_rows(rows: Sequence[Sequence[int]], is_token: npt.NDArray[np.bool_], pad: int) -> Ids:
-    padded_rows = np.full(is_token.shape, pad, np.int64)
-    # ragged -> (b, t)
-    padded_rows[is_token] = np.concatenate([np.asarray(row, np.int64) for row in rows])
-    return padded_rows
 
 
 class PairModel(Protocol):

@@ -160,7 +160,7 @@ class Encoder:
         Raises:
             InputError: a vector is not finite; the message names its row.
         """
-        return self._encode([self.spec.format_passage(title, text) for title, text in zip(titles, texts, strict=True)])
+        return self._encode(list(map(self.spec.format_passage, titles, texts)))
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
         """Return the (n, d) float32 vectors of questions, in order.

@@ -13,7 +13,6 @@ The protocol is OpenAI's: POST /embeddings {model, input: [text], encoding_forma
 import asyncio
 import base64
 import binascii
-import json
 import math
 import os
 import threading
@@ -37,12 +36,12 @@ from rag_model.encoders.spec import (
     ENDPOINT_KEY,
     ENDPOINT_POOLING,
     PROBES,
-    RECORD_FILE,
     EncoderSpec,
     TextInput,
     find_known_settings,
     read_encoder_spec,
     read_endpoint_record,
+    write_encoder_record,
 )
 from rag_model.encoders.tokens import TokenCounts
 from rag_model.endpoint import (
@@ -151,8 +150,7 @@ def write_endpoint_folder(name: str, folder: Path) -> None:
     spec = EncoderSpec(
         pooling=ENDPOINT_POOLING, max_length=_UNKNOWN_LENGTH, **({"normalize": is_normalized} | known_settings)
     )
-    record = {ENDPOINT_KEY: {"model": model, "dim": probes.shape[1]}, "spec": spec.to_json()}
-    (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+    write_encoder_record(folder, {ENDPOINT_KEY: {"model": model, "dim": probes.shape[1]}, "spec": spec.to_json()})
 
 
 def _get_sent_name(model: str) -> str:
@@ -239,8 +237,7 @@ class EndpointEncoder:
             EndpointError: the endpoint failed, and retries did not help.
             RefusedError: the model has changed.
         """
-        sent_texts = [self.spec.format_passage(title, text) for title, text in zip(titles, texts, strict=True)]
-        return self._encode(sent_texts)[0]
+        return self._encode(list(map(self.spec.format_passage, titles, texts)))[0]
 
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False

@@ -8,6 +8,7 @@ version 5) and `pooling_mode: "mean"` (since version 6). A sparse encoder (`Spar
 of `MLMTransformer` (up to version 5.3) or `Transformer`, and of `SpladePooling`.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -55,6 +56,7 @@ ENDPOINT_PREFIX = "openai:"  # prefix of the name of a model behind an HTTP API
 _HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>.*))?")
 # A git ref, without `..`: the hub's client writes a file of this name into its cache.
 _REVISION = re.compile(r"(?!.*\.\.)\w[^\s~^:?*\[\\]*(?<!/)")
+_LEGACY_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
 _HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<model>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 
 
@@ -82,6 +84,12 @@ def read_json(path: Path) -> Any:
         raise InputError(f"model {path.parent} has no {path.name}: give the folder of a Hugging Face model") from error
     except (ValueError, OSError) as error:
         raise InputError(f"model file {path} is corrupt ({error}): fetch the model again") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file of an encoder folder; equal values give equal bytes."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
@@ -487,9 +495,6 @@ def derive_question_encoder_name(name: str) -> str:
             f'question_encoder = "{question_encoder}@REVISION" in the recipe, or give folders of both'
         )
     return question_encoder
-
-
-_LEGACY_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
 
 
 def list_tokenizer_files(folder: Path) -> list[Path]:

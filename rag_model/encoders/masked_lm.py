@@ -16,9 +16,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rag_model.encoders.files import CONFIG, read_max_tokens, read_optional_json, resolve_folder
-from rag_model.encoders.pretrained import load_pretrained
-from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer, pad_length
+from rag_model.encoders.files import read_max_tokens, resolve_folder
+from rag_model.encoders.pretrained import check_body_is_complete, load_weights
+from rag_model.encoders.tokens import copy_tokenizer, find_pad_id, load_tokenizer, pad_length, pad_rows
 from rag_model.encoders.torch_cross_encoder import takes_token_type_ids
 from rag_model.errors import InputError
 from rag_model.tokenizer import explain_tokenizer_errors
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int64]
 MASKS = ("[MASK]", "<mask>")  # mask tokens of different tokenizers
-_PAD_TOKENS = ("[PAD]", "<pad>")
 _log = logging.getLogger(__name__)
-_POOLER = "pooler"  # BERT's pooler, on which logits do not depend
 # Attribute names of the heads of BERT and RoBERTa models, which map the states of single tokens.
 _HEAD_NAMES = ("cls", "lm_head")
 
@@ -94,15 +92,9 @@ class MaskedLMTokenizer:
                 f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked "
                 "language model, such as BERT"
             )
-        pad_candidates = [
-            read_optional_json(folder / CONFIG).get("pad_token_id"),
-            *map(tokenizer.token_to_id, _PAD_TOKENS),
-            0,
-        ]
-        pad = next(token_id for token_id in pad_candidates if token_id is not None)
         template = PairTemplate.from_encoding(tokenizer.encode("a", "a"))
         mask_token, mask_id = next(iter(mask_ids.items()))
-        return cls(tokenizer, template, mask_token, mask_id, pad, max_tokens)
+        return cls(tokenizer, template, mask_token, mask_id, find_pad_id(tokenizer, folder), max_tokens)
 
     @explain_tokenizer_errors()
     def tokenize(self, texts: Sequence[str]) -> "list[Encoding]":
@@ -152,17 +144,11 @@ class TrainableMaskedLM(nn.Module):
                 model, or its tokenizer has no mask token.
         """
         folder = resolve_folder(name)
-        model, missing_tensors = _load_masked_lm(folder)
-        body = f"{model.base_model_prefix}."
-        missing_body_tensors = [
-            name for name in missing_tensors if name.startswith(body) and _POOLER not in name.split(".")
-        ]
-        if missing_body_tensors:
-            raise InputError(
-                f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is "
-                f"{missing_body_tensors[0]}: fetch it again"
-            )
-        needs_new_head = any(not name.startswith(body) for name in missing_tensors)
+        model, missing_tensors = load_weights(
+            transformers.AutoModelForMaskedLM, folder, "masked language model", torch.float32
+        )
+        check_body_is_complete(model, folder, missing_tensors)
+        needs_new_head = any(not name.startswith(f"{model.base_model_prefix}.") for name in missing_tensors)
         if needs_new_head:
             _log.warning("model %s has no language-model head: a new one is created and tied to its embeddings", folder)
         return cls(model, MaskedLMTokenizer.load(folder), folder, new_head=needs_new_head).train()
@@ -233,31 +219,12 @@ class TrainableMaskedLM(nn.Module):
         return rows, self._flatten([masked_input.mask_positions for masked_input in batch])
 
     def _pad_batch(self, inputs: Sequence[MaskedInput]) -> dict[str, Tensor]:
-        lengths = np.array([len(masked_input.ids) for masked_input in inputs])
-        # (t,) < (n, 1) -> (n, t)
-        is_token = np.arange(pad_length(int(lengths.max()))) < lengths[:, None]
-        ids, segment_ids = np.full(is_token.shape, self.tokenizer.pad_id, np.int64), np.zeros(is_token.shape, np.int64)
-        # ragged -> (n, t)
-        ids[is_token] = np.concatenate([masked_input.ids for masked_input in inputs])
-        segment_ids[is_token] = np.concatenate([masked_input.segment_ids for masked_input in inputs])
+        width = pad_length(max(len(masked_input.ids) for masked_input in inputs))
+        ids, is_token = pad_rows([masked_input.ids for masked_input in inputs], width, self.tokenizer.pad_id)
         arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64)}
         if self._takes_segment_ids:
-            arrays["token_type_ids"] = segment_ids
+            arrays["token_type_ids"] = pad_rows([masked_input.segment_ids for masked_input in inputs], width, 0)[0]
         return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
 
     def _flatten(self, lists: Iterable[Sequence[int]]) -> Tensor:
         return torch.tensor([number for numbers in lists for number in numbers], dtype=torch.int64, device=self.device)
-
-
-def _load_masked_lm(folder: Path) -> tuple[Any, list[str]]:
-    """Return (model in `folder`, sorted names of missing tensors)."""
-    model, loading = load_pretrained(
-        transformers.AutoModelForMaskedLM,
-        folder,
-        "masked language model",
-        "fetch it again",
-        dtype=torch.float32,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    return model, sorted(loading["missing_keys"])

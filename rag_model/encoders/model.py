@@ -24,6 +24,7 @@ from rag_model.encoders.tokens import (
     batch_by_length,
     batch_without_padding,
     pad_length,
+    pad_rows,
     run_batches,
 )
 from rag_model.errors import UsageError
@@ -93,10 +94,7 @@ class Model:
         `multiple` tokens.
         """
         lengths = np.array([len(ids) for ids in batch])
-        # (t,) < (b, 1) -> (b, t)
-        is_token = np.arange(pad_length(int(lengths.max()), multiple)) < lengths[:, None]
-        ids = np.full(is_token.shape, self.pad_id, np.int64)
-        ids[is_token] = np.concatenate(batch)  # ragged -> (b, t), padded at the end
+        ids, is_token = pad_rows(batch, pad_length(int(lengths.max()), multiple), self.pad_id)
         mask = None if is_token.all() else _move_to(torch.from_numpy(is_token), self.device)
         hidden = self.body(
             input_ids=_move_to(torch.from_numpy(ids), self.device),
@@ -178,7 +176,7 @@ def load_model(
                 sizes.pad_id,
                 resolved_device,
                 resolved_dtype,
-                _get_max_batch_tokens(resolved_device),
+                get_max_batch_tokens(resolved_device),
             )
     require("transformers", "model")
     transformers_model = import_module("rag_model.encoders.pretrained").load_transformer(folder, resolved_dtype)
@@ -207,11 +205,12 @@ def wrap_transformers_model(
         pad_id,
         device,
         transformers_model.dtype,
-        batch_tokens or _get_max_batch_tokens(device),
+        batch_tokens or get_max_batch_tokens(device),
     )
 
 
-def _get_max_batch_tokens(device: torch.device) -> int:
+def get_max_batch_tokens(device: torch.device) -> int:
+    """Return the maximum number of tokens per batch on a device, padding included."""
     return CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
 
 

@@ -10,15 +10,15 @@ it reads the tensors.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_model.encoders.architecture import DPR_ENCODERS
-from rag_model.encoders.files import CONFIG, read_json_object
-from rag_model.encoders.weights import read_tensor_headers
+from rag_model.encoders.files import CONFIG, read_json_object, write_json
+from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
 from rag_model.errors import InputError
 from rag_model.extras import require
 from rag_model.tokenizer import is_exception_or_panic
@@ -26,6 +26,8 @@ from rag_model.tokenizer import is_exception_or_panic
 if TYPE_CHECKING:
     import torch
 
+_FETCH_AGAIN = "fetch it again"
+_POOLER = "pooler"
 _ADAPTER = "adapter_config.json"
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 # Implementations in torch; all others, such as flash_attention_2, may be downloaded from the hub.
@@ -152,7 +154,7 @@ def load_transformer(folder: Path, dtype: "torch.dtype") -> Any:
     return load_transformers_model(_choose_class(folder), folder, dtype, "give a bi-encoder")
 
 
-def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype", advice: str = "fetch it again") -> Any:
+def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype", advice: str = _FETCH_AGAIN) -> Any:
     """Load a transformers model from the safetensors in a folder, without running code from the
     folder.
 
@@ -160,14 +162,70 @@ def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype",
         InputError: weights are missing or corrupt; if transformers cannot read them, the message
             ends with `advice`.
     """
-    model, loading = load_pretrained(
-        auto_class, folder, "encoder", advice, dtype=dtype, use_safetensors=True, output_loading_info=True
-    )
-    if missing_tensors := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
-        raise InputError(
-            f"encoder {folder} lacks {len(missing_tensors)} tensors, the first is {missing_tensors[0]}: fetch it again"
-        )
+    model, missing_tensors = load_weights(auto_class, folder, "encoder", dtype, advice)
+    refuse_missing_tensors("encoder", folder, [name for name in missing_tensors if _POOLER not in name])
     return model
+
+
+def load_weights(
+    auto_class: Any, folder: Path, noun: str, dtype: "torch.dtype", advice: str = _FETCH_AGAIN, **arguments: Any
+) -> tuple[Any, list[str]]:
+    """Load a model like `load_pretrained`; return also the names of the tensors that the folder lacks.
+
+    Raises:
+        InputError: as `load_pretrained`.
+    """
+    model, loading = load_pretrained(
+        auto_class, folder, noun, advice, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
+    )
+    return model, sorted(loading["missing_keys"])
+
+
+def refuse_missing_tensors(noun: str, folder: Path, names: Sequence[str]) -> None:
+    """Raise an `InputError` if there are `names` of missing tensors."""
+    if names:
+        raise InputError(f"{noun} {folder} lacks {len(names)} tensors, the first is {names[0]}: {_FETCH_AGAIN}")
+
+
+def check_body_is_complete(model: Any, folder: Path, missing_tensors: Sequence[str]) -> None:
+    """Raise an `InputError` if tensors of a model's body are missing; a missing head can be trained."""
+    names = [name for name in missing_tensors if name.startswith(f"{model.base_model_prefix}.")]
+    refuse_missing_tensors("model", folder, [name for name in names if not is_pooler(name)])
+
+
+def is_pooler(name: str) -> bool:
+    """Return whether a tensor belongs to BERT's pooler, on which no vector and no logit depends."""
+    return _POOLER in name.split(".")
+
+
+def freeze_pooler(model: Any) -> None:
+    """Train all weights but BERT's pooler, for whose gradient several GPUs would wait."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not is_pooler(name))
+
+
+def load_body(folder: Path, device: "torch.device", dtype: "torch.dtype") -> Any:
+    """Load a transformer without a head, to be trained except for its pooler.
+
+    Raises:
+        InputError: as `load_transformers_model`.
+    """
+    body = load_transformers_model(require("transformers", "model").AutoModel, folder, dtype).to(device)
+    freeze_pooler(body)
+    return body
+
+
+def save_body(body: Any, own_tensors: Mapping[str, "torch.Tensor"], architecture: str, folder: Path) -> None:
+    """Write the weights and the config of a transformer without its pooler, and `own_tensors` of a
+    model around it.
+    """
+    tensors = {f"{body.base_model_prefix}.{name}": tensor for name, tensor in body.state_dict().items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not is_pooler(name)} | {**own_tensors}
+    save_file = require("safetensors.torch", "model").save_file
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, folder / WEIGHTS, {"format": "pt"})
+    config = {**body.config.to_diff_dict(), "architectures": [architecture], "dtype": "float32"}
+    write_json(folder / CONFIG, {**config, "model_type": body.config.model_type})
 
 
 def _choose_class(folder: Path) -> Any:

@@ -5,12 +5,12 @@ belongs to passage i. As in `embed`, the rows of passages that a previous build 
 and only the other passages are encoded. One batch of passages and rows is in memory at a time.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ import pyarrow.compute as pc
 from rag_model.corpus.passages import PassageFile, read_hashes
 from rag_model.corpus.ragged_file import (
     BATCH_ROWS,
+    RaggedBatch,
+    RaggedFile,
+    RaggedWriter,
     SparseFile,
     SparseVectors,
     SparseWriter,
@@ -37,47 +40,8 @@ RowFormatName = Literal["vectors", "tokens", "sparse"]
 PreviousParts = Sequence[tuple[Path, Path]]
 
 
-class RaggedRows(Protocol):
-    """The rows of m passages, concatenated."""
-
-    @property
-    def offsets(self) -> IntArray:
-        """(m + 1,) offsets: the start of each row, and the end of the last one."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of passages."""
-        ...
-
-    def take(self, rows: IntArray) -> Self:
-        """Return the passages with these row numbers, (m,) in any order."""
-        ...
-
-
-R = TypeVar("R", bound=RaggedRows)
-R_co = TypeVar("R_co", bound=RaggedRows, covariant=True)
-R_contra = TypeVar("R_contra", bound=RaggedRows, contravariant=True)
-
-
-class RaggedRowFile(Protocol[R_co]):
-    """An open file with the rows of a part."""
-
-    @property
-    def n(self) -> int:
-        """The number of passages."""
-        ...
-
-    def take(self, rows: IntArray) -> R_co:
-        """Return the passages at ascending `rows`."""
-        ...
-
-
-class RaggedRowWriter(Protocol[R_contra]):
-    """A writer of the rows of a part, in order."""
-
-    def write(self, rows: R_contra) -> None:
-        """Append the rows of passages."""
-        ...
+R = TypeVar("R", bound=RaggedBatch)
+R_co = TypeVar("R_co", bound=RaggedBatch, covariant=True)
 
 
 class RaggedEncoder(Protocol[R_co]):
@@ -97,91 +61,61 @@ class RaggedEncoder(Protocol[R_co]):
         ...
 
 
-class RaggedFormat(Protocol[R]):
-    """A file format of ragged rows."""
+class RaggedFormat(ABC, Generic[R]):
+    """A file format of ragged rows; a `RowFormat`."""
 
-    @property
-    def dim(self) -> int:
-        """Dimension of a vector, or size of the vocabulary."""
-        ...
+    __slots__ = ()
+    dim: int  # dimension of a vector, or size of the vocabulary
 
-    def open(self, path: Path) -> RaggedRowFile[R] | None:
+    @abstractmethod
+    def open(self, path: Path) -> RaggedFile[R] | None:
         """Open the rows of a part; None if their format differs, so that they cannot be reused."""
-        ...
 
-    def create(self, path: Path) -> AbstractContextManager[RaggedRowWriter[R]]:
+    @abstractmethod
+    def create(self, path: Path) -> RaggedWriter[R]:
         """Open a new file for the rows of a part."""
-        ...
 
-    def concatenate(self, batches: Sequence[R]) -> R:
-        """Concatenate the rows of several batches of passages."""
-        ...
+    def embed(
+        self, passages: Path, out: Path, encoder: Callable[[], Any], previous_parts: PreviousParts = ()
+    ) -> EmbedStats:
+        """Write rows; see `RowFormat`.
+
+        Raises:
+            InputError: a file is missing or corrupt, or a value is not finite.
+        """
+        known_rows, load_encoder = _find_known_rows(passages, previous_parts, self), cache(encoder)
+        n_encoded = n_entries = n_truncated = 0
+        with self.create(out) as writer:
+            for first, titles, texts in _iter_passages(passages):
+                rows = slice(first, first + len(titles))
+                batch, encoded_rows = _build_batch(known_rows, rows, titles, texts, load_encoder)
+                writer.write(batch)
+                n_encoded += len(encoded_rows)
+                if len(encoded_rows):
+                    columns = ([column[row] for row in encoded_rows.tolist()] for column in (titles, texts))
+                    n_truncated += load_encoder().count_truncated(*columns)
+                n_entries += int(np.diff(batch.offsets)[encoded_rows].sum())
+        device, arithmetic = load_encoder().device_and_dtype if n_encoded else ("", "")
+        return EmbedStats(len(known_rows.file_numbers), self.dim, n_encoded, n_entries, device, arithmetic, n_truncated)
+
+    def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
+        """Count reusable rows; see `RowFormat`."""
+        return int((_find_known_rows(passages, previous_parts, self).file_numbers != _NOT_KNOWN).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownRows(Generic[R]):
     """The locations of rows that a previous build encoded."""
 
-    files: Sequence[RaggedRowFile[R]]
+    files: Sequence[RaggedFile[R]]
     file_numbers: IntArray  # (n,) index into `files` of each passage; -1 if it is in none of them
     file_rows: IntArray  # (n,) row of each passage in that file
 
 
-def embed_rows_incrementally(
-    passages: Path,
-    out: Path,
-    encoder: Callable[[], RaggedEncoder[R]],
-    row_format: RaggedFormat[R],
-    previous_parts: Sequence[tuple[Path, Path]] = (),
-) -> EmbedStats:
-    """Write the rows of the passages in Parquet file `passages` to `out`.
-
-    `previous_parts` are pairs of a passages file and a file with its rows in the same vector space;
-    files in a different format are ignored. `encoder` is called only if there are passages to
-    encode.
-
-    Raises:
-        InputError: a file is missing or corrupt, or a value is not finite.
-    """
-    known_rows, load_encoder = _find_known_rows(passages, previous_parts, row_format), cache(encoder)
-    n_encoded = n_entries = n_truncated = 0
-    with row_format.create(out) as writer:
-        for first, titles, texts in _iter_passages(passages):
-            batch, encoded_rows = _build_batch(
-                known_rows, row_format, slice(first, first + len(titles)), titles, texts, load_encoder
-            )
-            writer.write(batch)
-            n_encoded += len(encoded_rows)
-            if len(encoded_rows):
-                columns = ([column[row] for row in encoded_rows.tolist()] for column in (titles, texts))
-                n_truncated += load_encoder().count_truncated(*columns)
-            n_entries += int(np.diff(batch.offsets)[encoded_rows].sum())
-    device, arithmetic = load_encoder().device_and_dtype if n_encoded else ("", "")
-    return EmbedStats(
-        len(known_rows.file_numbers), row_format.dim, n_encoded, n_entries, device, arithmetic, n_truncated
-    )
-
-
-def count_reusable_rows(
-    passages: Path, previous_parts: Sequence[tuple[Path, Path]], row_format: RaggedFormat[Any]
-) -> int:
-    """Return the number of passages whose row can be reused from `previous_parts`.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    return int((_find_known_rows(passages, previous_parts, row_format).file_numbers != _NOT_KNOWN).sum())
-
-
-def _find_known_rows(
-    passages: Path, previous_parts: Sequence[tuple[Path, Path]], row_format: RaggedFormat[R]
-) -> _KnownRows[R]:
+def _find_known_rows(passages: Path, previous_parts: PreviousParts, row_format: RaggedFormat[R]) -> _KnownRows[R]:
     hashes = read_hashes(passages)
-    files, file_numbers, file_rows = (
-        list[RaggedRowFile[R]](),
-        np.full(len(hashes), _NOT_KNOWN),
-        np.zeros(len(hashes), np.int64),
-    )
+    files = list[RaggedFile[R]]()
+    file_numbers, file_rows = np.full(len(hashes), _NOT_KNOWN), np.zeros(len(hashes), np.int64)
     for previous_passages, rows_path in previous_parts:
         file = row_format.open(rows_path)
         if file is None:
@@ -195,7 +129,6 @@ def _find_known_rows(
 
 def _build_batch(
     known_rows: _KnownRows[R],
-    row_format: RaggedFormat[R],
     rows: slice,
     titles: Sequence[str],
     texts: Sequence[str],
@@ -211,13 +144,11 @@ def _build_batch(
         row_groups.append(batch_rows)
     new_rows = np.flatnonzero(file_numbers == _NOT_KNOWN)
     if len(new_rows):
-        new_list = new_rows.tolist()
-        batches.append(
-            load_encoder().encode_passages([titles[row] for row in new_list], [texts[row] for row in new_list])
-        )
+        columns = ([column[row] for row in new_rows.tolist()] for column in (titles, texts))
+        batches.append(load_encoder().encode_passages(*columns))
         row_groups.append(new_rows)
     order = np.argsort(np.concatenate(row_groups), kind="stable")
-    return row_format.concatenate(batches).take(order), new_rows
+    return type(batches[0]).concatenate(batches).take(order), new_rows
 
 
 def _iter_passages(passages: Path) -> Iterator[tuple[int, list[str], list[str]]]:
@@ -264,28 +195,8 @@ class VectorFormat:
         return count_reusable_vectors(passages, previous_parts, self.dim, self.dtype)
 
 
-class RaggedFormatBase:
-    """Base class of the formats with ragged rows."""
-
-    __slots__ = ()
-
-    def embed(
-        self: RaggedFormat[Any],
-        passages: Path,
-        out: Path,
-        encoder: Callable[[], Any],
-        previous_parts: PreviousParts = (),
-    ) -> EmbedStats:
-        """Write rows; see `RowFormat`."""
-        return embed_rows_incrementally(passages, out, encoder, self, previous_parts)
-
-    def count_reusable(self: RaggedFormat[Any], passages: Path, previous_parts: PreviousParts) -> int:
-        """Count reusable rows; see `RowFormat`."""
-        return count_reusable_rows(passages, previous_parts, self)
-
-
 @dataclass(frozen=True, slots=True)
-class TokenFormat(RaggedFormatBase):
+class TokenFormat(RaggedFormat[TokenVectors]):
     """The row format with many vectors per passage, one per token."""
 
     dim: int
@@ -300,13 +211,9 @@ class TokenFormat(RaggedFormatBase):
         """Open a new file."""
         return TokenWriter(path, self.dim, self.dtype)
 
-    def concatenate(self, batches: Sequence[TokenVectors]) -> TokenVectors:
-        """Join token vectors."""
-        return TokenVectors.concatenate(batches)
-
 
 @dataclass(frozen=True, slots=True)
-class SparseFormat(RaggedFormatBase):
+class SparseFormat(RaggedFormat[SparseVectors]):
     """The row format with weighted vocabulary terms."""
 
     dim: int
@@ -320,10 +227,6 @@ class SparseFormat(RaggedFormatBase):
     def create(self, path: Path) -> SparseWriter:
         """Open a new file."""
         return SparseWriter(path, self.dim, self.scale)
-
-    def concatenate(self, batches: Sequence[SparseVectors]) -> SparseVectors:
-        """Join weighted terms."""
-        return SparseVectors.concatenate(batches)
 
 
 def get_row_format(name: RowFormatName, dim: int, dtype: Dtype, scale: int) -> RowFormat:

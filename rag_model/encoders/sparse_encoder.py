@@ -11,10 +11,10 @@ The scale is a setting, not a statistic of the corpus, so that all parts and bui
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +34,22 @@ from rag_model.encoders.files import (
     resolve_folder,
 )
 from rag_model.encoders.space import Space, digest_tokenizer, read_declared_space
-from rag_model.encoders.spec import RECORD_FILE, SPARSE_KEY, replace_fields, write_encoder_record
+from rag_model.encoders.spec import (
+    JOINED,
+    RECORD_FILE,
+    SPARSE_KEY,
+    check_choices,
+    check_field_types,
+    replace_fields,
+    write_encoder_record,
+)
 from rag_model.encoders.tokens import (
     BATCH_INVARIANT_TOKENS,
-    LENGTH_MULTIPLE,
-    TokenIds,
     batch_by_length,
     count_truncated,
     load_tokenizer,
     pad_length,
+    pad_rows,
     run_batches,
     tokenize,
 )
@@ -62,28 +69,13 @@ _CPU_BATCH_TOKENS = BATCH_INVARIANT_TOKENS
 _CUDA_BATCH_TOKENS = 16_384
 _MAX_QUERY_UNITS = 1 << 24  # maximum units of a query term, which a float32 represents exactly
 _HEADS = frozenset({"cls", "lm_head"})  # parts of the tensor names of a masked-language-model head
-_JOINED = "joined"  # passage layout: `title text`
 IntArray = npt.NDArray[np.int64]
-
-
 TermPooling = Literal["max", "sum"]
-
-
 Activation = Literal["relu", "log1p_relu", "elu1p"]
-
-
 SIDR: Final = "elu1p"
-
-
 _HEAD_SUFFIX = "ForMaskedLM"  # suffix of architectures with logits over the vocabulary
-
-
 _MIN_TERM_TOKENS = 3  # two special tokens and one token of text
-
-
 _MAX_TERMS = 10_000  # maximum number of terms per text
-
-
 _MAX_SCALE = 1 << 16
 
 
@@ -108,17 +100,8 @@ class SparseSpec:
     question_prompt: str = ""  # text before every question
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, expected_type = getattr(self, field.name), type(field.default)
-            if type(value) is not expected_type:
-                raise UsageError(
-                    f"{field.name} of a sparse encoder is {value!r}: give a value of {expected_type.__name__}"
-                )
-        for name, choices in (("pooling", get_args(TermPooling)), ("activation", get_args(Activation))):
-            if getattr(self, name) not in choices:
-                raise UsageError(
-                    f"{name} {getattr(self, name)!r} of a sparse encoder is unknown: use one of {', '.join(choices)}"
-                )
+        check_field_types(self, "a sparse encoder")
+        check_choices(self, "a sparse encoder")
         bounds = {
             "max_length": (_MIN_TERM_TOKENS, None),
             "passage_terms": (1, _MAX_TERMS),
@@ -248,12 +231,11 @@ class SparseEncoder:
         resolved_device, resolved_dtype = import_module("rag_model.encoders.model").resolve_device_and_dtype(
             device, dtype
         )
+        sparse_model = import_module("rag_model.encoders.sparse_model")
         if spec.activation == SIDR:
-            sidr = import_module("rag_model.encoders.sparse_model")
-            model = sidr.SidrModel.load(folder, device=device, dtype=resolved_dtype)
+            model = sparse_model.SidrModel.load(folder, device=device, dtype=resolved_dtype)
         else:
-            sparse = import_module("rag_model.encoders.sparse_model")
-            model = sparse.SparseModel.load(folder, spec, device=device, dtype=resolved_dtype)
+            model = sparse_model.SparseModel.load(folder, spec, device=device, dtype=resolved_dtype)
         return cls(
             str(name), folder, spec, load_tokenizer(folder, spec.max_length), model, get_batch_tokens(resolved_device)
         )
@@ -305,7 +287,7 @@ class SparseEncoder:
         Raises:
             InputError: a weight is not finite.
         """
-        inputs = [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
+        inputs = list(map(self.spec.format_passage, titles, texts))
         terms, units = self._select_top_terms(inputs, self.spec.passage_terms, self.spec.scale, MAX_WEIGHT)
         # Sort by term id, with empty entries at the end.
         order = np.argsort(np.where(units > 0, terms, self.dim), axis=1)
@@ -316,9 +298,7 @@ class SparseEncoder:
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
         """Return the number of passages with more than `spec.max_length` tokens."""
-        return count_truncated(
-            self.tokenizer, [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
-        )
+        return count_truncated(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
 
     def compute_weights(self, texts: Sequence[str]) -> Vectors:
         """Return the (n, V) float32 weights of texts over the whole vocabulary, without prompts and
@@ -359,7 +339,8 @@ class SparseEncoder:
         token_ids = tokenize(self.tokenizer, texts)
 
         def compute_weights_and_ids(rows: IntArray) -> tuple[Any, Any]:
-            batch_ids, is_token = pad_rows([token_ids[row] for row in rows], self.model.pad_id)
+            batch = [token_ids[row] for row in rows]
+            batch_ids, is_token = pad_rows(batch, pad_length(max(map(len, batch))), self.model.pad_id)
             with torch.inference_mode():
                 inputs = [torch.from_numpy(array).to(self.model.device) for array in (batch_ids, is_token)]
                 return self.model(*inputs), inputs[0]
@@ -395,9 +376,8 @@ def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Spac
     stored = read_tensor_headers(folder)
     head = {name: tensor for name, tensor in stored.items() if _HEADS & {*name.split(".")}}
     body = {name: tensor for name, tensor in stored.items() if name not in head}
-    tied_digests = {
-        tensor.digest() for name, tensor in body.items() if name.endswith("embeddings.weight")
-    }  # the head may be tied to these embeddings
+    # The head may be tied to these embeddings.
+    tied_digests = {tensor.digest() for name, tensor in body.items() if name.endswith("embeddings.weight")}
     # A set removes duplicates, because a bias may be stored twice.
     head_digests = sorted({tensor.digest() for tensor in head.values()} - tied_digests)
     return Space(
@@ -407,7 +387,7 @@ def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Spac
         pooling=spec.space_pooling,
         normalize=False,
         max_length=spec.max_length,
-        layout=_JOINED,
+        layout=JOINED,
         passage_prompt=spec.passage_prompt,
         dim=read_vocabulary_size(folder),
     )
@@ -426,17 +406,3 @@ def collect_sparse_encoder_files(folder: Path, spec: SparseSpec, space: Space, w
     return {
         path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
     }
-
-
-def pad_rows(
-    rows: Sequence[TokenIds], fill: int, multiple: int = LENGTH_MULTIPLE
-) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Return (b, t) ids padded with `fill`, and the (b, t) mask of tokens; t is a multiple of
-    `multiple`.
-    """
-    width = pad_length(max(map(len, rows)), multiple)
-    # (t,) < (b, 1) -> (b, t)
-    is_token = np.arange(width) < np.array([len(line) for line in rows])[:, None]
-    ids = np.full(is_token.shape, fill, np.int64)
-    ids[is_token] = np.concatenate(rows)
-    return ids, is_token

@@ -13,26 +13,23 @@ weighted sum of one token of each text, and the gradient of a token a weighted s
 which it is the maximum. `embedding_bag` sums without the (b, V, h) products.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import transformers
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rag_model.encoders.bag import compute_term_mask
-from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import resolve_device
-from rag_model.encoders.pretrained import load_transformers_model
+from rag_model.encoders.pretrained import load_body, load_transformers_model, save_body
 from rag_model.encoders.space import Space
 from rag_model.encoders.sparse_encoder import SparseSpec
-from rag_model.encoders.spec import RECORD_FILE, SPARSE_KEY
+from rag_model.encoders.spec import SPARSE_KEY, write_encoder_record
 from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer
-from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
+from rag_model.encoders.weights import read_tensor_headers
 from rag_model.errors import InputError
 
 _NORM_PREFIX = "sidr_norm"  # prefix of the tensors of the layer normalization
@@ -211,9 +208,7 @@ class SidrModel(nn.Module):
 
     @classmethod
     def _with_new_norm(cls, folder: Path, device: str | None, dtype: torch.dtype) -> Self:
-        body = load_transformers_model(transformers.AutoModel, folder, dtype).to(resolve_device(device))
-        for name, parameter in body.named_parameters():
-            parameter.requires_grad_("pooler" not in name.split("."))
+        body = load_body(folder, resolve_device(device), dtype)
         size = int(body.get_input_embeddings().weight.shape[0])
         return cls(body, torch.from_numpy(compute_term_mask(load_tokenizer(folder, 8), size))).eval()
 
@@ -255,19 +250,9 @@ class SidrModel(nn.Module):
         """Write a folder for `SparseEncoder.load`; `target_space` is the space of the passages, if
         the model encodes questions for another encoder.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         copy_tokenizer(tokenizer_folder, folder)
-        prefix = self.body.base_model_prefix
-        body = {
-            f"{prefix}.{name}": tensor
-            for name, tensor in self.body.state_dict().items()
-            if "pooler" not in name.split(".")
-        }
         norm = {f"{_NORM_PREFIX}.{name}": tensor for name, tensor in self.norm.state_dict().items()}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (body | norm).items()}
-        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-        config = {**self.body.config.to_diff_dict(), "architectures": [_ARCHITECTURE], "dtype": "float32"}
-        config["model_type"] = self.body.config.model_type
-        record = {SPARSE_KEY: spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
-        for name, value in ((CONFIG, config), (RECORD_FILE, record)):
-            (folder / name).write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+        save_body(self.body, norm, _ARCHITECTURE, folder)
+        write_encoder_record(
+            folder, {SPARSE_KEY: spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
+        )

@@ -6,7 +6,7 @@
 `bookwheel.json`, `modules.json` (sentence-transformers) or the tensors of a static encoder, and
 DPR's `config.json`. Other Hugging Face folders get the defaults.
 
-**ColBERT**: mark tokens, lengths, masks and skipped tokens (Khattab and Zaharia 2020,
+**ColBERT** (`TokenSpec`): mark tokens, lengths, masks and skipped tokens (Khattab and Zaharia 2020,
 section 3.2).
 
 Three folder layouts are read: bookwheel's record, Stanford's (`artifact.metadata`, with
@@ -14,13 +14,12 @@ Three folder layouts are read: bookwheel's record, Stanford's (`artifact.metadat
 a separate folder).
 """
 
-import json
 import re
 import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from rag_model.digest import digest_json
 from rag_model.encoders.files import (
@@ -35,6 +34,7 @@ from rag_model.encoders.files import (
     read_optional_json,
     read_position_limit,
     read_sentence_transformers,
+    write_json,
 )
 from rag_model.encoders.static_folder import (
     STATIC_POOLINGS,
@@ -49,13 +49,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RECORD_FILE = "bookwheel.json"
-BAG_KEY = "bag"  # key in bookwheel.json
-MUVERA_KEY = "muvera"  # key in bookwheel.json
+# Keys in bookwheel.json, each of one kind of encoder.
+BAG_KEY, MUVERA_KEY, SPARSE_KEY, TOKENS_KEY = "bag", "muvera", "sparse", "tokens"
 Pooling = Literal["cls", "mean", "last", "static", "static-known", "endpoint"]
 ENDPOINT_POOLING: Pooling = "endpoint"  # pooling of a model behind an HTTP API, which pools itself
 ENDPOINT_KEY = "endpoint"  # key in bookwheel.json: the model's name and its dimension
 PROBES = "probes.npy"  # file in the folder of such a model, with the vectors of fixed texts
 Layout = Literal["joined", "pair", "text"]
+JOINED: Layout = "joined"  # the text of a passage is `title text`
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # maximum tokens; `sequence_length` in github.com/facebookresearch/DPR
 _NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that records of older versions lack
@@ -77,8 +78,27 @@ _KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"normalize": False},
     ),
 )
-
-
+METADATA = "artifact.metadata"  # file with the settings in Stanford's layout, as JSON
+PYLATE_CONFIG = "config_sentence_transformers.json"
+DIM = 128  # dimension of a token vector: ColBERT, section 4.1
+_MAX_POOL = 8  # maximum tokens per vector; the quality falls beyond 6 (Clavié et al. 2024)
+_MIN_MARKED_TOKENS = 5  # [CLS], the mark, one token of text, [SEP] and one [MASK]
+# Keys of these settings, and the fields of `TokenSpec`.
+_STANFORD_FIELDS = {
+    "query_token_id": "question_mark",
+    "doc_token_id": "passage_mark",
+    "query_maxlen": "question_length",
+    "doc_maxlen": "passage_length",
+    "attend_to_mask_tokens": "attend_to_masks",
+}
+_PYLATE_FIELDS = {
+    "query_prefix": "question_mark",
+    "document_prefix": "passage_mark",
+    "query_length": "question_length",
+    "document_length": "passage_length",
+    "attend_to_expansion_tokens": "attend_to_masks",
+    "skiplist_words": "skipped",
+}
 Spec = TypeVar("Spec", bound="DataclassInstance")
 
 
@@ -99,8 +119,7 @@ def replace_fields(spec: Spec, values: Mapping[str, Any], noun: str) -> Spec:
 def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Path:
     """Write the record `bookwheel.json` of an encoder into `workdir`; return its path."""
     record = workdir / RECORD_FILE
-    text = json.dumps(fields_by_name, indent=2, sort_keys=True, ensure_ascii=False)
-    record.write_text(text + "\n", encoding="utf-8")
+    write_json(record, fields_by_name)
     return record
 
 
@@ -118,6 +137,18 @@ def check_field_types(settings: "DataclassInstance", owner: str) -> None:
             raise UsageError(f"{field.name} of {owner} is {value!r}: give a value of type {expected_type.__name__}")
 
 
+def check_choices(settings: object, owner: str) -> None:
+    """Check that each setting whose type is a `Literal` has one of its choices.
+
+    Raises:
+        UsageError: a setting has another value; in the message it is a setting of `owner`.
+    """
+    for name, annotation in get_type_hints(type(settings)).items():
+        value, choices = getattr(settings, name), get_args(annotation)
+        if get_origin(annotation) is Literal and value not in choices:
+            raise UsageError(f"{name} {value!r} of {owner} is unknown: use one of {', '.join(choices)}")
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
     """Settings of a dense encoder; all fields except `question_prompt` are part of its vector
@@ -132,7 +163,7 @@ class EncoderSpec:
     normalize: bool = True
     max_length: int = 256  # tokens per input, special tokens included; longer inputs are truncated
     # Input for a passage: `title text`, `[CLS] title [SEP] text [SEP]`, or only the text.
-    layout: Layout = "joined"
+    layout: Layout = JOINED
     passage_prompt: str = ""  # text before every passage, such as E5's `passage: `
     question_prompt: str = ""  # text before every question, such as E5's `query: `
     # Number of dimensions to which the vectors of a Matryoshka model are truncated before they are
@@ -143,9 +174,7 @@ class EncoderSpec:
 
     def __post_init__(self) -> None:
         check_field_types(self, "an encoder")
-        for name, choices in (("pooling", get_args(Pooling)), ("layout", get_args(Layout))):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
+        check_choices(self, "an encoder")
         if self.max_length < _MIN_TOKENS:
             raise UsageError(f"max_length {self.max_length} leaves no room for text: use {_MIN_TOKENS} or more")
         if self.truncate_dim < 0:
@@ -177,7 +206,7 @@ class EncoderSpec:
         Raises:
             UsageError: a field is unknown, or its value is not one of the choices.
         """
-        return cls(**_check_names(value))
+        return replace_fields(cls(), value, "an encoder")
 
     def format_passage(self, title: str, text: str) -> TextInput:
         """Return the tokenizer input for a passage: one string, or a pair."""
@@ -201,7 +230,7 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
             limit.
     """
     folder_spec = _read_folder_spec(folder)
-    spec = replace(folder_spec, **_check_names(overrides or {}))
+    spec = replace_fields(folder_spec, overrides or {}, "an encoder")
     is_fixed = folder_spec.is_endpoint and "max_length" in (overrides or {})
     if is_fixed or (spec.is_static, spec.is_endpoint) != (folder_spec.is_static, folder_spec.is_endpoint):
         name, value = ("max_length", spec.max_length) if is_fixed else ("pooling", spec.pooling)
@@ -291,22 +320,6 @@ def _read_folder_spec(folder: Path) -> EncoderSpec:
         max_length = min(DPR_MAX_LENGTH, read_max_tokens(folder))
         return EncoderSpec(pooling="cls", normalize=False, max_length=max_length, layout="pair")
     return EncoderSpec(max_length=read_max_tokens(folder))
-
-
-def _check_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    names = [field.name for field in fields(EncoderSpec)]
-    for name in values:
-        if name not in names:
-            raise UsageError(f"{name!r} is not a setting of an encoder: use one of {', '.join(names)}")
-    return dict(values)
-
-
-METADATA = "artifact.metadata"  # file with the settings in Stanford's layout, as JSON
-PYLATE_CONFIG = "config_sentence_transformers.json"
-TOKENS_KEY = "tokens"  # key in bookwheel.json
-DIM = 128  # dimension of a token vector: ColBERT, section 4.1
-_MAX_POOL = 8  # maximum tokens per vector; the quality falls beyond 6 (Clavié et al. 2024)
-_MIN_MARKED_TOKENS = 5  # [CLS], the mark, one token of text, [SEP] and one [MASK]
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,23 +444,6 @@ def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
     return spec
 
 
-_STANFORD_FIELDS = {
-    "query_token_id": "question_mark",
-    "doc_token_id": "passage_mark",
-    "query_maxlen": "question_length",
-    "doc_maxlen": "passage_length",
-    "attend_to_mask_tokens": "attend_to_masks",
-}
-_PYLATE_FIELDS = {
-    "query_prefix": "question_mark",
-    "document_prefix": "passage_mark",
-    "query_length": "question_length",
-    "document_length": "passage_length",
-    "attend_to_expansion_tokens": "attend_to_masks",
-    "skiplist_words": "skipped",
-}
-
-
 def _read_marked_settings(folder: Path) -> dict[str, Any]:
     recorded = read_optional_json(folder / RECORD_FILE).get(TOKENS_KEY)
     if isinstance(recorded, dict):
@@ -456,19 +452,16 @@ def _read_marked_settings(folder: Path) -> dict[str, Any]:
         stanford_settings = read_json_object(folder / METADATA)
         dropped = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}
         return _rename_keys(stanford_settings, _STANFORD_FIELDS) | dropped
-    stanford_settings = read_optional_json(folder / PYLATE_CONFIG)
-    if stanford_settings.get("do_query_expansion") is False:
+    pylate_settings = read_optional_json(folder / PYLATE_CONFIG)
+    if pylate_settings.get("do_query_expansion") is False:
         raise InputError(
             f"encoder {folder} does not pad its questions with [MASK], which is not supported: use a ColBERT that does"
         )
-    return _rename_keys(stanford_settings, _PYLATE_FIELDS)
+    return _rename_keys(pylate_settings, _PYLATE_FIELDS)
 
 
 def _rename_keys(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {field_name: settings[key] for key, field_name in names.items() if settings.get(key) is not None}
-
-
-SPARSE_KEY = "sparse"  # key in bookwheel.json
 
 
 def is_sparse_encoder(folder: Path) -> bool:

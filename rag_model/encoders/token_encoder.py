@@ -22,6 +22,7 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import CONFIG, MODULES, list_tokenizer_files, resolve_folder
 from rag_model.encoders.space import Space, digest_tokenizer, read_declared_space
 from rag_model.encoders.spec import (
+    JOINED,
     METADATA,
     PYLATE_CONFIG,
     TOKENS_KEY,
@@ -37,6 +38,7 @@ from rag_model.encoders.tokens import (
     count_truncated,
     load_tokenizer,
     pad_length,
+    pad_rows,
     run_batches,
     tokenize,
 )
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from rag_model.encoders.token_model import TokenModel
-
-_JOINED = "joined"  # passage layout: `title text`
 
 
 def pool_tokens(vectors: Vectors, factor: int) -> Vectors:
@@ -102,7 +102,7 @@ def cluster_tokens(vectors: Vectors, count: int) -> npt.NDArray[np.int64]:
 class TokenBatch:
     """A padded batch of questions, or of passages, with their mark tokens."""
 
-    ids: TokenIds  # (b, t) token ids, padded with [MASK]
+    ids: npt.NDArray[np.int64]  # (b, t) token ids, padded with [MASK]
     attention_mask: npt.NDArray[np.bool_]  # (b, t) whether other tokens attend to each token
     output_mask: npt.NDArray[np.bool_]  # (b, t) whether each token gets an output vector
 
@@ -137,7 +137,7 @@ class ColbertTokenizer:
             return token_id
 
         skipped_ids = [
-            found_id for token in spec.skipped if (found_id := question_tokenizer.token_to_id(token)) is not None
+            token_id for token_id in map(question_tokenizer.token_to_id, spec.skipped) if token_id is not None
         ]
         mark_ids = require_token_id(spec.question_mark), require_token_id(spec.passage_mark)
         return cls(
@@ -154,7 +154,7 @@ class ColbertTokenizer:
         vector.
         """
         rows = [_insert_mark(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
-        ids, is_token = _pad_rows(rows, self.spec.question_length, self.mask_id)
+        ids, is_token = pad_rows(rows, self.spec.question_length, self.mask_id)
         all_tokens = np.ones_like(is_token)
         return TokenBatch(ids, all_tokens if self.spec.attend_to_masks else is_token, all_tokens)
 
@@ -164,7 +164,7 @@ class ColbertTokenizer:
 
     def pad_passages(self, rows: Sequence[TokenIds]) -> TokenBatch:
         """Pad passages to one batch; skipped tokens, such as punctuation, get no vector."""
-        ids, is_token = _pad_rows(rows, pad_length(max(map(len, rows))), self.mask_id)
+        ids, is_token = pad_rows(rows, pad_length(max(map(len, rows))), self.mask_id)
         return TokenBatch(ids, is_token, is_token & ~np.isin(ids, self.skipped_ids))
 
 
@@ -206,9 +206,7 @@ class TokenEncoder:
         model = import_module("rag_model.encoders.token_model").TokenModel.load(
             folder, device=device, dtype=resolved_dtype
         )
-        batch_tokens = (
-            model_module.CUDA_BATCH_TOKENS if resolved_device.type == "cuda" else model_module.CPU_BATCH_TOKENS
-        )
+        batch_tokens = model_module.get_max_batch_tokens(resolved_device)
         return cls(str(name), folder, spec, ColbertTokenizer.load(folder, spec), model, batch_tokens)
 
     @property
@@ -252,14 +250,11 @@ class TokenEncoder:
         Raises:
             InputError: a vector is not finite.
         """
-        return self.encode_inputs(
-            [self.spec.format_passage(*title_and_text) for title_and_text in zip(titles, texts, strict=True)]
-        )
+        return self.encode_inputs(list(map(self.spec.format_passage, titles, texts)))
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
         """Return the number of passages with more than `spec.passage_length` tokens."""
-        inputs = [self.spec.format_passage(*both) for both in zip(titles, texts, strict=True)]
-        return count_truncated(self.tokenizer.passage_tokenizer, inputs)
+        return count_truncated(self.tokenizer.passage_tokenizer, list(map(self.spec.format_passage, titles, texts)))
 
     def encode_inputs(self, inputs: Sequence[str]) -> TokenVectors:
         """Encode passages as `encode_passages` does, given the results of `spec.format_passage`.
@@ -303,7 +298,7 @@ class TokenEncoder:
 def as_tensors(batch: TokenBatch, device: "torch.device") -> "tuple[torch.Tensor, torch.Tensor]":
     """Return the (b, t) int64 token ids and the (b, t) bool attention mask on a device."""
     tensor = require("torch", "model").from_numpy
-    return tensor(batch.ids.astype(np.int64)).to(device), tensor(batch.attention_mask).to(device)
+    return tensor(batch.ids).to(device), tensor(batch.attention_mask).to(device)
 
 
 def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
@@ -322,7 +317,7 @@ def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
         pooling=spec.space_pooling,
         normalize=True,
         max_length=spec.passage_length,
-        layout=_JOINED,
+        layout=JOINED,
         passage_prompt=spec.passage_mark,
         dim=int(projection.shape[0]),
     )
@@ -352,11 +347,3 @@ def collect_token_encoder_files(
 
 def _insert_mark(ids: TokenIds, mark: int) -> TokenIds:
     return np.concatenate([ids[:1], [mark], ids[1:]]).astype(np.int32)
-
-
-def _pad_rows(rows: Sequence[TokenIds], width: int, fill: int) -> tuple[TokenIds, npt.NDArray[np.bool_]]:
-    # (t,) < (b, 1) -> (b, t)
-    is_token = np.arange(width) < np.array([len(row) for row in rows])[:, None]
-    ids = np.full(is_token.shape, fill, np.int32)
-    ids[is_token] = np.concatenate(rows)
-    return ids, is_token

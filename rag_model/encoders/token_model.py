@@ -2,21 +2,18 @@
 vectors.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-import transformers
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rag_model.encoders.files import CONFIG, read_json_object
+from rag_model.encoders.files import CONFIG, read_json_object, write_json
 from rag_model.encoders.model import resolve_device
-from rag_model.encoders.pretrained import load_transformers_model
+from rag_model.encoders.pretrained import load_body, save_body
 from rag_model.encoders.spec import METADATA, TokenSpec, find_dense_folder
 from rag_model.encoders.tokens import copy_tokenizer
-from rag_model.encoders.weights import WEIGHTS, StoredTensor, read_tensor_headers
+from rag_model.encoders.weights import StoredTensor, read_tensor_headers
 from rag_model.errors import InputError
 
 PROJECTION_TENSOR = "linear.weight"
@@ -43,7 +40,7 @@ class TokenModel(nn.Module):
             InputError: weights are missing or corrupt, or their shapes do not match.
         """
         weight = torch.from_numpy(find_projection(folder).read())
-        return cls(_load_body(folder, device, dtype), weight)
+        return cls(load_body(folder, resolve_device(device), dtype), weight)
 
     @classmethod
     def from_encoder(cls, folder: Path, dim: int, *, seed: int = 0, device: str | None = None) -> Self:
@@ -56,7 +53,7 @@ class TokenModel(nn.Module):
         Raises:
             InputError: the encoder cannot be loaded.
         """
-        body = _load_body(folder, device, torch.float32)
+        body = load_body(folder, resolve_device(device), torch.float32)
         gaussian = torch.randn(body.config.hidden_size, dim, generator=torch.Generator().manual_seed(seed))
         return cls(body, torch.linalg.qr(gaussian).Q.T.contiguous())  # (h, d) -> (d, h)
 
@@ -85,18 +82,8 @@ class TokenModel(nn.Module):
         `tokenizer_folder`.
         """
         copy_tokenizer(tokenizer_folder, folder)
-        prefix = self.body.base_model_prefix
-        tensors = {f"{prefix}.{name}": value for name, value in self.body.state_dict().items() if not _is_pooler(name)}
-        tensors[PROJECTION_TENSOR] = self.linear.weight.data
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-            folder / WEIGHTS,
-            {"format": "pt"},
-        )
-        config = {**self.body.config.to_diff_dict(), "architectures": [_ARCHITECTURE], "dtype": "float32"}
-        config["model_type"] = self.body.config.model_type
-        _write_json(folder / CONFIG, config)
-        _write_json(folder / METADATA, spec.to_stanford_metadata(self.dim))
+        save_body(self.body, {PROJECTION_TENSOR: self.linear.weight}, _ARCHITECTURE, folder)
+        write_json(folder / METADATA, spec.to_stanford_metadata(self.dim))
 
 
 def find_projection(folder: Path) -> StoredTensor:
@@ -123,20 +110,3 @@ def find_projection(folder: Path) -> StoredTensor:
 def list_body_tensors(folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of the transformer by name, without the projection."""
     return {name: tensor for name, tensor in read_tensor_headers(folder).items() if name != PROJECTION_TENSOR}
-
-
-def _load_body(folder: Path, device: str | None, dtype: torch.dtype) -> Any:
-    resolved_device = resolve_device(device)
-    body = load_transformers_model(transformers.AutoModel, folder, dtype)
-    for name, parameter in body.named_parameters():
-        parameter.requires_grad_(not _is_pooler(name))
-    return body.to(resolved_device).eval()
-
-
-def _is_pooler(name: str) -> bool:
-    """Return whether a tensor belongs to BERT's pooler, on which vectors do not depend."""
-    return "pooler" in name.split(".")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

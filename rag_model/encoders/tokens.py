@@ -29,7 +29,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.files import TOKENIZER, list_tokenizer_files, read_json_object, read_position_limit
+from rag_model.encoders.files import (
+    CONFIG,
+    TOKENIZER,
+    list_tokenizer_files,
+    read_json_object,
+    read_optional_json,
+    read_position_limit,
+)
 from rag_model.encoders.spec import EncoderSpec, TextInput
 from rag_model.errors import BookwheelError, InputError, ResourceError
 from rag_model.extras import require
@@ -40,25 +47,34 @@ if TYPE_CHECKING:
 
 _TEXTS_PER_CALL = 256  # encodings of the library take 20 times the memory of the ids
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+# Inputs are padded to a multiple of this length. With AMX, bf16 attention then takes 1.0 us per
+# token and layer instead of 1.5; tensor cores need multiples of 8. Measured: 7 % more tokens, and a
+# quarter less time.
+LENGTH_MULTIPLE = 16
+# In batches of at least this many tokens, a vector does not depend on the batch size. oneDNN uses
+# different kernels for small matrices: in bf16 with AMX, values differed by up to 1e-3 below 384
+# tokens per thread, also between padded lengths. Above that they did not differ, with one thread or
+# two, with or without an attention mask.
+BATCH_INVARIANT_TOKENS = 1024
+_PAD_TOKENS = ("[PAD]", "<pad>")
 TokenIds = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+_Result = TypeVar("_Result")
 WordSeparation = Literal["spaces", "marks"]
 TokenCache = dict[str, bytes | None]
 _SPACE_MARK = "▁"  # SentencePiece's mark for the space before a word
 _CHARACTER_NORMALIZERS = frozenset(("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"))
 _SPACE_SPLITTERS = frozenset(("BertPreTokenizer", "Whitespace", "WhitespaceSplit"))
 _WORD_INTERNAL_SPLITTERS = frozenset(("Punctuation", "Digits"))
-_UNSUPPORTED_BPE_SETTINGS = (
-    "dropout",
-    "ignore_merges",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-)  # settings of a BPE model
+_UNSUPPORTED_BPE_SETTINGS = ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
 _ID_BYTES = 4  # bytes per token id
 # words per generation of the cache; each of the two generations takes 25 MB
 _MAX_CACHED_WORDS = 1 << 17
 _MAX_CACHED_LENGTH = 64  # characters of a cached word; some languages have no spaces between words
 _WORDS_PER_TEXT = 64  # number of new words that are tokenized as one text
 _TEXTS_PER_BATCH = 1024  # encodings of the library take 20 times the memory of the ids
+_log = logging.getLogger(__name__)
 
 
 class TokenCounts(NamedTuple):
@@ -311,11 +327,9 @@ class WordTokenizer:
         ascii_words = (
             [word for word in new_words if word and word.isascii() and word.isprintable()] if self.boundaries else []
         )
-        for group, lines in (
-            (ascii_words, self._tokenize_joined(ascii_words)),
-            (other_words := [*{*new_words}.difference(ascii_words)], self._tokenize_separately(other_words)),
-        ):
-            recent.update(zip(group, lines, strict=True))
+        other_words = [*{*new_words}.difference(ascii_words)]
+        recent.update(zip(ascii_words, self._tokenize_joined(ascii_words), strict=True))
+        recent.update(zip(other_words, self._tokenize_separately(other_words), strict=True))
         return recent
 
     def _tokenize_separately(self, words: Sequence[str]) -> Iterator[bytes | None]:
@@ -352,9 +366,9 @@ class WordTokenizer:
 
     def _remove_unknown(self, ids: list[int]) -> bytes:
         unknown = self.limits.unknown_id
-        return array(
-            "i", ids if unknown not in ids else [token_id for token_id in ids if token_id != unknown]
-        ).tobytes()
+        if unknown in ids:
+            ids = [token_id for token_id in ids if token_id != unknown]
+        return array("i", ids).tobytes()
 
     def _encode_texts(self, texts: Sequence[str]) -> Iterator[list[int]]:
         for start in range(0, len(texts), _TEXTS_PER_BATCH):
@@ -466,19 +480,18 @@ def _concatenate_ids(cache: Mapping[str, bytes | None], words: Sequence[str]) ->
         return None
 
 
-# Inputs are padded to a multiple of this length. With AMX, bf16 attention then takes 1.0 us per
-# token and layer instead of 1.5; tensor cores need multiples of 8. Measured: 7 % more tokens, and a
-# quarter less time.
-LENGTH_MULTIPLE = 16
+def find_pad_id(tokenizer: "Tokenizer", folder: Path) -> int:
+    """Return the padding token: that of the model's config, else of the vocabulary, else 0."""
+    candidates = [read_optional_json(folder / CONFIG).get("pad_token_id"), *map(tokenizer.token_to_id, _PAD_TOKENS)]
+    return next((token_id for token_id in candidates if token_id is not None), 0)
 
-# In batches of at least this many tokens, a vector does not depend on the batch size. oneDNN uses
-# different kernels for small matrices: in bf16 with AMX, values differed by up to 1e-3 below 384
-# tokens per thread, also between padded lengths. Above that they did not differ, with one thread or
-# two, with or without an attention mask.
-BATCH_INVARIANT_TOKENS = 1024
-Rows = npt.NDArray[np.int64]
-_log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
+
+def pad_rows(rows: Sequence[Sequence[int] | Rows | TokenIds], width: int, fill: int) -> tuple[Rows, Flags]:
+    """Return (b, `width`) int64 ids, padded at the end with `fill`, and the (b, `width`) mask of tokens."""
+    is_token = np.arange(width) < np.array([len(row) for row in rows])[:, None]  # (t,) < (b, 1) -> (b, t)
+    ids = np.full(is_token.shape, fill, np.int64)
+    ids[is_token] = np.concatenate(rows)  # ragged -> (b, t)
+    return ids, is_token
 
 
 def pad_length(length: int, multiple: int = LENGTH_MULTIPLE) -> int:

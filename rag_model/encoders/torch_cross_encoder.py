@@ -21,15 +21,13 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.cross_encoder import CrossEncoder, PairBatch, PairTokenizer, check_is_cross_encoder
 from rag_model.encoders.files import CONFIG, read_json_object, resolve_folder
 from rag_model.encoders.model import CUDA_BATCH_TOKENS, choose_inference_dtype, parse_dtype, resolve_device
-from rag_model.encoders.pretrained import load_pretrained
+from rag_model.encoders.pretrained import check_body_is_complete, load_weights, refuse_missing_tensors
 from rag_model.encoders.tokens import copy_tokenizer
 from rag_model.encoders.weights import list_weight_files
-from rag_model.errors import InputError
 
 # Maximum tokens per batch, including padding; with 4,096, which exceed the cache, MiniLM is 10 %
 # slower.
 CPU_BATCH_TOKENS = 1024
-_NEW_HEAD = "pooler"  # the part of a new head that transformers treats as a part of BERT's body
 
 
 class _OneDnnLinear(nn.Module):
@@ -83,11 +81,7 @@ class TorchPairModel:
         resolved_device = resolve_device(device)
         resolved_dtype = parse_dtype(dtype or choose_inference_dtype(resolved_device))
         transformers_model, missing_tensors = load_classifier(folder)
-        if missing_tensors:
-            raise InputError(
-                f"cross-encoder {folder} lacks {len(missing_tensors)} tensors, "
-                f"{missing_tensors[0]} first: fetch it again"
-            )
+        refuse_missing_tensors("cross-encoder", folder, missing_tensors)
         transformers_model = transformers_model.to(resolved_device, resolved_dtype).eval().requires_grad_(False)
         uses_onednn = resolved_device.type == "cpu" and resolved_dtype == torch.float32
         return cls(replace_linear_by_onednn(transformers_model) if uses_onednn else transformers_model)
@@ -120,17 +114,8 @@ def load_classifier(folder: Path) -> tuple[Any, list[str]]:
     Raises:
         InputError: a file is missing or corrupt, or transformers has no such head for the model.
     """
-    transformers_model, loading = load_pretrained(
-        transformers.AutoModelForSequenceClassification,
-        folder,
-        "cross-encoder",
-        "fetch it again",
-        dtype=torch.float32,
-        num_labels=1,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    return transformers_model, sorted(loading["missing_keys"])
+    auto_class = transformers.AutoModelForSequenceClassification
+    return load_weights(auto_class, folder, "cross-encoder", torch.float32, num_labels=1)
 
 
 def takes_token_type_ids(transformers_model: Any) -> bool:
@@ -159,14 +144,7 @@ class TrainableCrossEncoder(nn.Module):
         """
         folder = resolve_folder(name)
         model, missing_tensors = load_classifier(folder)
-        body = f"{model.base_model_prefix}."
-        if missing_body_tensors := [
-            name for name in missing_tensors if name.startswith(body) and _NEW_HEAD not in name.split(".")
-        ]:
-            raise InputError(
-                f"model {folder} lacks {len(missing_body_tensors)} tensors, the first is "
-                f"{missing_body_tensors[0]}: fetch it again"
-            )
+        check_body_is_complete(model, folder, missing_tensors)
         return cls(model, PairTokenizer.load(folder), folder).train()
 
     def forward(self, questions: Sequence[str], passages: Sequence[Passage]) -> Tensor:

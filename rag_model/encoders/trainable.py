@@ -4,7 +4,6 @@ It runs `Model.forward` as `Encoder` does, so training and retrieval compute the
 except for dropout.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,16 +17,14 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import Model, training_length_multiple
+from rag_model.encoders.pretrained import freeze_pooler
 from rag_model.encoders.space import Space, compute_space, name_space_by_content, read_declared_space
-from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
+from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, write_encoder_record
 from rag_model.encoders.tokens import copy_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 
 # A question, a passage without title, or (title, text) of a passage.
 Text = str | tuple[str, str]
-# BERT's pooler, which is frozen: no vector depends on it, and several GPUs would wait for its
-# gradient.
-_POOLER = "pooler"
 
 
 class TrainableEncoder(nn.Module):
@@ -50,8 +47,7 @@ class TrainableEncoder(nn.Module):
         self.spec: EncoderSpec = encoder.spec
         self.tokenizer: Tokenizer = encoder.tokenizer
         self._model: Model = encoder.model
-        for name, parameter in self.whole.named_parameters():
-            parameter.requires_grad_(_POOLER not in name.split("."))
+        freeze_pooler(self.whole)
 
     @classmethod
     def load(
@@ -143,8 +139,7 @@ class TrainableEncoder(nn.Module):
         """Write all files except config and weights: tokenizer, spec and passage space."""
         copy_tokenizer(self.folder, folder)
         record = {"spec": self.spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
-        text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        (folder / RECORD_FILE).write_text(text, encoding="utf-8")
+        write_encoder_record(folder, record)
 
     def _get_model_on_device(self) -> Model:
         """Return the model on the current device of the weights."""

@@ -32,6 +32,13 @@ _AnyCache = TypeVar("_AnyCache", bound=Cache)
 _ARGUMENT_NAMES = ("cache", "past_key_values")
 # field names in the installed release
 _OUTPUT_FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}
+Mode = Literal["thorough", "fast"]
+DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
+ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
+"""Function of (h, v) log p of the next token and the group of each row.
+
+It returns (h, c) log p and (h, c) tokens of the candidates, best first.
+"""
 
 
 def build_continuation_arguments(module: Any, cache: Cache) -> dict[str, Any]:
@@ -83,15 +90,6 @@ def _copy_cache(cache: Any) -> Any:
     else:
         copied.layers = [copy(layer) for layer in cache.layers]
     return copied
-
-
-Mode = Literal["thorough", "fast"]
-DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
-ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
-"""Function of (h, v) log p of the next token and the group of each row.
-
-It returns (h, c) log p and (h, c) tokens of the candidates, best first.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from rag_model.chat_template import TemplateRefusalError, render_chat_template
 from rag_model.encoders.architecture import check_gguf_file
 from rag_model.encoders.files import CONFIG, TOKENIZER, read_json_object, read_optional_json, resolve_folder
 from rag_model.encoders.model import choose_inference_dtype, parse_dtype, resolve_device
-from rag_model.encoders.pretrained import load_pretrained
+from rag_model.encoders.pretrained import load_pretrained, refuse_missing_tensors
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.weights import read_tensor_headers
 from rag_model.errors import InputError, UsageError
@@ -183,11 +183,7 @@ def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
 def _load_module(folder: Path, family: Any, arguments: dict[str, Any]) -> Any:
     weights = {} if "gguf_file" in arguments else {"use_safetensors": True}
     module, loading = _load_with(folder, family, {**arguments, **weights, "output_loading_info": True})
-    if missing_tensors := sorted(loading["missing_keys"]):
-        raise InputError(
-            f"generator {folder} lacks {len(missing_tensors)} tensors, the first is "
-            f"{missing_tensors[0]}: fetch it again"
-        )
+    refuse_missing_tensors("generator", folder, sorted(loading["missing_keys"]))
     if "gguf_file" in arguments:  # the weights are now plain floats, which can be trained and saved
         module.hf_quantizer = None
         if hasattr(module.config, "quantization_config"):

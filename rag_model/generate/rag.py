@@ -10,11 +10,12 @@ other passages do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from rag_model.encoders.spec import check_choices
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import UsageError
 from rag_model.generate.generator import Contexts, Generator, Targets
@@ -45,15 +46,11 @@ class RagSettings:
     label_smoothing: float = 0.0  # ε of label smoothing; fairseq's RAG and BART fine-tuning use .1
     # exclude the first token of targets, such as BART's <s>, from the loss
     exclude_bos: bool = False
-    weighed_by: PassageWeighting = (
-        "products"  # logits of p(z|x): inner products of vectors, or the retriever's own scores
-    )
+    # Logits of p(z|x): inner products of vectors, or the retriever's own scores.
+    weighed_by: PassageWeighting = "products"
 
     def __post_init__(self) -> None:
-        for name, choices in (("kind", get_args(Variant)), ("weighed_by", get_args(PassageWeighting))):
-            if getattr(self, name) not in choices:
-                value = getattr(self, name)
-                raise UsageError(f"{name} {value!r} of a RAG model is unknown: choose from {', '.join(choices)}")
+        check_choices(self, "a RAG model")
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(
                 f"k {self.k}, temperature {self.temperature} and label_smoothing "

@@ -43,8 +43,7 @@ from rag_model.corpus.ragged_file import SparseVectors, SparseWriter
 from rag_model.corpus.records import Passage
 from rag_model.encoders.bag import BagEncoder, compute_term_mask, read_bag_spec
 from rag_model.encoders.files import read_vocabulary_size
-from rag_model.encoders.sparse_encoder import pad_rows
-from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.encoders.tokens import load_tokenizer, pad_rows, tokenize
 from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.index.build import run_stages
 from rag_model.index.kind import IndexFiles
@@ -81,10 +80,8 @@ def plain(folder: Path, questions: list[str], passages: list[Passage], steps: in
     size, count = bodies[0].config.vocab_size, len(questions)
     terms = torch.from_numpy(compute_term_mask(load_tokenizer(folder, 256), size))
     texts = [questions, [f"{passage.title} {passage.text}" if passage.title else passage.text for passage in passages]]
-    inputs = [
-        [torch.from_numpy(part) for part in pad_rows(tokenize(load_tokenizer(folder, length), text), 0, 1)]
-        for text, length in zip(texts, (128, 256), strict=True)
-    ]
+    token_rows = [tokenize(load_tokenizer(folder, size), text) for text, size in zip(texts, (128, 256), strict=True)]
+    inputs = [[torch.from_numpy(part) for part in pad_rows(rows, max(map(len, rows)), 0)] for rows in token_rows]
 
     def weigh_terms(position: int) -> tuple[Tensor, Tensor]:
         ids, real = inputs[position]

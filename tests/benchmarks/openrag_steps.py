@@ -24,8 +24,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, BartCo
 from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
 from rag_model.encoders.bag import compute_term_mask
-from rag_model.encoders.sparse_encoder import pad_rows
-from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.encoders.tokens import load_tokenizer, pad_rows, tokenize
 from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import PaperTemplate
@@ -124,7 +123,8 @@ def plain(inputs: TrainingInputs) -> tuple[nn.Module, Loss]:
     judge = plain_judge(inputs.reader) if inputs.proposed else None
 
     def weigh(side: int, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        ids, real = (torch.from_numpy(part) for part in pad_rows(tokenize(tokenizers[side], texts), 0, 1))
+        rows = tokenize(tokenizers[side], texts)
+        ids, real = (torch.from_numpy(part) for part in pad_rows(rows, max(map(len, rows)), 0))
         hidden = norms[side](bodies[side](input_ids=ids, attention_mask=real.long())[0])
         products = nn.functional.elu(hidden @ bodies[side].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
         weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms

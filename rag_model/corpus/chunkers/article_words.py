@@ -26,6 +26,19 @@ _OPENING = "\u3008\u300a\u300c\u300e\u3010\u3014\u3016\u3018\u301a\u301d\uff08\u
 UNSPACED = re.compile(f"[{_UNSPACED}{_MARKS}]")  # a character that no space follows
 _LONG_RUN = re.compile(f"[{_UNSPACED}{_MARKS}]{{12}}")
 _PIECES = re.compile(f"[{_OPENING}]*[{_UNSPACED}]{{1,2}}(?:(?![{_OPENING}])[{_MARKS}])*|[^{_UNSPACED}]+")
+_OPENERS = "\"'“„‘‚«‹([{¿¡「『【（〈《"
+_CLOSERS = "\"'”’»›)]}」』】）〉》"
+_CJK = "。！？｡．"  # neither a space nor a lower-case letter follows them
+_ENDS = ".!?…‽؟۔։।॥።፧။។៕" + _CJK
+_END_MARKS, _CJK_END, _MAY_END = frozenset(_ENDS), frozenset(_CJK), frozenset(_ENDS + _CLOSERS)
+_TITLES = "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cmdr adm maj gov sen rep pres mme mlle hr"
+_IN_REFERENCES = "no nos nr vol vols fig figs ca cf approx pp ed eds trans vs al sec ch art para bd bzw vgl geb jh núm"
+_MONTHS_AND_PLACES = "jan feb mar apr jun jul aug sep sept oct okt nov dec dez mt ft ave blvd dept"
+_ABBREVIATIONS = frozenset(f"{_TITLES} {_IN_REFERENCES} {_MONTHS_AND_PLACES}".split())
+# Strength of the boundary before a word: the larger, the better to split there.
+INSIDE, WORD, SENTENCE, LINE, PARAGRAPH, HEADING = range(6)
+Span = tuple[int, int]  # numbers of the first word and of the word after the last
+_MARGIN = re.compile(r"[ \t]{0,40}")  # bounded, because the length of a passage is
 
 
 def split_words(text: str) -> list[str]:
@@ -58,17 +71,6 @@ def _is_special(text: str, tokens: list[str]) -> bool:
 
 def _split_long(piece: str) -> list[str]:
     return [piece[start : start + MAX_WORD_LENGTH] for start in range(0, len(piece), MAX_WORD_LENGTH)]
-
-
-_OPENERS = "\"'“„‘‚«‹([{¿¡「『【（〈《"
-_CLOSERS = "\"'”’»›)]}」』】）〉》"
-_CJK = "。！？｡．"  # neither a space nor a lower-case letter follows them
-_ENDS = ".!?…‽؟۔։।॥።፧။។៕" + _CJK
-_END_MARKS, _CJK_END, _MAY_END = frozenset(_ENDS), frozenset(_CJK), frozenset(_ENDS + _CLOSERS)
-_TITLES = "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cmdr adm maj gov sen rep pres mme mlle hr"
-_IN_REFERENCES = "no nos nr vol vols fig figs ca cf approx pp ed eds trans vs al sec ch art para bd bzw vgl geb jh núm"
-_MONTHS_AND_PLACES = "jan feb mar apr jun jul aug sep sept oct okt nov dec dez mt ft ave blvd dept"
-_ABBREVIATIONS = frozenset(f"{_TITLES} {_IN_REFERENCES} {_MONTHS_AND_PLACES}".split())
 
 
 def ends_sentence(word: str, following: str) -> bool:
@@ -111,11 +113,6 @@ def _is_abbreviation(bare_word: str, stripped_word: str) -> bool:
     # U.S., e.g., p.m.
     is_dotted = "." in bare_word and all(len(part) <= 2 for part in bare_word.split("."))
     return is_initial or is_ordinal or is_dotted or bare_word.casefold() in _ABBREVIATIONS
-
-
-# Strength of the boundary before a word: the larger, the better to split there.
-INSIDE, WORD, SENTENCE, LINE, PARAGRAPH, HEADING = range(6)
-Span = tuple[int, int]  # numbers of the first word and of the word after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +209,6 @@ def _iter_lines(text: str) -> Iterator[tuple[str, int]]:
         yield line_break + _MARGIN.match(line)[0] + first[0].lstrip(), boundary  # type: ignore[index]
         yield from words
         boundary, line_break = LINE, "\n"
-
-
-_MARGIN = re.compile(r"[ \t]{0,40}")  # bounded, because the length of a passage is
 
 
 def _iter_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:

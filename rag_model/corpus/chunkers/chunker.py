@@ -23,6 +23,9 @@ from rag_model.toml import from_table
 ChunkFunction = Callable[[Article], Iterator[Passage]]
 # Characters of a heading in a passage, because every passage of a section has a copy.
 MAX_HEADING = 256
+MAX_ANCHOR = 64  # characters of a heading in a passage id
+_DIGEST_PATTERN = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
+_SINGLE_FILE = ""  # key of the only file of a setting that names a file, not a folder
 
 
 class Chunker(Protocol):
@@ -91,9 +94,6 @@ def build_passage(article: Article, position: str, heading: str, start_word: int
     )
 
 
-MAX_ANCHOR = 64  # characters of a heading in a passage id
-
-
 def create_anchor(heading: str, used_names: dict[str, int]) -> str:
     """Return a name for a section that is unique in its article, and add it to `used_names`.
 
@@ -112,10 +112,6 @@ def create_anchor(heading: str, used_names: dict[str, int]) -> str:
     used_names[name] = max(suffix, 1)
     used_names.setdefault(candidate, 1)
     return candidate
-
-
-_DIGEST_PATTERN = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-_SINGLE_FILE = ""  # key of the only file of a setting that names a file, not a folder
 
 
 def settings_to_json(chunker: Chunker) -> dict[str, Any]:

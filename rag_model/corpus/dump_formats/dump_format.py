@@ -6,7 +6,7 @@ stays light.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,12 @@ class PlanRequest:
     mirror: "Mirror | None" = None  # the pages of a site that earlier builds fetched
     folder: str = ""  # URL of the folder that document ids are relative to
     dropped: Mapping[str, int] = field(default_factory=dict)  # dropped files of the folder by reason
+
+    def find_boundaries(self, kind: SourceKind, dbname: str = "") -> "PartBoundaries | None":
+        """Return the boundaries of the parent's parts if its dump has this kind and is of this wiki."""
+        boundaries = self.parent_boundaries
+        is_same = boundaries is not None and (boundaries.kind, boundaries.dbname) == (kind, dbname)
+        return boundaries if is_same else None
 
 
 class DumpFormat(Protocol):
@@ -102,7 +108,7 @@ class DumpFormat(Protocol):
 class BuiltInFormat(NamedTuple):
     """A line of the list of accepted dumps."""
 
-    target: str  # `module:object`
+    target: str  # `module:object` in this package
     kind: SourceKind  # as `DumpFormat.kind`
     summary: str  # for help texts, error messages and the documentation
     # Whether workers read its parts with this format, not with the standard format of its kind.
@@ -110,42 +116,30 @@ class BuiltInFormat(NamedTuple):
 
 
 _PACKAGE = "rag_model.corpus.dump_formats"
-_PAGE_LINES_MODULE = f"{_PACKAGE}.page_lines"
 BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
-    "jsonl": BuiltInFormat(f"{_PACKAGE}.jsonl:FORMAT", "documents", "documents as JSONL (.jsonl, .ndjson)"),
-    "parquet": BuiltInFormat(f"{_PACKAGE}.parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
-    "tsv": BuiltInFormat(f"{_PACKAGE}.tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
-    "mediawiki": BuiltInFormat(f"{_PACKAGE}.mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml)"),
-    "wiki_site": BuiltInFormat(
-        f"{_PACKAGE}.wiki_site:FORMAT",
-        "wiki",
-        "the address of a wiki (mediawiki+https://)",
-        has_own_parts=True,
-    ),
+    "jsonl": BuiltInFormat("jsonl:FORMAT", "documents", "documents as JSONL (.jsonl, .ndjson)"),
+    "parquet": BuiltInFormat("parquet:FORMAT", "documents", "documents as Parquet (.parquet)"),
+    "tsv": BuiltInFormat("tsv:FORMAT", "passages", "passages as in psgs_w100.tsv (.tsv)"),
+    "mediawiki": BuiltInFormat("mediawiki:FORMAT", "wiki", "MediaWiki exports (.xml)"),
+    "wiki_site": BuiltInFormat("wiki_site:FORMAT", "wiki", "the address of a wiki (mediawiki+https://)", True),
     "enterprise": BuiltInFormat(
-        f"{_PAGE_LINES_MODULE}:ENTERPRISE",
-        "wiki",
-        "HTML of Wikimedia Enterprise (.tar.gz, .ndjson)",
-        has_own_parts=True,
+        "page_lines:ENTERPRISE", "wiki", "HTML of Wikimedia Enterprise (.tar.gz, .ndjson)", True
     ),
-    "cirrus": BuiltInFormat(
-        f"{_PAGE_LINES_MODULE}:CIRRUS",
-        "wiki",
-        "CirrusSearch dumps (.json.gz)",
-        has_own_parts=True,
-    ),
-    "kilt": BuiltInFormat(f"{_PACKAGE}.jsonl:KILT", "documents", "pages of KILT (.json, .jsonl)"),
-    "hotpot": BuiltInFormat(f"{_PACKAGE}.jsonl:HOTPOT", "documents", "pages of HotpotQA (.tar.bz2, .jsonl)"),
-    "finewiki": BuiltInFormat(f"{_PACKAGE}.parquet:FINEWIKI", "documents", "pages of FineWiki (.parquet)"),
-    "wiki_dpr": BuiltInFormat(f"{_PACKAGE}.parquet:WIKI_DPR", "passages", "passages of wiki_dpr (.parquet)"),
-    "markdown": BuiltInFormat(f"{_PACKAGE}.markup_files:MARKDOWN", "documents", "folders of Markdown (.md, .markdown)"),
-    "html": BuiltInFormat(f"{_PACKAGE}.markup_files:HTML", "documents", "HTML (.html, .htm, .xhtml; sitemap+https://)"),
-    "source_code": BuiltInFormat(f"{_PACKAGE}.source_code:SOURCE_CODE", "documents", "source code (.py, .js, .c, ...)"),
-    "pdf": BuiltInFormat(f"{_PACKAGE}.pdf:PDF", "documents", "PDF files (.pdf)"),
-    "office": BuiltInFormat(f"{_PACKAGE}.office:OFFICE", "documents", "Office files (.docx, .odt, .pptx, .xlsx)"),
+    "cirrus": BuiltInFormat("page_lines:CIRRUS", "wiki", "CirrusSearch dumps (.json.gz)", True),
+    "kilt": BuiltInFormat("jsonl:KILT", "documents", "pages of KILT (.json, .jsonl)"),
+    "hotpot": BuiltInFormat("jsonl:HOTPOT", "documents", "pages of HotpotQA (.tar.bz2, .jsonl)"),
+    "finewiki": BuiltInFormat("parquet:FINEWIKI", "documents", "pages of FineWiki (.parquet)"),
+    "wiki_dpr": BuiltInFormat("parquet:WIKI_DPR", "passages", "passages of wiki_dpr (.parquet)"),
+    "markdown": BuiltInFormat("markup_files:MARKDOWN", "documents", "folders of Markdown (.md, .markdown)"),
+    "html": BuiltInFormat("markup_files:HTML", "documents", "HTML (.html, .htm, .xhtml; sitemap+https://)"),
+    "source_code": BuiltInFormat("source_code:SOURCE_CODE", "documents", "source code (.py, .js, .c, ...)"),
+    "pdf": BuiltInFormat("pdf:PDF", "documents", "PDF files (.pdf)"),
+    "office": BuiltInFormat("office:OFFICE", "documents", "Office files (.docx, .odt, .pptx, .xlsx)"),
 }
 FORMATS: Registry[DumpFormat] = Registry(
-    "dump format", "bookwheel.dump_formats", {name: entry.target for name, entry in BUILT_IN_FORMATS.items()}
+    "dump format",
+    "bookwheel.dump_formats",
+    {name: f"{_PACKAGE}.{entry.target}" for name, entry in BUILT_IN_FORMATS.items()},
 )
 # Help of the option --dump. Names no plugins, since looking them up takes time.
 DUMP_HELP = (
@@ -234,6 +228,19 @@ def can_plan_fast(name: str, url: str) -> bool:
     dump_format = get_format(name)
     with explain_format_errors(dump_format, "can_plan_fast"):
         return bool(dump_format.can_plan_fast(url))
+
+
+def _ask(name: str, member: str, *arguments: Any) -> bool:
+    """Return what a member of a format answers.
+
+    Raises:
+        InputError: As for `get_format`, or the member raised an exception or returned no bool; the
+            message names the format.
+    """
+    dump_format = get_format(name)
+    with explain_format_errors(dump_format, member):
+        answer: bool = getattr(dump_format, member)(*arguments)
+    return check_result(dump_format, member, answer, bool)
 
 
 @contextmanager
@@ -362,20 +369,18 @@ def _find_name(url: str) -> str | None:
     names = sorted({*FORMATS.list_names()} - {SITE}, key=lambda name: (_get_detection_rank(name), name))
     problem: InputError | None = None  # error of the first broken plugin
     for name in names:
-        if is_standard(name):
-            if not get_format(name).recognize(file_name, read_head):
-                continue
-            if name == _FALLBACK and problem and not (".xml" in file_name.lower() or _ROOT_TAG in read_head()):
-                raise problem  # the file may belong to the broken plugin
-            return name
         try:
-            dump_format = get_format(name)
-            with explain_format_errors(dump_format, "recognize"):
-                answer = dump_format.recognize(file_name, read_head)
-            if check_result(dump_format, "recognize", answer, bool):
-                return name
+            is_recognized = _ask(name, "recognize", file_name, read_head)
         except InputError as error:
+            if is_standard(name):  # the file cannot be read
+                raise
             problem = problem or error
+            continue
+        if not is_recognized:
+            continue
+        if name == _FALLBACK and problem and not (".xml" in file_name.lower() or _ROOT_TAG in read_head()):
+            raise problem  # the file may belong to the broken plugin
+        return name
     if problem:
         raise problem
     return None
@@ -386,19 +391,11 @@ def _get_detection_rank(name: str) -> tuple[bool, ...]:
 
 
 def _is_companion(file_name: str) -> bool:
-    if any(get_format(name).is_companion(file_name) for name in BUILT_IN_FORMATS if name != SITE):
-        return True
     for name in FORMATS.list_names():
-        if is_standard(name):
-            continue
-        try:
-            dump_format = get_format(name)
-            with explain_format_errors(dump_format, "is_companion"):
-                answer = dump_format.is_companion(file_name)
-            if check_result(dump_format, "is_companion", answer, bool):
+        # `detect_format` reports a broken plugin if the file may belong to it.
+        with suppress(InputError):
+            if name != SITE and _ask(name, "is_companion", file_name):
                 return True
-        except InputError:
-            continue  # `detect_format` reports a broken plugin if the file may belong to it
     return False
 
 
@@ -417,11 +414,11 @@ def _read_head(url: str) -> bytes:
 
 def _read_parquet_schema(url: str) -> bytes:
     """Return the first bytes of a Parquet file's footer, or nothing if the footer is damaged."""
-    from rag_model.corpus.source import get_size, read_bytes  # noqa: PLC0415 - imports fsspec
+    from rag_model.corpus import source  # noqa: PLC0415 - imports fsspec
 
-    size = get_size(url)
-    tail = b"".join(read_bytes(url, max(0, size - 8), min(8, size)))
+    size = source.get_size(url)
+    tail = b"".join(source.read_bytes(url, max(0, size - 8), min(8, size)))
     length = int.from_bytes(tail[:4], "little")
     if not (tail.endswith(_PARQUET_MAGIC) and length <= size - 12):
         return b""
-    return b"".join(read_bytes(url, size - 8 - length, min(length, HEAD_BYTES)))
+    return b"".join(source.read_bytes(url, size - 8 - length, min(length, HEAD_BYTES)))

@@ -13,6 +13,11 @@ from rag_model.untrusted_text import describe_json_error, limit_blank_lines
 # File name endings of all formats with one JSON object per line.
 LINES_ENDING = re.compile(rf"\.(?:jsonl?|ndjson|tar){COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
 _ENDING = re.compile(rf"\.(jsonl|ndjson){COMPRESSED_ENDING}", re.IGNORECASE)
+_TITLE_KEY = b'"wikipedia_title"'
+_HEADING = "Section::::"
+_ITEM = re.compile(r"^(BULLET|NUMBERED)::::(-|\d+\.)?\s*")
+_PAGE_ADDRESS = re.compile(rb'"url"\s*:\s*\[?\s*"https?://en\.wikipedia\.org/wiki\?curid=\d')
+_SENTENCES = re.compile(rb'"text"\s*:\s*\[')
 
 
 class JsonLines(RecordFormat):
@@ -58,11 +63,6 @@ def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object a line")
     return value
-
-
-_TITLE_KEY = b'"wikipedia_title"'
-_HEADING = "Section::::"
-_ITEM = re.compile(r"^(BULLET|NUMBERED)::::(-|\d+\.)?\s*")
 
 
 class KiltPages(JsonLines):
@@ -139,6 +139,4 @@ def _is_text_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-_PAGE_ADDRESS = re.compile(rb'"url"\s*:\s*\[?\s*"https?://en\.wikipedia\.org/wiki\?curid=\d')
-_SENTENCES = re.compile(rb'"text"\s*:\s*\[')
 FORMAT, KILT, HOTPOT = JsonLines(), KiltPages(), HotpotPages()

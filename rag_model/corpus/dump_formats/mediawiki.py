@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import unescape
 from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from xml.parsers import expat
 from xml.sax.saxutils import escape
@@ -76,6 +77,36 @@ _CAPTURED = {
     # Exports have no `metadata`; it is in the staged pages of other dump formats.
     *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS, "/page/metadata"),
 }
+_NAMESPACE_HEAD = 4096  # bytes of a page's start, which has its title and namespace
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ROOT = b"<mediawiki>"
+_PAGE_END = b"</page>"
+_NO_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
+_MAX_ELEMENT_BYTES = 16 << 20  # bytes of a page that is buffered before it is parsed
+# The Media namespace, and the largest value of an int64 column.
+_MIN_NUMBER, _MAX_NUMBER = -2, (1 << 63) - 1
+_TIME_LIMIT = parse_seconds("2200-01-01")
+_MAX_HEAD_BYTES = 1 << 16  # bytes of white space before the first element
+_EXPORT_ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
+# Every wiki accepts the English names in addition to its own. These have the keys 0, 2, 4, …, and
+# their talk pages the keys between them.
+_SUBJECTS = ("", "user", "project", "file", "mediawiki", "template", "help", "category")
+CANONICAL_NAMESPACES: dict[str, int] = {
+    **{"media": -2, "special": -1, "image": 6, "image talk": 7},
+    **{name: 2 * number for number, name in enumerate(_SUBJECTS)},
+    **{f"{name} talk".strip(): 2 * number + 1 for number, name in enumerate(_SUBJECTS)},
+}
+_DUMP_NAME = re.compile(r"(?P<stem>.*?)(?P<number>\d*)\.xml(?P<range>-p\d+p\d+)?\.bz2")
+_INDEX_NAME = re.compile(r".*-index\d*\.txt(-p\d+p\d+)?\.bz2")
+_STREAM_MAGIC = re.compile(rb"BZh[1-9]1AY&SY")
+_ADVICE = "download the dump and its index again, both of one date"
+_IndexEntry = tuple[int, int, bool]  # offset of the stream, page id, whether it defines a template
+_PROPERTIES_NAME = re.compile(r".*-page_props\.sql(\.gz)?")
+MIN_RUN_BYTES = 256 << 10  # bytes of XML in a run, at least; four make a part of the smallest size
+MIN_FILE_BYTES = 8 << 20  # compressed bytes in a staged file, at least
+_ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst|7z)$", re.IGNORECASE)
+_OTHER_ENDING = re.compile(rf"\.(zip|tar|tgz|json|csv|txt|sql){COMPRESSED_ENDING}", re.IGNORECASE)
+_ROOT_TAG = b"<mediawiki"
 
 
 def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
@@ -119,9 +150,6 @@ def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: Identify
         for _, page in pages:
             yield replace(page, key=key) if is_regular else page
     parser.close()
-
-
-_NAMESPACE_HEAD = 4096  # bytes of a page's start, which has its title and namespace
 
 
 def parse_namespace_pages(
@@ -379,42 +407,8 @@ def format_page(page: Page) -> bytes:
     ).encode()
 
 
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
 def _replace_non_xml(text: str) -> str:
     return _NO_XML.sub("\ufffd", text)
-
-
-_ROOT = b"<mediawiki>"
-_PAGE_END = b"</page>"
-_NO_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
-_MAX_ELEMENT_BYTES = 16 << 20  # bytes of a page that is buffered before it is parsed
-# The Media namespace, and the largest value of an int64 column.
-_MIN_NUMBER, _MAX_NUMBER = -2, (1 << 63) - 1
-_TIME_LIMIT = parse_seconds("2200-01-01")
-_MAX_HEAD_BYTES = 1 << 16  # bytes of white space before the first element
-_EXPORT_ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
-
-# Every wiki accepts the English names in addition to its own.
-_SUBJECTS = {
-    0: "",
-    2: "user",
-    4: "project",
-    6: "file",
-    8: "mediawiki",
-    10: "template",
-    12: "help",
-    14: "category",
-}
-CANONICAL_NAMESPACES: dict[str, int] = {
-    "media": -2,
-    "special": -1,
-    "image": 6,
-    "image talk": 7,
-    **{name: key for key, name in _SUBJECTS.items()},
-    **{f"{name} talk".strip(): key + 1 for key, name in _SUBJECTS.items()},
-}
 
 
 def read_siteinfo(url: str) -> Siteinfo:
@@ -434,13 +428,6 @@ def read_siteinfo(url: str) -> Siteinfo:
     else:
         parser.close()
     raise InputError(f"{where} has no <siteinfo>, which tells its wiki and language: export it with its siteinfo")
-
-
-_DUMP_NAME = re.compile(r"(?P<stem>.*?)(?P<number>\d*)\.xml(?P<range>-p\d+p\d+)?\.bz2")
-_INDEX_NAME = re.compile(r".*-index\d*\.txt(-p\d+p\d+)?\.bz2")
-_STREAM_MAGIC = re.compile(rb"BZh[1-9]1AY&SY")
-_ADVICE = "download the dump and its index again, both of one date"
-_IndexEntry = tuple[int, int, bool]  # offset of the stream, page id, whether it defines a template
 
 
 def is_offset_index(url: str) -> bool:
@@ -463,9 +450,6 @@ def find_offset_index(url: str) -> str | None:
     return next((folder + candidate for candidate in candidates if file_exists(folder + candidate)), None)
 
 
-_PROPERTIES_NAME = re.compile(r".*-page_props\.sql(\.gz)?")
-
-
 def find_properties_file(url: str) -> str | None:
     """Return the URL of the table of page properties next to a dump, or None.
 
@@ -486,7 +470,7 @@ def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Ite
     Raises:
         InputError: The index is malformed, incomplete, or belongs to another dump.
     """
-    streams = groupby(_read_entries(index, namespaces), _get_offset)
+    streams = groupby(_read_entries(index, namespaces), itemgetter(0))
     size = get_size(url)
     run: PageRun | None = None
     stream_entries = ((offset, list(entries)) for offset, entries in streams)
@@ -507,14 +491,13 @@ def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Ite
 
 
 def _build_run(url: str, offset: int, end: int, entries: Sequence[_IndexEntry]) -> PageRun:
-    ids = [page_id for _, page_id, _ in entries]
-    ordered = all(first_id < second_id for first_id, second_id in pairwise(ids))
-    has_templates = any(is_template for _, _, is_template in entries)
-    return PageRun(Slice(url, offset, end - offset, "bz2", min(ids), max(ids)), end - offset, ordered, has_templates)
+    _, ids, are_templates = zip(*entries, strict=True)
+    byte_slice = Slice(url, offset, end - offset, "bz2", min(ids), max(ids))
+    return PageRun(byte_slice, end - offset, _increases(ids), any(are_templates))
 
 
-def _get_offset(entry: _IndexEntry) -> int:
-    return entry[0]
+def _increases(ids: Sequence[int]) -> bool:
+    return all(first_id < second_id for first_id, second_id in pairwise(ids))
 
 
 def _read_entries(index: str, namespaces: Mapping[str, int]) -> Iterator[_IndexEntry]:
@@ -556,10 +539,6 @@ def _check_stream(run: PageRun, index: str) -> None:
         pass
 
 
-MIN_RUN_BYTES = 256 << 10  # bytes of XML in a run, at least; four make a part of the smallest size
-MIN_FILE_BYTES = 8 << 20  # compressed bytes in a staged file, at least
-
-
 @dataclass(frozen=True, slots=True)
 class XmlRun:
     """The XML of a run of pages."""
@@ -571,9 +550,9 @@ class XmlRun:
 
     def to_page_run(self, url: str, offset: int, length: int, codec: Compression) -> PageRun:
         """Return the run as `length` bytes of a file from `offset`."""
-        ordered = all(first_id < second_id for first_id, second_id in pairwise(self.page_ids))
         byte_slice = Slice(url, offset, length, codec, min(self.page_ids), max(self.page_ids))
-        return PageRun(byte_slice, max(1, len(self.data) // COMPRESSION_RATIO), ordered, self.has_templates)
+        weight = max(1, len(self.data) // COMPRESSION_RATIO)
+        return PageRun(byte_slice, weight, _increases(self.page_ids), self.has_templates)
 
 
 def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:
@@ -627,11 +606,6 @@ def _iter_runs(url: str) -> Iterator[XmlRun]:
     parser.close()
     if page_ids:
         yield XmlRun(buffer_offset, bytes(buffer), page_ids, has_templates)
-
-
-_ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst|7z)$", re.IGNORECASE)
-_OTHER_ENDING = re.compile(rf"\.(zip|tar|tgz|json|csv|txt|sql){COMPRESSED_ENDING}", re.IGNORECASE)
-_ROOT_TAG = b"<mediawiki"
 
 
 class MediaWiki(PageFormat):
@@ -703,11 +677,10 @@ class RenderedPages(MediaWiki):
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
         """Return the page if it is an article, otherwise the reason to drop it."""
-        if page.model in {HTML_MODEL, PLAIN_MODEL}:
-            text = "rendered" if page.text.strip() else ""
-            verdict = super().classify(replace(page, text=text, model="wikitext"), siteinfo)
-        else:
-            verdict = super().classify(page, siteinfo)
+        if page.model not in {HTML_MODEL, PLAIN_MODEL}:
+            return super().classify(page, siteinfo)
+        text = "rendered" if page.text.strip() else ""
+        verdict = super().classify(replace(page, text=text, model="wikitext"), siteinfo)
         return verdict if isinstance(verdict, str) else page
 
     def clean(

@@ -106,9 +106,6 @@ class PageFormat:
             InputError: A file is damaged or empty, or the files belong to several wikis.
         """
         siteinfo = self._read_common_siteinfo(urls)
-        boundaries = request.parent_boundaries
-        if boundaries and (boundaries.kind, boundaries.dbname) != ("wiki", siteinfo.dbname):
-            boundaries = None
         all_runs = chain.from_iterable(self.split(url, request) for url in urls)
         if request.limit is None:
             runs, last = list(all_runs), None
@@ -119,7 +116,7 @@ class PageFormat:
         runs.sort(key=lambda run: run.slice.first_page)
         if last is None:
             last = max(run.slice.last_page for run in runs)
-        starts = choose_starts(runs, request.part_bytes, boundaries)
+        starts = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
         parts, template_parts = (
             assemble_parts("wiki", page_runs, starts, last, request.part_format)
             for page_runs in (runs, select_template_runs(runs))

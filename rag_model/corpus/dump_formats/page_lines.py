@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeGuard
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -48,6 +48,18 @@ MAX_MERGED_FILES = 64  # files that are merged at once; each needs a decoder and
 _MAX_NUMBER = (1 << 63) - 1
 _DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's mark; it replaces the page's text
 Row = dict[str, Any]
+# Fields of an article; a document of another source hardly has several of them.
+_ENTERPRISE_FIELD = re.compile(
+    rb'"(article_body|date_modified|in_language|is_part_of|main_entity|namespace|version)"\s*:'
+)
+_MIN_FIELDS = 3
+_WIKI_ADDRESS = re.compile(r"https?://[\w.:-]+/wiki/")
+_CIRRUS_ACTION = re.compile(rb'\s*\{\s*"index"\s*:\s*\{')
+_WIKIMEDIA_NAME = re.compile(
+    "([a-z]{2,3}(?:_[a-z_]+)?|simple)(wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage)"
+)
+_CIRRUS_NAME = re.compile(r"([a-z][a-z_]+)-\d{8}-cirrus")
+_HEADER = struct.Struct("<qqqQ")  # of a page in a sorted file: its id, age and bytes
 
 
 class PageLines(RenderedPages):
@@ -108,12 +120,7 @@ class PageLines(RenderedPages):
         runs = _group_pages(sort_pages(pages, request.workdir))
         yield from stage_runs(runs, request.workdir, request.stage)
 
-    def _limit_articles(
-        self,
-        pages: Iterable[Page],
-        limit: int,
-        siteinfo: Siteinfo,
-    ) -> Iterator[Page]:
+    def _limit_articles(self, pages: Iterable[Page], limit: int, siteinfo: Siteinfo) -> Iterator[Page]:
         """Yield the pages up to the last of the first `limit` articles."""
         article_ids: set[int] = set()
         for page in pages:
@@ -137,8 +144,7 @@ class EnterprisePages(PageLines):
         if not LINES_ENDING.search(name):
             return False
         head = read_head().lstrip()
-        fields = {*_ENTERPRISE_FIELD.findall(head)}
-        return head.startswith(b"{") and len(fields) >= _MIN_FIELDS
+        return head.startswith(b"{") and len({*_ENTERPRISE_FIELD.findall(head)}) >= _MIN_FIELDS
 
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
         """Return the wiki by `is_part_of`, `in_language` and the address of the page."""
@@ -177,7 +183,7 @@ class EnterprisePages(PageLines):
 
     def _read_text(self, row: Row, path: str, where: str) -> str:
         value = _get_value(row, path)
-        if not _is_text(value):
+        if not isinstance(value, str):
             raise InputError(f"{where} has no text `{path}`: give {self.description}")
         return value
 
@@ -190,9 +196,7 @@ class CirrusPages(PageLines):
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether the first line is the action of an index."""
-        if not LINES_ENDING.search(name):
-            return False
-        return _CIRRUS_ACTION.match(read_head()) is not None
+        return LINES_ENDING.search(name) is not None and _CIRRUS_ACTION.match(read_head()) is not None
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
         """Yield the pages with the id of the action before them.
@@ -200,7 +204,7 @@ class CirrusPages(PageLines):
         Raises:
             InputError: A page has no action before it, or an action no page after it.
         """
-        page_id: object = None
+        page_id: Any = None
         where = ""
         for where, row in super().iter_rows(url):
             if isinstance(row.get("index"), dict) and len(row) == 1:
@@ -208,7 +212,8 @@ class CirrusPages(PageLines):
                 continue
             if page_id is None:
                 raise InputError(f"{where} has no action `index` before it: give {self.description}")
-            yield where, {"page_id": int(page_id) if _is_digits(page_id) else page_id, **row}
+            is_number = isinstance(page_id, str) and page_id.isdecimal() and len(page_id) < len(str(_MAX_NUMBER))
+            yield where, {"page_id": int(page_id) if is_number else page_id, **row}
             page_id = None
         if page_id is not None:
             raise InputError(f"{basename(url)} ends after an action, without its page: download it again")
@@ -223,14 +228,14 @@ class CirrusPages(PageLines):
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
         """Return the wiki by `wiki` and `language`."""
         language = row.get("language")
-        if not _is_text(language):
+        if not isinstance(language, str):
             raise InputError(f"{where} has no text `language`: give {self.description}")
         wiki = row.get("wiki")
-        return _build_siteinfo(wiki if _is_text(wiki) else "", language, "")
+        return _build_siteinfo(wiki if isinstance(wiki, str) else "", language, "")
 
     def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
         """Return the page with its plain text."""
-        if not _is_text(text := row.get("text", "")):
+        if not isinstance(text := row.get("text", ""), str):
             raise InputError(f"{where} has no text `text`: give {self.description}")
         model = row.get("content_model", "wikitext")
         if has_disambiguation_template(_read_names(row, "template"), siteinfo.language):
@@ -283,20 +288,12 @@ def _get_value(row: Row, path: str) -> Any:
     return value
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
-
-
-def _is_digits(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and value.isdecimal() and len(value) < len(str(_MAX_NUMBER))
-
-
 def _read_names(row: Row, field: str) -> list[str]:
     """Return the names in a list of texts, or of objects with a `name` or `title`."""
     values = row.get(field)
     rows = values if isinstance(values, list) else []
     names = (row.get("name", row.get("title")) if isinstance(row, dict) else row for row in rows)
-    return [name for name in names if _is_text(name)]
+    return [name for name in names if isinstance(name, str)]
 
 
 def _remove_namespace(name: str) -> str:
@@ -328,22 +325,6 @@ def _read_time(row: Row, name: str, where: str) -> int | None:
         raise InputError(
             f"{where} has {value!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z"
         ) from error
-
-
-# Fields of an article; a document of another source hardly has several of them.
-_ENTERPRISE_FIELD = re.compile(
-    rb'"(article_body|date_modified|in_language|is_part_of|main_entity|namespace|version)"\s*:'
-)
-_MIN_FIELDS = 3
-_WIKI_ADDRESS = re.compile(r"https?://[\w.:-]+/wiki/")
-_CIRRUS_ACTION = re.compile(rb'\s*\{\s*"index"\s*:\s*\{')
-_WIKIMEDIA_NAME = re.compile(
-    "([a-z]{2,3}(?:_[a-z_]+)?|simple)(wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage)"
-)
-_CIRRUS_NAME = re.compile(r"([a-z][a-z_]+)-\d{8}-cirrus")
-
-
-_HEADER = struct.Struct("<qqqQ")  # of a page in a sorted file: its id, age and bytes
 
 
 class _SortedPage(NamedTuple):

@@ -20,6 +20,7 @@ from rag_model.corpus.dump_formats.record_format import (
     RecordFormat,
     parse_document,
 )
+from rag_model.corpus.passages import decode_dictionaries
 from rag_model.corpus.records import EARLIEST, LATEST, MAX_ID, MAX_PASSAGE, MAX_TITLE
 from rag_model.corpus.source import MAX_LINE, add_client_errors, basename
 from rag_model.errors import InputError, format_error
@@ -106,7 +107,7 @@ class Parquet(RecordFormat):
                         file = open_file(read_dictionary=texts)
                     for batch in iter_row_range(file, rows, columns, first, end):
                         for small_batch in _split_batch(_dates_to_seconds(batch, self.date_field), url):
-                            yield from parse(_decode(small_batch), number, basename(url))
+                            yield from parse(decode_dictionaries(small_batch), number, basename(url))
                             number += len(small_batch)
         except PagesError as error:
             raise InputError(f"{basename(url)} {error}: write it again") from error
@@ -227,14 +228,6 @@ def _dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.RecordBatch:
     return batch.set_column(
         column_index, date_field, batch.column(column_index).cast(unit, safe=False).cast(pa.int64())
     )
-
-
-def _decode(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch without dictionaries, from which Arrow makes Python objects much faster."""
-    columns = [
-        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _is_plain(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = _RECORD_COLUMNS) -> bool:

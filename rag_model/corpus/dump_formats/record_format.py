@@ -132,13 +132,12 @@ class RecordFormat:
         """Write the records of each part to a file, and return the plan."""
         if request.limit is not None:
             records = islice(records, min(request.limit, sys.maxsize))  # maximum of islice
-        boundaries = request.parent_boundaries
         parts = write_bucket_parts(
             self.kind,
             records,
             size=sum(map(get_size, urls)),
             target=request.part_bytes,
-            parent_boundaries=boundaries if boundaries and boundaries.kind == self.kind else None,
+            parent_boundaries=request.find_boundaries(self.kind),
             workdir=request.workdir,
             stage=request.stage,
         )

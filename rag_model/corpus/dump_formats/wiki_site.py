@@ -87,6 +87,9 @@ _RENDER = {
     "disableeditsection": 1,
     "disabletoc": 1,
 }
+_CREATIVE_COMMONS = re.compile(
+    r"(?:https?:)?//creativecommons\.org/(licenses|publicdomain)/([a-z-]+)/([0-9.]+)(?:/.*)?"
+)
 
 
 class _ListedPage(NamedTuple):
@@ -504,11 +507,6 @@ def _read_time(row: Reply | None, url: str, name: str = "timestamp") -> str:
     return str(value)
 
 
-_CREATIVE_COMMONS = re.compile(
-    r"(?:https?:)?//creativecommons\.org/(licenses|publicdomain)/([a-z-]+)/([0-9.]+)(?:/.*)?"
-)
-
-
 def _name_licence(rights: Reply) -> str:
     """Return the short name of a Creative Commons licence, otherwise the wiki's own text.
 
@@ -572,10 +570,7 @@ class WikiSite(RenderedPages):
         ]
         if not runs:
             raise InputError(f"{urls[0]} has no pages: check the namespaces, and that you may read them")
-        boundaries = request.parent_boundaries
-        if boundaries and (boundaries.kind, boundaries.dbname) != ("wiki", siteinfo.dbname):
-            boundaries = None
-        starts = choose_starts(runs, request.part_bytes, boundaries)
+        starts = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
         parts = assemble_parts("wiki", runs, starts, runs[-1].slice.last_page, request.part_format)
         read_at = format_iso(state.cursor.read_at) if state.cursor else None
         return Plan("wiki", siteinfo, parts, licence, read_at or "", template_parts=())

@@ -38,18 +38,6 @@ _MAX_HOPS = 5  # maximum length of a chain of redirects; MediaWiki follows one
 Kind = Literal["alias", "body", "box", "disambiguation", "infobox"]
 NAMESPACES = (TEMPLATE, _MESSAGE)
 _DISAMBIGUATION_LIST = "disambiguationspage"  # the message that lists templates
-
-
-class TemplateEntry(NamedTuple):
-    """What a template shows. `value` is the name of another template (alias), the body, or the fields
-    of a portable infobox as JSON.
-    """
-
-    kind: Kind
-    value: str = ""
-
-
-_BOX_ENTRY = TemplateEntry("box")
 _NO_INCLUDE = re.compile(r"<noinclude\b[^<>]*>.*?(?:</noinclude\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _ONLY_INCLUDE = re.compile(r"<onlyinclude\b[^<>]*>(.*?)</onlyinclude\s*>", re.IGNORECASE | re.DOTALL)
 _INCLUDE_TAG = re.compile(r"</?(?:include|onlyinclude|noinclude)(?:only)?\b[^<>]*>", re.IGNORECASE)
@@ -65,6 +53,22 @@ _BOX = re.compile(
 )
 _FIRST_CALL = re.compile(r"\s*(?:<[^<>]*>\s*)*\{\{\s*([^|{}\[\]<>\n#:]+)")
 _LINK = re.compile(r"\[\[\s*:?([^\[\]|{}\n]{1,300})")
+_INFOBOX = re.compile(r"<infobox\b", re.IGNORECASE)
+_INFOBOX_TAG = re.compile(r"<(/?)(title|data|image|label|default|format)\b([^<>]*)>", re.IGNORECASE)
+_SOURCE = re.compile(r"\bsource\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
+_MAX_FIELDS, _MAX_FIELD_TEXT = 200, 500  # characters of a label, a default or a format
+
+
+class TemplateEntry(NamedTuple):
+    """What a template shows. `value` is the name of another template (alias), the body, or the fields
+    of a portable infobox as JSON.
+    """
+
+    kind: Kind
+    value: str = ""
+
+
+_BOX_ENTRY = TemplateEntry("box")
 
 
 def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str, int]) -> dict[str, list[str]]:
@@ -133,12 +137,6 @@ def _classify(text: str) -> TemplateEntry | list[str] | None:
     if (call := _FIRST_CALL.match(body)) and is_dropped(call[1]):
         return TemplateEntry("box")
     return None if len(body) > MAX_BODY or _UNSUPPORTED.search(body) else TemplateEntry("body", body)
-
-
-_INFOBOX = re.compile(r"<infobox\b", re.IGNORECASE)
-_INFOBOX_TAG = re.compile(r"<(/?)(title|data|image|label|default|format)\b([^<>]*)>", re.IGNORECASE)
-_SOURCE = re.compile(r"\bsource\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
-_MAX_FIELDS, _MAX_FIELD_TEXT = 200, 500  # characters of a label, a default or a format
 
 
 def parse_infobox(body: str) -> list[list[str]]:

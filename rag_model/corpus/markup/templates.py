@@ -74,6 +74,27 @@ _NOT_SHOWABLE = re.compile(
     r"top|bottom|up|down|yes|no|none|on|off|true|false|nocat|small|inline|ref|url|id|lang|format)\s*$"
 )
 
+_MAX_EXPANDED = 1 << 20  # maximum characters of expanded bodies and results in a page
+_MAX_NESTED = 20  # templates within the bodies of others; MediaWiki allows 40
+_LABELS = ("label", "lt", "text", "txt", "xt", "display")  # names of parameters with the shown words
+_PAIR_OF_DATES = 6  # parameters of a birth and a death
+_LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,12})*")
+_OPTION = re.compile(
+    r"(?:dark|light|medium|pale)?(?:red|green|blue|yellow|orange|black|white|gr[ae]y|purple|pink|brown|cyan|slategray)"
+    r"|smaller|larger|normal|bold|italics?",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"[-+−]?\d[\d.,  ]*")
+_MAX_UNIT = 12  # characters of a unit after a number
+_MAX_WORDS = 400  # characters of a parameter that is shown within a sentence
+_NOTE_LENGTH = 40  # a whole sentence of this length within another one is a note
+_REMARK_LENGTH = 60  # characters of an editor's remark in English
+_QUOTATION = re.compile(rf"(?s)\W*\w.*[{SENTENCE_ENDS}][\"'”»›」』)\]]{{0,4}}\s*")
+_MIN_QUOTATION = 40  # characters; each one that is not ASCII counts twice
+_LIST_START = re.compile(r"\s*\n\s*[*#;:]|[*#;:]+ *[^\s*#;:].*\n\s*[*#;:]")
+_MAX_QUOTATION_PARAMETERS = 6  # a template with more is a box
+_MAX_PADDING = 500  # characters, as in MediaWiki
+
 
 def normalize_name(name: str) -> str:
     """Normalise a template's name: lower case, single spaces, no namespace, truncated."""
@@ -123,10 +144,6 @@ def use_templates(table: "TemplateTable") -> Iterator[TemplateUse]:
         yield use
     finally:
         _CURRENT_USE.reset(token)
-
-
-_MAX_EXPANDED = 1 << 20  # maximum characters of expanded bodies and results in a page
-_MAX_NESTED = 20  # templates within the bodies of others; MediaWiki allows 40
 
 
 class Templates:
@@ -252,24 +269,6 @@ class Templates:
         return words
 
 
-_LABELS = ("label", "lt", "text", "txt", "xt", "display")  # names of parameters with the shown words
-_PAIR_OF_DATES = 6  # parameters of a birth and a death
-_LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,12})*")
-_OPTION = re.compile(
-    r"(?:dark|light|medium|pale)?(?:red|green|blue|yellow|orange|black|white|gr[ae]y|purple|pink|brown|cyan|slategray)"
-    r"|smaller|larger|normal|bold|italics?",
-    re.IGNORECASE,
-)
-_NUMBER = re.compile(r"[-+−]?\d[\d.,  ]*")
-_MAX_UNIT = 12  # characters of a unit after a number
-_MAX_WORDS = 400  # characters of a parameter that is shown within a sentence
-_NOTE_LENGTH = 40  # a whole sentence of this length within another one is a note
-_REMARK_LENGTH = 60  # characters of an editor's remark in English
-_QUOTATION = re.compile(rf"(?s)\W*\w.*[{SENTENCE_ENDS}][\"'”»›」』)\]]{{0,4}}\s*")
-_MIN_QUOTATION = 40  # characters; each one that is not ASCII counts twice
-_LIST_START = re.compile(r"\s*\n\s*[*#;:]|[*#;:]+ *[^\s*#;:].*\n\s*[*#;:]")
-
-
 def choose_words(call: TemplateCall) -> str:
     """Return the words that an unknown template within a sentence probably shows, or "".
 
@@ -327,9 +326,6 @@ def choose_prose(call: TemplateCall) -> str:
     return "" if words.isascii() and not _is_latin(call.language) else f"\n{words}\n"
 
 
-_MAX_QUOTATION_PARAMETERS = 6
-
-
 def _is_showable(value: str, call: TemplateCall, *, is_translated: bool) -> bool:
     if len(value) > _MAX_WORDS or _NOT_SHOWABLE.search(value):
         return False
@@ -371,7 +367,6 @@ def _get(texts: list[str], number: int) -> str:
     return texts[number].strip() if number < len(texts) else ""
 
 
-_MAX_PADDING = 500  # characters, as in MediaWiki
 # By name, from the text after the colon and the texts between the further bars.
 _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
     "formatnum": lambda value, rest: NUMBER_RENDERERS["formatnum"](parse_call("formatnum", [value, *rest])),

@@ -16,6 +16,25 @@ from typing import Any, Protocol
 from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 
+# Opening and closing marks of reasoning at the beginning of a text.
+_BLOCKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    # gpt-oss writes channels, of which the last one is the answer.
+    ("<|channel|>", "final<|message|>"),
+    ("<|start|>", "final<|message|>"),
+)
+_MAX_MARK = max(len(closing) for _, closing in _BLOCKS)
+_END_MARKS = re.compile(r"\s*<\|(?:end|return)\|>\s*\Z")
+# Channels of gpt-oss whose marks the server has removed.
+_BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -81,26 +100,6 @@ class Writer(Protocol):
             UsageError: this writer's model does not compute likelihoods.
         """
         ...
-
-
-# Opening and closing marks of reasoning at the beginning of a text.
-_BLOCKS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    # gpt-oss writes channels, of which the last one is the answer.
-    ("<|channel|>", "final<|message|>"),
-    ("<|start|>", "final<|message|>"),
-)
-_MAX_MARK = max(len(closing) for _, closing in _BLOCKS)
-_END_MARKS = re.compile(r"\s*<\|(?:end|return)\|>\s*\Z")
-# Channels of gpt-oss whose marks the server has removed.
-_BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTALL)
 
 
 def describe_missing_answer(token_limit: int, *, ended: bool) -> AnswerProblem:

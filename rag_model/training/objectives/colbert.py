@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.files import resolve_folder
-from rag_model.encoders.model import CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS
+from rag_model.encoders.model import get_max_batch_tokens
 from rag_model.encoders.spec import DIM, TokenSpec, is_token_encoder, read_token_spec
 from rag_model.encoders.token_encoder import ColbertTokenizer, TokenEncoder, as_tensors
 from rag_model.encoders.token_model import TokenModel
@@ -227,7 +227,7 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
     def encoder(self) -> TokenEncoder:
         """Return the encoder of the current weights."""
         initial = self._initial
-        budget = CUDA_BATCH_TOKENS if self.module.device.type == "cuda" else CPU_BATCH_TOKENS
+        budget = get_max_batch_tokens(self.module.device)
         return TokenEncoder(
             str(initial.folder), initial.folder, initial.tokenizer.spec, initial.tokenizer, self.module, budget
         )

@@ -27,12 +27,11 @@ from rag_model.encoders.sparse_encoder import (
     SparseSpec,
     compute_sparse_space,
     get_batch_tokens,
-    pad_rows,
     read_sparse_spec,
 )
 from rag_model.encoders.sparse_model import SidrModel
 from rag_model.encoders.spec import is_sparse_encoder
-from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.encoders.tokens import load_tokenizer, pad_length, pad_rows, tokenize
 from rag_model.errors import UsageError
 from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.store.store import Store
@@ -215,9 +214,9 @@ class TrainableSidr(nn.Module):
     def forward(self, texts: Sequence[str]) -> WeightsAndBags:
         """Return the (b, V) weights of one batch of texts over the vocabulary, and their bags."""
         device = self.model.device
-        ids, attention_mask = pad_rows(
-            tokenize(self._tokenizer, texts), self.model.pad_id, training_length_multiple(device)
-        )
+        rows = tokenize(self._tokenizer, texts)
+        width = pad_length(max(map(len, rows)), training_length_multiple(device))
+        ids, attention_mask = pad_rows(rows, width, self.model.pad_id)
         tokens = torch.from_numpy(ids).to(device)
         weights: Tensor = self.model(tokens, torch.from_numpy(attention_mask).to(device))
         return weights, self.model.bag_of_tokens(tokens)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.records import Section, Siteinfo
-from rag_model.corpus.wikitext import MAX_CHARS, UnparsablePageError, clean_wikitext
+from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
+from rag_model.corpus.wikitext import MAX_CHARS, clean_wikitext
 from tests.fixtures.counted import measure_peaks
 
 ENGLISH = Siteinfo(

@@ -182,7 +182,7 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
         ({"passage_terms": 20_000}, "passage_terms of a sparse encoder is 20000: give 1 to 10,000"),
         ({"max_length": 2}, "max_length of a sparse encoder is 2: give 3 or more"),
         ({"max_length": 65}, "max_length 65 is more than the limit of encoder .*: use 64 or less"),
-        ({"scale": "big"}, "scale of a sparse encoder is 'big': give a value of int"),
+        ({"scale": "big"}, "scale of a sparse encoder is 'big': give a value of type int"),
         ({"activation": "gelu"}, "activation 'gelu' of a sparse encoder is unknown: use one of relu, log1p_relu"),
         ({"dim": 3}, "'dim' is not a setting of a sparse encoder: use one of pooling"),
     ],

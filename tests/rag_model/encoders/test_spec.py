@@ -120,7 +120,7 @@ def test_our_record_outranks_what_the_folder_says(tiny_st: Build) -> None:
 def test_an_unknown_setting_is_named(tiny_bert: Path) -> None:
     with pytest.raises(UsageError, match="'pool' is not a setting of an encoder"):
         read_encoder_spec(tiny_bert, {"pool": "cls"})
-    with pytest.raises(UsageError, match="pooling 'max' is unknown"):
+    with pytest.raises(UsageError, match="pooling 'max' of an encoder is unknown"):
         read_encoder_spec(tiny_bert, {"pooling": "max"})
     with pytest.raises(UsageError, match=r"max_length 65 is more than encoder .* reads: use 64 or less"):
         read_encoder_spec(tiny_bert, {"max_length": 65})
