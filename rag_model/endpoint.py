@@ -11,8 +11,9 @@ import random
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, Self, TypeVar
@@ -21,11 +22,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, StoppedError, UsageError
+from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
 from rag_model.secrets import mask_secrets, refuse_secret
 from rag_model.untrusted_text import escape_controls, parse_json
 
 USER_AGENT = "bookwheel"
+INVALID_REQUEST_STATUSES = frozenset((400, 422))  # as of a field that the endpoint does not support
 LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
+_MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
 _MAX_SHOWN = 300  # characters of an endpoint's message that an error quotes
 _TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _PROMPT_TOO_LONG = re.compile(
@@ -289,6 +293,47 @@ class RetrySettings(Protocol):
     def backoff_seconds(self) -> float:
         """Seconds before the second attempt; doubled for each later one."""
         ...
+
+
+def create_endpoint_client(endpoint: Endpoint, accept: str, connect_seconds: float) -> httpx.AsyncClient:
+    """Create an HTTP client that sends the endpoint's key and accepts a content type; sends nothing.
+
+    It follows no redirect, which could send the texts and the key to another host.
+    """
+    authorization = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    return create_http_client(
+        httpx.AsyncClient,
+        headers={"User-Agent": USER_AGENT, "Accept": accept, **authorization},
+        timeout=httpx.Timeout(None, connect=connect_seconds),
+        follow_redirects=False,
+    )
+
+
+async def read_reply(response: httpx.Response, max_bytes: int) -> bytes:
+    """Return the body of a reply, or the beginning of the body of an error.
+
+    Raises:
+        ReplyTooLargeError: The body of a successful reply has more than `max_bytes`.
+    """
+    body, limit = bytearray(), max_bytes if response.is_success else _MAX_ERROR_BYTES
+    try:
+        async with aclosing(iter_body_async(response, limit)) as chunks:
+            async for chunk in chunks:
+                body += chunk
+    except ReplyTooLargeError:
+        if response.is_success:
+            raise
+    return bytes(body)
+
+
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Return the results of coroutines, in order; the first failure cancels the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def retry(

@@ -19,7 +19,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
@@ -45,15 +44,18 @@ from rag_model.encoders.spec import (
 )
 from rag_model.encoders.tokens import TokenCounts
 from rag_model.endpoint import (
-    USER_AGENT,
+    INVALID_REQUEST_STATUSES,
     Endpoint,
     EndpointErrors,
     EventLoopThread,
     FailedAttemptError,
+    create_endpoint_client,
+    gather_or_cancel,
+    read_reply,
     retry,
 )
 from rag_model.errors import EndpointError, InputError, PromptTooLongError, RefusedError, UsageError, format_count
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async, parse_retry_after
+from rag_model.http_client import ReplyTooLargeError, parse_retry_after
 from rag_model.untrusted_text import escape_controls, parse_json
 
 Vectors = npt.NDArray[np.float32]
@@ -79,8 +81,6 @@ _FAILURE_SECONDS = 2.0  # time for which a failed check is not repeated
 _RECHECK_SECONDS = 600.0  # time between two checks of the probes in one process
 _REPLY_BYTES_PER_VALUE = 32  # of a value of a vector as a decimal number
 _MAX_DIM = 1 << 16
-_MAX_ERROR_BYTES = 1 << 16
-_INVALID_REQUEST = frozenset((400, 422))
 # maximum time for a question; shorter than for a corpus, because a user waits
 _QUESTION_SECONDS = 30.0
 _MAX_QUOTED = 60  # characters of a text that an error message quotes
@@ -367,9 +367,9 @@ class EmbeddingClient:
             )
         settings = self.settings if whole_seconds is None else self._shorten(whole_seconds)
         starts = range(0, len(texts), settings.batch)
-        batches = [list(texts[start : start + settings.batch]) for start in starts]
+        requests = (self._embed_batch(list(texts[start : start + settings.batch]), settings) for start in starts)
         try:
-            replies = [*chain(*self._start().run(lambda _: self._embed_all(batches, settings)))]
+            replies = [*chain(*self._start().run(lambda _: gather_or_cancel(requests)))]
         except FailedAttemptError as failed_attempt:
             raise failed_attempt.error from failed_attempt.__cause__
         widths = {vectors.shape[1] for vectors, _ in replies}
@@ -394,26 +394,12 @@ class EmbeddingClient:
         """
         with self._start_lock:
             if self._loop is None:
-                authorization = {"Authorization": f"Bearer {self.endpoint.key}"} if self.endpoint.key else {}
-                self._client = create_http_client(
-                    httpx.AsyncClient,
-                    headers={"User-Agent": USER_AGENT, "Accept": "application/json", **authorization},
-                    timeout=httpx.Timeout(None, connect=self.settings.connect_seconds),
-                    # a redirect could send the texts and the key to another host
-                    follow_redirects=False,
-                )
+                connect_seconds = self.settings.connect_seconds
+                self._client = create_endpoint_client(self.endpoint, "application/json", connect_seconds)
                 self._slots = asyncio.Semaphore(self.settings.concurrency)
                 self._loop = EventLoopThread()
                 self._finalizer = weakref.finalize(self, _close_connections, self._loop, self._client)
             return self._loop
-
-    async def _embed_all(self, batches: Sequence[list[str]], settings: EmbedSettings) -> list[list[_EmbedReply]]:
-        tasks = [asyncio.ensure_future(self._embed_batch(batch, settings)) for batch in batches]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:  # a failed request cancels the others
-            for task in tasks:
-                task.cancel()
 
     async def _embed_batch(self, batch: list[str], settings: EmbedSettings) -> list[_EmbedReply]:
         """Request the vectors of a batch; a batch that is too long for the server is halved.
@@ -437,7 +423,7 @@ class EmbeddingClient:
         await asyncio.sleep(max(0.0, self._resume_time - loop.time()))
         try:
             status, body, wait_seconds = await self._post(batch)
-            if status in _INVALID_REQUEST and self._encoding_format and b"encoding_format" in body:
+            if status in INVALID_REQUEST_STATUSES and self._encoding_format and b"encoding_format" in body:
                 self._encoding_format = ""  # the endpoint does not support this field
                 status, body, wait_seconds = await self._post(batch)
         except ReplyTooLargeError as error:
@@ -466,17 +452,8 @@ class EmbeddingClient:
         try:
             if response.is_redirect:
                 raise self._errors.redirect(response.headers.get("location", ""))
-            limit = self._compute_reply_limit(batch) if response.is_success else _MAX_ERROR_BYTES
-            body = bytearray()
-            try:
-                async with aclosing(iter_body_async(response, limit)) as chunks:
-                    async for chunk in chunks:
-                        body += chunk
-            except ReplyTooLargeError:
-                if response.is_success:
-                    raise
-            wait_seconds = parse_retry_after(response.headers.get("retry-after"))
-            return response.status_code, bytes(body), wait_seconds
+            body = await read_reply(response, self._compute_reply_limit(batch))
+            return response.status_code, body, parse_retry_after(response.headers.get("retry-after"))
         finally:
             await response.aclose()
 

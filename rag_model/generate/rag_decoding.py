@@ -122,14 +122,10 @@ def _fill_in_missing_scores(
         chunk_size = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
         chunk = missing_scores[-chunk_size:]
         del missing_scores[-chunk_size:]
-        scores = log_likelihoods(
-            generator,
-            prefilled,
-            [missing_score[0] for missing_score in chunk],
-            [missing_score[1] for missing_score in chunk],
-        )
-        for (_, _, answer_log_p, z), score in zip(chunk, scores.tolist(), strict=True):
-            answer_log_p[z] = score
+        rows, answers, log_p_lists, passages = zip(*chunk, strict=True)
+        scores = log_likelihoods(generator, prefilled, rows, answers).tolist()
+        for log_p_by_passage, z, score in zip(log_p_lists, passages, scores, strict=True):
+            log_p_by_passage[z] = score
 
 
 def log_likelihoods(

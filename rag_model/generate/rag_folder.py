@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, cast
 
 import torch
 import transformers
@@ -33,10 +33,10 @@ from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.encoders.weights import WEIGHTS, list_weight_files, read_tensor_headers
 from rag_model.errors import InputError, UsageError
-from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import PaperTemplate, PromptTemplate, template_from_json, template_to_json
 from rag_model.generate.rag import Rag, RagSettings
+from rag_model.generate.transformer import TransformersGenerator
 from rag_model.process import temporary_folder
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, detect_model_parts
@@ -45,25 +45,6 @@ QUESTION: Literal["question"] = "question"
 _TOKENIZERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
 _CLASSES = {"sequence": "RagSequenceForGeneration", "token": "RagTokenForGeneration"}
 _PREFIXES = {QUESTION: ("rag.question_encoder.", "question_encoder."), GENERATOR: ("rag.generator.", "generator.")}
-
-
-class SavableGenerator(Generator, Protocol):
-    """A generator that can be saved, such as those of `load_generator`."""
-
-    @property
-    def module(self) -> Any:
-        """The transformers model."""
-        ...
-
-    @property
-    def prompt_template(self) -> PromptTemplate:
-        """The template that renders its contexts."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """The transformers tokenizer."""
-        ...
 
 
 def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
@@ -75,7 +56,7 @@ def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
     Raises:
         UsageError: its question encoder is not a `TrainableEncoder`.
     """
-    question, generator = rag.question, _cast_to_savable(rag.generator)
+    question, generator = rag.question, cast(TransformersGenerator, rag.generator)
     if not isinstance(question, TrainableEncoder):
         raise UsageError(f"a question encoder of type {type(question).__name__} cannot be saved: use TrainableEncoder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,13 +127,8 @@ def read_rag_settings(folder: Path) -> RagSettings:
     return _read_paper_settings(read_json_object(folder / CONFIG))
 
 
-def _cast_to_savable(generator: Any) -> SavableGenerator:
-    savable: SavableGenerator = generator
-    return savable
-
-
 def _convert_to_dpr(
-    rag: Rag, question: TrainableEncoder, generator: SavableGenerator
+    rag: Rag, question: TrainableEncoder, generator: TransformersGenerator
 ) -> "transformers.DPRQuestionEncoder | None":
     """Return the question encoder as an object of DPR's class; None if transformers' layout cannot
     store all settings.
@@ -183,7 +159,7 @@ def _convert_to_dpr(
 
 
 def _save_transformers_layout(
-    rag: Rag, dpr_encoder: "transformers.DPRQuestionEncoder", generator: SavableGenerator, folder: Path
+    rag: Rag, dpr_encoder: "transformers.DPRQuestionEncoder", generator: TransformersGenerator, folder: Path
 ) -> None:
     module, prompt_template, settings = generator.module, generator.prompt_template, rag.settings
     config = transformers.RagConfig.from_question_encoder_generator_configs(

@@ -265,7 +265,9 @@ class Seq2SeqGenerator(_TransformerGenerator):
         """Return an independent state of `rows`, (m,) int64."""
         context, rows = state.context[rows.cpu()], send_to(rows, state.hidden.device)
         if torch.equal(context, state.context):
-            return Seq2SeqState(
-                select_cache_rows(state.cache, rows, same_contexts=True), state.hidden, state.mask, context
-            )
+            cache = select_cache_rows(state.cache, rows, same_contexts=True)
+            return Seq2SeqState(cache, state.hidden, state.mask, context)
         return Seq2SeqState(select_cache_rows(state.cache, rows), state.hidden[rows], state.mask[rows], context)
+
+
+TransformersGenerator = CausalGenerator | Seq2SeqGenerator

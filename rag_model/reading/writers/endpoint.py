@@ -9,7 +9,7 @@ if the endpoint repeats it.
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,18 @@ import httpx
 
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.endpoint import (
-    USER_AGENT,
+    INVALID_REQUEST_STATUSES,
     Endpoint,
     EndpointErrors,
     EventLoopThread,
     FailedAttemptError,
+    create_endpoint_client,
+    gather_or_cancel,
+    read_reply,
     retry,
 )
 from rag_model.errors import UsageError
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async, parse_retry_after
+from rag_model.http_client import ReplyTooLargeError, iter_body_async, parse_retry_after
 from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 from rag_model.reading.writers.chat_events import DONE, ChatReply, EventParser, KeyMask, StreamedError
@@ -33,8 +36,6 @@ from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSe
 from rag_model.reading.writers.writer import Completion, Prompt, describe_missing_answer
 from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 
-_MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
-_INVALID_REQUEST = frozenset((400, 422))
 # If a server counts a smaller share of a prompt's tokens, it has truncated the prompt.
 _MIN_READ_SHARE = 0.8
 OnText = Callable[[str], None]
@@ -135,17 +136,10 @@ class EndpointWriter:
     async def _complete_all(
         self, prompts: Sequence[Prompt], reports_text: bool, put_text: Callable[[int, str], None]
     ) -> list[ChatReply]:
-        tasks = [
-            asyncio.ensure_future(
-                self._chat.complete(_to_messages(prompt), partial(put_text, index) if reports_text else None)
-            )
+        return await gather_or_cancel(
+            self._chat.complete(_to_messages(prompt), partial(put_text, index) if reports_text else None)
             for index, prompt in enumerate(prompts)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:  # the first failure cancels the others
-            for task in tasks:
-                task.cancel()
+        )
 
     def _to_completion(self, prompt: Prompt, reply: ChatReply) -> Completion:
         prompt_tokens, new_tokens = reply.usage or self.count_tokens([prompt.system + prompt.user, reply.text])
@@ -215,13 +209,8 @@ class ChatClient:
         self._errors = EndpointErrors(endpoint, model)
         self._length_field, self._requests_usage = settings.length_field, True
         self._slots = asyncio.Semaphore(settings.concurrency)
-        authorization = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-        self._client = create_http_client(
-            httpx.AsyncClient,
-            headers={"User-Agent": USER_AGENT, "Accept": "text/event-stream, application/json", **authorization},
-            timeout=httpx.Timeout(None, connect=settings.connect_seconds),
-            follow_redirects=False,  # a redirect could send the prompt and the key to another host
-        )
+        accept = "text/event-stream, application/json"
+        self._client = create_endpoint_client(endpoint, accept, settings.connect_seconds)
 
     async def complete(self, messages: list[dict[str, str]], on_text: OnText | None = None) -> ChatReply:
         """Return the completion of a chat; `on_text` is called with each fragment of its text.
@@ -308,21 +297,16 @@ class ChatClient:
         """
         if response.is_redirect:
             raise self._errors.redirect(response.headers.get("location", ""))
-        body = bytearray()
-        with suppress(ReplyTooLargeError):
-            async with aclosing(iter_body_async(response, _MAX_ERROR_BYTES)) as chunks:
-                async for chunk in chunks:
-                    body += chunk
-        if response.status_code in _INVALID_REQUEST:
+        body = await read_reply(response, 0)
+        if response.status_code in INVALID_REQUEST_STATUSES:
             if "stream_options" in request_body and b"stream_options" in body:
                 self._requests_usage = False
                 return False
             if "max_tokens" in request_body and b"max_completion_tokens" in body:
                 self._length_field = "max_completion_tokens"
                 return False
-        raise self._errors.bad_status(
-            response.status_code, bytes(body), parse_retry_after(response.headers.get("retry-after"))
-        )
+        wait_seconds = parse_retry_after(response.headers.get("retry-after"))
+        raise self._errors.bad_status(response.status_code, body, wait_seconds)
 
     async def _iter_events(self, response: httpx.Response) -> AsyncGenerator[str]:
         """Yield the data of each event, or the whole reply of an endpoint that does not stream."""

@@ -17,7 +17,7 @@ from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.load import apply_chat_template
 from rag_model.generate.prompts import InstructionTemplate, tokenize_untrusted
 from rag_model.generate.rag_decoding import decode_token
-from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
+from rag_model.generate.transformer import CausalGenerator, TransformersGenerator
 from rag_model.reading.answer import CLOSED_BOOK, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback, batch_by_key
 from rag_model.reading.writers.writer import (
@@ -28,7 +28,6 @@ from rag_model.reading.writers.writer import (
     remove_reasoning,
 )
 
-InMemoryGenerator = CausalGenerator | Seq2SeqGenerator
 BATCH_SIZE = 4  # default number of prompts per batch
 _SPARE_TOKENS = 4  # reserve, as joined texts may have more tokens than the sum of both
 _SPECIAL_TOKENS = 2  # first token and end token of an answer
@@ -39,7 +38,7 @@ class LocalWriter:
 
     def __init__(
         self,
-        generator: InMemoryGenerator,
+        generator: TransformersGenerator,
         model_id: str,
         decoding: DecodingSettings | None = None,
         batch: int = BATCH_SIZE,

@@ -20,8 +20,7 @@ from rag_model.generate.generator import Generator, Targets
 from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate, PromptTemplate, template_to_json
-from rag_model.generate.rag_folder import SavableGenerator
-from rag_model.generate.transformer import CausalGenerator
+from rag_model.generate.transformer import CausalGenerator, TransformersGenerator
 from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
@@ -74,7 +73,7 @@ class AnswerBlock(ScoreBlock):
 
 def score_answers(
     store: Store,
-    generator: Callable[[], SavableGenerator],
+    generator: Callable[[], TransformersGenerator],
     identity: str,
     examples: Sequence[ScoringExample],
     runner: TaskRunner | None = None,
@@ -100,7 +99,7 @@ def score_answers(
     return [AnswerScores(tuple(log_p), tokens) for scores in block_scores for log_p, tokens in scores]
 
 
-def put_generator(store: Store, generator: SavableGenerator) -> Files:
+def put_generator(store: Store, generator: TransformersGenerator) -> Files:
     """Store a generator's weights, tokenizer and template; equal generators give equal files."""
     with temporary_folder("generator") as folder:
         generator.module.save_pretrained(folder)

@@ -29,7 +29,7 @@ from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.generator import Contexts, Generator
 from rag_model.generate.likelihood import target_log_p
 from rag_model.generate.rag_decoding import decode_sequence
-from rag_model.generate.rag_folder import SavableGenerator
+from rag_model.generate.transformer import TransformersGenerator
 from rag_model.retrieve.models import PairScorer
 from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
@@ -199,7 +199,7 @@ def iter_judged(
     retrieved: Iterable[tuple[Example, Sequence[Passage]]],
     gold_answers: Mapping[str, tuple[str, ...]],
     settings: JudgeSettings,
-    generator: Callable[[], SavableGenerator],
+    generator: Callable[[], TransformersGenerator],
     block: Callable[..., JudgeBlock],
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
