@@ -231,10 +231,10 @@ def can_plan_fast(name: str, url: str) -> bool:
 
 
 def _ask(name: str, member: str, *arguments: Any) -> bool:
-    """Return what a member of a format answers.
+    """Return the answer of a method of a format, which must be a bool.
 
     Raises:
-        InputError: As for `get_format`, or the member raised an exception or returned no bool; the
+        InputError: As for `get_format`, or the method raised an exception or returned no bool; the
             message names the format.
     """
     dump_format = get_format(name)
