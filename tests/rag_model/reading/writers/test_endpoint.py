@@ -148,11 +148,16 @@ def test_what_passes_is_tried_again(step: Step) -> None:
         (replies(502, REFUSED), 3, EndpointError, "failed (502) (Incorrect API key provided: ***. See the page)"),
         (replies(307, b"", Location="http://elsewhere.example/v1"), 1, EndpointError, "redirects to elsewhere.example"),
         (replies(307, b"", Location="http://[bad/x"), 1, EndpointError, "redirects to an invalid address"),
-        (streams(event("a", ["stop"])), 1, EndpointError, "finish_reason is no text"),  # type: ignore[arg-type]
+        (streams(event("a", ["stop"])), 1, EndpointError, "finish_reason is not a text"),  # type: ignore[arg-type]
         (replies(200, b"<html>welcome</html>"), 1, EndpointError, "sent a reply that is not a chat completion"),
         (replies(200, b'{"choices": [7]}'), 1, EndpointError, "sent a reply that is not a chat completion"),
         (streams(b"data: what?\n\n"), 1, EndpointError, "sent a reply that is not a chat completion"),
-        (streams(event("\x1b[2J", content=1).replace(b'"\\u001b[2J"', b"5")), 1, EndpointError, "content is no text"),
+        (
+            streams(event("\x1b[2J", content=1).replace(b'"\\u001b[2J"', b"5")),
+            1,
+            EndpointError,
+            "content is not a text",
+        ),
         (streams(*WHOLE[:2]), 3, EndpointError, "ended its answer half-way"),
         (
             streams(b'data: {"error": {"message": "maximum context length"}}\n\n'),
