@@ -233,7 +233,10 @@ def test_so_many_at_once_and_in_order() -> None:
 
 
 def test_a_prompt_without_room_is_refused_before_it_is_sent() -> None:
-    with scripted(streams(*WHOLE)) as server, pytest.raises(UsageError, match="longer than openai:tiny has room"):
+    with (
+        scripted(streams(*WHOLE)) as server,
+        pytest.raises(UsageError, match="longer than the 28 that openai:tiny has"),
+    ):
         written(server, replace(QUICK, context=80))
     assert server.bodies == []
 
