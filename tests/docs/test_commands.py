@@ -51,6 +51,20 @@ def test_links_and_the_tests_that_are_named_lead_somewhere() -> None:
         assert [path for path in [*links, *tests] if not path.exists()] == [], named(page)
 
 
+def test_rows_of_tables_have_the_columns_of_their_header() -> None:
+    wrong = []
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for paragraph in prose.split("\n\n"):
+            lines = paragraph.replace(r"\|", "").strip("\n").splitlines()
+            header, *rows = [line.rstrip(" |") for line in lines] or [""]
+            if "---|" in paragraph.replace(" ", ""):
+                is_table = re.fullmatch(r"[-:| ]+", rows[0])
+                if not is_table or any(row.count("|") > header.count("|") for row in rows):
+                    wrong.append(f"{named(page)}: {header[:60]}")
+    assert wrong == []
+
+
 def test_every_bookwheel_command_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     count, wrong = 0, []
     for page in PAGES:
