@@ -3,17 +3,13 @@
 | expression | retrieves |
 | --- | --- |
 | `hnsw` | with an index of the snapshot; `exact` compares every vector |
-| `bm25(k1=1.2, b=.75)` | with an index and search parameters, which override those of the snapshot
-|
-| `hnsw:100` | with an index that is searched to a depth of 100 passages, even if fewer are returned
-|
+| `bm25(k1=1.2, b=.75)` | with an index and search parameters instead of the snapshot's |
+| `hnsw:100` | with an index at a depth of 100 passages, even if fewer are returned |
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
-| `interpolate(A, B, alpha)` | by the scores of A plus alpha times those of B, as in Pyserini's
-hybrid search (`fusion`) |
+| `interpolate(A, B, alpha)` | by the scores of A plus alpha times those of B (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 hits of A (`rerank`) |
 | `where(A, kind=table)` | the hits of A whose passages are of a kind (`where`) |
-| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: the hits of A and their
-neighbours (`rerank`) |
+| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 hits of A and neighbours (`rerank`) |
 
 A new kind of retriever is a file with a function `build(call, factory)`, and a line in `CALLS`.
 Packages register their builders by entry points of the group `bookwheel.retrievers`. A builder

@@ -65,7 +65,7 @@ class EndpointWriter:
 
     @property
     def id(self) -> str:
-        """The name of the model with the prefix `openai:`, as a user gives it."""
+        """The name of the model with the prefix of endpoints, as a user gives it."""
         return f"{ENDPOINT_PREFIX}{self.model}"
 
     @property
