@@ -159,7 +159,8 @@ def encode_block(gaps, weights, count, gap_bits, weight_bits, scratch, out, offs
         gaps: (128,) uint32, each row minus the row before it minus 1.
         weights: (128,) uint32, each weight minus 1, below 2^16. In both arrays up to seven values
             after the last are set to 0.
-        count: number of postings, 1 ... 128. gap_bits: the OR of all gaps.
+        count: number of postings, 1 ... 128.
+        gap_bits: the OR of all gaps.
         weight_bits: the OR of all weights minus 1.
         scratch: (SCRATCH_SIZE,) int64, overwritten.
         out: uint8, with room for 16 bytes per posting, and 8 more.
@@ -274,7 +275,8 @@ def decode_block(data, offset, end, row_before, count, rows, weights):
         offset: offset of the block in `data`.
         end: end of the block, or of the list that it belongs to.
         row_before: the row before the block; -1 at the beginning of a list.
-        count: number of postings, 1 ... 128. rows: (128,) int64, filled with the rows, ascending.
+        count: number of postings, 1 ... 128.
+        rows: (128,) int64, filled with the rows, ascending.
         weights: (128,) int64, filled with the weights, at least 1.
 
     Returns:
