@@ -197,7 +197,7 @@ def test_a_token_opens_the_door(
             Reply(200, b'{"snapshot": "s", "results": [{"question": "q", "hits": [3]}]}'),
             r"results\[0\].hits\[0\] is not",
         ),
-        (Reply(302, headers={"Location": "http://127.0.0.1:1/"}), "answers 302"),
+        (Reply(302, headers={"Location": "http://127.0.0.1:1/"}), "replied with 302"),
         (Reply(404, b'{"detail": "Not Found"}'), "replied with 404"),
         (Reply(500, b'{"detail": "its log says why"}'), "replied with 500: its log says why"),
         (Reply(504, b'{"detail": "no answer in time"}'), "replied with 504: no answer in time"),
@@ -241,7 +241,7 @@ def test_what_is_no_address_of_a_service_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("token", ["zwei worte", "schlüssel", "a\nb"])
 def test_a_token_that_no_header_can_hold_is_refused(token: str) -> None:
-    with pytest.raises(UsageError, match="token holds"):
+    with pytest.raises(UsageError, match="token contains"):
         Client("http://localhost:8000", token)
 
 

@@ -35,8 +35,8 @@ def test_a_retriever_is_asked_for_by_its_expression(place: dict[str, str]) -> No
         ({"folder": "a", "ref": "latest"}, "ref applies to a store"),
         ({"store": "a", "dest": "b", "encoder": "c"}, "omit encoder or dest"),
         ({"service": "http://a", "dest": "b"}, "dest applies to a store"),
-        ({"store": "a", "token": "t"}, "token belongs to a service"),
-        ({"service": "http://a", "encoder": "e"}, "encoder belongs to a store or a folder"),
+        ({"store": "a", "token": "t"}, "token applies to a service"),
+        ({"service": "http://a", "encoder": "e"}, "encoder applies to a store or a folder"),
     ],
 )
 def test_what_names_no_one_place_is_refused(wrong: dict[str, str], words: str) -> None:

@@ -60,7 +60,7 @@ def test_depths_belong_to_legs() -> None:
         ("rrf(a, b, k=1, k=2)", "character 16: the option 'k' is given twice"),
         ("rrf(a, k=1, b)", "character 13: an argument follows an option"),
         ("rrf(a, b):many", "character 10: ':many' is not a depth"),
-        ("rrf(a, b):0", "asked for 0 passages"),
+        ("rrf(a, b):0", "is 0 passages"),
         ("rerank(hnsw, 'ce", "character 13: a quote is not closed"),
         ("rrf(", r"character 4: the bracket '\(' is not closed"),
         ("h" * 10_000, r"'h+…' has 10,000 characters: use at most 1,000"),

@@ -267,7 +267,7 @@ def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Enco
 
 
 def test_a_model_that_scores_no_pairs_is_refused(snapshot: Snapshot, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a BertModel, which scores no pairs: give a cross-encoder"):
+    with pytest.raises(InputError, match="is a BertModel, which does not score pairs: give a cross-encoder"):
         open_retriever(snapshot, f"rerank(hnsw, {save_bert(tmp_path / 'bi')})")
     with pytest.raises(StoreError, match="nowhere"):
         open_retriever(snapshot, "rerank(hnsw, model:nowhere)")

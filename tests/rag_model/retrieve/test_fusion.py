@@ -174,7 +174,7 @@ def test_more_than_there_is_is_refused(
         ("rrf(hnsw, exact, weights=[1, 0])", "character 30: weights holds 0: give numbers above 0"),
         ("rrf(hnsw, exact, weights=[1, nan])", "weights holds nan"),
         ("rrf(hnsw, exact, weights=[1, inf])", "weights holds inf"),
-        ("rrf(hnsw, exact, depth=5)", "rrf has no option 'depth': it takes k and weights"),
+        ("rrf(hnsw, exact, depth=5)", "rrf has no option 'depth': its options are k and weights"),
         ("rrf(hnsw, [exact])", r"\[exact\] is not a retriever"),
         ("interpolate(hnsw, exact)", "character 1: interpolate takes two retrievers and the weight of the second"),
         ("interpolate(hnsw, exact, 1, alpha=1)", "two retrievers and the weight of the second"),
@@ -183,7 +183,7 @@ def test_more_than_there_is_is_refused(
         ("interpolate(hnsw, exact, alpha=inf)", "alpha of interpolate is inf: give a number"),
         ("interpolate(hnsw, exact, -1)", "alpha of interpolate is -1: give a number from 0 to 1,000,000"),
         ("interpolate(hnsw, exact, 1, normalization=1)", "normalization of interpolate is 1: give true or false"),
-        ("interpolate(hnsw, exact, 1, k=60)", "has no option 'k': it takes alpha and normalization"),
+        ("interpolate(hnsw, exact, 1, k=60)", "has no option 'k': its options are alpha and normalization"),
         ("rrf(hnsw:-1, exact)", "character 5: the depth of 'hnsw' is -1 passages"),
     ],
 )
