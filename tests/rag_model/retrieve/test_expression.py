@@ -65,7 +65,7 @@ def test_depths_belong_to_legs() -> None:
         ("rrf(", r"character 4: the bracket '\(' is not closed"),
         ("h" * 10_000, r"'h+…' has 10,000 characters: use at most 1,000"),
         ("rrf(" * 1_000 + ")" * 1_000, "has 5,000 characters"),
-        ("f(" * 100 + "a" + ")" * 100, f"calls are nested more than {MAX_NESTING} deep"),
+        ("f(" * 100 + "a" + ")" * 100, f"calls are nested more than {MAX_NESTING} levels deep"),
         ("[" * 900, r"'\[' is where a name is expected"),
     ],
 )
