@@ -152,7 +152,7 @@ def update_neighbors(
         index: an exact index over the current rows.
         vectors: (q, d) float32 queries.
         previous: lists of the same queries over earlier rows, each with the current number of each
-        earlier row, (m,), or -1 if no row is equal. An equal row has the same score.
+            earlier row, (m,), or -1 if no row is equal. An equal row has the same score.
         depth: number of neighbours that are needed.
         width: maximum length of a list; longer than `depth`, because lists lose removed rows.
 
