@@ -46,6 +46,7 @@ from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
+from rag_model.toml import from_table
 
 # largest dump, in bytes, that the launcher reads itself to look up its parts
 _MAX_LAUNCHER_BYTES = 64 << 20
@@ -392,7 +393,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
         return StageResult(outputs, asdict(stats))
 
     record, is_new = store.memo.get_or_create("chunk", task.inputs(), produce)
-    return ChunkResult.of(record, is_new=is_new).to_json()
+    return asdict(ChunkResult.of(record, is_new=is_new))
 
 
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:
@@ -401,7 +402,7 @@ def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | No
     is_small = sum(task.bytes for task in tasks if not has_digest_names(task.part)) <= _MAX_LAUNCHER_BYTES
 
     reports = run_job("chunk", chunk, tasks, launch, on_progress, _estimate_seconds, memoised=is_small)
-    return [ChunkResult.from_json(report) for report in reports]
+    return [from_table(ChunkResult, report, "a report of the chunk job") for report in reports]
 
 
 def _estimate_seconds(task: ChunkTask) -> float:

@@ -8,7 +8,7 @@ that has the first one pulls only the changes. `redact_parts` rewrites parts wit
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,7 @@ from rag_model.store.recorded_tasks import RecordedTask, compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.toml import from_table
 
 # bytes of both versions of a file that one core compares per second
 _COMPARED_BYTES_PER_SECOND = 1e8
@@ -129,7 +130,7 @@ def delta(step: DeltaStep, store: Store) -> Report:
 
     def read_parts() -> list[PartWithParents]:
         parts = json.loads(store.blobs.read(step.parts)) if step.parts else []
-        return [*map(PartWithParents.from_json, parts)]
+        return [from_table(PartWithParents, part, "a part of a delta") for part in parts]
 
     def find_base_rows() -> Rows:
         return concatenate_parent_rows(match_parts(store, read_parts(), by_text=True))
@@ -153,7 +154,7 @@ def write_deltas(before: Content, after: Content, launch: Launch, on_progress: O
     put_bytes = Store.open(launch.store_url).blobs.put_bytes
     parts = {
         representation: put_bytes(
-            json.dumps([part.to_json() for part in list_parts(before, after, representation)]).encode()
+            json.dumps([asdict(part) for part in list_parts(before, after, representation)]).encode()
         )
         for representation in compared_representations
     }
@@ -197,7 +198,7 @@ def redact(task: RedactTask, store: Store) -> Report:
         redacted, rows = redact_part(PartFiles(passages, paths_by_name, articles, spans), {*task.pages}, folder)
         paths = {TEXT: redacted.passages, ARTICLES: redacted.articles, SPANS: redacted.spans, **redacted.vectors}
         files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
-    return RedactResult(rows, files).to_json()
+    return asdict(RedactResult(rows, files))
 
 
 def redact_parts(
@@ -209,7 +210,7 @@ def redact_parts(
     keep `gc` from deleting them. The job is cheap, and running it again gives the same files.
     """
     return [
-        RedactResult.from_json(report)
+        from_table(RedactResult, report, "a report of the redact job")
         for report in run_job("redact", redact, tasks, launch, on_progress, _estimate_redaction)
     ]
 

@@ -28,6 +28,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
+from rag_model.toml import from_table
 
 # bytes of passages per second of one core if their hashes are looked up and their vectors copied
 _READ_BYTES_PER_SECOND = 2e7
@@ -150,7 +151,7 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     ):
         # Older versions recorded vectors of every device type and dtype under one key.
         record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.arithmetic}, produce)
-    return EmbedResult.of(record, is_new=is_new).to_json()
+    return asdict(EmbedResult.of(record, is_new=is_new))
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
@@ -170,7 +171,7 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
     reports = _find_remote_reports(tasks, launch) or run_job(
         "embed", embed, tasks, launch, on_progress, _estimate_seconds, memoised=is_local(launch.flags)
     )
-    return [EmbedResult.from_json(report) for report in reports]
+    return [from_table(EmbedResult, report, "a report of the embed job") for report in reports]
 
 
 def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResult], new_passages: int) -> str:

@@ -11,7 +11,7 @@ What a worker does for a task is in `index_work`.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -47,6 +47,7 @@ from rag_model.snapshots.reused_training import ParentRows, ReusedTraining, buil
 from rag_model.snapshots.stage_results import BuiltShard
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.toml import from_table
 
 Job = Callable[..., list[IndexInProgress]]
 _NAMED_CELLS = 5  # maximum number of cells that a note names
@@ -61,7 +62,7 @@ def start_index(
     parent_index: ParentIndex | None = None,
 ) -> IndexInProgress:
     """Return the record of an index before its jobs; it may be derived from `parent_index`."""
-    parent_blob = store.blobs.put_bytes(json.dumps(parent_index.to_json()).encode()) if parent_index else None
+    parent_blob = store.blobs.put_bytes(json.dumps(asdict(parent_index)).encode()) if parent_index else None
     return IndexInProgress(name, plan, _store_blob_list(store, rows), reused, parent_blob)
 
 
@@ -81,7 +82,7 @@ def derive(
             memoised=True,
         )
     )
-    results = [IndexStageResult.from_json(next(reports)) if build.parent_index else None for build in builds]
+    results = [IndexStageResult.of_report(next(reports)) if build.parent_index else None for build in builds]
     return [
         replace(build, derived=result if result and result.blob else None)
         for build, result in zip(builds, results, strict=True)
@@ -128,7 +129,7 @@ def train(
     return [
         _with_reused_training(build)
         if _is_reused_untested(build)
-        else _with_train_result(build, IndexStageResult.from_json(next(reports)))
+        else _with_train_result(build, IndexStageResult.of_report(next(reports)))
         for build in builds
     ]
 
@@ -218,7 +219,9 @@ def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterT
     # it names the files of all parts, too many to repeat in every task
     build = replace(build, parent_rows=None)
     return [
-        ScatterTask(build, number, part_rows, tuple(map(ParentRows.from_json, parent_parts)))
+        ScatterTask(
+            build, number, part_rows, tuple(from_table(ParentRows, part, "a parent's rows") for part in parent_parts)
+        )
         for number, (part_rows, parent_parts) in enumerate(zip(rows, parent_rows, strict=True))
     ]
 
@@ -323,7 +326,7 @@ def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProg
     unmerged = [build for build in builds if not build.derived]
     sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(unmerged, "merge"))
     results = map(
-        IndexStageResult.from_json,
+        IndexStageResult.of_report,
         run_job("merge", merge_one, unmerged, sized_launch, on_progress, _estimate_merge_seconds, memoised=True),
     )
     merged_results = [(build, build.derived or next(results)) for build in builds]
@@ -364,7 +367,7 @@ def _run_by_index(
     all_tasks = [task for index_tasks in tasks for task in index_tasks]
     reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, estimate_seconds, recorded))
     for index_tasks in tasks:
-        yield [IndexStageResult.from_json(next(reports)) for _ in index_tasks]
+        yield [IndexStageResult.of_report(next(reports)) for _ in index_tasks]
 
 
 def _run_on_gpus(

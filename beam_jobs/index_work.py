@@ -13,7 +13,7 @@ its stages.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,7 @@ from rag_model.snapshots.reused_training import ParentRows, RedactedRows, Reused
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
+from rag_model.toml import from_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,10 @@ class IndexStageResult:
     note: str = ""  # a note for the plan, such as why the index was trained again
     keeps_shards: bool = False  # whether the parent's shards can be updated with a new trained file
 
-    def to_json(self) -> Report:
-        """Return the record as JSON values."""
-        blob = self.blob.to_json() if self.blob else None
-        values = {"out": blob, "facts": self.stats, "made": self.is_new, "note": self.note}
-        return values | {"keeps_shards": self.keeps_shards}
-
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the result that `to_json` converted."""
-        blob = BlobRef.from_json(value["out"]) if value["out"] else None
-        return cls(blob, value["facts"], value["made"], value["note"], value["keeps_shards"])
+    def of_report(cls, report: Report) -> Self:
+        """Return the result of the report of a task, which is its `asdict`."""
+        return from_table(cls, report, "a report of an index job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +150,8 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
     """Derive one index from the parent's, unless recorded; report no blob if that is not possible."""
 
     def derive_from_parent(out: Path) -> IndexStats:
-        parent_index = ParentIndex.from_json(json.loads(store.blobs.read(require_blob(build.parent_index))))
+        values = json.loads(store.blobs.read(require_blob(build.parent_index)))
+        parent_index = from_table(ParentIndex, values, "the parent's index")
         # A damaged file of the parent is no error, because a build from scratch does not need it.
         with suppress(InputError, StoreError):
             if (stats := parent_index.derive(store, build.plan, out)) is not None:
@@ -164,9 +159,10 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
         raise _NotDerivedError
 
     try:
-        return _run_once(store, "derive", index_inputs(build.plan), derive_from_parent, vectors=build.rows.id).to_json()
+        inputs = index_inputs(build.plan)
+        return asdict(_run_once(store, "derive", inputs, derive_from_parent, vectors=build.rows.id))
     except _NotDerivedError:
-        return IndexStageResult(None, {}).to_json()
+        return asdict(IndexStageResult(None, {}))
 
 
 class _NotDerivedError(Exception):
@@ -177,7 +173,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     """Train one index, unless recorded; if the reused file fits, only report that."""
     plan, reused = build.plan, build.reused
     if reused and reused.redacted_parts:
-        return _redact_training(build, reused, reused.redacted_parts, store).to_json()
+        return asdict(_redact_training(build, reused, reused.redacted_parts, store))
     imbalance = reused and reused.stats.explain_misfit(plan.drift)
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
     if reused and not retrain_reason:
@@ -185,17 +181,15 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
         retrain_reason = fit.explain_misfit(plan.drift)
         follow_reason = reused.growth or fit.explain_missed_neighbors() or imbalance
         if not retrain_reason:
-            return (
-                _follow_new_vectors(build, reused, follow_reason, store)
-                if follow_reason
-                else IndexStageResult(None, {})
-            ).to_json()
+            if not follow_reason:
+                return asdict(IndexStageResult(None, {}))
+            return asdict(_follow_new_vectors(build, reused, follow_reason, store))
 
     def make(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
 
     result = _run_once(store, "train", index_inputs(plan), make, vectors=build.rows.id)
-    return replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else "").to_json()
+    return asdict(replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
 
 
 def _redact_training(
@@ -203,7 +197,8 @@ def _redact_training(
 ) -> IndexStageResult:
     """Remove the traces of removed vectors from a trained file, unless recorded."""
     plan, kind = build.plan, get_kind(build.plan.kind)
-    parts = [*map(RedactedRows.from_json, json.loads(store.blobs.read(redacted_parts)))]
+    values = json.loads(store.blobs.read(redacted_parts))
+    parts = [from_table(RedactedRows, value, "the rows of a takedown") for value in values]
 
     def iter_removed() -> Iterator[Vectors]:
         for part in parts:
@@ -260,7 +255,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
             store.blobs.get_local_path(reused.blob),
         )
         training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed, unchanged_files)
-        return StageResult({}, training_fit.to_json())
+        return StageResult({}, asdict(training_fit))
 
     changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
     unchanged_ids = [ref.id for ref in reused.unchanged_parts]
@@ -270,7 +265,8 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
         "changed": changed_parts,
         "same": unchanged_ids,
     }
-    return FitResult.from_json(store.memo.get_or_create("fit", inputs, measure)[0].stats)
+    record, _ = store.memo.get_or_create("fit", inputs, measure)
+    return from_table(FitResult, record.stats, "the record of a fit")
 
 
 def scatter_one(task: ScatterTask, store: Store) -> Report:
@@ -292,9 +288,8 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
                 return kind.carry(plan, *files, parent_pieces, out)
         return kind.scatter(plan, *files, out)
 
-    return _run_once(
-        store, "scatter", piece_inputs(plan), make, **_scatter_inputs(task.rows, trained, task.number)
-    ).to_json()
+    inputs = _scatter_inputs(task.rows, trained, task.number)
+    return asdict(_run_once(store, "scatter", piece_inputs(plan), make, **inputs))
 
 
 def _scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
@@ -335,7 +330,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
         # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
         # shards of earlier builds hold traces of removed vectors.
         inputs["parent"] = task.parent.id.partition(":")[2]
-    return _run_once(store, "shard", piece_inputs(plan), make, **inputs).to_json()
+    return asdict(_run_once(store, "shard", piece_inputs(plan), make, **inputs))
 
 
 def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
@@ -381,7 +376,7 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
         return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
     inputs = {"vectors": build.rows.id, "scattered": piece_list.id, "shards": shard_list.id}
-    return _run_once(store, "merge", index_inputs(plan), make, trained=trained.id, **inputs).to_json()
+    return asdict(_run_once(store, "merge", index_inputs(plan), make, trained=trained.id, **inputs))
 
 
 def _run_once(

@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
     exit_with_holder(Path(task.lease))
     os.nice(_NICE)
     try:
-        outcome: Mapping[str, Any] = {"made": rebuild_index(task).to_json()}
+        outcome: Mapping[str, Any] = {"made": asdict(rebuild_index(task))}
     except BookwheelError as error:
         outcome = error_to_dict(error)
     except Exception as error:
@@ -127,7 +127,7 @@ class RebuildProcess:
             ) from error
         if "made" not in outcome:
             raise error_from_dict(**outcome)
-        return RebuildResult.from_json(outcome["made"])
+        return RebuildResult(**outcome["made"])
 
     def stop(self) -> None:
         """End the process and its workers."""

@@ -1,10 +1,11 @@
-"""Read TOML files and convert their tables to frozen dataclasses, checking every key and type."""
+"""Read TOML files, and convert tables of TOML or JSON to dataclasses; check every key and type."""
 
 import difflib
 import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -33,16 +34,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def from_table(dataclass_type: type[T], table: Any, where: str) -> T:
-    """Build a dataclass from a TOML table; omitted keys keep their defaults.
+    """Build a dataclass from a table of TOML or JSON; omitted keys keep their defaults.
 
-    `where` names the table in error messages: `recipe.toml, [chunk]`.
+    This reads back the JSON of `dataclasses.asdict`. `where` names the table in error messages:
+    `recipe.toml, [chunk]`.
 
     Raises:
         UsageError: A key is unknown, a value has the wrong type, or the dataclass rejects it.
     """
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} must be a table of settings, not {table!r}")
-    hints = get_type_hints(dataclass_type)
+    hints = _get_hints(dataclass_type)  # type: ignore[arg-type]
     field_names = [field.name for field in fields(dataclass_type)]  # type: ignore[arg-type]
     settings: dict[str, Any] = {}
     for key, value in table.items():
@@ -58,6 +60,11 @@ def from_table(dataclass_type: type[T], table: Any, where: str) -> T:
         raise UsageError(f"{where} is not usable: {error}") from error
 
 
+@cache
+def _get_hints(dataclass_type: type) -> dict[str, Any]:
+    return get_type_hints(dataclass_type)
+
+
 def _suggest_key(key: str, field_names: list[str]) -> str:
     matches = difflib.get_close_matches(key, field_names, 1)
     return f"did you mean {matches[0]!r}?" if matches else f"choose from {', '.join(field_names)}"
@@ -68,7 +75,8 @@ def _check_value(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint):
         return from_table(hint, value, where)  # type: ignore[arg-type]
     if origin in (UnionType, Union):
-        return _check_value(next(kind for kind in arguments if kind is not type(None)), value, where)
+        kind = next(kind for kind in arguments if kind is not type(None))
+        return None if value is None and type(None) in arguments else _check_value(kind, value, where)
     if origin is Literal:
         if value not in arguments:
             raise UsageError(f"{where} is {value!r}: choose one of {', '.join(map(str, arguments))}")
@@ -92,8 +100,12 @@ def _check_items(origin: type, arguments: tuple[Any, ...], value: Any, where: st
         return {name: _check_value(arguments[1], entry, f"{where}.{name}") for name, entry in value.items()}
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where} must be a list, not {value!r}")
+    hints = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(value)
+    if len(value) != len(hints):
+        raise UsageError(f"{where} must be a list of {len(hints)} items, not {value!r}")
     return tuple(
-        _check_value(arguments[0], item, f"{where}, item {position}") for position, item in enumerate(value, start=1)
+        _check_value(hint, item, f"{where}, item {position}")
+        for position, (hint, item) in enumerate(zip(hints, value, strict=True), start=1)
     )
 
 

@@ -51,6 +51,7 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.recorded_tasks import PartTask, compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content
+from rag_model.toml import from_table
 
 # corpus kind of an import: it has no dump, and later builds do not reuse its parts
 KIND = "imported"
@@ -194,7 +195,7 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
             raise _count_mismatch("the input", str(task.first + skip_count), task.total)
     chunk_result = ChunkResult.of(record, is_new=is_new)
     embed_result = EmbedResult(record.outputs["embeddings"], chunk_result.rows, is_new=is_new)
-    report = {"passages": chunk_result.to_json(), "vectors": embed_result.to_json()}
+    report = {"passages": asdict(chunk_result), "vectors": asdict(embed_result)}
     return {**report, **compute_once(IdDigests(chunk_result.passages), store)}
 
 
@@ -218,9 +219,7 @@ def collect_parts(store: Store, passages: str, reports: Sequence[Mapping[str, An
         InputError: all pages were taken down, or passages of two parts have the same id.
     """
     check_part_ids(store, reports)
-    results = [
-        (ChunkResult.from_json(report["passages"]), EmbedResult.from_json(report["vectors"])) for report in reports
-    ]
+    results = [(_read_passages_report(report), _read_vectors_report(report)) for report in reports]
     live_results = [(chunk_result, embed_result) for chunk_result, embed_result in results if chunk_result.rows]
     if not live_results:
         raise InputError(f"all pages of {passages} were taken down in {store.url}: there is nothing to import")
@@ -387,9 +386,17 @@ def _check_same_digests(store: Store, reports: Sequence[Mapping[str, Any]], dige
     """Compare the ids that have one of these digests, because different ids may share a digest."""
     ids_to_compare = list[pa.Array]()
     for report in reports:
-        ids = _read_ids(store, ChunkResult.from_json(report["passages"]).passages)
+        ids = _read_ids(store, _read_passages_report(report).passages)
         ids_to_compare += ids.filter(pa.array(np.isin(digest_ids(ids), digests))).chunks
     _check_distinct(pa.chunked_array(ids_to_compare, pa.string()))
+
+
+def _read_passages_report(report: Mapping[str, Any]) -> ChunkResult:
+    return from_table(ChunkResult, report["passages"], "a report of the import job")
+
+
+def _read_vectors_report(report: Mapping[str, Any]) -> EmbedResult:
+    return from_table(EmbedResult, report["vectors"], "a report of the import job")
 
 
 def _read_ids(store: Store, passages: BlobRef) -> pa.ChunkedArray:

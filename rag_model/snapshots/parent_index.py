@@ -46,17 +46,6 @@ class PartWithParents:
     # the parent's files of these pages, as (file, its first row in the parent, number of rows)
     parent_files: tuple[tuple[BlobRef, int, int], ...]
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the record that `ParentIndex.to_json` wrote."""
-        parent_files = tuple((BlobRef.from_json(ref), first, rows) for ref, first, rows in value["before"])
-        return cls(BlobRef.from_json(value["file"]), value["rows"], parent_files)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        parent_files = [[ref.to_json(), first, rows] for ref, first, rows in self.parent_files]
-        return {"file": self.file.to_json(), "rows": self.rows, "before": parent_files}
-
 
 def list_parts(parent_content: Content, content: Content, over: str = TEXT) -> Iterator[PartWithParents]:
     """Yield the non-empty parts of a content, each with the parent's parts of the same pages.
@@ -107,18 +96,6 @@ class ParentIndex:
         if not is_same or file is None or not store.blobs.exists(file):
             return None
         return cls(file, entry, tuple(list_parts(parent_content, content, over)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        parts = [part.to_json() for part in self.parts]
-        return {"file": self.file.to_json(), "entry": dict(self.entry), "parts": parts}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the index that `to_json` converted."""
-        return cls(
-            BlobRef.from_json(value["file"]), value["entry"], tuple(map(PartWithParents.from_json, value["parts"]))
-        )
 
     def derive(self, store: Store, plan: IndexPlan, out: Path) -> IndexStats | None:
         """Write the index of the build; return None if it has to be built from scratch.

@@ -9,8 +9,8 @@ quantizers are trained on another sample.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -44,15 +44,6 @@ class ParentRows:
     rows: BlobRef
     number: int
 
-    def to_json(self) -> list[Any]:
-        """Return the record as JSON values."""
-        return [self.rows.to_json(), self.number]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Self:
-        """Read back what `to_json` wrote."""
-        return cls(BlobRef.from_json(value[0]), value[1])
-
 
 @dataclass(frozen=True, slots=True)
 class RedactedRows:
@@ -60,18 +51,6 @@ class RedactedRows:
 
     old: BlobRef
     remaining: BlobRef | None  # None: all were removed
-
-    def to_json(self) -> list[Any]:
-        """Return the record as JSON values."""
-        return [self.old.to_json(), self.remaining and self.remaining.to_json()]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Self:
-        """Read back what `to_json` wrote."""
-        old, remaining = (BlobRef.from_json(ref) if ref else None for ref in value)
-        if old is None:
-            raise ValueError("a redacted part has no old vectors")
-        return cls(old, remaining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +82,7 @@ class ReusedTraining:
 
 def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any]:
     """Return the manifest entry of a trained file, with which a later build compares its plan."""
-    return {"plan": plan.piece_inputs(), "code": get_kind(plan.kind).VERSION, **stats.to_json()}
+    return {"plan": plan.piece_inputs(), "code": get_kind(plan.kind).VERSION, **asdict(stats)}
 
 
 def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
@@ -198,7 +177,7 @@ def find_training_to_redact(
     space = (content.space_of(content.representation_of(name)) or {}).get("digest")
     if not isinstance(get_kind(plan.kind), ShardUpdatingKind) or find_reuse_obstacles(parent, name, plan, space):
         return None
-    trained, values = content.files[trained_path(name)], [part.to_json() for part in redacted_parts]
+    trained, values = content.files[trained_path(name)], [asdict(part) for part in redacted_parts]
     if not store.blobs.exists(trained) or _describe_growth(_get_training_entry(parent, name), plan):
         return None
     return ReusedTraining(
@@ -279,7 +258,7 @@ def _store_parent_rows(store: Store, content: Content, representation: str, part
     ranges = PageRanges(nonempty_parts)
     items = [
         [
-            ParentRows(vectors, number).to_json()
+            asdict(ParentRows(vectors, number))
             for number, _ in ranges.within(part.first_page, part.last_page)
             if (vectors := rows[number]) is not None
         ]

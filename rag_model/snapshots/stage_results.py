@@ -1,12 +1,13 @@
 """The results of the jobs for one part, or one shard of an index: records, and JSON in the store."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
-from rag_model.corpus.chunk import ChunkStats, QuarantinedPage
+from rag_model.corpus.chunk import ChunkStats
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Record
+from rag_model.toml import from_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +28,8 @@ class ChunkResult:
     @classmethod
     def of(cls, record: Record, *, is_new: bool = False) -> Self:
         """Return the result of a part from its memo record."""
-        outputs = record.outputs
-        return cls(
-            outputs["passages"], _parse_stats(record.stats), outputs.get("article_log"), is_new, outputs.get("spans")
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return {
-            "passages": self.passages.to_json(),
-            "facts": asdict(self.stats),
-            "article_log": self.article_log and self.article_log.to_json(),
-            "made": self.is_new,
-            "spans": self.spans and self.spans.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
-        article_log = BlobRef.from_json(value["article_log"]) if value["article_log"] else None
-        spans = BlobRef.from_json(value["spans"]) if value["spans"] else None
-        return cls(
-            BlobRef.from_json(value["passages"]), _parse_stats(value["facts"]), article_log, value["made"], spans
-        )
-
-
-def _parse_stats(value: Mapping[str, Any]) -> ChunkStats:
-    pages = tuple(QuarantinedPage(**page) for page in value["quarantined"])
-    return replace(ChunkStats(**value), quarantined=pages)
+        outputs, stats = record.outputs, from_table(ChunkStats, record.stats, "the record of a chunked part")
+        return cls(outputs["passages"], stats, outputs.get("article_log"), is_new, outputs.get("spans"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +50,6 @@ class EmbedResult:
         arithmetic = f"{str(stats.get('device', '')).partition(':')[0]} {stats.get('arithmetic', '')}".strip()
         counts = stats["rows"], stats["encoded"], is_new, int(stats.get("truncated", 0))
         return cls(record.outputs["embeddings"], *counts, arithmetic)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return {
-            "vectors": self.vectors.to_json(),
-            "rows": self.rows,
-            "encoded": self.encoded,
-            "made": self.is_new,
-            "truncated": self.truncated,
-            "arithmetic": self.arithmetic,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
-        counts = value["rows"], value["encoded"], value["made"], value["truncated"]
-        return cls(BlobRef.from_json(value["vectors"]), *counts, value["arithmetic"])
 
 
 @dataclass(frozen=True, slots=True)

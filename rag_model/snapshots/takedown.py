@@ -5,7 +5,6 @@ pages.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.snapshots.publish import publish_replacement, replace_snapshot
@@ -191,15 +190,6 @@ class RedactResult:
 
     rows: int
     files: Mapping[str, BlobRef]  # files as in `list_part_blobs`
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return {"rows": self.rows, "files": {name: ref.to_json() for name, ref in self.files.items()}}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
-        return cls(value["rows"], {name: BlobRef.from_json(ref) for name, ref in value["files"].items()})
 
 
 def replace_redacted_parts(content: Content, redacted: Mapping[str, RedactResult]) -> Content:

@@ -8,7 +8,7 @@ reads one at a time. Each result is recorded, so a resumed run repeats no task.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -70,8 +70,10 @@ class PartTask(RecordedTask):
     code: ClassVar[int]  # increase it when the same inputs would give another result
 
     def inputs(self) -> dict[str, Any]:
-        """Return the file and the version of the code."""
-        return {"file": self.file.id, "code": self.code}
+        """Return all fields, each file by its id, and the version of the code."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        ids = {name: value.id if isinstance(value, BlobRef) else value for name, value in values.items()}
+        return {**ids, "code": self.code}
 
     def estimate_seconds(self) -> float:
         """Return the seconds to read the file."""

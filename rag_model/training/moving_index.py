@@ -33,10 +33,10 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol
 
 from accelerate.state import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
@@ -46,10 +46,13 @@ from rag_model.errors import BookwheelError, GateRefusedError, InputError, Resou
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 from rag_model.training.loop.checkpoint import atomic_folder
+from rag_model.training.loop.loop_settings import check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.untrusted_text import parse_json
 
 RebuildMode = Literal["synchronous", "asynchronous"]
+_FOLDER = re.compile(r"step-(\d{8,})")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,7 @@ class MovingSettings:
     devices: str = ""
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise UsageError(f"every {self.every} of a moving index: give a number of steps, or 0 for no rebuild")
-        if self.mode not in get_args(RebuildMode):
-            raise UsageError(
-                f"mode {self.mode!r} of a moving index is unknown: use one of {', '.join(get_args(RebuildMode))}"
-            )
+        check_bounds(self, "[moving]", {"every": 0})
 
     def is_due(self, done: int) -> bool:
         """Return whether a rebuild starts after `done` steps."""
@@ -103,15 +101,6 @@ class RebuildResult:
     encoding_seconds: float  # time to encode the passages
     seconds: float  # time of the whole rebuild
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back the result of `to_json`."""
-        return cls(**value)
-
 
 class RunningRebuild(Protocol):
     """A rebuild that has been started."""
@@ -144,9 +133,6 @@ class Rebuilder(Protocol):
         ...
 
 
-_FOLDER = re.compile(r"step-(\d{8,})")
-
-
 class RebuildFolder:
     """The started and the finished rebuilds of one training, as files."""
 
@@ -164,7 +150,7 @@ class RebuildFolder:
     def record_result(self, result: RebuildResult) -> None:
         """Record a finished rebuild."""
         with atomic_write(self._record_path(result.step)) as temporary:
-            temporary.write_text(json.dumps(result.to_json()) + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
 
     def delete_encoders(self, step: int) -> None:
         """Delete the encoders of a step and of all previous steps."""
@@ -215,12 +201,9 @@ class RebuildFolder:
 
 def _read_result(path: Path) -> RebuildResult:
     try:
-        return RebuildResult.from_json(parse_json(path.read_bytes()))
+        return RebuildResult(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path} is corrupt ({error}): delete it, and the rebuild is made again") from error
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

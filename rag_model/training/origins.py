@@ -71,13 +71,14 @@ class InitialModels:
         return "question" in self.names and read_encoder_spec(resolve_folder(self.names["question"])).normalize
 
 
-def choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> InitialModels:
+def choose_bi_encoder(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
     """Return the initial bi-encoder: the named encoders, else the one that the snapshot carries.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
         UsageError: the named model, or the snapshot's, encodes only questions.
     """
+    encoder = named_models.encoder
     if encoder is not None:
         names = resolve_encoders(store, encoder)
         if names.passage is None:
@@ -93,36 +94,39 @@ def choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> 
     return InitialModels({"question": str(folder), "passage": str(folder)})
 
 
-def choose_rag_models(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> InitialModels:
+def choose_rag_models(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
     """Return the initial models of RAG: the named or the snapshot's question encoder, a generator.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
         UsageError: no generator is named, or the named model of the store has none.
     """
-    if generator is None:
-        raise UsageError(
-            "there is no generator to train: name one with --generator, a folder, a hub name or model:NAME"
-        )
+    encoder = named_models.encoder
     question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else resolve_encoders(store, encoder).question
-    return InitialModels({"question": question, GENERATOR: resolve_part(store, generator, GENERATOR)})
+    return InitialModels({"question": question, GENERATOR: choose_generator(store, named_models)})
 
 
-def choose_end_to_end_models(
-    store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None
-) -> InitialModels:
+def choose_generator(store: Store, named_models: NamedModels) -> str:
+    """Return the name of the named generator.
+
+    Raises:
+        StoreError: the store has no such model.
+        UsageError: no generator is named, or the named model of the store has none.
+    """
+    if named_models.generator is None:
+        raise UsageError("there is no generator: name one with --generator, a folder, a hub name or model:NAME")
+    return resolve_part(store, named_models.generator, GENERATOR)
+
+
+def choose_end_to_end_models(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
     """Return the initial models of end-to-end RAG: those of `choose_bi_encoder`, and a generator.
 
     Raises:
         StoreError: see `choose_bi_encoder`.
         UsageError: see `choose_bi_encoder`, or no generator is named.
     """
-    return InitialModels(
-        {
-            **choose_bi_encoder(store, snapshot, encoder).names,
-            **choose_rag_models(store, snapshot, encoder, generator).names,
-        }
-    )
+    encoders = choose_bi_encoder(store, snapshot, named_models).names
+    return InitialModels({**encoders, GENERATOR: choose_generator(store, named_models)})
 
 
 def choose_part(store: Store, snapshot: Snapshot, encoder: str | None, part: str) -> InitialModels:
@@ -140,18 +144,19 @@ def choose_part(store: Store, snapshot: Snapshot, encoder: str | None, part: str
     return InitialModels({part: str(folder)})
 
 
-def choose_realm_models(store: Store, snapshot: Snapshot, encoder: str | None, reader: str | None) -> InitialModels:
+def choose_realm_models(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
     """Return the initial models of REALM: a bi-encoder and a masked language model.
 
-    `reader` is the folder or hub name of the masked language model. None takes the passage encoder
-    and gives it a new head over its vocabulary.
+    The named generator is the masked language model. Without a name it is the passage encoder with
+    a new head over its vocabulary.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
         UsageError: the named encoder, or the snapshot's, encodes only questions.
     """
-    names = choose_bi_encoder(store, snapshot, encoder).names
-    return InitialModels({**names, MASKED_LM: resolve_part(store, reader or names["passage"], MASKED_LM)})
+    names = choose_bi_encoder(store, snapshot, named_models).names
+    reader = named_models.generator or names["passage"]
+    return InitialModels({**names, MASKED_LM: resolve_part(store, reader, MASKED_LM)})
 
 
 def add_teacher(store: Store, origins: InitialModels, teacher: str | None) -> InitialModels:

@@ -102,7 +102,7 @@ def test_training_reads_only_sampled_rows_of_a_remote_store(
     for each in (store, remote):
         fetched.clear()
         (build,) = started(each, {"built": plan}, files)
-        trained.append(index_work.train_one(build, each)["out"])
+        trained.append(index_work.train_one(build, each)["blob"])
     assert trained[0] == trained[1]
     assert not fetched
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,7 @@ def build(
     vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
     changed = tuple((ref, tuple(known)) for ref in vectors if ref not in known)
     same = tuple(ref for ref in vectors if ref in known)
-    earlier = [
-        [ParentRows(ref, number).to_json() for ref in known[number : number + 1]] for number in range(len(files))
-    ]
+    earlier = [[asdict(ParentRows(ref, number)) for ref in known[number : number + 1]] for number in range(len(files))]
     listed = store.blobs.put_bytes(json.dumps(earlier).encode()) if known else None
     heirlooms = {
         built.name: ReusedTraining("0" * 64, *built.training, changed, same, listed, graphs_of(built), growth=growth)

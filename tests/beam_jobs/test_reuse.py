@@ -236,11 +236,11 @@ def test_vectors_of_another_device_are_not_those_of_this_one(
     store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = next(task for task in embed_tasks if task.new_passages)
-    assert not embed(task, store)["made"]
+    assert not embed(task, store)["is_new"]
     monkeypatch.setattr("beam_jobs.embed.describe_arithmetic", lambda encoder: "cuda bfloat16")
     elsewhere = replace(task, arithmetic="cuda bfloat16")
-    assert [embed(elsewhere, store)["made"] for _ in range(2)] == [True, False]
-    assert not embed(task, store)["made"]
+    assert [embed(elsewhere, store)["is_new"] for _ in range(2)] == [True, False]
+    assert not embed(task, store)["is_new"]
 
 
 def test_a_gpu_that_torch_cannot_use_gives_vectors_of_the_cpu(store: Store, embed_tasks: list[EmbedTask]) -> None:

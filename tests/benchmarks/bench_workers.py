@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from rag_model.snapshots.planning import plan_parts
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.store import Store
+from rag_model.toml import from_table
 
 STREAM_PAGES = 20  # a Wikipedia dump has 100 a stream; the demo dump would be two
 ID_STEP = 10**6  # above every page id of the demo dump
@@ -60,15 +61,17 @@ def chunk_job(dump: Path, store: Path, workers: int) -> list[Report]:
     plan = plan_parts(Store.open(str(store), create=True), str(dump), recipe)
     tasks = [ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts]
     return [
-        {**chunk_result.to_json(), "rows": chunk_result.rows}
-        for chunk_result in chunk.run(tasks, launch(store, workers))
+        {**asdict(chunk_result), "rows": chunk_result.rows} for chunk_result in chunk.run(tasks, launch(store, workers))
     ]
 
 
 def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Report]:
     """Encode the parts whose chunk results are in `facts`."""
     encoding = store_encoder(Store.open(str(store)), str(encoder), EncodeRecipe())
-    chunk_results = map(ChunkResult.from_json, json.loads(facts.read_text()))
+    chunk_results = [
+        from_table(ChunkResult, {name: value for name, value in report.items() if name != "rows"}, "a report")
+        for report in json.loads(facts.read_text())
+    ]
     tasks = [EmbedTask.of(chunk_result, encoding, "float16") for chunk_result in chunk_results]
     return embed.run(tasks, launch(store, workers))
 

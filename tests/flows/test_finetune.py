@@ -450,7 +450,7 @@ def test_a_reader_of_another_space_is_refused(
 @pytest.mark.parametrize(
     ("kind", "options", "code", "why"),
     [
-        ("rag-token", {}, 2, "no generator to train"),
+        ("rag-token", {}, 2, "there is no generator"),
         ("margin-mse", {}, 2, "there is no teacher: name a cross-encoder with --teacher"),
         ("margin-mse", {"teacher": "nowhere"}, 1, "there is no model folder nowhere"),
         ("dpr", {"encoder": "model:nobody"}, 1, "no model or ref 'nobody'"),

@@ -10,7 +10,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ from rag_model.store.objects.memo import Record, StageResult
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.toml import from_table
 from rag_model.untrusted_text import parse_json
 
 ANSWER_STAGE = "answer"
@@ -101,7 +102,7 @@ class AnswerCache:
     ) -> list[Reading]:
         def produce(folder: Path) -> StageResult:
             readings = read_answers(self.open_reader(), questions, hits)
-            lines = (json.dumps(reading.to_json(), ensure_ascii=False, allow_nan=False) for reading in readings)
+            lines = (json.dumps(asdict(reading), ensure_ascii=False, allow_nan=False) for reading in readings)
             path = folder / _READINGS_FILE
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             return StageResult({_READINGS_FILE: path}, {"answers": len(readings)})
@@ -133,8 +134,8 @@ class AnswerCache:
         path = self.store.blobs.get_local_path(record.outputs[_READINGS_FILE])
         try:
             with path.open(encoding="utf-8") as lines:
-                return [Reading.from_json(parse_json(line, finite=False)) for line in lines]
-        except (ValueError, KeyError, TypeError) as error:
+                return [from_table(Reading, parse_json(line, finite=False), "a reading") for line in lines]
+        except (ValueError, UsageError) as error:
             raise StoreError(
                 f"the cached answers memo/{ANSWER_STAGE}/{record.key[:12]}… in {self.store.url} "
                 f"cannot be read ({error}): delete that record and run again"

@@ -7,8 +7,8 @@ without the model.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
@@ -84,33 +84,6 @@ class Reading:
     def context_entry(self, number: int) -> ReadContextEntry:
         """Return the entry to which a citation with this number refers."""
         return self.context[number - 1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the reading as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Create a reading from the result of `to_json`."""
-        return cls(
-            value["question"],
-            value["answer"],
-            value["log_likelihood"],
-            tuple(AnswerPassage(**passage) for passage in value["passages"]),
-            value["ended"],
-            tuple(
-                ReadContextEntry(entry["title"], entry["text"], tuple(entry["places"])) for entry in value["context"]
-            ),
-            tuple(
-                Statement(statement["text"], tuple(statement["cited"]), tuple(statement["unknown"]))
-                for statement in value["statements"]
-            ),
-            None if value["usage"] is None else TokenUsage(**value["usage"]),
-            value["closed_book"],
-            value["seconds"],
-            value.get("stages", {}),  # absent from older records
-            AnswerProblem(**value["problem"]) if value.get("problem") else None,
-        )
 
 
 def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:

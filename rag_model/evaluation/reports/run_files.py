@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -117,7 +118,7 @@ def _kilt_pages(answer: ScoredAnswer) -> list[dict[str, str]]:
 
 
 def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
-    reading = answer.reading.to_json()
+    reading = asdict(answer.reading)
     return {
         "id": answer.question.id,
         "question": answer.question.text,

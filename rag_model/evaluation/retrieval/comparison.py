@@ -56,11 +56,6 @@ class GoldTextTask(PartTask):
     stage: ClassVar[str] = "gold"
     code: ClassVar[int] = 1
 
-    def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the texts."""
-        inputs = super(GoldTextTask, self).inputs()  # plain `super()` fails in a slotted dataclass
-        return {**inputs, "ids": self.ids.id, "column": self.column}
-
     def compute(self, store: Store) -> list[tuple[str, str]]:
         """Return the id and the text of each relevant passage, in row order."""
         ids = json.loads(store.blobs.read(self.ids))

@@ -1,7 +1,7 @@
 """Records of measurements of an index: recall, sweeps, health, fit, tuning and resources."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -192,13 +192,9 @@ class TrainingStats:
             return None
         return f"the largest cell has grown to {self.imbalance_now:.2f} times the mean"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read the record from the result of `to_json`."""
+        """Read the record from the result of `asdict`, perhaps with further fields."""
         return cls(dict(values["losses"]), values["imbalance"], values["imbalance_now"])
 
 
@@ -230,19 +226,6 @@ class FitResult:
         if self.rows < _MIN_NEW_VECTORS or new_recall >= old_recall - _MAX_RECALL_LOSS:
             return None
         return f"recall is {new_recall:.2f} for {self.rows:,} new vectors and {old_recall:.2f} for old ones"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        losses = {name: list(pair) for name, pair in self.losses.items()}
-        recall = self.recall and list(self.recall)
-        return {"rows": self.rows, "losses": losses, "recall": recall}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read the record from the result of `to_json`."""
-        losses, recall = values["losses"], values["recall"]
-        pairs = {name: (changed_loss, training_loss) for name, (changed_loss, training_loss) in losses.items()}
-        return cls(values["rows"], pairs, (recall[0], recall[1]) if recall else None)
 
 
 PROCESS_BYTES = 192 << 20  # memory of Python, numpy and faiss, independent of the number of vectors

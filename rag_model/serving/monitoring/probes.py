@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rag_model.atomic_write import atomic_write
 from rag_model.digest import ALGORITHM, digest_json
@@ -38,6 +38,7 @@ from rag_model.reading.reader import AnswerCallbacks, StopCheck
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.monitoring.overrides import can_check_overrides
 from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
+from rag_model.toml import from_table
 from rag_model.untrusted_text import parse_json
 
 _LOG = logging.getLogger(__name__)
@@ -61,18 +62,6 @@ class ProbeAnswer:
     text: str
     log_likelihood: float | None  # of the text; None: unknown, or no text
     tokens: int  # of the text
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Create an answer from the result of `asdict`.
-
-        Raises:
-            ValueError, KeyError, TypeError: the value is malformed.
-        """
-        likelihood = value["log_likelihood"]
-        if not isinstance(value["text"], str) or (likelihood is not None and not math.isfinite(likelihood)):
-            raise ValueError("`text` is no string, or `log_likelihood` is not finite")
-        return cls(value["text"], likelihood, int(value["tokens"]))
 
 
 def choose_probes(questions: Sequence[str]) -> list[str]:
@@ -274,10 +263,10 @@ class ProbeMonitor:
             return self._recorded.get(key)
         try:
             value = parse_json(path.read_text(encoding="utf-8"))
-            answers = [ProbeAnswer.from_json(answer) for answer in value["answers"]]
+            answers = [from_table(ProbeAnswer, answer, "an answer") for answer in value["answers"]]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
             _LOG.warning("%s has no readable answers of probes (%s): it is replaced with new answers", path, error)
             return None
         return answers if len(answers) == len(self._questions) else None

@@ -58,12 +58,7 @@ class ScoreBlock(RecordedTask):
     @property
     def uses_gpu(self) -> bool:
         """Whether a GPU may be used."""
-        return not self.uses_cpu_only
-
-    @property
-    def uses_cpu_only(self) -> bool:
-        """Whether the block must not use a GPU."""
-        return False
+        return True
 
     @property
     def libraries(self) -> tuple[str, ...]:

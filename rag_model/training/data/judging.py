@@ -169,9 +169,9 @@ class JudgeBlock(ScoreBlock):
     code: ClassVar[Any] = VERSION
 
     @property
-    def uses_cpu_only(self) -> bool:
-        """Whether the block must not use a GPU."""
-        return self.cpu
+    def uses_gpu(self) -> bool:
+        """Whether a GPU may be used."""
+        return not self.cpu
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the verdicts, up to rounding."""

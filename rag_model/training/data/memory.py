@@ -45,11 +45,6 @@ class PassageTask(PartTask):
     stage: ClassVar[str] = "passages"
     code: ClassVar[int] = 1
 
-    def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the passages."""
-        inputs = super(PassageTask, self).inputs()  # plain `super()` fails in a slotted dataclass
-        return {**inputs, "rows": self.rows.id}
-
     def compute(self, store: Store) -> list[dict[str, Any]]:
         """Return the fields of each passage."""
         rows = np.load(io.BytesIO(store.blobs.read(self.rows)), allow_pickle=False)

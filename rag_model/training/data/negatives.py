@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import GROUP_SECONDS_PER_ROW, open_passages, read_passages
 from rag_model.training.data.temporary_index import Indexer, build_temporary_index
+from rag_model.training.loop.loop_settings import check_bounds
 
 _SEARCH_BATCH = 256  # questions per search in this process
 _TASK_QUESTIONS = 4_096  # questions that one worker searches
@@ -183,11 +184,6 @@ class CheckTask(PartTask):
     stage: ClassVar[str] = "mine-check"
     code: ClassVar[int] = 1
 
-    def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the checks."""
-        inputs = super(CheckTask, self).inputs()  # plain `super()` fails in a slotted dataclass
-        return {**inputs, "checkers": self.checkers.id, "candidates": self.candidates.id}
-
     def compute(self, store: Store) -> str:
         """Return the checks of each candidate, as hex digits."""
         arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
@@ -285,11 +281,7 @@ class NegativesRecipe:
     ranked: int = 10_000
 
     def __post_init__(self) -> None:
-        if self.search not in get_args(SearchName) or self.ranked < 0:
-            raise UsageError(
-                f"search is {self.search!r} and ranked {self.ranked}: use one of "
-                f"{', '.join(get_args(SearchName))} for search, and ranked >= 0"
-            )
+        check_bounds(self, "[negatives]", {"ranked": 0})
 
 
 def add_mined_passages(

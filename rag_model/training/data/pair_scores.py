@@ -130,9 +130,9 @@ class PairBlock(ScoreBlock):
     code: ClassVar[Any] = 2  # since 2, tokenizer_config.json is read
 
     @property
-    def uses_cpu_only(self) -> bool:
-        """Whether no GPU is used: by setting, or because this onnxruntime cannot use one."""
-        return self.cpu or (self.onnx and not has_onnx_gpu())
+    def uses_gpu(self) -> bool:
+        """Whether a GPU may be used: by setting, and by this onnxruntime for a graph."""
+        return not self.cpu and (not self.onnx or has_onnx_gpu())
 
     @property
     def libraries(self) -> tuple[str, ...]:

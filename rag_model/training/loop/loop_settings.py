@@ -9,7 +9,7 @@ a checkpoint has no scheduler state.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from rag_model.errors import UsageError
 
@@ -47,18 +47,12 @@ class LoopSettings:
     stored: bool = True  # put the newest checkpoint into the store too, for another machine
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "accumulation", "evaluate_every", "checkpoint_every", "keep"):
-            _check_setting(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        for name in ("max_steps", "dev_examples", "warmup_share", "weight_decay", "max_gradient_norm"):
-            _check_setting(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _check_setting(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
-        _check_setting(self.warmup_share <= 1, "warmup_share", self.warmup_share, "1 or less")
-        for name, choices in (("schedule", get_args(ScheduleKind)), ("precision", get_args(Precision))):
-            _check_setting(getattr(self, name) in choices, name, getattr(self, name), f"one of {', '.join(choices)}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        return asdict(self)
+        at_least_1 = ("epochs", "accumulation", "evaluate_every", "checkpoint_every", "keep")
+        at_least_0 = ("max_steps", "dev_examples", "warmup_share", "weight_decay", "max_gradient_norm")
+        minimums = {**dict.fromkeys(at_least_1, 1), **dict.fromkeys(at_least_0, 0)}
+        check_bounds(self, "a training", minimums, ["learning_rate"])
+        if self.warmup_share > 1:
+            raise UsageError(f"warmup_share of a training is {self.warmup_share}: use 1 or less")
 
     def loss_settings(self) -> dict[str, Any]:
         """Return the settings that determine the losses; a run resumes only if they are equal.
@@ -66,16 +60,11 @@ class LoopSettings:
         `dev_examples` is left out, because the digest of the examples covers the draw.
         """
         excluded = {"checkpoint_every", "keep", "stored", "dev_examples"}
-        return {name: value for name, value in self.to_json().items() if name not in excluded}
+        return {name: value for name, value in asdict(self).items() if name not in excluded}
 
     def count_steps(self, batches: int, processes: int) -> int:
         """Return the number of steps for `batches` batches an epoch over `processes` processes."""
         return self.max_steps or max(1, -(-self.epochs * batches // (self.accumulation * processes)))
-
-
-def _check_setting(is_valid: bool, name: str, value: object, allowed: str) -> None:
-    if not is_valid:
-        raise UsageError(f"{name} of a training is {value!r}: use {allowed}")
 
 
 def compute_learning_rate(settings: LoopSettings, step: int, steps: int) -> float:
@@ -93,28 +82,15 @@ def compute_learning_rate(settings: LoopSettings, step: int, steps: int) -> floa
     return settings.learning_rate * factors[settings.schedule]
 
 
-def check_choices(settings: object) -> None:
-    """Check that each setting whose type is a `Literal` has one of its choices.
-
-    Raises:
-        UsageError: a setting has another value; the message names the choices.
-    """
-    for name, annotation in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        if get_origin(annotation) is Literal and value not in get_args(annotation):
-            choices = ", ".join(get_args(annotation))
-            raise UsageError(f"{name} {value!r} is unknown: use one of {choices}")
-
-
-def check_bounds(settings: object, table: str, minimums: Mapping[str, int], above_zero: Sequence[str] = ()) -> None:
-    """Check the lower bounds of settings, which belong to a TOML table.
+def check_bounds(settings: object, owner: str, minimums: Mapping[str, int], above_zero: Sequence[str] = ()) -> None:
+    """Check the lower bounds of settings; `owner` names their TOML table, such as `[dpr]`.
 
     Raises:
         UsageError: a setting is below its minimum, or not above 0.
     """
     for name, minimum in minimums.items():
         if getattr(settings, name) < minimum:
-            raise UsageError(f"{name} of [{table}] is {getattr(settings, name)}: use {minimum} or more")
+            raise UsageError(f"{name} of {owner} is {getattr(settings, name)}: use {minimum} or more")
     for name in above_zero:
         if not getattr(settings, name) > 0:
-            raise UsageError(f"{name} of [{table}] is {getattr(settings, name)}: use more than 0")
+            raise UsageError(f"{name} of {owner} is {getattr(settings, name)}: use more than 0")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 Batch = TypeVar("Batch")
 Measures = Mapping[str, float]
+_LOWER_IS_BETTER = frozenset({"average_rank", "loss", "nll", "kl"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,11 @@ class Goal:
 
     measure: str
     larger: bool = True  # whether larger is better
+
+    @classmethod
+    def of(cls, measure: str) -> "Goal":
+        """Return the goal for a measure of the built-in objectives."""
+        return cls(measure, larger=measure.removeprefix("bag_") not in _LOWER_IS_BETTER)
 
     def is_better(self, new: Measures, old: Measures) -> bool:
         """Return whether `new` is strictly better than `old`; every value is better than NaN."""

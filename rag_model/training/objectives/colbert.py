@@ -40,7 +40,7 @@ from rag_model.training.data.negatives import (
     estimate_mining_bytes,
     sample_passages,
 )
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import (
     compute_maxsim,
@@ -95,12 +95,11 @@ class ColbertRecipe(GroupRecipe):
     seed: int = 12345  # of the new projection, the order and the negatives
 
     def __post_init__(self) -> None:
-        check_bounds(self, "colbert", {"dim": 8, "batch_size": 1, "ways": 0, "passages_at_once": 1})
+        check_bounds(self, "[colbert]", {"dim": 8, "batch_size": 1, "ways": 0, "passages_at_once": 1})
         if self.dim % 8 or self.ways == 1:
             raise UsageError(
                 f"dim {self.dim} and ways {self.ways} of [colbert]: dim must be a multiple of 8, and ways 0 or >= 2"
             )
-        check_choices(self)
 
     def count_negatives(self, *, has_teacher: bool) -> int:
         """Return the number of negatives per question in a batch."""

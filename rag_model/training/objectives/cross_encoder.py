@@ -17,7 +17,7 @@ from rag_model.store.versions.model_manifest import CROSS_ENCODER as PART
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import ListBatch, Missing, build_list_batch
 from rag_model.training.data.negatives import NegativesRecipe, estimate_mining_bytes
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import listwise_loss, pad_lists
 from rag_model.training.objectives.objective import (
@@ -49,8 +49,7 @@ class CrossEncoderRecipe(GroupRecipe):
     goal: GoalName = "MRR"  # selects the best weights, on the dev set
 
     def __post_init__(self) -> None:
-        check_bounds(self, "cross_encoder", {"batch_size": 1, "negatives": 1, "ranked": 1})
-        check_choices(self)
+        check_bounds(self, "[cross_encoder]", {"batch_size": 1, "negatives": 1, "ranked": 1})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
 from rag_model.errors import UsageError
-from rag_model.store.store import Store
-from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import (
     DprBatch,
     Missing,
@@ -25,12 +23,12 @@ from rag_model.training.data.batches import (
 )
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import NegativesRecipe, sample_passages
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, locate_positives
 from rag_model.training.objectives.objective import Job, ModelDescription, TrainingCosts
 from rag_model.training.objectives.task_bases import BiEncoder, GroupTask, MiningObjective, PairRecipe, pair_costs
-from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
+from rag_model.training.origins import choose_bi_encoder
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 
@@ -49,8 +47,7 @@ class DprRecipe(PairRecipe):
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
-        check_bounds(self, "dpr", {"batch_size": 1, "hard_negatives": 0}, ["temperature"])
-        check_choices(self)
+        check_bounds(self, "[dpr]", {"batch_size": 1, "hard_negatives": 0}, ["temperature"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +170,7 @@ class Dpr(MiningObjective[DprTraining]):
     summary = "a question and a passage encoder"
     options = frozenset({"encoder"})
     settings = DprTraining
+    origins = staticmethod(choose_bi_encoder)
     tempered = "dpr"
     result = ModelDescription(
         summary="A pair of encoders, for questions and for passages, trained to tell each question's passage from "
@@ -181,10 +179,6 @@ class Dpr(MiningObjective[DprTraining]):
         pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named encoders, else the snapshot's; see `choose_bi_encoder`."""
-        return choose_bi_encoder(store, snapshot, named_models.encoder)
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

@@ -40,7 +40,7 @@ from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, iter_json_values
 from rag_model.training.data.memory import RetrievedBatch, drop_source_passages, rerank
-from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
 from rag_model.training.objectives.losses import mean_over_processes
@@ -61,7 +61,7 @@ from rag_model.training.objectives.rag import (
     RagTraining,
     to_numpy,
 )
-from rag_model.training.origins import InitialModels, NamedModels, choose_end_to_end_models
+from rag_model.training.origins import choose_end_to_end_models
 
 _MIN_WORDS = 5  # of a statement; shorter leads are headings and broken text
 _BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
@@ -122,11 +122,6 @@ class LeadTask(PartTask):
 
     stage: ClassVar[str] = "leads"
     code: ClassVar[int] = 1
-
-    def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the leads."""
-        inputs = super(LeadTask, self).inputs()  # plain `super()` fails in a slotted dataclass
-        return {**inputs, "numbers": self.numbers}
 
     def compute(self, store: Store) -> list[tuple[str, str]]:
         """Return the page and the sentence of each lead."""
@@ -215,11 +210,7 @@ class End2EndRecipe:
     candidates: int = 0
 
     def __post_init__(self) -> None:
-        if self.candidates < 0 or self.marginal not in ("sequence", "token"):
-            raise UsageError(
-                f"candidates {self.candidates} and marginal {self.marginal!r} of [end2end]: need "
-                "candidates >= 0, and marginal sequence or token"
-            )
+        check_bounds(self, "[end2end]", {"candidates": 0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +228,11 @@ class ReconstructionSettings:
     marker: str = "<p>"
 
     def __post_init__(self) -> None:
-        if not self.statements or self.most < 1 or self.batch_size < 1 or self.weight <= 0 or not self.marker.strip():
+        check_bounds(self, "[reconstruction]", {"most": 1, "batch_size": 1}, ["weight"])
+        if not self.statements or not self.marker.strip():
             raise UsageError(
-                f"{self} is out of bounds: statements must be leads, none or a file, most >= 1, "
-                "batch_size >= 1, weight > 0, and marker not blank"
+                f"statements {self.statements!r} and marker {self.marker!r} of [reconstruction]: use leads, none or "
+                "a file for statements, and a marker that is not blank"
             )
 
 
@@ -427,6 +419,7 @@ class End2EndObjective(Objective[End2EndTraining]):
     summary = "a RAG model whose passage encoder is also trained, with an index that is rebuilt"
     options = frozenset({"encoder", "generator"})
     settings = End2EndTraining
+    origins = staticmethod(choose_end_to_end_models)
     tempered = "rag"
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a generator, trained together over retrieved passages, "
@@ -437,10 +430,6 @@ class End2EndObjective(Objective[End2EndTraining]):
         parts=frozenset({"question", "passage", "generator"}),
         rebuilds=True,
     )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named encoders, else the snapshot's, and the generator."""
-        return choose_end_to_end_models(store, snapshot, named_models.encoder, named_models.generator)
 
     def inputs(self, job: Job[End2EndTraining]) -> Mapping[str, Any]:
         """Return the digest of a file of statements."""

@@ -17,13 +17,12 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
 from rag_model.errors import UsageError
 from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
-from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import passage_keys
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import sample_passages
 from rag_model.training.data.texts import TextBatch, inverse_cloze
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, mean_over_processes
 from rag_model.training.objectives.objective import (
@@ -35,7 +34,7 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import BiEncoder, GroupRecipe, RankingEvaluator, TextTask
-from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
+from rag_model.training.origins import choose_bi_encoder
 
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-4, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
@@ -58,10 +57,9 @@ class IctRecipe(GroupRecipe):
     goal: GoalName = "average_rank"  # selects the best weights, on the held-out texts
 
     def __post_init__(self) -> None:
-        check_bounds(self, "ict", {"batch_size": 1, "dev_texts": 1, "ranked": 0}, ["temperature"])
+        check_bounds(self, "[ict]", {"batch_size": 1, "dev_texts": 1, "ranked": 0}, ["temperature"])
         if not 0 <= self.removed <= 1:
             raise UsageError(f"removed of [ict] is {self.removed}: use a share from 0 to 1")
-        check_choices(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class IctTask(TextTask):
         """Choose the texts; `digests` are those of the initial encoders' files."""
         super().__init__(snapshot, np.arange(snapshot.n), recipe, digests)
         self.module = encoders
-        self.goal = Goal(recipe.goal, larger=recipe.goal == "Success@20")
+        self.goal = Goal.of(recipe.goal)
         sentences, passages = self.draw_pairs(TextBatch(_DEV, tuple(self._split.dev.tolist())))
         examples = [
             Example(passage.id, sentence, positives=(passage,))
@@ -140,6 +138,7 @@ class IctObjective(Objective[IctTraining]):
     summary = "a question and a passage encoder, from the sentences of the snapshot"
     options = frozenset({"encoder"})
     settings = IctTraining
+    origins = staticmethod(choose_bi_encoder)
     tempered = "ict"
     takes_examples = False
     result = ModelDescription(
@@ -149,10 +148,6 @@ class IctObjective(Objective[IctTraining]):
         pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named encoders, else the snapshot's; see `choose_bi_encoder`."""
-        return choose_bi_encoder(store, snapshot, named_models.encoder)
 
     def task(self, job: Job[IctTraining]) -> IctTask:
         """Load the encoders."""

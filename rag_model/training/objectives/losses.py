@@ -31,10 +31,7 @@ def in_batch_loss(
     """
     with torch.autocast(questions.device.type, enabled=False):
         scores = questions.float() @ passages.float().T / temperature  # (b, d) @ (d, m) -> (b, m)
-        if ignored is not None:
-            scores = scores.masked_fill(ignored, -torch.inf)
-        # (b, m), (b,) -> scalars
-        return nn.functional.cross_entropy(scores, gold), (scores.detach().argmax(1) == gold).float().mean()
+        return in_batch_cross_entropy(scores, gold, ignored)
 
 
 def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
@@ -152,13 +149,14 @@ def distillation_loss(scores: Tensor, teacher_scores: Tensor) -> Tensor:
     return (teacher_log_p.exp() * (teacher_log_p.masked_fill(~mask, 0) - student_log_p)).sum(1).mean()
 
 
-def in_batch_cross_entropy(scores: Tensor, gold: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
+def in_batch_cross_entropy(scores: Tensor, gold: Tensor, ignored: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the mean negative log-likelihood of the positives, and the in-batch accuracy.
 
     `scores` (b, m); `gold` (b,): columns of the positives; `ignored` (b, m) bool: passages to leave
     out, such as a question's other positives.
     """
-    scores = scores.masked_fill(ignored, -torch.inf)
+    if ignored is not None:
+        scores = scores.masked_fill(ignored, -torch.inf)
     accuracy = (scores.detach().argmax(1) == gold).float().mean()
     return nn.functional.cross_entropy(scores, gold), accuracy
 

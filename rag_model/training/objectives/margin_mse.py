@@ -18,7 +18,7 @@ from rag_model.training.data.batches import (
     build_list_batch,
 )
 from rag_model.training.data.negatives import NegativesRecipe, sample_passages
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import margin_mse_loss, mean_over_processes, pad_lists
 from rag_model.training.objectives.objective import (
@@ -59,8 +59,7 @@ class MarginMseRecipe(PairRecipe):
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
-        check_bounds(self, "margin_mse", {"batch_size": 1, "negatives": 1, "scored": 1}, ["temperature"])
-        check_choices(self)
+        check_bounds(self, "[margin_mse]", {"batch_size": 1, "negatives": 1, "scored": 1}, ["temperature"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ class MarginMse(Objective[MarginMseTraining]):
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the encoders, as for DPR, and the teacher."""
-        return add_teacher(store, choose_bi_encoder(store, snapshot, named_models.encoder), named_models.teacher)
+        return add_teacher(store, choose_bi_encoder(store, snapshot, named_models), named_models.teacher)
 
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""

@@ -34,7 +34,7 @@ from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, estimate_decoding
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import choose_expression
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.models import PairScorer, resolve_part
+from rag_model.retrieve.models import PairScorer
 from rag_model.retrieve.retriever import Queries, check_queries
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, QUESTION
@@ -58,8 +58,8 @@ from rag_model.training.data.memory import read_passages
 from rag_model.training.data.pair_scores import CachedPairScorer
 from rag_model.training.data.temporary_index import BagMemory, estimate_proposal_bytes
 from rag_model.training.loop.loop import choose_frozen_dtype
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
-from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
+from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.objective import Examples, Job, ModelDescription, Objective, TrainingCosts
 from rag_model.training.objectives.sidr import (
     SidrPair,
@@ -69,7 +69,7 @@ from rag_model.training.objectives.sidr import (
     sidr_loss,
 )
 from rag_model.training.objectives.task_bases import CUTOFFS, GroupRecipe, GroupTask, rank_of_first_answer
-from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
+from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder, choose_generator
 
 GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
@@ -102,9 +102,8 @@ class OpenRagRecipe(GroupRecipe):
 
     def __post_init__(self) -> None:
         minimums = {"depth": 2, "pooled": 1, "proposed": 1, "asked_terms": 1, "batch_size": 1, "terms": 1}
-        check_bounds(self, "openrag", {**minimums, "answered": 0}, ["temperature"])
+        check_bounds(self, "[openrag]", {**minimums, "answered": 0}, ["temperature"])
         choose_expression(None, self.retriever)
-        check_choices(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,6 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         if not self._answered:
             raise UsageError("no dev example has an answer to select the best weights with: give one with answers")
         super().__init__(pair, pools, dev, recipe, (), digests)
-        self.goal = Goal(recipe.goal, larger=recipe.goal == "right")
         self._pools, self._online = pools, online
 
     def recipe(self) -> Mapping[str, Any]:
@@ -381,16 +379,13 @@ class OpenRag(Objective[OpenRagTraining]):
         Raises:
             UsageError: one of them is not named, or the encoder is not a SiDR.
         """
-        if named_models.generator is None:
-            raise UsageError(
-                "there is no generator to learn from: name one with --generator, a folder, a hub name or model:NAME"
-            )
+        generator = choose_generator(store, named_models)
         if named_models.encoder is None:
             raise UsageError("there is no SiDR to train: train one with `finetune sidr`, and name it with --encoder")
-        names = choose_bi_encoder(store, snapshot, named_models.encoder).names
+        names = choose_bi_encoder(store, snapshot, named_models).names
         if not is_sparse_encoder(resolve_folder(names[QUESTION])):
             raise UsageError(f"{named_models.encoder} is not a SiDR: train one with `finetune sidr`")
-        return InitialModels({**names, GENERATOR: resolve_part(store, named_models.generator, GENERATOR)})
+        return InitialModels({**names, GENERATOR: generator})
 
     def prepare(self, job: Job[OpenRagTraining]) -> Examples:
         """Return the training examples with pools that the generator judged, and the dev examples.

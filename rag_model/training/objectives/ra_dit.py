@@ -22,8 +22,6 @@ from rag_model.generate.rag_folder import load_rag
 from rag_model.resources import FLOAT32_BYTES, PROMPT_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.store.recorded_tasks import OnProgress
-from rag_model.store.store import Store
-from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import score_answers
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.memory import PassageMemory
@@ -43,7 +41,7 @@ from rag_model.training.objectives.objective import (
 )
 from rag_model.training.objectives.ra_dit_tasks import DevSet, LmTask, RaDitTraining, RetrieverTask, ScoredList
 from rag_model.training.objectives.rag import ANSWER_TOKENS, LOGITS_COPIES
-from rag_model.training.origins import InitialModels, NamedModels, choose_rag_models, digest_folder
+from rag_model.training.origins import choose_rag_models, digest_folder
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
 _MIN_PASSAGES = 2  # passages
@@ -56,6 +54,7 @@ class RaDit(Objective[RaDitTraining]):
     summary = "a generator tuned to read retrieved passages, then a question encoder tuned to its preferences"
     options = frozenset({"encoder", "generator"})
     settings = RaDitTraining
+    origins = staticmethod(choose_rag_models)
     tempered = "ra_dit"
     result = ModelDescription(
         summary="A generator tuned to answer from retrieved passages, one at a time, and a question encoder tuned to "
@@ -64,10 +63,6 @@ class RaDit(Objective[RaDitTraining]):
         pipeline_tag="question-answering",
         parts=frozenset({"question", "generator"}),
     )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named question encoder, else the snapshot's, and the generator."""
-        return choose_rag_models(store, snapshot, named_models.encoder, named_models.generator)
 
     def task(self, job: Job[RaDitTraining]) -> Task[Any]:
         """Build the task of the first stage."""

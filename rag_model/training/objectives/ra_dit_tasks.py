@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from rag_model.training.data.batches import shuffle_batches
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import PassageMemory, RetrievedBatch
 from rag_model.training.data.passage_lists import PassageList
-from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.losses import mean_over_processes
 
@@ -71,6 +71,9 @@ class LmRecipe:
     k: int = 3  # passages per question, each in an input of its own; paper: 3
     batch_size: int = 64  # questions per batch and process; paper, table 8: 64 for 7B, 128 for 65B
 
+    def __post_init__(self) -> None:
+        check_bounds(self, "[lm]", {"k": 1, "batch_size": 1})
+
 
 @dataclass(frozen=True, slots=True)
 class RetrieverRecipe:
@@ -90,6 +93,13 @@ class RetrieverRecipe:
     # examples need no passages
     goal: RetrieverGoal = "nll"
 
+    def __post_init__(self) -> None:
+        check_bounds(
+            self, "[retriever]", {"batch_size": 1, "text_tokens": 1, "text_share": 0}, ["preference_temperature"]
+        )
+        if self.text_share >= 1:
+            raise UsageError(f"text_share of [retriever] is {self.text_share}: use less than 1")
+
 
 @dataclass(frozen=True, slots=True)
 class RaDitRecipe:
@@ -104,6 +114,9 @@ class RaDitRecipe:
     refuse_collapse: bool = True  # fail if all questions get the same passages
     limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
     seed: int = 12345  # of the order, and of the plain texts
+
+    def __post_init__(self) -> None:
+        self.model_settings()  # checks k and temperature
 
     @property
     def expression(self) -> str | None:
@@ -127,39 +140,10 @@ class RaDitTraining:
     lm: LmRecipe = field(default_factory=LmRecipe)
     retriever: RetrieverRecipe = field(default_factory=RetrieverRecipe)
 
-    def __post_init__(self) -> None:
-        """Check numbers against their bounds, and words against their choices."""
-        shared, lm, retriever = self.ra_dit, self.lm, self.retriever
-        shared.model_settings()  # k and temperature
-        _check_setting(lm.k >= 1, "lm.k", lm.k, "1 or more")
-        for name, size in (("lm.batch_size", lm.batch_size), ("retriever.batch_size", retriever.batch_size)):
-            _check_setting(size >= 1, name, size, "1 or more")
-        _check_setting(retriever.text_tokens >= 1, "retriever.text_tokens", retriever.text_tokens, "1 or more")
-        _check_setting(
-            0 <= retriever.text_share < 1, "retriever.text_share", retriever.text_share, "0 or more, and less than 1"
-        )
-        preference_temperature = retriever.preference_temperature
-        _check_setting(
-            preference_temperature > 0, "retriever.preference_temperature", preference_temperature, "more than 0"
-        )
-        choices = {
-            "ra_dit.stages": (shared.stages, Stages),
-            "retriever.goal": (retriever.goal, RetrieverGoal),
-            "retriever.preference": (retriever.preference, Preference),
-            "retriever.scored_by": (retriever.scored_by, Scoring),
-        }
-        for name, (value, literal) in choices.items():
-            _check_setting(value in get_args(literal), name, value, f"one of {', '.join(get_args(literal))}")
-
     def count_texts(self, labelled: int) -> int:
         """Return the number of plain texts for a number of questions with answers."""
         share = self.retriever.text_share
         return round(labelled * share / (1 - share))
-
-
-def _check_setting(is_valid: bool, name: str, value: object, allowed: str) -> None:
-    if not is_valid:
-        raise UsageError(f"{name} of an RA-DIT training is {value!r}: use {allowed}")
 
 
 class DevSet:
@@ -278,7 +262,7 @@ class LmTask(StageTask[PassageList]):
         if not train:
             raise InputError("no training example has an answer: give a file of questions with answers")
         self.module: nn.Module = generator.module
-        self.goal = Goal("nll", larger=False)
+        self.goal = Goal.of("nll")
         self._question, self._generator, self._snapshot = question, generator, snapshot
         self._train, self._dev, self._recipe, self._shared_recipe = tuple(train), dev, recipe, shared_recipe
         self._data_identity = dict(data_identity or {})
@@ -406,7 +390,7 @@ class RetrieverTask(StageTask[ScoredList]):
                 "answers, and a snapshot of two passages or more"
             )
         self.module: nn.Module = question
-        self.goal = Goal(recipe.goal, larger=False)
+        self.goal = Goal.of(recipe.goal)
         self._question, self._load_generator, self._memory = question, load_generator, memory
         self._train, self._recipe, self._shared_recipe = tuple(train), recipe, shared_recipe
         self._dev_set, self._dev_lists = dev[0], tuple(dev[1])

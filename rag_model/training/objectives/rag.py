@@ -45,12 +45,11 @@ from rag_model.resources import (
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import choose_expression
 from rag_model.retrieve.hits import Hit
-from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import Missing, shuffle_batches
 from rag_model.training.data.examples import Example, digest_examples, index_passages
 from rag_model.training.data.memory import PassageMemory, RankedRow, RetrievedBatch
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.losses import mean_over_processes
 from rag_model.training.objectives.objective import (
@@ -61,7 +60,7 @@ from rag_model.training.objectives.objective import (
     Objective,
     TrainingCosts,
 )
-from rag_model.training.origins import InitialModels, NamedModels, choose_rag_models
+from rag_model.training.origins import choose_rag_models
 
 RetrievalTiming = Literal["batch", "once"]
 AnswerTargets = Literal["each", "first"]
@@ -114,9 +113,8 @@ class RagRecipe:
     seed: int = 12345  # of the order
 
     def __post_init__(self) -> None:
-        check_bounds(self, "rag", {"batch_size": 1, "answered": 0, "max_new_tokens": 1})
+        check_bounds(self, "[rag]", {"batch_size": 1, "answered": 0, "max_new_tokens": 1})
         choose_expression(self.index, self.retriever)
-        check_choices(self)
         if self.goal != "nll" and not self.answered:
             raise UsageError(f"goal {self.goal} needs answers: set answered above 0")
         if self.weighed_by == "scores" and self.frozen == "generator":
@@ -208,7 +206,7 @@ class RagTask:
             raise UsageError(f"question encoder {type(question).__name__} cannot be trained: use TrainableEncoder")
         self.module, self._question, self._recipe = rag, question, recipe
         _freeze(rag, recipe)
-        self.goal = Goal(recipe.goal, larger=recipe.goal != "nll")
+        self.goal = Goal.of(recipe.goal)
         self._train = _build_pairs(train, recipe)
         self._dev = [QuestionAnswer(example, example.answers[0]) for example in dev if example.answers]
         if not self._dev:
@@ -420,6 +418,7 @@ class RagObjective(Objective[RagTraining]):
 
     options = frozenset({"encoder", "generator"})
     settings = RagTraining
+    origins = staticmethod(choose_rag_models)
     tempered = "rag"
 
     def __init__(self, marginal: Variant, when_summed: str) -> None:
@@ -434,10 +433,6 @@ class RagObjective(Objective[RagTraining]):
             pipeline_tag="question-answering",
             parts=frozenset({"question", "generator"}),
         )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named question encoder, else the snapshot's, and the generator."""
-        return choose_rag_models(store, snapshot, named_models.encoder, named_models.generator)
 
     def task(self, job: Job[RagTraining]) -> RagTask:
         """Load the question encoder and the generator."""

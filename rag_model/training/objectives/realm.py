@@ -25,11 +25,10 @@ from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, estimate_weight_b
 from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import choose_expression
 from rag_model.store.recorded_tasks import TaskRunner
-from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import SalientSpans, TextBatch
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures, Task
 from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
 from rag_model.training.objectives.objective import (
@@ -55,7 +54,7 @@ from rag_model.training.objectives.realm_model import (
     mask_text,
 )
 from rag_model.training.objectives.task_bases import BiEncoder, TextTask
-from rag_model.training.origins import InitialModels, NamedModels, choose_realm_models
+from rag_model.training.origins import choose_realm_models
 
 Masks = Literal["salient", "random"]
 GoalName = Literal["nll", "utility"]
@@ -101,11 +100,10 @@ class RealmRecipe:
 
     def __post_init__(self) -> None:
         minimums = {"candidates": 2, "batch_size": 1, "question_tokens": 8, "passage_tokens": 8, "most_masks": 1}
-        check_bounds(self, "realm", {**minimums, "dev_texts": 1}, ["temperature", "random_share"])
+        check_bounds(self, "[realm]", {**minimums, "dev_texts": 1}, ["temperature", "random_share"])
         if self.random_share > 1:
             raise UsageError(f"random_share of [realm] is {self.random_share}: use a share of at most 1")
         choose_expression(self.index, self.retriever)
-        check_choices(self)
 
     @property
     def expression(self) -> str | None:
@@ -157,7 +155,7 @@ class RealmTask(TextTask):
             raise UsageError(f'no passage of snapshot {snapshot.id[:12]} has a link or a date: set masks = "random"')
         super().__init__(snapshot, rows, recipe, digests)
         self._candidate_retriever = CandidateRetriever(snapshot, recipe.expression, recipe.candidates)
-        self.goal = Goal(recipe.goal, larger=recipe.goal == "utility")
+        self.goal = Goal.of(recipe.goal)
         self._moving_settings = moving
         self._moving_index = index(MovingIndexHooks(realm.encoders.save, self.switch_to)) if index else None
 
@@ -292,6 +290,7 @@ class RealmObjective(Objective[RealmTraining]):
     summary = "a question encoder, a passage encoder and a masked language model, from the snapshot's text"
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
+    origins = staticmethod(choose_realm_models)
     tempered = "realm"
     version = 1  # since then passages are read without titles, and `token` divides by masks
     takes_examples = False
@@ -304,10 +303,6 @@ class RealmObjective(Objective[RealmTraining]):
         parts=frozenset({"question", "passage", MASKED_LM}),
         rebuilds=True,
     )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the bi-encoder and the masked language model; see `choose_realm_models`."""
-        return choose_realm_models(store, snapshot, named_models.encoder, named_models.generator)
 
     def task(self, job: Job[RealmTraining]) -> Task[Any]:
         """Load the encoders and the masked language model; a model without a head gets a new one.

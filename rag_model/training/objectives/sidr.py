@@ -34,9 +34,7 @@ from rag_model.encoders.spec import is_sparse_encoder
 from rag_model.encoders.tokens import load_tokenizer, pad_length, pad_rows, tokenize
 from rag_model.errors import UsageError
 from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
-from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
-from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import (
     DprBatch,
     Missing,
@@ -49,8 +47,8 @@ from rag_model.training.data.negatives import (
     estimate_mining_bytes,
     sample_passages,
 )
-from rag_model.training.loop.loop_settings import LoopSettings, check_bounds, check_choices
-from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
+from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import gather_all_processes, locate_positives, to_float32
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
@@ -60,7 +58,7 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, MiningObjective
-from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder
+from rag_model.training.origins import InitialModels, choose_bi_encoder
 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
 BAG = "bag_"  # prefix of measures by bags
@@ -93,8 +91,7 @@ class SidrRecipe(GroupRecipe):
 
     def __post_init__(self) -> None:
         minimums = {"batch_size": 1, "hard_negatives": 0, "terms": 1, "question_length": 3, "passage_length": 3}
-        check_bounds(self, "sidr", {**minimums, "scale": 1}, ["temperature"])
-        check_choices(self)
+        check_bounds(self, "[sidr]", {**minimums, "scale": 1}, ["temperature"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +332,6 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
             UsageError: there is no dev example, or none with a passage that the goal needs.
         """
         super().__init__(pair, train, dev, recipe, corpus, digests)
-        self.goal = Goal(recipe.goal, larger="Success" in recipe.goal)
         if not self.goal.larger and not self._ranking.with_positives:
             raise UsageError(f"goal {recipe.goal} needs dev examples with passages: use Success@20, or mine them")
 
@@ -395,6 +391,7 @@ class Sidr(MiningObjective[SidrTraining]):
     summary = "a question and a passage encoder of weighted terms, which search an index of weights or of bags"
     options = frozenset({"encoder"})
     settings = SidrTraining
+    origins = staticmethod(choose_bi_encoder)
     result = ModelDescription(
         summary="A pair of encoders of weighted terms, for questions and for passages, trained to tell each question's "
         "passage from others by its weights, and by its bag of tokens alone (SiDR, Zhou et al. "
@@ -405,10 +402,6 @@ class Sidr(MiningObjective[SidrTraining]):
         pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named encoders, else the snapshot's; see `choose_bi_encoder`."""
-        return choose_bi_encoder(store, snapshot, named_models.encoder)
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

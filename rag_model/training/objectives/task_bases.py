@@ -48,7 +48,6 @@ from rag_model.training.data.negatives import NegativesRecipe, add_mined_passage
 from rag_model.training.data.pair_scores import CachedPairScorer, WorkerPairScorer
 from rag_model.training.data.texts import EpochBatches, Rows, TextBatch, TextSplit
 from rag_model.training.loop.loop import choose_frozen_dtype
-from rag_model.training.loop.loop_settings import check_choices
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
@@ -160,9 +159,6 @@ def rank_of_first_answer(example: Example, ranked_passages: Sequence[Passage]) -
     return None
 
 
-_LOWER_IS_BETTER = frozenset({"average_rank", "loss"})  # goals
-
-
 @dataclass(frozen=True, slots=True)
 class GroupRecipe:
     """Settings of all tasks on groups of examples; a recipe sets its own defaults."""
@@ -170,10 +166,6 @@ class GroupRecipe:
     batch_size: int = 32  # questions per batch and process
     goal: str = "average_rank"  # selects the best weights, on the dev set
     seed: int = 12345  # of the order and of the negatives
-
-    def __post_init__(self) -> None:
-        """Check that settings with choices have one of them."""
-        check_choices(self)
 
 
 B = TypeVar("B", DprBatch, ListBatch)
@@ -205,7 +197,7 @@ class GroupTask(ABC, Generic[B, M, R]):
         """
         self.module, self._recipe = module, recipe
         self.train = self.keep_complete(train)
-        self.goal = Goal(recipe.goal, larger=recipe.goal not in _LOWER_IS_BETTER)
+        self.goal = Goal.of(recipe.goal)
         self._dev, self._corpus, self._digests = dev, tuple(corpus), dict(digests or {})
 
     @cached_property

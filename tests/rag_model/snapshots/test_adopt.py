@@ -107,7 +107,7 @@ def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: St
         stored = EmbedResult.from_json(report["vectors"]).vectors
         assert digest_file(store.files.local_path(stored.path)) == stored.id
     again = [import_part(task, store) for task in tasks]
-    assert [report["passages"]["made"] for report in again] == [False] * 5, "recorded parts are not read again"
+    assert [report["passages"]["is_new"] for report in again] == [False] * 5, "recorded parts are not read again"
     store.takedowns.add("", ["title 4"], "", "me")
     tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_sources(passages)))), part_bytes=PART)
     without = read_back(store, collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32"))
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_parts_before_it_and_the_import_continues(store: 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == files
     reports = [import_part(task, store) for task in tasks]
-    assert [report["passages"]["made"] for report in reports] == [False, True, True, True, True]
+    assert [report["passages"]["is_new"] for report in reports] == [False, True, True, True, True]
     np.testing.assert_array_equal(read_back(store, collect_parts(store, passages, reports, "float32"))[1], vectors)
 
 

@@ -1,11 +1,12 @@
 """What is reported of a part is read back as it was written, through JSON."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from rag_model.corpus.chunk import ChunkStats, QuarantinedPage
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.toml import from_table
 
 BLOBS = [BlobRef(f"sha256:{digit * 64}", 7) for digit in "ab"]
 FACTS = ChunkStats(
@@ -24,4 +25,4 @@ FACTS = ChunkStats(
 def test_a_chunk_result_survives_json() -> None:
     whole = ChunkResult(BLOBS[0], FACTS, BLOBS[1], is_new=True)
     for result in (whole, replace(whole, article_log=None, is_new=False), ChunkResult(BLOBS[0], ChunkStats(3))):
-        assert ChunkResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+        assert from_table(ChunkResult, json.loads(json.dumps(asdict(result))), "a report") == result

@@ -1,7 +1,7 @@
 """Citation recall and precision on hand-made answers, after the definitions of ALCE."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,6 +10,7 @@ from rag_model.evaluation.answers.scores import estimate_measures, measure_citat
 from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, TokenUsage
 from rag_model.retrieve.hits import Hit
+from rag_model.toml import from_table
 
 ASKED = Question("q", "When was Animal Farm published, and who wrote it?")
 
@@ -84,4 +85,4 @@ def test_an_answer_is_measured_without_its_citations(say) -> None:
     found = score_answer(asked, said)
     assert found.measures["EM"] == 1
     assert estimate_measures([found, score_answer(asked, say("in 1944"))])["cited"].value == 0.5
-    assert Reading.from_json(json.loads(json.dumps(said.to_json()))) == said
+    assert from_table(Reading, json.loads(json.dumps(asdict(said))), "a reading") == said

@@ -1,6 +1,7 @@
 """The measures of a set: which fit which kind of answer, of how many questions, and how two sets compare."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from sacrebleu.metrics import BLEU
@@ -18,6 +19,7 @@ from rag_model.evaluation.answers.scores import (
 )
 from rag_model.evaluation.measures.measure import ANSWER_KINDS, AnswerKind
 from rag_model.evaluation.questions import Question
+from rag_model.toml import from_table
 
 
 def reading(identity: str, answer: str, *pages: str) -> Reading:
@@ -109,5 +111,5 @@ def test_golds_that_can_not_be_compared_with_are_told_before_the_work() -> None:
 @pytest.mark.parametrize("likelihood", [-1.25, None])  # None: not known, or of a probability of 0
 def test_a_reading_is_kept_as_json(likelihood: float | None) -> None:
     said = Reading("q", "Zürich \u2028 𝔘", likelihood, reading("q", "", "1").passages, ended=likelihood is None)
-    kept = json.dumps(said.to_json(), allow_nan=False)
-    assert Reading.from_json(json.loads(kept)) == said
+    kept = json.dumps(asdict(said), allow_nan=False)
+    assert from_table(Reading, json.loads(kept), "a reading") == said

@@ -1,6 +1,7 @@
 """What was learnt is kept while new vectors are like the old ones, and not when they are not."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rag_model.index.kind import get_kind
 from rag_model.index.quality.health import SAMPLE_VECTORS, FitSample, measure_fit, sample_changes
 from rag_model.index.quality.results import FitResult, TrainingStats
 from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.toml import from_table
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 FACTORIES = ["HNSW8", "HNSW8_SQ8", "IVF16,PQ8np", "OPQ8,IVF16,PQ8np", "IVF16,SQ8", "IVF16,RaBitQ4", "IVF,Flat"]
@@ -49,7 +51,7 @@ def test_similar_vectors_fit_and_rotated_ones_do_not(
     assert same.losses, "something is measured of each structure"
     assert same.explain_misfit(plan.drift) is None, same
     assert other.explain_misfit(plan.drift) is not None, other
-    assert FitResult.from_json(other.to_json()) == other
+    assert from_table(FitResult, asdict(other), "a fit") == other
 
 
 def test_few_outliers_are_no_drift_and_many_are(fit_of: Callable[..., FitResult], make_vectors: Make) -> None:
@@ -91,7 +93,7 @@ def test_few_new_vectors_are_not_judged(fit_of: Callable[..., FitResult], make_v
 def test_imbalanced_cells_are_a_misfit() -> None:
     first = TrainingStats({"cells": 0.4}).with_imbalance(1.3)
     assert (first.imbalance, first.imbalance_now) == (1.3, 1.3)
-    later = TrainingStats.from_json(first.to_json()).with_imbalance(1.7)
+    later = TrainingStats.from_json(asdict(first)).with_imbalance(1.7)
     assert (later.imbalance, later.imbalance_now, later.losses) == (1.3, 1.7, first.losses)
     assert later.explain_misfit(1.2) is None
     assert later.with_imbalance(1.9).explain_misfit(1.2) == "the largest cell has grown to 1.90 times the mean"

@@ -102,7 +102,7 @@ def test_they_are_those_of_the_cross_encoder(store: Store, teacher: Path) -> Non
     np.testing.assert_allclose(found, alone, atol=1e-4)  # other batches
     assert told == [(4, N), (8, N), (N, N)]
     assert [block.contexts for block in workers.blocks] == [4, 4, 2]
-    assert all(block.uses_cpu_only and block.stage == "teach" for block in workers.blocks)
+    assert all(block.uses_gpu is False and block.stage == "teach" for block in workers.blocks)
     whole = WorkerPairScorer(store, teacher, "a", workers, cpu=True)
     assert whole.block == BLOCK
     assert (whole.scores(*PAIRS) == alone).all(), "a block is a window of the cross-encoder"
@@ -201,7 +201,7 @@ def test_a_graph_scores_by_workers_as_by_itself(store: Store, graph: Path, tmp_p
     assert {name for name, _ in block.model} == {file.relative_to(graph).as_posix(), *had}
     assert block.weight_bytes > file.stat().st_size
     assert len(repr(block)) < 2_000
-    assert (block.onnx, block.uses_cpu_only) == (True, True)
+    assert (block.onnx, block.uses_gpu) == (True, False)
     assert not (tmp_path / "scores.jsonl").exists()
 
 
@@ -256,8 +256,8 @@ def test_a_block_is_known_by_the_libraries_that_score_it(store: Store) -> None:
     assert graph.inputs()["libraries"]["onnxruntime"] == onnxruntime.__version__
     assert [*graph.inputs()["libraries"]] == ["onnxruntime", "tokenizers"]
     assert [*torch.inputs()] == [*graph.inputs()] == ["content", "model", "code", "libraries"]
-    assert not torch.uses_cpu_only
-    assert graph.uses_cpu_only == ("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
+    assert torch.uses_gpu
+    assert graph.uses_gpu == ("CUDAExecutionProvider" in onnxruntime.get_available_providers())
 
 
 def test_a_graph_needs_no_torch(graph: Path, tmp_path: Path) -> None:

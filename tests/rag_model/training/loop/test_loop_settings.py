@@ -56,8 +56,6 @@ def test_epochs_become_steps() -> None:
         ({"epochs": 0}, "epochs of a training is 0: use 1 or more"),
         ({"learning_rate": 0.0}, "learning_rate of a training is 0.0: use more than 0"),
         ({"warmup_share": 2.0}, "warmup_share of a training is 2.0: use 1 or less"),
-        ({"schedule": "step"}, "schedule of a training is 'step': use one of linear, cosine, constant"),
-        ({"precision": "fp8"}, "precision of a training is 'fp8': use one of auto, no, bf16, fp16"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(changed: dict[str, Any], sentence: str) -> None:

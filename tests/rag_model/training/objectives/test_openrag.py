@@ -337,7 +337,7 @@ def test_what_cannot_be_is_refused(job_of: Any, folders: dict[str, Path], snapsh
         OPENRAG.task(job_of())
     store = Store.open(str(snapshot.location))
     for named, sentence in (
-        (NamedModels(encoder=str(folders["sidr"])), "there is no generator to learn from"),
+        (NamedModels(encoder=str(folders["sidr"])), "there is no generator"),
         (NamedModels(generator=str(folders["generator"])), "there is no SiDR to train"),
         (NamedModels(encoder=str(folders["encoder"]), generator="x"), "is not a SiDR: train one with `finetune sidr`"),
     ):
