@@ -8,7 +8,7 @@ articles that can be reused are not chunked again.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,6 @@ class ReuseReport:
     # forecast of the cost, fitted to past builds
     forecast: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[str, ...] = ()  # sentences on the passages that endpoints must embed
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -360,10 +360,8 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
     piece_list, shard_list = require_blob(build.pieces), require_blob(build.shards)
 
     def make(out: Path) -> IndexStats:
-        needed_bytes, advice = (
-            get_kind(plan.kind).estimate(plan).disk_bytes,
-            "set TMPDIR to a folder on a disk with room",
-        )
+        needed_bytes = get_kind(plan.kind).estimate(plan).disk_bytes
+        advice = "set TMPDIR to a folder on a disk with room"
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
         # Each file is read from start to end, and all files in turn, a little at a time.
         shard_openers = [path_opener(path) for path in _fetch_listed_files(store, shard_list)]

@@ -290,7 +290,7 @@ def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> 
         {run.retriever: evaluation.question_values()},
     )
     metrics_by_retriever = {run.retriever: to_metrics({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
-    outcome_json = replace(outcome, report=None).to_json()
+    outcome_json = asdict(replace(outcome, report=None))
     new_evaluation = NewEvaluation(
         metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome)
     )

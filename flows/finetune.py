@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,10 +131,6 @@ class FinetuneOutcome:
     # model searches `snapshot`
     index: str | None = None
     report: str | None = None  # URL of the page with its curves; None: the store cannot be written
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the outcome as JSON values."""
-        return asdict(self)
 
 
 @deployment_flow("finetune")

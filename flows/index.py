@@ -84,10 +84,8 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
         if kept_rows is not None:
             plan = plan_index(request, len(kept_rows), vector_input.d)
         built_index = _build_index(store, plan, parts, launch, clock)
-        file, vectors = (
-            store.blobs.get_local_path(built_index.blob),
-            [store.blobs.get_local_path(part) for part in parts],
-        )
+        file = store.blobs.get_local_path(built_index.blob)
+        vectors = [store.blobs.get_local_path(part) for part in parts]
         with clock("measure"):
             evaluation = evaluate_index(file, plan, vectors, questions)
         install_index(file, request.out, evaluation.search, kept_rows)

@@ -54,10 +54,6 @@ class BuildOutcome:
         dropped = {"dropped": dict(plan.dropped)} if plan.dropped else {}
         return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size, **dropped}, {})
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the outcome as JSON values."""
-        return asdict(self)
-
 
 def build_and_reply(
     format_outcome: Callable[[BuildOutcome], str],
@@ -71,7 +67,7 @@ def build_and_reply(
         outcome = run_flow(build_flow, *args, **kwargs)
     except GateRefusedError as error:
         outcome, refusal = error.outcome, str(error)
-    return Reply(outcome.to_json(), format_outcome(outcome), refusal)
+    return Reply(asdict(outcome), format_outcome(outcome), refusal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +144,6 @@ class EvaluateOutcome:
         if self.model.startswith(ENDPOINT_PREFIX):
             return self.model
         return Path(self.model).name if Path(self.model).is_absolute() else self.model[:12]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the outcome as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,10 +264,6 @@ class ReproduceOutcome:
     evaluation: str | None = None  # full id of the recorded table; None: it is not recorded
     unrecorded: str = ""  # one sentence that says why
     report: str | None = None  # URL of the page
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the outcome as JSON values."""
-        return asdict(self)
 
 
 class ReproductionRefusedError(RefusedError):

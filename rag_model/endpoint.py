@@ -22,11 +22,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, StoppedError, UsageError
-from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body_async
+from rag_model.http_client import USER_AGENT, ReplyTooLargeError, create_http_client, iter_body_async
 from rag_model.secrets import mask_secrets, refuse_secret
 from rag_model.untrusted_text import escape_controls, parse_json
 
-USER_AGENT = "bookwheel"
 INVALID_REQUEST_STATUSES = frozenset((400, 422))  # as of a field that the endpoint does not support
 LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
 _MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read

@@ -24,6 +24,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from rag_model.errors import InputError, UnreachableError, UsageError, format_error
+from rag_model.secrets import LOOPBACK
 
 _Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 _ENCODING = "gzip"
@@ -104,13 +105,14 @@ class _BodyDecoder:
         return decoded, self._decompressor.unconsumed_tail or self._decompressor.unused_data
 
 
+_HOMEPAGE = "https://pypi.org/project/bookwheel"
+USER_AGENT = f"bookwheel ({_HOMEPAGE})"  # Wikimedia rejects clients without one
 CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
 MAX_REDIRECTS = 5
 BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
 # raised before a request is sent
 _CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
-_LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 _MAX_REPLY_SECONDS = 300.0  # to receive one reply
 MAX_TRIES = 8  # attempts of one request
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
@@ -140,7 +142,7 @@ def open_polite_client(**headers: str) -> httpx.Client:
     contact = os.environ.get(CONTACT, "")
     if not re.fullmatch(r"[\x20-\x7e]{0,200}", contact):
         raise UsageError(f"{CONTACT} has characters other than printable ASCII: give an address or a URL")
-    user_agent = f"bookwheel (https://pypi.org/project/bookwheel{'; ' if contact else ''}{contact})"
+    user_agent = f"bookwheel ({_HOMEPAGE}; {contact})" if contact else USER_AGENT
     limits = httpx.Limits(max_connections=1)
     return create_http_client(
         httpx.Client, headers={"User-Agent": user_agent, **headers}, timeout=_TIMEOUT, limits=limits
@@ -150,7 +152,7 @@ def open_polite_client(**headers: str) -> httpx.Client:
 def is_confidential(scheme: str, host: str) -> bool:
     """Return whether requests to a host are encrypted, or stay on this machine."""
     host = host.lower()
-    return scheme.lower() == "https" or host.rpartition(":")[0] in _LOOPBACK or host in _LOOPBACK
+    return scheme.lower() == "https" or host.rpartition(":")[0] in LOOPBACK or host in LOOPBACK
 
 
 def retry(

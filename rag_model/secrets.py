@@ -13,6 +13,8 @@ from urllib.parse import unquote
 from rag_model.errors import UsageError
 
 # Query parameters of downloads that are not secrets. All others are rejected.
+# Names of this machine in URLs, which no other site can use.
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 HARMLESS_PARAMETERS = frozenset(
     {"action", "dl", "download", "format", "generation", "page", "raw", "sequence", "version", "versionId"}
 )

@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
@@ -82,7 +82,7 @@ def reindex(
         _follow_wiki(seconds, partial(run_flow, watch, dump, store, **shared_arguments), common)
     if explain:
         reuse_report = explain_build(Store.open(store), dump, *shared_arguments.values())
-        return Reply(reuse_report.to_json(), "\n".join(_format_reuse(reuse_report)))
+        return Reply(asdict(reuse_report), "\n".join(_format_reuse(reuse_report)))
     return build_and_reply(_format_outcome, reindex_flow, **arguments)
 
 
@@ -106,7 +106,7 @@ def _follow_wiki(seconds: float, check_for_changes: "Callable[[], WatchOutcome]"
             last_message = ""
             if outcome.built is not None:
                 as_json = common is not None and common.json
-                text = json.dumps(outcome.built.to_json()) if as_json else _format_outcome(outcome.built)
+                text = json.dumps(asdict(outcome.built)) if as_json else _format_outcome(outcome.built)
                 print(escape_controls(text), flush=True)
         time.sleep(max(0.0, start + seconds - time.monotonic()))
 

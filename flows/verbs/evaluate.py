@@ -1,6 +1,7 @@
 """`bookwheel evaluate`: measure retrieval and, with a model, its answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -211,7 +212,7 @@ def _evaluate_model(
         statistics = {name: value for name, value in outcome.routing.items() if name != "route"}
         provenance = _describe_choice(outcome) | {"evaluation": outcome.evaluation}
         Route(**outcome.routing["route"]).write(choose_route, **statistics, **provenance)
-    return Reply({**outcome.to_json(), "index": outcome.retriever}, _format_outcome(outcome), refusal)
+    return Reply({**asdict(outcome), "index": outcome.retriever}, _format_outcome(outcome), refusal)
 
 
 def _write_threshold(outcome: EvaluateOutcome, path: Path) -> str:

@@ -1,6 +1,7 @@
 """`bookwheel finetune`: train a model on a snapshot."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def finetune(
     outcome = run_flow(finetune_flow, **arguments) if is_first else finetune_flow.fn(**arguments)
     if outcome is None:
         return None
-    return Reply(outcome.to_json(), "\n".join(_format_outcome(outcome)))
+    return Reply(asdict(outcome), "\n".join(_format_outcome(outcome)))
 
 
 def _format_outcome(outcome: FinetuneOutcome) -> list[str]:

@@ -1,6 +1,7 @@
 """`bookwheel release`: rebuild, evaluate, and move the ref if the evaluation is accepted."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -80,7 +81,7 @@ def release(
         return Reply(error.outcome.to_json(), "\n".join(_iter_outcome_lines(error.outcome)), str(error))
     except GateRefusedError as error:
         ref = arguments["ref"]
-        document = {"ref": ref, "number": None, "reindexed": error.outcome.to_json()}
+        document = {"ref": ref, "number": None, "reindexed": asdict(error.outcome)}
         return Reply(document, f"release    {ref} did not move", str(error))
     return Reply(outcome.to_json(), "\n".join(_iter_outcome_lines(outcome)))
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -56,10 +57,9 @@ def reproduce(
     try:
         outcome = run_flow(reproduce_flow, store=store, **arguments)
     except (ReproductionRefusedError, ReproductionIncompleteError) as error:
-        return Reply(
-            error.outcome.to_json(), "\n".join(_iter_outcome_lines(error.outcome)), str(error), error.exit_code
-        )
-    return Reply(outcome.to_json(), "\n".join(_iter_outcome_lines(outcome)))
+        text = "\n".join(_iter_outcome_lines(error.outcome))
+        return Reply(asdict(error.outcome), text, str(error), error.exit_code)
+    return Reply(asdict(outcome), "\n".join(_iter_outcome_lines(outcome)))
 
 
 def _iter_outcome_lines(outcome: ReproduceOutcome) -> Iterator[str]:

@@ -23,13 +23,12 @@ from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Reque
 
 from rag_model.atomic_write import fsync
 from rag_model.errors import InputError, ResourceError, UnreachableError
+from rag_model.http_client import USER_AGENT
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
 
 PATIENCE = 60.0  # seconds without a byte until a connection is closed
 MIN_BYTES = 1 << 16  # bytes in that time
-# Wikimedia rejects clients without a User-Agent.
-_AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}
 # Current text of all articles, in streams of 100 pages, with an offset index.
 ARTICLES_JOB = "articlesmultistreamdump"
 _RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
@@ -136,7 +135,7 @@ def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     if urlsplit(url).scheme not in {"http", "https"}:
         raise InputError(f"{url} is not a web address: give one such as https://dumps.wikimedia.org/enwiki/")
     try:
-        response = _OPENER.open(Request(url, headers={**_AGENT, **headers}), timeout=PATIENCE)
+        response = _OPENER.open(Request(url, headers={"User-Agent": USER_AGENT, **headers}), timeout=PATIENCE)
     except (OSError, HTTPException, ValueError) as error:
         raise InputError(f"{url} cannot be read ({getattr(error, 'reason', error)}): check the address") from error
     with response:

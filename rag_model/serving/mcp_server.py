@@ -137,10 +137,8 @@ async def _snapshot(service: Service, arguments: NoArguments) -> dict[str, Any]:
 def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
     with service.slot.acquire() as loaded:
         located = locate_passage(loaded.snapshot, passage_id)
-        passage, attribution = (
-            located.passage,
-            Attribution.from_corpus(loaded.snapshot.manifest.content.corpus),
-        )
+        passage = located.passage
+        attribution = Attribution.from_corpus(loaded.snapshot.manifest.content.corpus)
         return {
             "snapshot": loaded.id,
             **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "kind", "text")},

@@ -14,6 +14,7 @@ from rag_model.evaluation.questions import read_questions
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.settings import ReaderSettings
+from rag_model.secrets import LOOPBACK
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
 from rag_model.serving.following.group import LeaderStatePublisher, WorkerFollower
 from rag_model.serving.http.app import MetricsExposition, create_app, create_health_app
@@ -30,7 +31,7 @@ from rag_model.serving.monitoring.quality import QualityMonitor
 from rag_model.serving.monitoring.tracing import RequestTracer
 from rag_model.serving.runtime import freeze_loaded_objects, prepare_process
 from rag_model.serving.service import Service
-from rag_model.serving.settings import ANY_HOST, LOOPBACK, ServiceSettings
+from rag_model.serving.settings import ANY_HOST, ServiceSettings
 from rag_model.serving.workers import WorkerLink, format_url, open_listener
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.objects.files import Files
@@ -51,7 +52,6 @@ __all__ = [
     "resolve_allowed_hosts",
     "run",
 ]
-_LOOPBACK = ("localhost", "::1")
 _START_POLL_SECONDS = 0.05
 
 
@@ -184,7 +184,8 @@ def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, .
     """Return the given host names, or any host unless only this machine can connect."""
     if given_hosts:
         return tuple(given_hosts)
-    return LOOPBACK if host in _LOOPBACK or host.startswith("127.") else (ANY_HOST,)
+    is_loopback = host.startswith("127.") or host in LOOPBACK or f"[{host}]" in LOOPBACK
+    return LOOPBACK if is_loopback else (ANY_HOST,)
 
 
 def get_default_dest(url: str) -> Path:

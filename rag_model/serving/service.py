@@ -69,11 +69,8 @@ class Service:
             tracer: Records a trace of each request; None: no traces.
             link: The worker's link to the other workers; None for a single process.
         """
-        self.target, self.settings, self.observer = (
-            target,
-            settings or ServiceSettings(),
-            observer or Observer(),
-        )
+        self.target, self.settings = target, settings or ServiceSettings()
+        self.observer = observer or Observer()
         self.tracer = tracer
         self.slot = self._create_slot(link)
         self.pins = PinnedSnapshots(self.slot, self.settings)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from rag_model.errors import UsageError
 from rag_model.retrieve.expression import parse
+from rag_model.secrets import LOOPBACK
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can use
 ANY_HOST = "*"
 _MIN_CACHE_BYTES = 16 << 20  # a few queries at once read as much
 _ZERO_ALLOWED = {

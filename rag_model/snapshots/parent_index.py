@@ -229,10 +229,8 @@ class PartMatch:
             # without a usable delta, the passages are compared below
             with suppress(BookwheelError):
                 if delta := find_delta(store, DeltaStep(part.file, parent_passages, is_passages=True)):
-                    delta_path, is_small = (
-                        partial(store.blobs.get_local_path, delta),
-                        _DELTA_EXPANSION * delta.size <= buffer_bytes,
-                    )
+                    delta_path = partial(store.blobs.get_local_path, delta)
+                    is_small = _DELTA_EXPANSION * delta.size <= buffer_bytes
                     with PassageFile(pa.BufferReader(store.blobs.read(delta)) if is_small else delta_path()) as file:
                         parent_rows = _offset_rows(first, compute_base_rows(file, rows, part.rows, by_text=by_text))
                         new_texts = list(file.iter_batches(_COLUMNS)) if is_small else []

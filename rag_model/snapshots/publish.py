@@ -113,10 +113,8 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
     while recorded_replacement and (naming_refs := store.refs.list_naming(snapshot)):
         for ref, number in naming_refs:
             with suppress(RefConflictError):  # the loop tries again
-                note, sign = (
-                    f"takedown in {snapshot[:12]}",
-                    is_trusted and store.refs.has_trusted_signature(ref, number),
-                )
+                note = f"takedown in {snapshot[:12]}"
+                sign = is_trusted and store.refs.has_trusted_signature(ref, number)
                 moves.append(store.refs.move(ref, recorded_replacement, number, note, sign=sign))
     return moves
 

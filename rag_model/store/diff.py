@@ -90,10 +90,8 @@ def _match_parts(
 
     Parts with equal files are left out.
     """
-    parts_before, parts_after = (
-        _list_changed_parts(before, after),
-        _list_changed_parts(after, before),
-    )
+    parts_before = _list_changed_parts(before, after)
+    parts_after = _list_changed_parts(after, before)
     # A page range identifies a part only if the ranges do not overlap.
     if not (_are_disjoint(before.parts) and _are_disjoint(after.parts)):
         return [], parts_before, parts_after
@@ -288,10 +286,8 @@ def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[
 def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     files, files_before = after.manifest.content.files, set(before.manifest.content.files.values())
     paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
-    overlap, store = (
-        Overlap.between(before, after),
-        Store.open(after.location) if isinstance(after.location, str) else None,
-    )
+    overlap = Overlap.between(before, after)
+    store = Store.open(after.location) if isinstance(after.location, str) else None
     steps = list_delta_steps(before.manifest.content, after.manifest.content)
     embedded_files = list_embedded_files(after.manifest.content)
     fetched_by_kind, reused_by_kind = Counter[str](), Counter[str]()

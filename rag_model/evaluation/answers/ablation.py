@@ -30,12 +30,8 @@ from rag_model.evaluation.retrieval.judging import RetrievalResult
 from rag_model.retrieve.hits import Hit
 
 HitsT = TypeVar("HitsT", bound=Sequence[Hit])
-OPEN_BOOK, CLOSED_BOOK, GOLD_PASSAGE, SHUFFLED_PASSAGES = (
-    "open book",
-    "closed book",
-    "gold passage",
-    "shuffled passages",
-)
+OPEN_BOOK, CLOSED_BOOK, GOLD_PASSAGE = "open book", "closed book", "gold passage"
+SHUFFLED_PASSAGES = "shuffled passages"
 BM25, FROZEN_RETRIEVER, WHOLE_CORPUS = "BM25", "frozen retriever", "whole corpus"
 
 

@@ -129,10 +129,8 @@ def describe_abstention(report: AbstentionReport) -> str:
     below = f"below {report.threshold.least:.4g} by {report.threshold.signal}"
     if report.operating_point is None:
         return f"With no answer {below}, no question is answered"
-    coverage_text, risk_text = (
-        f"{report.operating_point.coverage:.0%} of the questions are answered",
-        f"{report.operating_point.risk:.1%} of these wrong",
-    )
+    coverage_text = f"{report.operating_point.coverage:.0%} of the questions are answered"
+    risk_text = f"{report.operating_point.risk:.1%} of these wrong"
     return f"With no answer {below}, {coverage_text}, and {risk_text}"
 
 

@@ -243,12 +243,8 @@ class Batcher(Generic[_Reply]):
                 idle; entered in the first thread only.
             on_thread_death: Called with the thread's name when a thread dies; it is restarted.
         """
-        self._run_batch, self._queue_limit, self._batch_limit, self._max_wait = (
-            run_batch,
-            queue_limit,
-            batch_limit,
-            max_wait_ms / 1000,
-        )
+        self._run_batch, self._queue_limit = run_batch, queue_limit
+        self._batch_limit, self._max_wait = batch_limit, max_wait_ms / 1000
         self._lock = threading.RLock()
         self._queue: RequestQueue[_Reply] = RequestQueue()
         self._lone_request_context = lone_request_context

@@ -414,12 +414,22 @@ class LoadedSnapshot:
             reader = self._create_reader(built.retriever)
         return reader
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> Self:
         """Run a few queries, so that files and kernels are loaded before the first request.
+
+        Returns this snapshot. On an error it is closed.
 
         Raises:
             RefusedError: A retriever returns nothing, or a vector or an answer cannot be computed.
         """
+        try:
+            self._run_warm_up_queries()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _run_warm_up_queries(self) -> None:
         rows = [self.snapshot.n * number // _WARM_UP_QUERIES for number in range(_WARM_UP_QUERIES)]
         queries = Queries([passage.title or passage.text[:100] or "?" for passage in self.snapshot.passages(rows)])
         for name, retriever in list(self._retrievers.items()):

@@ -48,7 +48,7 @@ from rag_model.serving.answering.loaded_snapshot import (
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import FollowerStoppedError, SnapshotSlot
-from rag_model.serving.following.trials import try_encoders, try_indexes, try_model
+from rag_model.serving.following.trials import try_model, try_snapshot
 from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.runtime import SupervisedThread
 from rag_model.serving.settings import ServiceSettings
@@ -152,12 +152,8 @@ class RefFollower(FollowerThread):
         self._pins = pins or PinnedSnapshots(slot, settings)
         self._pins.on_request = self._wake
         self._wake_event = threading.Event()  # polls before the next interval has passed
-        self._target_ref, self._slot, self._settings, self._observer = (
-            target_ref,
-            slot,
-            settings,
-            observer,
-        )
+        self._target_ref, self._slot, self._settings = target_ref, slot, settings
+        self._observer = observer
         self._on_fatal = on_fatal
         self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
@@ -391,8 +387,7 @@ class RefFollower(FollowerThread):
             snapshot.close()
             raise UsageError(f"{store.url} is a local folder, which is not read by ranges: leave out --from-store")
         loaded = LoadedSnapshot.open_ranged(snapshot, served_ref, self._settings, current, self._scorers)
-        self._warm_up(loaded)
-        return loaded
+        return loaded.warm_up()
 
     def _pull_and_load_model(
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
@@ -423,8 +418,7 @@ class RefFollower(FollowerThread):
 
     def _run_trials(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
         if self._settings.run_trials:
-            try_indexes(folder, content, indexes)
-            try_encoders(folder, content, indexes)
+            try_snapshot(folder, content, indexes)
 
     def _load_model(self, store: Store | None, model_id: str) -> ServedModel:
         """Load a reading model, after a trial in a child process."""
@@ -471,15 +465,7 @@ class RefFollower(FollowerThread):
         self, folder: Path, served_ref: ServedRef, model: ServedModel | None, current: LoadedSnapshot | None
     ) -> LoadedSnapshot:
         loaded = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
-        self._warm_up(loaded)
-        return loaded
-
-    def _warm_up(self, loaded: LoadedSnapshot) -> None:
-        try:
-            loaded.warm_up()
-        except BaseException:
-            loaded.close()
-            raise
+        return loaded.warm_up()
 
     def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
         """Record what the ref names, for a start without the store."""
@@ -570,12 +556,8 @@ class FolderFollower(FollowerThread):
         """Prepare to follow; `on_fatal` receives the error if the first snapshot is unusable."""
         super().__init__(observer)
         self._pins = pins or PinnedSnapshots(slot, settings)
-        self._folder, self._slot, self._settings, self._observer = (
-            target.folder,
-            slot,
-            settings,
-            observer,
-        )
+        self._folder, self._slot, self._settings = target.folder, slot, settings
+        self._observer = observer
         self._on_fatal = on_fatal
         self._rejected_root: Path | None = None  # the snapshot that was refused last
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
@@ -604,14 +586,9 @@ class FolderFollower(FollowerThread):
             available = AvailableRetrievers.plan(snapshot, self._settings, uses_inner_products=False)
             check_memory(content, available.indexes, self._settings)
             if self._settings.run_trials:
-                try_indexes(root, content, available.indexes)
-                try_encoders(root, content, available.indexes)
-        loaded = LoadedSnapshot.open(root, ServedRef(CURRENT, 0, snapshot_id, ""), self._settings, None, current)
-        try:
-            loaded.warm_up()
-        except BaseException:
-            loaded.close()
-            raise
+                try_snapshot(root, content, available.indexes)
+        served_ref = ServedRef(CURRENT, 0, snapshot_id, "")
+        loaded = LoadedSnapshot.open(root, served_ref, self._settings, None, current).warm_up()
         self._slot.prepare(loaded)
         notify(self._observer.on_swap, loaded, 0.0)
         return loaded

@@ -294,12 +294,7 @@ class WorkerFollower(FollowerThread):
             model = self._load_model(opening["model"], current)
             loaded = LoadedSnapshot.open(Path(folder), served_ref, settings, model, current, self._scorers)
         loaded.notes = tuple(opening["notes"])
-        try:
-            loaded.warm_up()
-        except BaseException:
-            loaded.close()
-            raise
-        return loaded
+        return loaded.warm_up()
 
     def _open_ranged(
         self, served_ref: ServedRef, settings: ServiceSettings, current: LoadedSnapshot | None

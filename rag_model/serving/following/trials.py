@@ -108,6 +108,16 @@ _QUERY_TOKENS = 4  # token vectors of a query
 _QUERY_TERMS = 64  # weighted terms of a sparse query
 
 
+def try_snapshot(folder: Path, content: Content, indexes: Sequence[str]) -> None:
+    """Try the indexes and question encoders of the snapshot in `folder`, each in a child process.
+
+    Raises:
+        RefusedError: see `run_trial`.
+    """
+    try_indexes(folder, content, indexes)
+    try_encoders(folder, content, indexes)
+
+
 def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
     """Open and search indexes of the snapshot in `folder`, DEST/<id>, in a child process.
 

@@ -115,12 +115,8 @@ class AnswerStream(StreamingResponse):
         explain_error: ErrorExplainer,
     ) -> None:
         """Prepare to send `first_updates` and all further ones; `start` creates the arguments."""
-        self._questions, self._progress, self._task, self._explain_error = (
-            questions,
-            progress,
-            task,
-            explain_error,
-        )
+        self._questions, self._progress, self._task = questions, progress, task
+        self._explain_error = explain_error
         self._status = _STATUS_OK
         self.on_end: Callable[[int], None] = lambda status: None  # receives the final HTTP status
         self._events = self._iter_events(first_updates)

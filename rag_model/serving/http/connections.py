@@ -46,12 +46,8 @@ class _BufferedTransport:
         exceeds_limit: Callable[[], bool],
     ) -> None:
         """Give a client `seconds` to read, unless `exceeds_limit` returns True."""
-        self._transport, self._loop, self._seconds, self._exceeds_limit = (
-            transport,
-            loop,
-            seconds,
-            exceeds_limit,
-        )
+        self._transport, self._loop, self._seconds = transport, loop, seconds
+        self._exceeds_limit = exceeds_limit
         self._pending: list[bytes] = []
         self._total_written = 0  # bytes handed to the transport so far
         self._mark = 0  # bytes that the client must have read by `_deadline` (the loop's clock)

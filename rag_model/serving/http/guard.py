@@ -22,7 +22,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rag_model.errors import UsageError
-from rag_model.serving.settings import ANY_HOST, LOOPBACK, ServiceSettings
+from rag_model.secrets import LOOPBACK
+from rag_model.serving.settings import ANY_HOST, ServiceSettings
 
 _LOG = logging.getLogger(__name__)
 _MIN_TOKEN_LENGTH = 16  # characters; shorter tokens can be guessed

@@ -219,12 +219,8 @@ class ServiceServer(uvicorn.Server):
         super().__init__(
             create_uvicorn_config(app, settings, settings.connections, settings.connections_per_client, **tls),
         )
-        self._service, self._on_listening, self._health, self._certificate = (
-            service,
-            on_listening,
-            health,
-            certificate,
-        )
+        self._service, self._on_listening, self._health = service, on_listening, health
+        self._certificate = certificate
         # separate, so that clients of the main port cannot use up its connections
         self._health_state = ServerState()
         self._exit_time = float("inf")  # monotonic clock

@@ -163,10 +163,8 @@ def export_store(store: Store, name: str, out: Destination) -> ExportReport:
         UsageError: `out` exists already.
     """
     identity = store.snapshots.resolve_trusted(name)
-    manifest, is_signed = (
-        store.snapshots.get(identity),
-        store.snapshots.has_trusted_signature(identity),
-    )
+    manifest = store.snapshots.get(identity)
+    is_signed = store.snapshots.has_trusted_signature(identity)
     with open_destination(out) as folder:
         exported_store = Store.open(str(folder), create=True)
         for ref in {*manifest.content.files.values()}:

@@ -177,10 +177,8 @@ class PageRanges:
 
     def within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
         """Yield the number and entry of each part that overlaps the pages [first_page, last_page]."""
-        first_number, end_number = (
-            bisect_left(self._lasts, first_page),
-            bisect_right(self._firsts, last_page),
-        )
+        first_number = bisect_left(self._lasts, first_page)
+        end_number = bisect_right(self._firsts, last_page)
         for number in range(first_number, end_number):
             part = self._parts[number]
             if part.first_page <= last_page and first_page <= part.last_page:
@@ -316,10 +314,8 @@ class Overlap:
                 self._target, part
             ):
                 return np.arange(part.rows) + self._starts[number]
-        hashes, previous_rows = (
-            self._read_hashes(self._target, part),
-            np.full(part.rows, -1, np.int64),
-        )
+        hashes = self._read_hashes(self._target, part)
+        previous_rows = np.full(part.rows, -1, np.int64)
         for number, entry in self._ranges.within(part.first_page, part.last_page):
             positions = pc.index_in(hashes, value_set=self._read_hashes(self._previous, entry)).fill_null(-1).to_numpy()
             previous_rows = np.where(positions < 0, previous_rows, positions + self._starts[number])

@@ -145,10 +145,8 @@ def _delete_batches(
 ) -> bool:
     """Delete the files in batches; return False as soon as the plan is out of date."""
     for start in range(0, len(files), _BATCH_FILES):
-        batch, deadline = (
-            files[start : start + _BATCH_FILES],
-            time.monotonic() + SWEEP_VALID_SECONDS / 2,
-        )
+        batch = files[start : start + _BATCH_FILES]
+        deadline = time.monotonic() + SWEEP_VALID_SECONDS / 2
         store_time = condemn(batch, view.intents)
         if not view.is_current(StoreView.read(store, store_time)):
             return False
@@ -285,11 +283,8 @@ class _CatalogFiles:
 def _read_catalog_files(
     catalog: Catalog[Any], manifests: Iterable[StoredFile], moves: Iterable[StoredFile]
 ) -> _CatalogFiles:
-    current_ids, files, manifest_ids = (
-        _read_current(catalog, moves),
-        _CatalogFiles(set(), set(), set()),
-        set[str](),
-    )
+    current_ids, files = _read_current(catalog, moves), _CatalogFiles(set(), set(), set())
+    manifest_ids = set[str]()
     for manifest in _iter_manifests(catalog, manifests):
         digests = _get_manifest_digests(manifest)
         manifest_ids.add(manifest.id)

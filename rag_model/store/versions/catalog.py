@@ -220,10 +220,8 @@ class Catalog(Generic[ManifestT]):
         return name, move.number
 
     def _check_move(self, trust: TrustedKeys, ref: str, number: int, identity: str) -> None:
-        path, description = (
-            self.refs.move_path(ref, number),
-            f"the move {ref}@{number} in {self.files.url}",
-        )
+        path = self.refs.move_path(ref, number)
+        description = f"the move {ref}@{number} in {self.files.url}"
         stored_move = self.files.read_json(path) or {}
         trust.check(Signatures(self.files), path, stored_move, description)
         if stored_move.get(self.noun) != identity:

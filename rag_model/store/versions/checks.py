@@ -40,10 +40,8 @@ def check_fields(value: Any, expected: set[str], where: str) -> dict[str, Any]:
         StoreError: the value is not an object, or a field is missing or unknown.
     """
     check(isinstance(value, dict), f"{where}, which is not an object")
-    missing_fields, unknown_fields = (
-        sorted(expected - value.keys()),
-        sorted(value.keys() - expected),
-    )
+    missing_fields = sorted(expected - value.keys())
+    unknown_fields = sorted(value.keys() - expected)
     check(not missing_fields, f"{where}, which lacks {', '.join(missing_fields)}")
     check(
         not unknown_fields,

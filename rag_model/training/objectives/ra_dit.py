@@ -149,10 +149,8 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         *text_lists,
         *dev_lists,
     ]
-    load_scoring_generator, generator_digest = (
-        partial(_load_generator, job, scoring_model),
-        _digest_generator(job, scoring_model),
-    )
+    load_scoring_generator = partial(_load_generator, job, scoring_model)
+    generator_digest = _digest_generator(job, scoring_model)
     all_scores = score_answers(
         job.store,
         load_scoring_generator,
@@ -248,10 +246,8 @@ def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Arch
     step = (
         TRAINING_PASSES * recipe.batch_size * max(QUESTION_TOKENS, recipe.text_tokens) * question.operations_per_token
     )
-    scoring_operations, batches = (
-        scored_count * tokens * generator.operations_per_token,
-        max(1, -(-example_count // recipe.batch_size)),
-    )
+    scoring_operations = scored_count * tokens * generator.operations_per_token
+    batches = max(1, -(-example_count // recipe.batch_size))
     return TrainingCosts(
         stages, batches, step, _count_evaluation_operations(job, generator), preparation_operations=scoring_operations
     )
