@@ -231,7 +231,7 @@ def collect_tables(
     the streams with templates are read.
     """
     tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
-    reports = run_tasks("templates", read_templates, tasks, _estimate_reading)
+    reports = run_tasks("templates", read_templates, tasks, lambda task: task.bytes / _READ_BYTES_PER_SECOND)
     files: dict[str, Any] = {}
     if n_redirects := sum(report.get("redirects", 0) for report in reports):
         parts = store.blobs.put_bytes(
@@ -241,10 +241,11 @@ def collect_tables(
         removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
         removed = tuple(sorted(int(page) for page in removed_pages if page.isdecimal()))
         redirect_tasks = [RedirectTask(parts, number, bits, removed) for number in range(1 << bits)]
-        seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
-        files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda task: seconds)
+        shard_seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
+        files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: shard_seconds)
     if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):
-        files["items"] = run_tasks("items", read_items, [ItemTask(url)], _estimate_items)
+        seconds = get_size(url) / _PROPERTY_BYTES_PER_SECOND
+        files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
     pages = store.blobs.put_bytes(canonical_json(files)) if files else None
     return DumpTables(merge_templates(store, reports), pages)
 
@@ -267,14 +268,6 @@ def run_table_jobs(
         return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=is_small)
 
     return collect_tables(store, plan, dump, metadata, run_tasks)
-
-
-def _estimate_items(task: ItemTask) -> float:
-    return get_size(task.url) / _PROPERTY_BYTES_PER_SECOND
-
-
-def _estimate_reading(task: TemplateTask) -> float:
-    return task.bytes / _READ_BYTES_PER_SECOND
 
 
 def load_table(store: Store, blob: BlobRef | None) -> TemplateTable:

@@ -188,10 +188,10 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
     """Return the record with the parts' pieces, and with the locations of each shard's slices in
     them.
     """
-    build = replace(build, pieces=_put_outputs(store, results))
-    if not build.plan.shards:
-        return build
     pieces, shards, put = [require_blob(result.blob) for result in results], build.plan.shards, store.blobs.put_bytes
+    build = replace(build, pieces=_store_blob_list(store, pieces))
+    if not shards:
+        return build
     locations = np.empty((shards, len(pieces)), SLICE_LOCATION_DTYPE)
     for number, column in enumerate(
         store.files.map_concurrently(partial(_read_slice_locations, store, shards), pieces)
@@ -453,16 +453,8 @@ def _with_memory(builds: Sequence[IndexInProgress], stage: str, launch: Launch) 
 
 def _estimate_largest_task_bytes(builds: Sequence[IndexInProgress], stage: str) -> int:
     """Return the bytes of memory that the largest task of a stage needs."""
-    return max((_estimate_stage_bytes(build.plan).get(stage, 1) for build in builds), default=1)
-
-
-def _estimate_stage_bytes(plan: IndexPlan) -> Mapping[str, int]:
-    """Return the bytes of memory that a task of each stage needs."""
-    return get_kind(plan.kind).estimate(plan).stages
-
-
-def _put_outputs(store: Store, results: Iterable[IndexStageResult]) -> BlobRef:
-    return _store_blob_list(store, (require_blob(result.blob) for result in results))
+    estimates = (get_kind(build.plan.kind).estimate(build.plan) for build in builds)
+    return max((estimate.stages.get(stage, 1) for estimate in estimates), default=1)
 
 
 def _read_cells(store: Store, build: IndexInProgress) -> list[dict[str, Any]]:

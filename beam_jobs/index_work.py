@@ -365,11 +365,10 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
         # Each file is read from start to end, and all files in turn, a little at a time.
         shard_openers = [path_opener(path) for path in _fetch_listed_files(store, shard_list)]
-        pieces = (
-            _create_openers(store, piece_list)
-            if shard_openers
-            else [path_opener(path) for path in _fetch_listed_files(store, piece_list)]
-        )
+        if shard_openers:
+            pieces: list[Opener] = [partial(store.blobs.open, ref) for ref in read_blob_list(store, piece_list)]
+        else:
+            pieces = [path_opener(path) for path in _fetch_listed_files(store, piece_list)]
         rows = _open_listed_row_files(store, build.rows)
         return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
@@ -408,7 +407,3 @@ def _open_row_files(store: Store, refs: Sequence[BlobRef]) -> Sequence[Path]:
 
 def _fetch_listed_files(store: Store, blob_list: BlobRef) -> list[Path]:
     return [store.blobs.get_local_path(ref) for ref in read_blob_list(store, blob_list)]
-
-
-def _create_openers(store: Store, blob_list: BlobRef) -> list[Opener]:
-    return [partial(store.blobs.open, ref) for ref in read_blob_list(store, blob_list)]

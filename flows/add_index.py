@@ -92,18 +92,9 @@ def add_index(
         assemble_content = partial(
             with_indexes, _with_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
         )
-        build = Build(
-            target, launch, clock, effective_recipe, ref, source, encoder, passages, embeddings, plans, assemble_content
-        )
-        return finish_build(
-            replace(
-                build,
-                derived_provenance={
-                    **provenance,
-                    "indexed": {"of": base_manifest.id, "indexes": sorted(chosen_indexes)},
-                },
-            )
-        )
+        provenance["indexed"] = {"of": base_manifest.id, "indexes": sorted(chosen_indexes)}
+        stages = passages, embeddings, plans, assemble_content, provenance
+        return finish_build(Build(target, launch, clock, effective_recipe, ref, source, encoder, *stages))
 
 
 def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
@@ -177,7 +168,7 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         recipe = read_reencode_recipe(base_manifest.content)
         with clock("look"):
             passages, _ = read_results(target, base_manifest.content, launch)
-            encoding = prepare_encoder(target, encoder, recipe)
+            encoding = prepare_encoder(target, encoder, recipe.encode)
         dimensions = {EMBEDDINGS: encoding.space.dim}
         plans = plan_indexes(
             list_stale_indexes(base_manifest.content, recipe), passages, dimensions, worker_memory(beam_options)

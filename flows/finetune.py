@@ -402,12 +402,7 @@ def train_model(
         return job.run(folder, watch, rebuild, uploads.enqueue if uploads else None)
 
 
-@stage
-def publish_model(
-    job: Finetuning, trained: TrainingResult, folder: Path, name: str, seconds: Mapping[str, float]
-) -> tuple[FinetuningResult, StoredModel]:
-    """Put the best weights into the store and name them."""
-    return job.publish(trained, folder, name, seconds)
+publish_model = stage(Finetuning.publish, "publish_model")
 
 
 def show_training(outcome: FinetuneOutcome) -> None:

@@ -97,7 +97,7 @@ def import_library(
     launch = Launch.new(target.url, beam_options)
 
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
-        encoding = prepare_encoder(target, encoder, recipe)
+        encoding = prepare_encoder(target, encoder, recipe.encode)
         with clock("import") as on_progress:
             imported = split_corpus(target, passages, vectors, launch, on_progress)
         with clock("check"):
@@ -107,23 +107,9 @@ def import_library(
         plans = plan_indexes(new_indexes, chunk_results, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
         assemble_content = partial(build_imported_content, imported, recipe, encoding)
         ready_indexes = take_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
-        return finish_build(
-            Build(
-                target,
-                launch,
-                clock,
-                recipe,
-                ref,
-                passages,
-                encoder,
-                chunk_results,
-                embed_results,
-                plans,
-                assemble_content,
-                build_commits_provenance([encoding]),
-                ready_indexes=ready_indexes,
-            )
-        )
+        stages = chunk_results, embed_results, plans, assemble_content, build_commits_provenance([encoding])
+        build = Build(target, launch, clock, recipe, ref, passages, encoder, *stages, ready_indexes=ready_indexes)
+        return finish_build(build)
 
 
 def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequence[str]) -> dict[str, ReadyIndex]:

@@ -95,7 +95,7 @@ def reindex(
             missing_files = report_missing_files(target, parent, on_progress)
             plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
             encoders = prepare_encoders(target, encoder, recipe, parent)
-            chunker = prepare_chunker(target, recipe)
+            chunker = prepare_chunker(target, recipe.chunk)
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
             tables = read_tables(target, plan, dump, recipe, launch, on_progress)
@@ -114,12 +114,11 @@ def reindex(
             target, parent, plans, plan, embeddings, encoders, rebuild_graphs
         )
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
-        build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assemble_snapshot)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
-        build = replace(build, reused_trainings=reused_trainings, base=base, derived_provenance=provenance)
-        build = replace(build, dropped_files=plan.dropped, notes=missing_files)
-        return finish_build(replace(build, parent=parent.manifest))
+        stages = passages, embeddings, plans, assemble_snapshot, provenance, reused_trainings
+        build = Build(target, launch, clock, recipe, ref, dump, encoder, *stages, base=base, parent=parent.manifest)
+        return finish_build(replace(build, dropped_files=plan.dropped, notes=missing_files))
 
 
 def report_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
@@ -144,10 +143,7 @@ def plan_dump(
     return plan
 
 
-@stage
-def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder:
-    """Put the encoder into the store, for workers and readers."""
-    return store_encoder(store, encoder, recipe.encode)
+prepare_encoder = stage(store_encoder, "prepare_encoder")
 
 
 @stage
@@ -159,10 +155,7 @@ def prepare_encoders(store: Store, encoder: str, recipe: Recipe, parent: Parent)
     return store_encoders(store, encoder, recipe, pins=parent.pins)
 
 
-@stage
-def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
-    """Put the files that the chunker's settings name into the store, for workers."""
-    return store_chunker(store, recipe.chunk)
+prepare_chunker = stage(store_chunker, "prepare_chunker")
 
 
 @stage

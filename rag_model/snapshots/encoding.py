@@ -1,6 +1,6 @@
 """The encoders and the chunker of a build, stored for workers and for readers of the snapshot."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -47,7 +47,8 @@ from rag_model.store.versions.model_manifest import COLBERT
 Pins = Mapping[str, str]
 COMMITS = "commits"  # the field of a provenance that holds them
 NO_PINS: Pins = MappingProxyType({})
-SettingFiles = tuple[tuple[str, tuple[tuple[str, BlobRef], ...]], ...]  # by setting: (name, blob)
+StoredFiles = tuple[tuple[str, BlobRef], ...]  # (name, blob); hashable, as a cache key
+SettingFiles = tuple[tuple[str, StoredFiles], ...]  # by setting
 _PROBE_STAGE = "probe"  # the memo stage that records the probe vectors of models behind endpoints
 
 
@@ -97,8 +98,8 @@ class StoredEncoder:
     spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
     # (file name, blob), hashable: a worker loads equal encoders once
-    passage: tuple[tuple[str, BlobRef], ...]
-    question: tuple[tuple[str, BlobRef], ...]
+    passage: StoredFiles
+    question: StoredFiles
     # rows of a passage: one vector, one for each token, or weighted terms
     kind: RowFormatName = "vectors"
     scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
@@ -132,17 +133,11 @@ def store_encoder(
     question_folder = folder
     if names.question != names.passage:
         question_folder = resolve_encoder_folder(store, names.question, models, pins)
-    if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
-        check_same_space(question_space, space)
-    with temporary_folder("encoder") as workdir:
-        passage = question = _store_files(store, collect_question_encoder_files(folder, spec, space, workdir))
-        if question_folder != folder:
-            question = _store_files(
-                store,
-                collect_question_encoder_files(
-                    question_folder, read_encoder_spec(question_folder, settings), space, workdir
-                ),
-            )
+
+    def collect_files(folder: Path, workdir: Path) -> Mapping[str, Path]:
+        return collect_question_encoder_files(folder, read_encoder_spec(folder, settings), space, workdir)
+
+    passage, question = _store_pair(store, folder, question_folder, space, collect_files)
     commits = _list_commits({names.passage: folder, names.question: question_folder})
     return StoredEncoder(name, spec, space, passage, question, commits=commits)
 
@@ -190,15 +185,12 @@ def store_sparse_encoder(
     folder, question_folder, commits = _resolve_sparse_pair(models or store, name, recipe, pins)
     spec = read_sparse_spec(folder, recipe.spec)
     space = name_space_by_content(compute_sparse_space(folder, spec), folder)
-    if question_folder != folder and (question_space := read_declared_space(question_folder)) is not None:
-        check_same_space(question_space, space)
-    with temporary_folder("encoder") as workdir:
-        passage = question = _store_files(store, collect_sparse_encoder_files(folder, spec, space, workdir))
-        if question_folder != folder:
-            question = _store_files(
-                store,
-                collect_sparse_encoder_files(question_folder, read_sparse_spec(question_folder), space, workdir),
-            )
+
+    def collect_files(part: Path, workdir: Path) -> Mapping[str, Path]:
+        part_spec = spec if part == folder else read_sparse_spec(part)
+        return collect_sparse_encoder_files(part, part_spec, space, workdir)
+
+    passage, question = _store_pair(store, folder, question_folder, space, collect_files)
     return StoredEncoder(name, spec, space, passage, question, "sparse", spec.scale, commits)
 
 
@@ -298,7 +290,28 @@ def _list_commits(folders: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
     return tuple((name, hub_name) for name, folder in folders.items() if (hub_name := find_hub_name(folder)))
 
 
-def _store_files(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:
+def _store_pair(
+    store: Store,
+    passage: Path,
+    question: Path,
+    space: Space,
+    collect_files: Callable[[Path, Path], Mapping[str, Path]],
+) -> tuple[StoredFiles, StoredFiles]:
+    """Store the files of a passage and a question encoder, which may be one, by their folders.
+
+    Raises:
+        UsageError: the question encoder declares another space.
+    """
+    if question != passage and (question_space := read_declared_space(question)) is not None:
+        check_same_space(question_space, space)
+    with temporary_folder("encoder") as workdir:
+        passage_files = _store_files(store, collect_files(passage, workdir))
+        if question == passage:
+            return passage_files, passage_files
+        return passage_files, _store_files(store, collect_files(question, workdir))
+
+
+def _store_files(store: Store, files: Mapping[str, Path]) -> StoredFiles:
     return tuple((name, store.blobs.put_file(files[name])) for name in sorted(files))
 
 

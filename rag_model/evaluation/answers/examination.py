@@ -191,27 +191,24 @@ def prepare_whole_corpus(
 ) -> WholeCorpus:
     """Return the whole corpus for the reader `concat`, or the reason why it is not read."""
     n = retriever.snapshot.n
-    name = next((name for name, reader in readers.items() if isinstance(reader, ConcatReader)), None)
+    name, reader = next(
+        ((name, reader) for name, reader in readers.items() if isinstance(reader, ConcatReader)), ("", None)
+    )
     if n > _MAX_WHOLE_PASSAGES:
         return WholeCorpus(missing=f"the whole corpus was not read: {n:,} passages do not fit into one prompt")
-    if name is None:
+    if reader is None:
         reader_names = ", ".join(readers)
         return WholeCorpus(
             missing=f"the whole corpus was not read: {reader_names} does not read one prompt; add --reader concat"
         )
-    if hits := list_whole_corpus(readers[name], retriever, questions):
+    if hits := list_whole_corpus(reader, retriever, questions):
         return WholeCorpus(name, tuple(hits))
     return WholeCorpus(missing=f"the whole corpus was not read: its {n:,} passages do not fit into a prompt of {name}")
 
 
-def list_whole_corpus(reader: Reader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:
-    """Return all passages, in the order of the corpus, if they fit into one prompt, or else none.
-
-    A reader that marginalizes over passages has no such prompt.
-    """
+def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:
+    """Return all passages, in the order of the corpus, if they fit into one prompt, or else none."""
     n = retriever.snapshot.n
-    if not isinstance(reader, ConcatReader) or n > _MAX_WHOLE_PASSAGES:
-        return []
     hits = retriever.build_hits(RankedRows("", np.arange(n)[None], np.zeros((1, n), np.float32)))[0]
     try:
         prompt_context = reader.build_context(max(questions, key=len), hits)

@@ -289,11 +289,8 @@ def _compute_bleu_1(predicted_words: Sequence[str], gold_words: Sequence[str]) -
     return overlap / len(predicted_words) * min(1.0, math.exp(1 - len(gold_words) / len(predicted_words)))
 
 
-DISTINCT_ORDER = 3  # trigrams, as in the paper
-
-
 def distinct_ngram_ratio(
-    texts: Sequence[str], order: int = DISTINCT_ORDER, resampling: Resampling = DEFAULT_RESAMPLING
+    texts: Sequence[str], order: int = 3, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> Estimate | None:
     """Return the ratio of distinct n-grams to all n-grams with its interval; None without n-grams.
 
@@ -338,7 +335,7 @@ def _compute_jackknife_error(leave_one_out: Sequence[float]) -> float:
 def _compute_distinct_3(
     predictions: Sequence[str], golds: Sequence[Sequence[str]], resampling: Resampling
 ) -> Estimate | None:
-    return distinct_ngram_ratio(predictions, DISTINCT_ORDER, resampling)
+    return distinct_ngram_ratio(predictions, resampling=resampling)
 
 
 def _compute_gold_distinct_3(
@@ -347,7 +344,7 @@ def _compute_gold_distinct_3(
     resampling: Resampling,
 ) -> Estimate | None:
     """Return the ratio of distinct trigrams in the first gold answer of each question."""
-    return distinct_ngram_ratio([answers[0] for answers in golds if answers], DISTINCT_ORDER, resampling)
+    return distinct_ngram_ratio([answers[0] for answers in golds if answers], resampling=resampling)
 
 
 Q_BLEU_1 = AnswerMeasure({"clues": q_bleu})

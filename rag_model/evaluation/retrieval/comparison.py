@@ -20,9 +20,7 @@ import pyarrow.compute as pc
 from rag_model.corpus.passages import PassageFile
 from rag_model.errors import InputError, MissingExtraError, StoreError
 from rag_model.evaluation.bootstrap import (
-    DEFAULT_RESAMPLING,
     Estimate,
-    Resampling,
     estimate_difference,
     estimate_mean,
     estimate_means,
@@ -270,7 +268,6 @@ def compare_retrievers(
     judge: RetrievalJudge,
     k: int,
     groups: QuestionGroups,
-    resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> list[RetrieverComparison]:
     """Compare each retriever with the first one; all have the same questions and depth `k`."""
     first, n = measured[0].final_stage.values, len(measured[0].outcomes)
@@ -282,15 +279,15 @@ def compare_retrievers(
         columns = {
             f"{i} {name}": column for i, stage in enumerate(staged.stages) for name, column in stage.values.items()
         }
-        estimates = estimate_means(columns, resampling)
+        estimates = estimate_means(columns)
         comparisons.append(
             RetrieverComparison(
                 staged,
-                _estimate_group(values, baseline, everything, resampling),
+                _estimate_group(values, baseline, everything),
                 _rank_measures(staged, judge, k),
                 [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(staged.stages)],
                 {
-                    name: _estimate_group(values, baseline, group_positions, resampling)
+                    name: _estimate_group(values, baseline, group_positions)
                     for name, group_positions in groups.positions.items()
                 },
                 judge.shares_by_kind(staged.outcomes, k),
@@ -303,17 +300,16 @@ def _estimate_group(
     values: Mapping[str, Sequence[float]],
     first: Mapping[str, Sequence[float]] | None,
     positions: Sequence[int],
-    resampling: Resampling,
 ) -> GroupMetrics:
     group_values = {name: [column[position] for position in positions] for name, column in values.items()}
-    estimates = estimate_means(group_values, resampling)
+    estimates = estimate_means(group_values)
     if first is None:
         return GroupMetrics(len(positions), estimates, {})
     differences = {
         name: [value - first[name][position] for value, position in zip(column, positions, strict=True)]
         for name, column in group_values.items()
     }
-    return GroupMetrics(len(positions), estimates, estimate_means(differences, resampling))
+    return GroupMetrics(len(positions), estimates, estimate_means(differences))
 
 
 def _rank_measures(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
@@ -334,9 +330,7 @@ class _Candidate:
     quality: Estimate
 
 
-def advise_retriever(
-    snapshot: Snapshot, measured: Sequence[RetrieverMetrics], measure: str, resampling: Resampling = DEFAULT_RESAMPLING
-) -> str:
+def advise_retriever(snapshot: Snapshot, measured: Sequence[RetrieverMetrics], measure: str) -> str:
     """Return one sentence: the corpus fits into a prompt, or the recommended retriever.
 
     Candidates are the retrievers and their stages.
@@ -348,7 +342,7 @@ def advise_retriever(
             "and fits a prompt: answer from all of it first, and keep a retriever only if that is "
             "worse or too slow"
         )
-    return recommend_retriever(measured, measure, resampling)
+    return recommend_retriever(measured, measure)
 
 
 def count_prompt_words(snapshot: Snapshot) -> int | None:
@@ -359,22 +353,18 @@ def count_prompt_words(snapshot: Snapshot) -> int | None:
     return words if words * _TOKENS_PER_WORD <= PROMPT_TOKENS else None
 
 
-def recommend_retriever(
-    measured: Sequence[RetrieverMetrics], measure: str, resampling: Resampling = DEFAULT_RESAMPLING
-) -> str:
+def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> str:
     """Return one sentence that names the cheapest retriever that is not worse than the best one.
 
     A retriever is worse if the interval of its paired difference to the best one is below 0. Among
     those that cost up to a fifth more than the cheapest, which may be noise, the one with the best
     quality is named.
     """
-    candidates = _build_candidates(measured, measure, resampling)
+    candidates = _build_candidates(measured, measure)
     best = max(candidates, key=lambda candidate: candidate.quality.value)
     if len(candidates) == 1:
         return f"only {best.name} was measured: give --retriever again to learn which one this corpus wants"
-    differences = {
-        candidate.name: estimate_difference(candidate.values, best.values, resampling) for candidate in candidates
-    }
+    differences = {candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates}
     acceptable = [candidate for candidate in candidates if differences[candidate.name].high >= 0]
     milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable)
     choice = max(
@@ -396,14 +386,12 @@ def recommend_retriever(
     )
 
 
-def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str, resampling: Resampling) -> list[_Candidate]:
+def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
     stages: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
     for staged in measured:
         for stage in staged.stages[:-1]:
             stages.setdefault(stage.name, stage)
     return [
-        _Candidate(
-            name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure], resampling)
-        )
+        _Candidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))
         for name, stage in stages.items()
     ]

@@ -263,7 +263,8 @@ class ProbeMonitor:
             return self._recorded.get(key)
         try:
             value = parse_json(path.read_text(encoding="utf-8"))
-            answers = [from_table(ProbeAnswer, answer, "an answer") for answer in value["answers"]]
+            rows = [{name: row[name] for name in ("text", "log_likelihood", "tokens")} for row in value["answers"]]
+            answers = [from_table(ProbeAnswer, row, "an answer") for row in rows]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, UsageError) as error:

@@ -242,12 +242,8 @@ class Files:
 
     def get_size(self, path: str) -> int | None:
         """Return a file's size in bytes; None if there is no such file."""
-        with self._translate_errors("look for", path):
-            try:
-                info = self._fs.info(self._full_path(path))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        return int(info["size"]) if info["type"] == "file" else None
+        file = self.find(path)
+        return None if file is None else file.size
 
     def find(self, path: str) -> StoredFile | None:
         """Return a file's size and time of last write; None if there is no such file."""

@@ -27,6 +27,7 @@ from rag_model.snapshots.imported import (
 )
 from rag_model.snapshots.stage_results import EmbedResult
 from rag_model.store.store import Store
+from rag_model.toml import from_table
 
 
 def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: int = PART_BYTES) -> ImportedParts:
@@ -104,7 +105,7 @@ def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: St
     assert found[0] == [(str(row + 1), f"title {row // 3}", f"text of {row}") for row in range(ROWS)]
     np.testing.assert_array_equal(found[1], vectors)
     for report in reports:
-        stored = EmbedResult.from_json(report["vectors"]).vectors
+        stored = from_table(EmbedResult, report["vectors"], "a report").vectors
         assert digest_file(store.files.local_path(stored.path)) == stored.id
     again = [import_part(task, store) for task in tasks]
     assert [report["passages"]["is_new"] for report in again] == [False] * 5, "recorded parts are not read again"

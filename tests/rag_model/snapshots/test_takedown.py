@@ -37,6 +37,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
+from rag_model.toml import from_table
 from tests.fixtures.broken import Broken
 
 GONE = "7"
@@ -73,8 +74,8 @@ def rebuild(store: Store, holder: AffectedSnapshot) -> Manifest | None:
     """Do as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: RedactResult.from_json(
-            redact(RedactTask(holder.pages, (*list_part_blobs(old, part).items(),)), store)
+        part.name: from_table(
+            RedactResult, redact(RedactTask(holder.pages, tuple(list_part_blobs(old, part).items())), store), "a report"
         )
         for part in list_parts_to_redact(holder)
     }

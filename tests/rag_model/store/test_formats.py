@@ -33,6 +33,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback
+from rag_model.toml import from_table
 
 STORES = Path(__file__).parents[2] / "fixtures" / "stores"  # written by `tests/fixtures/stores/make.py`
 WRITTEN = {  # the first snapshot of each store, and the latest
@@ -142,7 +143,7 @@ def test_a_build_inherits_no_passages_of_it(
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
     tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.of(store, "latest"), DumpTables())
     assert all(task.parent_parts for task in tasks), "there is a parent to inherit from"
-    cuts = [ChunkResult.from_json(chunk(task, store)) for task in tasks]
+    cuts = [from_table(ChunkResult, chunk(task, store), "a report") for task in tasks]
     assert {cut.stats.inherited for cut in cuts} == {0}
     for cut in cuts:
         with PassageFile(store.blobs.get_local_path(cut.passages)) as file:
@@ -153,8 +154,8 @@ def without_pages(store: Store, holder: AffectedSnapshot) -> Manifest:
     """Make a snapshot without the pages as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: RedactResult.from_json(
-            redact(RedactTask(holder.pages, (*list_part_blobs(old, part).items(),)), store)
+        part.name: from_table(
+            RedactResult, redact(RedactTask(holder.pages, tuple(list_part_blobs(old, part).items())), store), "a report"
         )
         for part in list_parts_to_redact(holder)
     }
