@@ -22,6 +22,7 @@ from rag_model.atomic_write import atomic_write
 from rag_model.encoders.architecture import read_architecture
 from rag_model.encoders.files import HubName, resolve_folder
 from rag_model.errors import StoreError, UsageError
+from rag_model.evaluation.reports.reproduction import format_markdown_table
 from rag_model.evaluation.reports.run_files import store_report
 from rag_model.evaluation.reports.training import read_training_curves, render_training_report
 from rag_model.extras import get_versions
@@ -36,17 +37,16 @@ from rag_model.store.versions.models import ModelMetadata, StoredModel, put_mode
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.trainings import TRAINING_STAGE
 from rag_model.training.data.examples import digest_examples
-from rag_model.training.loop.checkpoint import METRICS, SearchedSnapshot
+from rag_model.training.loop.checkpoint import METRICS
 from rag_model.training.loop.loop import ReportCallback, TrainingResult, resolve_precision, train
 from rag_model.training.loop.processes import find_processes
-from rag_model.training.loop.task import DescribedTask, Task
+from rag_model.training.loop.task import DescribedTask
 from rag_model.training.moving_index import Rebuilder
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     Job,
     ModelDescription,
     Objective,
-    TrainingStage,
     find_loop_settings,
 )
 
@@ -56,10 +56,7 @@ class StageSummary:
     """Summary of one of several stages of a training."""
 
     name: str
-    steps: int
-    best_step: int
-    initial_measures: Mapping[str, float]  # on the dev set, before the stage
-    best_measures: Mapping[str, float]
+    trained: TrainingResult
     trained_on: str = ""  # one sentence about the training data
 
 
@@ -74,12 +71,8 @@ class Card:
     passages_source: str  # source of the snapshot's passages, and their licence
     example_digests: Mapping[str, str]  # by name of the set
     recipe: Mapping[str, Any]
-    initial_measures: Mapping[str, float]  # on the dev set, before training
-    best_measures: Mapping[str, float]
-    steps: int
+    trained: TrainingResult  # of all stages
     language: str = ""
-    # the snapshots that the training searched, by step
-    searched_snapshots: Sequence[SearchedSnapshot] = ()
     stages: Sequence[StageSummary] = ()  # empty if there is only one
     # by part, where a model comes from: NAME@COMMIT of the hub, or a folder
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -106,13 +99,13 @@ def write_card(card: Card) -> str:
         "",
         "## Where it comes from",
         "",
-        *_render_table(["what", "which"], _origin_rows(card)),
+        format_markdown_table(["what", "which"], _origin_rows(card)),
         "",
-        f"## How it does after {card.steps:,} steps",
+        f"## How it does after {card.trained.steps:,} steps",
         "",
         "On the dev set, before training and with the best weights.",
         "",
-        *_render_table(["measure", "before", "after"], _measure_rows(card.initial_measures, card.best_measures)),
+        _format_measures(card.trained),
         "",
         *(line for stage in card.stages for line in _render_stage(stage)),
         "## Recipe",
@@ -135,7 +128,7 @@ def _origin_rows(card: Card) -> list[Sequence[str]]:
         ("its text", card.passages_source),
         *(
             (f"asked from step {searched.step:,}", searched.snapshot)
-            for searched in card.searched_snapshots
+            for searched in card.trained.searched_snapshots
             if searched.step
         ),
         *((f"examples ({name})", digest) for name, digest in card.example_digests.items()),
@@ -143,29 +136,20 @@ def _origin_rows(card: Card) -> list[Sequence[str]]:
 
 
 def _render_stage(stage: StageSummary) -> list[str]:
-    description = (
-        f"{stage.trained_on} {stage.steps:,} steps; the best weights are those of step {stage.best_step:,}.".lstrip()
-    )
-    rows = _render_table(["measure", "before", "after"], _measure_rows(stage.initial_measures, stage.best_measures))
-    return [f"### Stage {stage.name}", "", description, "", *rows, ""]
+    steps = f"{stage.trained.steps:,} steps; the best weights are those of step {stage.trained.best_step:,}."
+    description = f"{stage.trained_on} {steps}".lstrip()
+    return [f"### Stage {stage.name}", "", description, "", _format_measures(stage.trained), ""]
 
 
-def _measure_rows(initial: Mapping[str, float], best: Mapping[str, float]) -> list[Sequence[str]]:
+def _format_measures(trained: TrainingResult) -> str:
+    initial, best = trained.initial_measures, trained.best_measures
     names = dict.fromkeys([*initial, *best])
-    return [(name, *(_format_measure(measures.get(name)) for measures in (initial, best))) for name in names]
+    rows = [(name, _format_measure(initial.get(name)), _format_measure(best.get(name))) for name in names]
+    return format_markdown_table(["measure", "before", "after"], rows)
 
 
 def _format_measure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _render_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [head, ["---"] * len(head), *([_escape_cell(text) for text in row] for row in rows)]
-    return [f"| {' | '.join(row)} |" for row in cells]
-
-
-def _escape_cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 STAGE, CURVES_PAGE = TRAINING_STAGE, "training.html"
@@ -301,7 +285,8 @@ class Finetuning:
                     self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
             self.objective.check(task, trained.best_measures)
             stage_results.append(trained)
-            summaries.append(_summarize_stage(stage, task, trained))
+            description = task.trained_on if isinstance(task, DescribedTask) else ""
+            summaries.append(StageSummary(stage.name, trained, description))
         self._stage_summaries = summaries
         return _combine_stages(stage_results)
 
@@ -385,11 +370,8 @@ class Finetuning:
             passages_source=", ".join(part for part in (source, licence) if part),
             example_digests=self.inputs["examples"],
             recipe=json.loads(json.dumps(self.inputs["recipe"])),
-            initial_measures=trained.initial_measures,
-            best_measures=trained.best_measures,
-            steps=trained.steps,
+            trained=trained,
             language=str(corpus.get("language") or ""),
-            searched_snapshots=trained.searched_snapshots,
             stages=self._stage_summaries if len(self._stage_summaries) > 1 else (),
             sources=self.job.origins.list_sources(),
         )
@@ -435,13 +417,6 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
         stages["rebuild"] = max(costs.stage_bytes.values()) + peak
         sizes["a rebuild takes"] = f"{format_bytes(peak)} of memory, {format_bytes(rebuild.disk)} of disk"
     return WorkEstimate(sizes, stages, operations, disk=disk)
-
-
-def _summarize_stage(stage: TrainingStage, task: Task[Any], trained: TrainingResult) -> StageSummary:
-    description = task.trained_on if isinstance(task, DescribedTask) else ""
-    return StageSummary(
-        stage.name, trained.steps, trained.best_step, trained.initial_measures, trained.best_measures, description
-    )
 
 
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:

@@ -129,16 +129,17 @@ def render_reproduction_markdown(report: ReproductionReport) -> str:
     parts = [
         f"# {report.title}",
         to_sentence(summarize_verdicts(report.lines)),
-        _format_table(_TITLES, [line.cells() for line in report.lines]),
+        format_markdown_table(_TITLES, [line.cells() for line in report.lines]),
         _MEANINGS,
         "\n".join(f"* {_escape(sentence)}" for sentence in report.notes),
-        _format_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
-        _format_table(("lineage", ""), list(report.lineage.items())),
+        format_markdown_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
+        format_markdown_table(("lineage", ""), list(report.lineage.items())),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _format_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(map(_escape, cells))} |" for cells in lines)
 

@@ -29,8 +29,7 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.space import Space
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
-from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS, CollapseLimits, measure_collapse
-from rag_model.evaluation.matching import AnswerMatcher
+from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS, CollapseLimits
 from rag_model.generate.generator import Generator
 from rag_model.generate.likelihood import log_prior, sequence_likelihood, target_log_p
 from rag_model.generate.rag import Rag, RagSettings
@@ -45,6 +44,7 @@ from rag_model.training.data.passage_lists import PassageList
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.losses import mean_over_processes
+from rag_model.training.objectives.rag import measure_retrieved
 
 Preference = Literal["probability", "mean_log_probability"]
 Stages = Literal["both", "lm", "retriever"]
@@ -172,21 +172,9 @@ class DevSet:
         """
         questions = [example.question for example in self.examples]
         retrieved = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
-        collapse = measure_collapse(
-            [[hit.passage.id for hit in hits] for hits in retrieved.hits], self._memory.snapshot.n
-        )
-        if self._recipe.refuse_collapse:
-            collapse.check(self._recipe.limits)
-        has_answer = [
-            any(AnswerMatcher(example.answers).match(hit.passage.text) for hit in hits)
-            for example, hits in zip(self.examples, retrieved.hits, strict=True)
-        ]
-        return {
-            "nll": sum(self.losses(generator, retrieved)) / len(questions),
-            f"Success@{len(retrieved.hits[0])}": sum(has_answer) / len(has_answer),
-            "distinct": float(collapse.distinct),
-            "spread": collapse.spread,
-        }
+        limits = self._recipe.limits if self._recipe.refuse_collapse else None
+        success, variety = measure_retrieved(self.examples, retrieved, self._memory.snapshot.n, limits)
+        return {"nll": sum(self.losses(generator, retrieved)) / len(questions), **success, **variety}
 
     @torch.no_grad()
     def losses(self, generator: Generator, retrieved: RetrievedBatch) -> list[float]:

@@ -141,6 +141,27 @@ class RagTraining:
     rag: RagRecipe = field(default_factory=RagRecipe)
 
 
+def measure_retrieved(
+    examples: Sequence[Example], retrieved: RetrievedBatch, n: int, limits: CollapseLimits | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return `Success@k`, and the measures `distinct` and `spread` of `CollapseStats`.
+
+    `n` is the number of passages of the corpus.
+
+    Raises:
+        CollapsedError: the passages exceed `limits`.
+    """
+    collapse = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieved.hits], n)
+    if limits is not None:
+        collapse.check(limits)
+    has_answer = [
+        any(AnswerMatcher(example.answers).match(hit.passage.text) for hit in hits)
+        for example, hits in zip(examples, retrieved.hits, strict=True)
+    ]
+    success = {f"Success@{len(retrieved.hits[0])}": sum(has_answer) / len(has_answer)}
+    return success, {"distinct": float(collapse.distinct), "spread": collapse.spread}
+
+
 class AnswerEvaluator:
     """Evaluates a RAG model's answers to dev questions, given the retrieved passages."""
 
@@ -292,21 +313,11 @@ class RagTask:
             CollapsedError: all questions get the same passages, and the recipe refuses that.
         """
         retrieved = self._retrieve_questions([pair.example.question for pair in self._dev])
-        collapse = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieved.hits], self._snapshot.n)
-        if self._recipe.refuse_collapse:
-            collapse.check(self._recipe.limits)
-        has_answer = [
-            any(AnswerMatcher(pair.example.answers).match(hit.passage.text) for hit in hits)
-            for pair, hits in zip(self._dev, retrieved.hits, strict=True)
-        ]
-        k = len(retrieved.hits[0])
-        return {
-            "nll": self._compute_nll(retrieved),
-            f"Success@{k}": sum(has_answer) / len(has_answer),
-            **self._answer_evaluator.evaluate(retrieved.hits),
-            "distinct": float(collapse.distinct),
-            "spread": collapse.spread,
-        }
+        examples = [pair.example for pair in self._dev]
+        limits = self._recipe.limits if self._recipe.refuse_collapse else None
+        success, variety = measure_retrieved(examples, retrieved, self._snapshot.n, limits)
+        answers = self._answer_evaluator.evaluate(retrieved.hits)
+        return {"nll": self._compute_nll(retrieved), **success, **answers, **variety}
 
     def save(self, folder: Path) -> None:
         """Write the model for `load_rag`; its questions search the snapshot's space."""

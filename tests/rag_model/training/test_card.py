@@ -1,12 +1,14 @@
 """Model cards: a head that the hub reads, and a body that says where a model comes from."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from rag_model.training.finetuning import Card, write_card
 from rag_model.training.loop.checkpoint import SearchedSnapshot
+from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.objectives.objective import get_objective, list_objective_names
 
 CARD = Card(
@@ -17,9 +19,7 @@ CARD = Card(
     passages_source="https://en.wikipedia.org/wiki/Main_Page, CC BY-SA 4.0",
     example_digests={"train": "sha256:cc", "dev": "sha256:dd"},
     recipe={"loop": {"learning_rate": 2e-05}, "dpr": {"batch_size": 8}},
-    initial_measures={"loss": 3.25},
-    best_measures={"loss": 1.5, "Success@20": 0.5},
-    steps=1200,
+    trained=TrainingResult(1200, {"loss": 3.25}, {"loss": 1.5, "Success@20": 0.5}, Path("best"), best_step=1000),
     language="en",
 )
 
@@ -43,9 +43,8 @@ def test_no_text_breaks_the_table() -> None:
 
 
 def test_snapshots_that_were_asked_later_are_named() -> None:
-    text = write_card(
-        replace(CARD, searched_snapshots=(SearchedSnapshot(0, CARD.snapshot), SearchedSnapshot(1500, "e" * 64)))
-    )
+    searched = SearchedSnapshot(0, CARD.snapshot), SearchedSnapshot(1500, "e" * 64)
+    text = write_card(replace(CARD, trained=replace(CARD.trained, searched_snapshots=searched)))
     assert f"| asked from step 1,500 | {'e' * 64} |" in text
     assert "asked from step 0" not in text
 
