@@ -58,6 +58,12 @@ _ENCODED_BYTES_PER_SECOND = (
     # about 312 compressed bytes, and a core encodes 8e9 passages times bytes of the model (`embed`)
     2.5e12
 )
+_MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file, whose sorting takes 150 MB
+_REDIRECTS_PER_SECOND = 2e5  # speed of merging and sorting
+_PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properties
+# Runs a stage and returns its reports. Arguments: the name, the function, the tasks, and a function
+# that estimates the seconds of a task.
+RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], float]], list[Report]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +149,6 @@ def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
     return store.blobs.put_bytes(table.to_bytes()) if table else None
 
 
-_MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file, whose sorting takes 150 MB
-_REDIRECTS_PER_SECOND = 2e5  # speed of merging and sorting
-_PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properties
-
-
 @dataclass(frozen=True, slots=True)
 class RedirectTask:
     """One of 2**bits shards of all redirects: those whose keys start with the `bits` bits of
@@ -217,9 +218,6 @@ class DumpTables:
 
 
 NO_TABLES = DumpTables()
-# Runs a stage and returns its reports. Arguments: the name, the function, the tasks, and a function
-# that estimates the seconds of a task.
-RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], float]], list[Report]]
 
 
 def collect_tables(

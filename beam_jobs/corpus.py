@@ -44,6 +44,8 @@ from rag_model.toml import from_table
 
 # bytes of both versions of a file that one core compares per second
 _COMPARED_BYTES_PER_SECOND = 1e8
+# bytes of passages that one core reads, filters and rewrites per second, with their vectors
+_REWRITTEN_BYTES_PER_SECOND = 1.6e6
 
 
 def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:
@@ -166,10 +168,6 @@ def write_deltas(before: Content, after: Content, launch: Launch, on_progress: O
 def _estimate_delta_seconds(step: DeltaStep) -> float:
     base_bytes = (step.base_head_bytes or step.base.size) if step.base else 0
     return (base_bytes + (step.head_bytes or step.target.size)) / _COMPARED_BYTES_PER_SECOND
-
-
-# bytes of passages that one core reads, filters and rewrites per second, with their vectors
-_REWRITTEN_BYTES_PER_SECOND = 1.6e6
 
 
 @dataclass(frozen=True, slots=True)

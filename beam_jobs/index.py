@@ -51,6 +51,7 @@ from rag_model.toml import from_table
 
 Job = Callable[..., list[IndexInProgress]]
 _NAMED_CELLS = 5  # maximum number of cells that a note names
+_GPU_KINDS = ("hnsw", "ivf")
 
 
 def start_index(
@@ -412,9 +413,6 @@ def _run_on_gpus(
         for number, report in zip(numbers, reports, strict=True):
             all_reports[number] = report
     return [report for report in all_reports if report is not None]
-
-
-_GPU_KINDS = ("hnsw", "ivf")
 
 
 def _get_plan(task: IndexInProgress | ScatterTask | ShardTask) -> IndexPlan:

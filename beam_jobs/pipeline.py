@@ -57,6 +57,9 @@ _RAISED_ERROR = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running
 
 
 _JAVA_FRAME = re.compile(r"(at )?[\w.$/<>]+\([\w .]+(:\d+)?\)|\.\.\. \d+ more")
+# seconds that an interrupted launcher waits for the submission of a job, to cancel it
+_SUBMIT_TIMEOUT = 120.0
+_PAGE_ADDRESS = re.compile(r"https://console\.cloud\.google\.com/\S+")
 
 
 def explain_failure(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
@@ -102,10 +105,6 @@ def _find_last_message(failure: BaseException) -> str:
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     messages = [line for line in lines if not line.endswith(":") and not _JAVA_FRAME.fullmatch(line)]
     return (messages or lines or ["no message"])[-1]
-
-
-# seconds that an interrupted launcher waits for the submission of a job, to cancel it
-_SUBMIT_TIMEOUT = 120.0
 
 
 class Worker(beam.DoFn, Generic[Task]):
@@ -249,9 +248,6 @@ class _BeamLog(logging.Handler):
         """Print the address of the job's page, if the record contains it."""
         if record.levelno < logging.ERROR and (address := _PAGE_ADDRESS.search(record.getMessage())):
             sys.stderr.write(f"the job's page: {address[0]}\n")
-
-
-_PAGE_ADDRESS = re.compile(r"https://console\.cloud\.google\.com/\S+")
 
 
 class _PipelineThread:

@@ -21,6 +21,11 @@ Task = TypeVar("Task")
 TaskFunction = Callable[[Task, Store], dict[str, Any]]
 
 _CONCURRENT_LOOKUPS = 32  # look-ups at a time
+_TOKENIZER_VARIABLE = "TOKENIZERS_PARALLELISM"
+_VARIABLES = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
+    _TOKENIZER_VARIABLE,
+)
 
 
 def look_up_reports(function: TaskFunction[Task], tasks: Sequence[Task], store: Store) -> list[dict[str, Any] | None]:
@@ -68,13 +73,6 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
             f"a worker could not read or write {path} ({error.strerror or error}): free space or "
             "give access there, and run the same command again"
         ) from error
-
-
-_TOKENIZER_VARIABLE = "TOKENIZERS_PARALLELISM"
-_VARIABLES = (
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
-    _TOKENIZER_VARIABLE,
-)
 
 
 def limit_threads(threads: int) -> None:

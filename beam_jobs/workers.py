@@ -56,6 +56,20 @@ UNUSED_MODULES = (
 )
 # measured core seconds of an empty job on a cluster
 _START_SECONDS = {"flink": 10.0, "spark": 17.0}
+ALLOWED_VARIABLE = "BOOKWHEEL_ALLOWED_BEAM_OPTIONS"
+DEFAULT_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
+_SIZE_OPTIONS = frozenset([
+    "autoscaling_algorithm", "default_sdk_harness_log_level", "direct_num_workers",
+    "direct_running_mode", "disk_size_gb", "element_processing_timeout_minutes", "flexrs_goal",
+    "flink_version", "job_server_timeout", "max_cache_memory_usage_mb", "max_num_workers",
+    "max_parallelism", "num_workers", "number_of_worker_harness_threads", "parallelism",
+    "sdk_worker_parallelism", "spark_version", "worker_machine_type",
+])  # fmt: skip
+# Beam's own runners. Beam imports any other name as a class, which may be in any module.
+_RUNNERS = frozenset([
+    "DataflowRunner", "DirectRunner", "FlinkRunner", "FnApiRunner", "PortableRunner",
+    "SparkRunner", "SwitchingDirectRunner",
+])  # fmt: skip
 
 
 def is_local(flags: Sequence[str]) -> bool:
@@ -231,22 +245,6 @@ def _wait_and_exit(lease: Path) -> None:
     except FileNotFoundError:
         pass  # deleted before this worker started: the launcher has ended
     os._exit(1)
-
-
-ALLOWED_VARIABLE = "BOOKWHEEL_ALLOWED_BEAM_OPTIONS"
-DEFAULT_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
-_SIZE_OPTIONS = frozenset([
-    "autoscaling_algorithm", "default_sdk_harness_log_level", "direct_num_workers",
-    "direct_running_mode", "disk_size_gb", "element_processing_timeout_minutes", "flexrs_goal",
-    "flink_version", "job_server_timeout", "max_cache_memory_usage_mb", "max_num_workers",
-    "max_parallelism", "num_workers", "number_of_worker_harness_threads", "parallelism",
-    "sdk_worker_parallelism", "spark_version", "worker_machine_type",
-])  # fmt: skip
-# Beam's own runners. Beam imports any other name as a class, which may be in any module.
-_RUNNERS = frozenset([
-    "DataflowRunner", "DirectRunner", "FlinkRunner", "FnApiRunner", "PortableRunner",
-    "SparkRunner", "SwitchingDirectRunner",
-])  # fmt: skip
 
 
 def resolve_options(form_options: Sequence[str]) -> tuple[str, ...]:

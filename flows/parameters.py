@@ -36,6 +36,14 @@ _OPTIONS = "beam_options"  # the parameter for Beam's options
 _ARGS = "Args:\n"  # the section of a docstring
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
+# When the server refuses a form, it shows one of these phrases, followed by "was expected".
+_NO_SECRET = (
+    "an address without user, password, token or unknown query parameter (secrets are set in the "
+    "environment of the worker)"
+)
+_SHORT_TEXT = "a text of at most 4,096 characters"
+_MAX_CHARACTERS = 4_096  # bounds the time of the search for secrets
+_DEFINITION = "flows.ValueWithoutSecret:1"  # pydantic shows the part between the dot and the colon
 
 
 class _NonEmptyText:
@@ -77,15 +85,6 @@ def read_file(read: Callable[[Path], Any], description: str | None = None, name:
 RecipeParameter = Annotated[Recipe | None, read_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
 StoreParameter = Annotated[StoreUrl, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
-
-# When the server refuses a form, it shows one of these phrases, followed by "was expected".
-_NO_SECRET = (
-    "an address without user, password, token or unknown query parameter (secrets are set in the "
-    "environment of the worker)"
-)
-_SHORT_TEXT = "a text of at most 4,096 characters"
-_MAX_CHARACTERS = 4_096  # bounds the time of the search for secrets
-_DEFINITION = "flows.ValueWithoutSecret:1"  # pydantic shows the part between the dot and the colon
 
 
 class _RecordedValue:

@@ -31,6 +31,9 @@ from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"
 _NICE = 10  # gives the training on the same machine precedence over the rebuild
+# maximum number of starts of a rebuild that is killed, by a person or for lack of memory
+_MAX_STARTS = 3
+_STOP_TIMEOUT = 20.0  # seconds to wait for the end after each signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,6 @@ def publish_encoders(task: RebuildTask) -> str:
         "encoders", space.to_json() if space else None, {"snapshot": task.snapshot, "step": task.step}
     )
     return put_model(Store.open(task.store), folder, metadata, task.ref).model
-
-
-# maximum number of starts of a rebuild that is killed, by a person or for lack of memory
-_MAX_STARTS = 3
-_STOP_TIMEOUT = 20.0  # seconds to wait for the end after each signal
 
 
 class RebuildProcess:

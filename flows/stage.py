@@ -55,6 +55,12 @@ _WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
 
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
+# Environment variables with the hours after which a run, or a stage of it, fails. They are set for
+# deployments; a run of the command line has no limit.
+RUN_HOURS_VARIABLE = "BOOKWHEEL_RUN_HOURS"
+STAGE_HOURS_VARIABLE = "BOOKWHEEL_STAGE_HOURS"
+# Prefixes of variables without the address of a server; the command line sets some itself.
+_UNRELATED_PREFIXES = ("PREFECT_LOGGING_", "PREFECT_SERVER_")
 
 
 def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
@@ -112,12 +118,6 @@ def _cancel_retries() -> None:
     # the failure itself is reported, not an error of this request
     with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
         client.update_flow_run(flow_run.id, empirical_policy=policy)
-
-
-# Environment variables with the hours after which a run, or a stage of it, fails. They are set for
-# deployments; a run of the command line has no limit.
-RUN_HOURS_VARIABLE = "BOOKWHEEL_RUN_HOURS"
-STAGE_HOURS_VARIABLE = "BOOKWHEEL_STAGE_HOURS"
 
 
 def deployment_flow(
@@ -248,10 +248,6 @@ def _may_configure_prefect() -> bool:
         except ValueError:  # Prefect reports what is wrong with the file
             return True
     return Path("prefect.toml").exists()
-
-
-# Prefixes of variables without the address of a server; the command line sets some itself.
-_UNRELATED_PREFIXES = ("PREFECT_LOGGING_", "PREFECT_SERVER_")
 
 
 def read_time_limit(variable: str) -> float | None:

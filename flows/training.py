@@ -20,6 +20,10 @@ from rag_model.training.objectives.objective import Objective, list_objective_na
 from rag_model.training.settings import parse_field_comments
 
 _DEFINITION_PREFIX = "#/$defs/"
+_OBJECTIVES_HELP = "; ".join(
+    f"`{objective.name}`: {objective.summary}{''.join(f', `--{option}`' for option in sorted(objective.options))}"
+    for objective in list_objectives()
+)
 
 
 def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
@@ -88,10 +92,6 @@ else:
     KindName = Literal[list_objective_names()]  # help and forms offer the registered names only
 
 
-_OBJECTIVES_HELP = "; ".join(
-    f"`{objective.name}`: {objective.summary}{''.join(f', `--{option}`' for option in sorted(objective.options))}"
-    for objective in list_objectives()
-)
 KindParameter = Annotated[KindName, Parameter(help=_OBJECTIVES_HELP)]
 RecipeTablesParameter = Annotated[
     RecipeTables,

@@ -53,6 +53,31 @@ AsksName = Annotated[
         help="The passage encoder of a model that does not name it, such as facebook/rag-*: a folder or a hub name."
     ),
 ]
+# Meanings of the metrics of an index; the names of recall and source end in `@k`.
+_METRIC_MEANINGS = {
+    "recall": "share of the first {k} passages of an exact search that the index finds, mean over sampled queries",
+    "recall_p5": "the same for the worst 5 % of these queries (5th percentile)",
+    "source": "share of sampled sentences whose own passage is among the first {k}",
+    "distances": "mean number of computed distances per query",
+    "terms": "number of different terms",
+    "postings": "number of pairs of a term and a passage that contains it",
+    "degree": "mean number of links per node",
+    "unlinked": "number of nodes to which no other node links",
+    "unreachable": "number of nodes that no search reaches",
+    "repaired": "number of nodes that no search reached before the merge linked them",
+    "built_cells": "number of cells whose graph was built again instead of updated",
+    "updated_cells": "number of cells whose graph was updated from the parent's",
+    "reused_cells": "number of cells that reuse the parent's graph",
+    "generation": "largest number of updates of a cell's graph since it was built",
+    "replaced": "largest share of a cell that was replaced since its graph was built",
+    "imbalance": "imbalance of the lists; 1 if all are equally long",
+    "largest_list": "number of vectors in the longest list",
+    "quantization_error": "relative error of the codes, |x - x̂|² / |x|²",
+    "loss": "mean squared error of the decoded token vectors",
+}
+_NAME_WITH_DEPTH = re.compile(r"(?P<name>\w+?)@(?P<k>\d+)(?P<suffix>_p5)?")
+_AGE = re.compile(r"([0-9]{1,6})([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def keep_whole(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
@@ -91,31 +116,6 @@ def format_settings(values: Mapping[str, Any]) -> str:
     'factory=HNSW32, search=(efSearch=128)'
     """
     return ", ".join(f"{name}={format_value(value)}" for name, value in values.items() if value not in ("", None, {}))
-
-
-# Meanings of the metrics of an index; the names of recall and source end in `@k`.
-_METRIC_MEANINGS = {
-    "recall": "share of the first {k} passages of an exact search that the index finds, mean over sampled queries",
-    "recall_p5": "the same for the worst 5 % of these queries (5th percentile)",
-    "source": "share of sampled sentences whose own passage is among the first {k}",
-    "distances": "mean number of computed distances per query",
-    "terms": "number of different terms",
-    "postings": "number of pairs of a term and a passage that contains it",
-    "degree": "mean number of links per node",
-    "unlinked": "number of nodes to which no other node links",
-    "unreachable": "number of nodes that no search reaches",
-    "repaired": "number of nodes that no search reached before the merge linked them",
-    "built_cells": "number of cells whose graph was built again instead of updated",
-    "updated_cells": "number of cells whose graph was updated from the parent's",
-    "reused_cells": "number of cells that reuse the parent's graph",
-    "generation": "largest number of updates of a cell's graph since it was built",
-    "replaced": "largest share of a cell that was replaced since its graph was built",
-    "imbalance": "imbalance of the lists; 1 if all are equally long",
-    "largest_list": "number of vectors in the longest list",
-    "quantization_error": "relative error of the codes, |x - x̂|² / |x|²",
-    "loss": "mean squared error of the decoded token vectors",
-}
-_NAME_WITH_DEPTH = re.compile(r"(?P<name>\w+?)@(?P<k>\d+)(?P<suffix>_p5)?")
 
 
 def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = "index") -> list[str]:
@@ -166,10 +166,6 @@ class Reply:
     text: str
     refusal: str = ""  # one sentence; empty if nothing failed
     refusal_code: int = RefusedError.exit_code
-
-
-_AGE = re.compile(r"([0-9]{1,6})([smhdw]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_age(text: str) -> float:

@@ -40,6 +40,14 @@ from rag_model.store.upkeep.verify import probe_store
 _TIMEOUT_SECONDS = 5.0  # seconds until a server that does not answer counts as down
 # the server is down, or it is not the expected kind
 RESPONSE_ERRORS = (OSError, ValueError, KeyError, TypeError)
+_NEVER = {"none", "off", "disable"}  # Flink's names for no restart
+_RESTART_ADVICE = (
+    "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
+)
+MIN_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and so does the launcher
+MIN_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
+# seconds: with more, `created_at` misleads people, and S3 refuses signatures at 900
+MAX_CLOCK_SKEW = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +73,6 @@ def fetch_json(url: str) -> Any:
 def report_no_answer(what: str, url: str, failed: Exception, todo: str) -> Finding:
     """Return the finding for a server that gave no valid response."""
     return Finding(what, False, f"{url} gave no valid response ({getattr(failed, 'reason', failed)})", todo)
-
-
-_NEVER = {"none", "off", "disable"}  # Flink's names for no restart
-_RESTART_ADVICE = (
-    "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
-)
 
 
 def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
@@ -126,12 +128,6 @@ def _check_job_server(options: PipelineOptions, version: str) -> Iterator[Findin
     )
     fits = cluster_version == flink.flink_version
     yield Finding("flink, version", fits, f"cluster {version}, job server for {flink.flink_version}", todo)
-
-
-MIN_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and so does the launcher
-MIN_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
-# seconds: with more, `created_at` misleads people, and S3 refuses signatures at 900
-MAX_CLOCK_SKEW = 60.0
 
 
 def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]:

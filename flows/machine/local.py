@@ -36,6 +36,18 @@ from rag_model.atomic_write import atomic_write
 from rag_model.errors import BookwheelError, ResourceError, UsageError
 
 _FIRST_PORT, _LAST_PORT = 15_000, 32_767
+POOLS = ("bookwheel-cpu", "bookwheel-gpu")
+_KEY, _SECRET = "bookwheel", "bookwheel-secret"
+_START_TIMEOUT = 180.0  # seconds until a start counts as failed; a busy machine needs half of it
+_STOP_TIMEOUT = 20.0  # seconds between asking a process to end and killing it
+_BIN = Path(sys.executable).parent
+_DEPLOYMENTS = Path("infra/prefect.yaml")
+# A run holds a lease on its deployment's concurrency limit, and ends if it cannot renew the lease.
+# Leases must therefore survive a restart of the server, and last longer than the restart.
+_LEASE_SETTINGS = {
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "3600",
+}
 
 
 def find_free_ports(count: int, preferred: int = 0) -> list[int]:
@@ -57,20 +69,6 @@ def find_free_ports(count: int, preferred: int = 0) -> list[int]:
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
     raise ResourceError("there are too few free ports on 127.0.0.1: stop other servers")
-
-
-POOLS = ("bookwheel-cpu", "bookwheel-gpu")
-_KEY, _SECRET = "bookwheel", "bookwheel-secret"
-_START_TIMEOUT = 180.0  # seconds until a start counts as failed; a busy machine needs half of it
-_STOP_TIMEOUT = 20.0  # seconds between asking a process to end and killing it
-_BIN = Path(sys.executable).parent
-_DEPLOYMENTS = Path("infra/prefect.yaml")
-# A run holds a lease on its deployment's concurrency limit, and ends if it cannot renew the lease.
-# Leases must therefore survive a restart of the server, and last longer than the restart.
-_LEASE_SETTINGS = {
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-    "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "3600",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ from rag_model.secrets import refuse_url_as_path
 
 # fields of a plan to report: of one with shards, and of others
 _REPORTED_FIELDS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)
+_MAX_VECTORS, _MAX_DIMENSIONS = 1 << 40, 1 << 16  # upper bounds of --n and --d
+DEFAULT_FACTORY = "HNSW32"  # the default structure, if it fits in memory
+_DEFAULT_RECIPE = IndexRecipe(DEFAULT_FACTORY)
 
 
 def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
@@ -84,12 +87,6 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
         f"time      {sum(seconds.values()) / 60:,.1f} minutes of one core, about{error_note}",
     ]
     return Reply(document, "\n".join(lines))
-
-
-_MAX_VECTORS, _MAX_DIMENSIONS = 1 << 40, 1 << 16  # upper bounds of --n and --d
-
-DEFAULT_FACTORY = "HNSW32"  # the default structure, if it fits in memory
-_DEFAULT_RECIPE = IndexRecipe(DEFAULT_FACTORY)
 
 
 def index(

@@ -21,6 +21,8 @@ from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.store.versions.trainings import StoredCheckpoint
 
+_SIZE_UNITS = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}  # by key of an index
+
 
 def build_training_reply(store: Store, prefix: str) -> Reply:
     """Build the reply that shows the progress of an unfinished training and its files in the store.
@@ -411,9 +413,6 @@ def _format_diff(snapshot_diff: SnapshotDiff) -> Iterator[str]:
 
 def _format_counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{counts[change]:,} {change}" for change in CHANGES)
-
-
-_SIZE_UNITS = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}  # by key of an index
 
 
 def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str]:

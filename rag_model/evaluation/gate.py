@@ -20,6 +20,9 @@ from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.quality.results import RecallFloor, Recalls, percentile5
 from rag_model.store.versions.evaluation_manifest import MetricValue
 
+MetricMap = Mapping[str, MetricValue]
+ValueT = TypeVar("ValueT")
+
 
 @dataclass(frozen=True, slots=True)
 class QuestionFloor:
@@ -212,10 +215,6 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
 
 def _short_digest(space: str | None) -> str:
     return "none" if space is None else space.removeprefix("sha256:")[:12]
-
-
-MetricMap = Mapping[str, MetricValue]
-ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)

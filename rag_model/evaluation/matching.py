@@ -22,6 +22,17 @@ from rag_model.errors import InputError
 from rag_model.extras import require
 
 _SEPARATOR = "\n"  # a control character, which is never part of a token
+_MAX_PATTERN = 10_000  # characters; the patterns of CuratedTREC have a few hundred
+_TIMEOUT_SECONDS = 5.0  # per pattern and text; normal patterns take microseconds
+_MIN_KEY_SHARE = 0.75  # minimum share of the key tokens that are not numbers
+_STOP_WORDS = (
+    "a about after all also an and any are as at be because been before but by can could did do "
+    "does for from had has have he her his how i if in into is it its may more most no not of on "
+    "or other our over s she so some such t than that the their them then there these they this "
+    "those to under up was we were what when where which while who whom whose why will with would "
+    "you your"
+)
+_STOP_WORD_SET = frozenset(_STOP_WORDS.split())
 
 
 @cache
@@ -90,10 +101,6 @@ def has_answer(answers: Iterable[str], text: str) -> bool:
     return AnswerMatcher(answers).match(text)
 
 
-_MAX_PATTERN = 10_000  # characters; the patterns of CuratedTREC have a few hundred
-_TIMEOUT_SECONDS = 5.0  # per pattern and text; normal patterns take microseconds
-
-
 def pattern_match(prediction: str, patterns: Iterable[str]) -> float:
     """Return 1.0 if a regular expression matches at the prediction's start, else 0.0.
 
@@ -148,17 +155,6 @@ def compile_pattern(pattern: str) -> Any:
             f"the answer {pattern[:80]!r} is not a regular expression ({error}): correct it, "
             "or measure the answers as plain text"
         ) from error
-
-
-_MIN_KEY_SHARE = 0.75  # minimum share of the key tokens that are not numbers
-_STOP_WORDS = (
-    "a about after all also an and any are as at be because been before but by can could did do "
-    "does for from had has have he her his how i if in into is it its may more most no not of on "
-    "or other our over s she so some such t than that the their them then there these they this "
-    "those to under up was we were what when where which while who whom whose why will with would "
-    "you your"
-)
-_STOP_WORD_SET = frozenset(_STOP_WORDS.split())
 
 
 def key_tokens(statement: str, question: str = "") -> list[str]:

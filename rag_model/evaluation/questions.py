@@ -42,6 +42,8 @@ _UNDECODABLE = "surrogateescape"
 _ESCAPED = re.compile("[\udc80-\udcff]")
 
 LineParser = Callable[[Iterator[str], str], Iterator["Question"]]
+_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+(?=\S)|(?<=[。！？।؟])\s*")
+_MIN_SENTENCE = 20  # characters; shorter sentences are fragments such as "See p. 3."
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +314,6 @@ _PARSERS: dict[str, LineParser] = {
     ".jsonl": _parse_jsonl,
     ".txt": _parse_lines,
 }
-
-
-_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+(?=\S)|(?<=[。！？।؟])\s*")
-_MIN_SENTENCE = 20  # characters; shorter sentences are fragments such as "See p. 3."
 
 
 def sample_rows(n: int, count: int, seed: int) -> list[int]:

@@ -28,6 +28,17 @@ from rag_model.index.recipe import REFINE, check_search_parameters, search_param
 from rag_model.ranges import CachedFile
 
 _LISTS = struct.Struct("<iqqq?iQ")  # d, n, 2 unused, trained, metric, lists; then nprobe
+# A search by ranges reads the ids of only its hits, in an additional round of requests, if this saves
+# more bytes.
+_MIN_SAVED_BYTES = 256 << 10
+_ID_BYTES = 8  # bytes of the id of an entry; the ids of a list follow its codes
+_MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
+# nprobe is tuned for a search of `_TUNED_DEPTH` hits. The neighbours beyond this depth are in more
+# lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall
+# of IVF64 and IVF256 over 5,417 passages stays above .96 for every k; with 4 it falls to .92.
+_TUNED_DEPTH = 20
+_VECTORS_PER_HIT = 6
+_BUILT_IN_KINDS = frozenset({"exact", "hnsw", "ivf"})  # kinds over vectors
 
 
 def write_parameter(path: Path, index: FaissIndex, name: str, value: int) -> None:
@@ -72,18 +83,6 @@ def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
     head = _LISTS.pack(lists.d, lists.ntotal, UNUSED, UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
     header_offset = data.find(head)
     return None if header_offset < 0 else header_offset + len(head)
-
-
-# A search by ranges reads the ids of only its hits, in an additional round of requests, if this saves
-# more bytes.
-_MIN_SAVED_BYTES = 256 << 10
-_ID_BYTES = 8  # bytes of the id of an entry; the ids of a list follow its codes
-_MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
-# nprobe is tuned for a search of `_TUNED_DEPTH` hits. The neighbours beyond this depth are in more
-# lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall
-# of IVF64 and IVF256 over 5,417 passages stays above .96 for every k; with 4 it falls to .92.
-_TUNED_DEPTH = 20
-_VECTORS_PER_HIT = 6
 
 
 class VectorIndex(Protocol):
@@ -377,9 +376,6 @@ class VectorOpener:
         for name, value in parameters.items():
             if value > entry["n"]:
                 raise UsageError(f"{name} is {value:,}, but the index holds {entry['n']:,} vectors: give at most that")
-
-
-_BUILT_IN_KINDS = frozenset({"exact", "hnsw", "ivf"})  # kinds over vectors
 
 
 def get_opener(entry: IndexEntry) -> IndexOpener:

@@ -47,6 +47,8 @@ _ADVICE_BY_TYPE = {  # by pydantic's type of error
     "int_type": "is not a whole number: give one such as 5",
     "string_too_long": f"is longer than {_MAX_ID_LENGTH} characters: give an id that a search gave",
 }
+_INSTRUCTIONS = "Passages of a library, each with the line of credit to show with it. Search first, then read on by id."
+_READ_ONLY = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
 
 class Arguments(BaseModel):
@@ -197,10 +199,6 @@ TOOLS = {
         ),
     )
 }
-
-
-_INSTRUCTIONS = "Passages of a library, each with the line of credit to show with it. Search first, then read on by id."
-_READ_ONLY = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
 
 def run(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:

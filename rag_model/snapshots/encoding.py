@@ -50,6 +50,7 @@ NO_PINS: Pins = MappingProxyType({})
 StoredFiles = tuple[tuple[str, BlobRef], ...]  # (name, blob); hashable, as a cache key
 SettingFiles = tuple[tuple[str, StoredFiles], ...]  # by setting
 _PROBE_STAGE = "probe"  # the memo stage that records the probe vectors of models behind endpoints
+Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,6 @@ class EncodeRecipe:
     question_encoder: str = ""
     # fields of EncoderSpec that replace those of the folder
     spec: Mapping[str, Any] = field(default_factory=dict)
-
-
-Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 
 
 @dataclass(frozen=True, slots=True)

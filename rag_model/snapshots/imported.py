@@ -59,6 +59,7 @@ CODE = 2  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
 _DIGESTS_PER_RANGE = 1 << 18  # mean number of digests of ids that are compared at once
 _MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
+FileRange = tuple[str, int, int]  # a file, and rows [first, end) of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,6 @@ class ImportedParts:
     passages: tuple[ChunkResult, ...]
     embeddings: tuple[EmbedResult, ...]
     dtype: str  # numpy name of the vectors' dtype
-
-
-FileRange = tuple[str, int, int]  # a file, and rows [first, end) of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,15 @@ from rag_model.store.versions.snapshot import Snapshot
 AnyTrial = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
 _TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # exact MaxSim costs a hundred times a dense scan
 _KEY_DIGITS = 16  # hex digits of a passage's hash that rank it
+# A function that measures all indexes of a snapshot and returns the measurements by index name.
+MeasureIndexes = Callable[[Snapshot, GateRecipe], Mapping[str, IndexMeasurement]]
+# Metrics by the names of a merge's statistics.
+_BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
+    name: name for name in ("built_cells", "updated_cells", "reused_cells", "generation", "replaced")
+}
+CODE = 2  # increase it when the same index and queries would give other search parameters
+# Folders with the inputs of the queries and of their exact neighbours.
+_INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +95,6 @@ class SnapshotMetrics:
         if index in self.health:
             metrics |= self.health[index].metrics()
         return metrics | dict(self.build_metrics.get(index, {})) | dict(self.kind_metrics.get(index, {}))
-
-
-# A function that measures all indexes of a snapshot and returns the measurements by index name.
-MeasureIndexes = Callable[[Snapshot, GateRecipe], Mapping[str, IndexMeasurement]]
 
 
 def measure_snapshot(
@@ -354,17 +359,6 @@ def _select_build_metrics(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         name: {metric: stats[key] for key, metric in _BUILD_METRICS.items() if key in stats}
         for name, stats in merges.items()
     }
-
-
-# Metrics by the names of a merge's statistics.
-_BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
-    name: name for name in ("built_cells", "updated_cells", "reused_cells", "generation", "replaced")
-}
-
-
-CODE = 2  # increase it when the same index and queries would give other search parameters
-# Folders with the inputs of the queries and of their exact neighbours.
-_INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,26 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
 
 CODE = 3  # increase it when the same files would give other parts
+# Projects whose wikitext has little prose, and the reason.
+_UNRENDERED_PROJECTS = {
+    "wiktionary": "entries are mostly templates with Lua modules",
+    "wikisource": "texts are included from pages of scanned books",
+}
+# Descriptions of the reasons for which pages are dropped.
+_DROP_REASONS = {
+    "namespace": "outside the main namespace",
+    "redirect": "redirects",
+    "not_wikitext": "not wikitext",
+    "empty": "without content",
+    "disambiguation": "disambiguation pages",
+    "list": "lists",
+    "no_text": "without text after cleaning",
+    "taken_down": "taken down",
+    "unparsable": "unparsable",
+}
+STAGE = "release"
+_INPUT_LIBRARIES = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers")
+Inputs = Mapping[str, Any]
 
 
 def plan_parts(
@@ -131,13 +151,6 @@ def describe_missing_items(dump: str, plan: Plan, recipe: Recipe) -> str:
         "The passages have no Wikidata items: put NAME-DATE-page_props.sql.gz of the same dump beside its files "
         "NAME-DATE-pages-articles…"
     )
-
-
-# Projects whose wikitext has little prose, and the reason.
-_UNRENDERED_PROJECTS = {
-    "wiktionary": "entries are mostly templates with Lua modules",
-    "wikisource": "texts are included from pages of scanned books",
-}
 
 
 def describe_missing_prose(plan: Plan, recipe: Recipe) -> str:
@@ -232,20 +245,6 @@ def _describe_drops(passages: Sequence[ChunkResult]) -> str:
     return f"the dump has no passages, since {pages} dropped ({reasons}): give a dump that contains articles"
 
 
-# Descriptions of the reasons for which pages are dropped.
-_DROP_REASONS = {
-    "namespace": "outside the main namespace",
-    "redirect": "redirects",
-    "not_wikitext": "not wikitext",
-    "empty": "without content",
-    "disambiguation": "disambiguation pages",
-    "list": "lists",
-    "no_text": "without text after cleaning",
-    "taken_down": "taken down",
-    "unparsable": "unparsable",
-}
-
-
 def _with_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | None) -> dict[str, Any]:
     return {**inputs, "fences": asdict(boundaries) if boundaries else None}
 
@@ -314,12 +313,6 @@ _STORE_FUNCTIONS: dict[str, Callable[[Store, str, RepresentRecipe, Store | None,
     "sparse": store_sparse_encoder,
     "bag": store_bag,
 }
-
-
-STAGE = "release"
-_INPUT_LIBRARIES = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers")
-
-Inputs = Mapping[str, Any]
 
 
 def collect_inputs(

@@ -31,6 +31,9 @@ from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.refs import RefMove
 
 _MAX_ATTEMPTS = 100  # lost races in a row before giving up; each costs a few small reads
+# maximum number of quarantined pages in the report; the manifest's counts include all
+_MAX_QUARANTINED = 50
+_MAX_UNKNOWN_TEMPLATES = 20  # maximum number of names in a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +193,6 @@ def _publish(
     )
 
 
-# maximum number of quarantined pages in the report; the manifest's counts include all
-_MAX_QUARANTINED = 50
-
-
 def write_report(
     store: Store,
     manifest: Manifest,
@@ -242,9 +241,6 @@ def write_report(
 
 def _build_stage(name: str, seconds: float, is_new: Sequence[bool]) -> BuildStage:
     return BuildStage(name, seconds, sum(is_new), len(is_new) - sum(is_new))
-
-
-_MAX_UNKNOWN_TEMPLATES = 20  # maximum number of names in a report
 
 
 def _count_unknown_templates(passages: Sequence[ChunkResult]) -> dict[str, int]:

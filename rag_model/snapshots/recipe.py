@@ -51,6 +51,7 @@ _ROWS_BY_KIND: dict[str, RepresentationType] = {
 # Types of the representations whose recipe states no kind.
 _DEFAULT_TYPES: dict[str, RepresentationType] = {TOKENS: "tokens", SPARSE: "sparse"}
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_MAX_LICENCE = 100  # characters; every hit repeats the licence
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
@@ -70,9 +71,6 @@ def default_indexes() -> dict[str, IndexRecipe]:
         "ivfpq": IndexRecipe("IVF,PQ,Refine(vectors)"),
         "bm25": IndexRecipe("BM25"),
     }
-
-
-_MAX_LICENCE = 100  # characters; every hit repeats the licence
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Record
 from rag_model.toml import from_table
 
+_SHARD_FIELDS = ("slices", "generation", "replaced")
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
@@ -74,6 +76,3 @@ class BuiltShard:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
         return cls(BlobRef(value["id"], value["size"]), *(value[name] for name in _SHARD_FIELDS))
-
-
-_SHARD_FIELDS = ("slices", "generation", "replaced")

@@ -50,6 +50,10 @@ from rag_model.training.objectives.objective import (
     find_loop_settings,
 )
 
+STAGE, CURVES_PAGE = TRAINING_STAGE, "training.html"
+VERSION = 3  # increase it when the same inputs would give a different model
+_RECORDED_PACKAGES = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class StageSummary:
@@ -150,11 +154,6 @@ def _format_measures(trained: TrainingResult) -> str:
 
 def _format_measure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-STAGE, CURVES_PAGE = TRAINING_STAGE, "training.html"
-VERSION = 3  # increase it when the same inputs would give a different model
-_RECORDED_PACKAGES = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 
 
 @dataclass(frozen=True, slots=True)

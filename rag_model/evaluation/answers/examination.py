@@ -70,6 +70,11 @@ _BATCH_SIZE = 32
 _READINGS_FILE = "readings.jsonl"
 # arguments: number of finished questions, number of all questions
 ProgressCallback = Callable[[int, int], None]
+# maximum number of passages for which a prompt with all of them is tried
+_MAX_WHOLE_PASSAGES = 2_000
+_BM25_KIND = "bm25"
+# few, because answering takes far longer than search
+_TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +145,6 @@ class AnswerCache:
                 f"the cached answers memo/{ANSWER_STAGE}/{record.key[:12]}… in {self.store.url} "
                 f"cannot be read ({error}): delete that record and run again"
             ) from error
-
-
-# maximum number of passages for which a prompt with all of them is tried
-_MAX_WHOLE_PASSAGES = 2_000
-_BM25_KIND = "bm25"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +219,6 @@ def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questi
         position not in read_positions and bool(hit.passage.text.strip()) for position, hit in enumerate(hits)
     )
     return [] if any(is_missing) or any(excerpt.cut for excerpt in prompt_context.excerpts) else hits
-
-
-# few, because answering takes far longer than search
-_TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)
 
 
 def _ignore_progress(done: int, total: int) -> None:

@@ -65,6 +65,11 @@ from rag_model.reading.answer import Statement
 CITES_ANY, CITATION_RECALL, CITATION_PRECISION = "cited", "citation-recall", "citation-precision"
 GOLD_CITATION_RECALL, GOLD_CITATION_PRECISION = "gold-citation-recall", "gold-citation-precision"
 CITATION_MEASURES = (CITES_ANY, CITATION_RECALL, CITATION_PRECISION, GOLD_CITATION_RECALL, GOLD_CITATION_PRECISION)
+EM_UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES = "EM-unheld", "override", "supported", "from-passages"
+OVERRIDE_LIVE = "override-live"
+GROUNDING_MEASURES = (EM_UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES, OVERRIDE_LIVE)
+_EXTRACTIVE_KINDS = ("spans", "patterns")  # kinds of answers that a passage may contain verbatim
+_KILT_DEPTH = 5  # depth of recall in KILT
 
 
 def measure_citations(question: Question, reading: Reading) -> Mapping[str, float]:
@@ -130,11 +135,6 @@ def _list_entry_ids(entry: ReadContextEntry, reading: Reading, *, pages: bool) -
     return {passage.page_id if pages else passage.id for passage in passages}
 
 
-EM_UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES = "EM-unheld", "override", "supported", "from-passages"
-OVERRIDE_LIVE = "override-live"
-GROUNDING_MEASURES = (EM_UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES, OVERRIDE_LIVE)
-
-
 def measure_grounding(
     question: Question, reading: Reading, right: float, *, patterns: bool = False
 ) -> Mapping[str, float]:
@@ -161,10 +161,6 @@ def measure_grounding(
     if SUPPORTED in measures and FROM_PASSAGES in measures:
         measures[OVERRIDE_LIVE] = float(not measures[SUPPORTED] and not measures[FROM_PASSAGES])
     return measures
-
-
-_EXTRACTIVE_KINDS = ("spans", "patterns")  # kinds of answers that a passage may contain verbatim
-_KILT_DEPTH = 5  # depth of recall in KILT
 
 
 @dataclass(frozen=True, slots=True)

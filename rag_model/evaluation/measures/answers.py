@@ -32,6 +32,18 @@ BleuCounts: TypeAlias = npt.NDArray[np.float64]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)  # only ASCII, as in SQuAD's script
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_QUESTION_WORDS = frozenset(["what", "which", "why", "who", "whom", "whose", "where", "when", "how"])
+_OPEN_QUESTION_WORDS = ("what", "which")  # question words whose next word belongs to them
+_FUNCTION_WORDS = (
+    "a about above after again against all am an and any are as at be because been before being "
+    "below between both but by can did do does doing don down during each few for from further had "
+    "has have having he her here hers herself him himself his i if in into is it its itself just "
+    "me more most my myself no nor not now of off on once only or other our ours ourselves out "
+    "over own s same she should so some such t than that the their theirs them themselves then "
+    "there these they this those through to too under until up very was we were while will with "
+    "you your yours yourself yourselves"
+)
+_FUNCTION_WORD_SET = frozenset(_FUNCTION_WORDS.split())
 
 
 def normalise(text: str) -> str:
@@ -173,20 +185,6 @@ STRICT_ACCURACY = AnswerMeasure({"labels": strict_match})
 ROUGE_L = AnswerMeasure({"texts": rouge_l, "clues": rouge_l})
 BLEU_1 = CorpusMeasure(("texts", "clues"), partial(corpus_bleu, 1))
 BLEU_4 = CorpusMeasure(("texts", "clues"), partial(corpus_bleu, 4))
-
-
-_QUESTION_WORDS = frozenset(["what", "which", "why", "who", "whom", "whose", "where", "when", "how"])
-_OPEN_QUESTION_WORDS = ("what", "which")  # question words whose next word belongs to them
-_FUNCTION_WORDS = (
-    "a about above after again against all am an and any are as at be because been before being "
-    "below between both but by can did do does doing don down during each few for from further had "
-    "has have having he her here hers herself him himself his i if in into is it its itself just "
-    "me more most my myself no nor not now of off on once only or other our ours ourselves out "
-    "over own s same she should so some such t than that the their theirs them themselves then "
-    "there these they this those through to too under until up very was we were while will with "
-    "you your yours yourself yourselves"
-)
-_FUNCTION_WORD_SET = frozenset(_FUNCTION_WORDS.split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ AnswerFunction: TypeAlias = Callable[[str, Sequence[str]], float | None]
 # Function of predictions and the gold answers of each; returns the metric, or None if there is
 # none.
 CorpusFunction: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]], Resampling], Estimate | None]
+_ANSWERS, _RETRIEVAL = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "retrieval"))
+_TOLERANCE = 1e-9  # allowed rounding error beyond the range from 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,6 @@ class CorpusMeasure:
 
 
 Measure: TypeAlias = RankingMeasure | AnswerMeasure | CorpusMeasure
-_ANSWERS, _RETRIEVAL = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "retrieval"))
 
 # Reports follow this order. The first answer measure of a kind decides whether an answer is
 # correct.
@@ -130,9 +131,6 @@ def load_measures() -> Mapping[str, Measure]:
             raise MEASURES.wrong_plugin_error(name, "has a wrong name", "use letters, digits, '-', '_' and '.'")
         measures[name] = measure if MEASURES.is_built_in(name) else _check_installed(name, measure)
     return measures
-
-
-_TOLERANCE = 1e-9  # allowed rounding error beyond the range from 0 to 1
 
 
 def _check_installed(name: str, measure: Any) -> Measure:

@@ -18,6 +18,7 @@ from rag_model.evaluation.measures.measure import JudgedBy, Ranking, RankingMeas
 from rag_model.extras import require
 
 Evidence = Sequence[frozenset[str]]  # alternative sets of page ids; no set is empty
+DPR_CUTOFFS = (1, 5, 20, 100)  # cutoffs in DPR's tables
 
 
 def distinct_pages(pages: Iterable[str]) -> list[str]:
@@ -72,9 +73,6 @@ def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> lis
         if not open_sets:
             ranking.append(False)
     return ranking
-
-
-DPR_CUTOFFS = (1, 5, 20, 100)  # cutoffs in DPR's tables
 
 
 def report_cutoffs(depth: int, judged_by: JudgedBy | None = None) -> list[int]:

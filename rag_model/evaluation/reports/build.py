@@ -29,6 +29,27 @@ from rag_model.evaluation.reports.page import (
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild, list_warnings
 
+_STATISTICS: Mapping[str, str] = {  # keys of IndexHealth.metrics, and of the merge
+    "degree": "mean links of a node",
+    "unlinked": "nodes without a link from another node",
+    "repaired": "nodes unreachable before repair",
+    "unreachable": "nodes unreachable",
+    "built_cells": "cells whose graph was built again",
+    "updated_cells": "cells whose graph was updated",
+    "reused_cells": "cells with the parent's graph",
+    "generation": "maximum updates of a cell since it was built",
+    "replaced": "maximum share of a cell replaced since it was built",
+    "imbalance": "imbalance of the lists (1: equal sizes)",
+    "largest_list": "vectors in the largest list",
+    "quantization_error": "quantization error, |x - x̂|² / |x|²",
+}
+_HISTORY_METRICS = {
+    "recall": "recall",
+    "distances": "distances per query",
+    "degree": "links of a node",
+    "replaced": "share replaced",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class BuildStage:
@@ -140,22 +161,6 @@ def _recall_section(
     )
 
 
-_STATISTICS: Mapping[str, str] = {  # keys of IndexHealth.metrics, and of the merge
-    "degree": "mean links of a node",
-    "unlinked": "nodes without a link from another node",
-    "repaired": "nodes unreachable before repair",
-    "unreachable": "nodes unreachable",
-    "built_cells": "cells whose graph was built again",
-    "updated_cells": "cells whose graph was updated",
-    "reused_cells": "cells with the parent's graph",
-    "generation": "maximum updates of a cell since it was built",
-    "replaced": "maximum share of a cell replaced since it was built",
-    "imbalance": "imbalance of the lists (1: equal sizes)",
-    "largest_list": "vectors in the largest list",
-    "quantization_error": "quantization error, |x - x̂|² / |x|²",
-}
-
-
 def _health_section(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
     """Show the statistics of each index file, then the distribution of its links or lists."""
     figures_by_index = {name: {**own.metrics(), **build_metrics.get(name, {})} for name, own in health.items()}
@@ -182,14 +187,6 @@ def _distribution_charts(name: str, health: IndexHealth) -> Iterator[Node]:
         yield tag(
             "div", tag("h3", f"{name}: lists"), doubling_histogram(health.lists.sizes, "lists", "vectors in a list")
         )
-
-
-_HISTORY_METRICS = {
-    "recall": "recall",
-    "distances": "distances per query",
-    "degree": "links of a node",
-    "replaced": "share replaced",
-}
 
 
 def _history_section(history: Sequence[PastBuild]) -> Node:

@@ -17,6 +17,22 @@ from typing import Literal
 
 from rag_model.index.quality.results import OperatingPoint
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_WIDTH, _HEIGHT = 460.0, 280.0  # viewBox: half the page, or the width of a phone
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
+_X0, _X1 = _LEFT, _WIDTH - _RIGHT
+_Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
+_SHADES = 4  # line colours of the page, which repeat
+_MAX_LABELS = 6  # below a chart
+_MAX_MARKS = 60  # dashed lines of a chart
+_GAP = 0.5  # on both sides of a column
+# levels; higher recalls look the same.
+_RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+_COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
+CostUnit = Literal["distances", "milliseconds"]
+# x, y of the mean, y of the 5th percentile.
+Projection = Callable[[OperatingPoint], tuple[float, float, float]]
+
 
 class Node:
     """A piece of escaped markup; text becomes a node only through `tag` and `join`."""
@@ -56,9 +72,6 @@ def join(*children: Child) -> Node:
 
 def _format_attribute(value: str | float) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render_document(title: str, content: Iterable[Node]) -> str:
@@ -137,23 +150,6 @@ def format_bytes(n: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
-
-
-_WIDTH, _HEIGHT = 460.0, 280.0  # viewBox: half the page, or the width of a phone
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
-_X0, _X1 = _LEFT, _WIDTH - _RIGHT
-_Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
-_SHADES = 4  # line colours of the page, which repeat
-_MAX_LABELS = 6  # below a chart
-_MAX_MARKS = 60  # dashed lines of a chart
-_GAP = 0.5  # on both sides of a column
-# levels; higher recalls look the same.
-_RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-_COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
-
-CostUnit = Literal["distances", "milliseconds"]
-# x, y of the mean, y of the 5th percentile.
-Projection = Callable[[OperatingPoint], tuple[float, float, float]]
 
 
 class Scale:

@@ -42,6 +42,12 @@ _QUESTION_STOP_WORDS = (
     "there these they this to was will with did do does from had has have how many much s were "
     "what when where which who whom whose why"
 )
+LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
+_STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
+PROMPT_TOKENS = 100_000  # for passages, in a prompt of 128k tokens with question and answer
+_TOKENS_PER_WORD = 1.4  # of English, with the tokenizers of current generators
+_COST_TOLERANCE = 1.2  # ratio of milliseconds; smaller differences are noise
+_MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +152,6 @@ def _build_stemmer() -> Callable[[str], set[bytes]]:
     analyzer = Analyzer("english")
     stop_stems = set(analyzer.terms(_QUESTION_STOP_WORDS))
     return lambda text: set(analyzer.terms(text)) - stop_stems
-
-
-LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
-_STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,12 +316,6 @@ def _estimate_group(
 
 def _rank_measures(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
     return rank_metrics(staged.outcomes, k) if judge.judged_by == "answers" else {}
-
-
-PROMPT_TOKENS = 100_000  # for passages, in a prompt of 128k tokens with question and answer
-_TOKENS_PER_WORD = 1.4  # of English, with the tokenizers of current generators
-_COST_TOLERANCE = 1.2  # ratio of milliseconds; smaller differences are noise
-_MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 
 QUERY_BATCH = 256  # fills an encoder's batch, and bounds the memory for hits
+Qrels = Mapping[str, Mapping[str, int]]  # question -> page or passage -> grade; 0: not relevant
+_ARTICLE_DEPTHS = (1, 10)  # of Article@k, in distinct pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,6 @@ def retrieve(
         yield from (
             match_hits(question, hits, patterns=patterns) for question, hits in zip(batch, hit_lists, strict=True)
         )
-
-
-Qrels = Mapping[str, Mapping[str, int]]  # question -> page or passage -> grade; 0: not relevant
-_ARTICLE_DEPTHS = (1, 10)  # of Article@k, in distinct pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ from rag_model.retrieve.retriever import (
 )
 
 _Key = TypeVar("_Key")
+ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
+ENCODER = "question encoder"  # name of the stage in reports
+PASSAGES = "reading of passages"  # name of the stage that reads texts, and computes inner products
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +117,6 @@ def _time_query(
 
 def _median_milliseconds(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
     return {name: 1000 * float(np.median(values)) for name, values in seconds.items()}
-
-
-ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
-ENCODER = "question encoder"  # name of the stage in reports
-PASSAGES = "reading of passages"  # name of the stage that reads texts, and computes inner products
 
 
 class QueryBatches:

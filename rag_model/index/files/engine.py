@@ -57,6 +57,8 @@ _FAISS_ERRORS = (RuntimeError, AssertionError, ValueError, TypeError, OverflowEr
 _UNSUPPORTED = "which bookwheel cannot search: build HNSW, IVF or Flat"
 _LIMIT_LOCK = threading.Lock()  # faiss's limits apply to the whole process
 _METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+_UNIT_TOLERANCE = 0.01  # of a unit vector's squared length; the rounding to float16 is smaller
+_MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
 
 
 @contextmanager
@@ -209,10 +211,6 @@ def view_array(vector: Any) -> npt.NDArray[Any]:
         return np.empty(0, np.int32)
     view: npt.NDArray[Any] = faiss.rev_swig_ptr(vector.data(), vector.size())
     return view
-
-
-_UNIT_TOLERANCE = 0.01  # of a unit vector's squared length; the rounding to float16 is smaller
-_MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
 
 
 def count_gpus() -> int:

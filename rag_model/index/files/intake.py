@@ -34,6 +34,9 @@ _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.
 
 MAX_DIM = 1 << 20  # faiss's own limit
 _FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, and their number
+InvalidRowPolicy = Literal["refuse", "drop"]
+PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker holds about four times as much
+_BLOCK_BYTES = 4 << 20  # float32 bytes per block
 
 
 class VectorSource(Protocol):
@@ -297,12 +300,6 @@ def _read_first_length(file: pq.ParquetFile, column: str) -> int:
     for batch in iter_row_range(file, 1, [column], 0, 1):
         return len(batch.column(0)[0].as_py() or ())
     return 0
-
-
-InvalidRowPolicy = Literal["refuse", "drop"]
-
-PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker holds about four times as much
-_BLOCK_BYTES = 4 << 20  # float32 bytes per block
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,16 @@ _BLOCK_NODES = 1 << 18  # nodes checked at once: a few megabytes
 _MAX_LINKS = 1 << 12  # slots of a node at one level; bookwheel's graphs have up to 256
 
 Require = Callable[[object], None]
+_HEADER = "iqqqBi"  # d, n, 2 unused, trained, metric: follows the fourcc
+_MAX_DIM = 1 << 20  # faiss's own limit
+_MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
+FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
+_GRAPHS = (b"IHNf", b"IHNs")  # over vectors, or over scalar codes
+_LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
+_ALLOWED = (*FLAT_KINDS, *_GRAPHS, *_LISTS, b"IxPT", b"IxRF", b"IxSQ")
+_TRANSFORMS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
+# Bits per component, by faiss's number of the scalar type.
+_SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
 
 
 def check_slots(slots: npt.NDArray[np.int32], require: Require) -> None:
@@ -94,18 +104,6 @@ def _iter_upper_links(
         for first in range(0, len(begins), _BLOCK_NODES // 16):
             # (b, 1) + (w,) -> (b, w)
             yield level, links[begins[first : first + _BLOCK_NODES // 16, None] + width]
-
-
-_HEADER = "iqqqBi"  # d, n, 2 unused, trained, metric: follows the fourcc
-_MAX_DIM = 1 << 20  # faiss's own limit
-_MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
-FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
-_GRAPHS = (b"IHNf", b"IHNs")  # over vectors, or over scalar codes
-_LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
-_ALLOWED = (*FLAT_KINDS, *_GRAPHS, *_LISTS, b"IxPT", b"IxRF", b"IxSQ")
-_TRANSFORMS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
-# Bits per component, by faiss's number of the scalar type.
-_SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
 
 
 class UnsupportedIndexError(ValueError):

@@ -28,6 +28,10 @@ from rag_model.index.plan import IndexPlan
 
 Opener = Callable[[], BinaryIO]  # opens a local file or a blob for reading at any offset
 Array = npt.NDArray[Any]
+SliceTable = npt.NDArray[np.void]  # records of `SLICE_LOCATION_DTYPE`
+RangeReader = Callable[[int, int], bytes]  # returns bytes [start, end) of a piece, cut at its end
+_DIGEST = 16  # stored bytes of a digest
+SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST}")])
 
 
 def path_opener(path: Path) -> Opener:
@@ -150,13 +154,6 @@ class PieceReader:
         if len(data) != size:
             raise InputError(f"{self._name} is truncated: build it again")
         return data
-
-
-SliceTable = npt.NDArray[np.void]  # records of `SLICE_LOCATION_DTYPE`
-RangeReader = Callable[[int, int], bytes]  # returns bytes [start, end) of a piece, cut at its end
-
-_DIGEST = 16  # stored bytes of a digest
-SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST}")])
 
 
 class SliceLocation(NamedTuple):

@@ -32,6 +32,7 @@ _MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that are read by one reque
 _MAX_RANGE_BYTES = 4 << 20  # maximum bytes of one request
 NameT = TypeVar("NameT")
 FileT = TypeVar("FileT")
+PartRows = tuple[int, slice, Rows]  # as `Partition.split` yields them
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,6 @@ def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> l
 
     with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
         return [*threads.map(open_remote, rows.names)]
-
-
-PartRows = tuple[int, slice, Rows]  # as `Partition.split` yields them
 
 
 def map_parts(function: Callable[[PartRows], FileT], parts: Iterable[PartRows]) -> list[FileT]:

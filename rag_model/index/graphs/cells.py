@@ -46,6 +46,8 @@ MAX_CELL_RATIO = 2
 CellIds = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]  # 8 bytes of the digest of a vector's bytes
 Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vector numbers and their cells
+_BEGINS, _ROWS, _COUNT = range(3)  # numbers of the arrays in a piece's head
+_COUNTS = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # a slice's header
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +258,6 @@ def _build_flat_index(centroids: Vectors, metric: engine.Metric) -> FaissIndex:
     index = faiss.IndexFlat(centroids.shape[1], engine.faiss_metric(metric))
     index.add(centroids)
     return index
-
-
-_BEGINS, _ROWS, _COUNT = range(3)  # numbers of the arrays in a piece's head
-_COUNTS = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # a slice's header
 
 
 def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:

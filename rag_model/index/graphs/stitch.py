@@ -45,6 +45,9 @@ CANDIDATES = (
 )
 _EF_SEARCH = 32  # efSearch of that search
 _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
+# The arrays of a shard; those of the cell's history follow.
+_LISTS, _OUT, _BEGINS, _INTO = range(4)
+_COUNT = 4 + HISTORY_ARRAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +128,6 @@ def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
     is_nearest = rank < IN_LINKS
     begins = np.searchsorted(member[is_nearest], np.arange(n_members + 1))
     return CrossLinks(out, begins, reverse_keys[is_nearest])
-
-
-# The arrays of a shard; those of the cell's history follow.
-_LISTS, _OUT, _BEGINS, _INTO = range(4)
-_COUNT = 4 + HISTORY_ARRAYS
 
 
 @dataclass(frozen=True, slots=True)

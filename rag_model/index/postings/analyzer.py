@@ -64,6 +64,19 @@ _OTHER_LATIN_LETTERS = {"æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ı": "i"
 _RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 # languages whose words have no accents, or are not stemmed
 _PLAIN_LANGUAGES = ("english", "porter", "none")
+_RUN_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_SAMPLE = """
+The runners' national organizations generously happily relational conditional electricity hopefulness adjustment
+dying skies news inning proceed exceed succeed commune generic arsenal universities beautiful flying cried agreed feed
+Die Häuser und die schönsten Straßen der größten Städte; les villes françaises étaient généralement heureuses; las
+canciones españolas más hermosas; i ragazzi andavano velocemente; красивые города России и новейшие технологии;
+de mooiste huizen; vackra städerna; kauniit kaupungit; güzel şehirlerin; os corações; ελληνικές πόλεις; مدن جميلة;
+東京タワー 北京大学 서울특별시 กรุงเทพมหานคร हिन्दी भाषा İstanbul ﬁnal naïve
+"""
+_SAMPLE_OF_LETTERS = """
+Łódź Rudkøbing Ærø Đà Nẵng Þórður ısı œuvre Do\u00adnau ħ ɓ ŋ السَّلَامُ عَلَيْكُم שָׁלוֹם ܫܠܳܡܳܐ می\u200cخواهم
+"""
+ANALYZER_SAMPLE = _SAMPLE + _SAMPLE_OF_LETTERS
 
 
 @lru_cache(maxsize=1)
@@ -215,20 +228,3 @@ def _split_unspaced(word: str) -> Iterator[str]:
             continue
         yield from run
         yield from (first + second for first, second in pairwise(run))
-
-
-_RUN_UNSPACED = re.compile(f"[{_UNSPACED}]")
-
-
-_SAMPLE = """
-The runners' national organizations generously happily relational conditional electricity hopefulness adjustment
-dying skies news inning proceed exceed succeed commune generic arsenal universities beautiful flying cried agreed feed
-Die Häuser und die schönsten Straßen der größten Städte; les villes françaises étaient généralement heureuses; las
-canciones españolas más hermosas; i ragazzi andavano velocemente; красивые города России и новейшие технологии;
-de mooiste huizen; vackra städerna; kauniit kaupungit; güzel şehirlerin; os corações; ελληνικές πόλεις; مدن جميلة;
-東京タワー 北京大学 서울특별시 กรุงเทพมหานคร हिन्दी भाषा İstanbul ﬁnal naïve
-"""
-_SAMPLE_OF_LETTERS = """
-Łódź Rudkøbing Ærø Đà Nẵng Þórður ısı œuvre Do\u00adnau ħ ɓ ŋ السَّلَامُ عَلَيْكُم שָׁלוֹם ܫܠܳܡܳܐ می\u200cخواهم
-"""
-ANALYZER_SAMPLE = _SAMPLE + _SAMPLE_OF_LETTERS

@@ -24,6 +24,10 @@ _MERGE_BYTES = 13
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 # queries of the gate that are also searched without skipping, which reads every posting
 EXHAUSTIVE_QUERIES = 64
+# Tuned for passages of Wikipedia: Karpukhin et al. 2020, section 5; Pyserini's defaults.
+K1, B = 0.9, 0.4
+MAX_TERMS = 10_000  # maximum terms of a query
+_MAX_VALUES = {"k1": 1_000.0, "b": 1.0}
 
 
 class PostingsKind(UntrainedKind, ABC):
@@ -129,12 +133,6 @@ def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opene
             parts.append(PartReader(piece, scatter_stamp(plan, trained, number), name))
             stack.callback(parts[-1].close)
         yield parts
-
-
-# Tuned for passages of Wikipedia: Karpukhin et al. 2020, section 5; Pyserini's defaults.
-K1, B = 0.9, 0.4
-MAX_TERMS = 10_000  # maximum terms of a query
-_MAX_VALUES = {"k1": 1_000.0, "b": 1.0}
 
 
 def check_bm25_parameters(parameters: Mapping[str, Any]) -> None:

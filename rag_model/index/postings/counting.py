@@ -35,6 +35,8 @@ _IS_WHITESPACE = np.array([byte in b" \t\n\r" for byte in range(256)])
 _BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 _FOLD, _ONE = np.uint64(32), np.uint64(1)
 _MIN_CAPACITY = 1 << 12
+_MIN_BATCH_ROWS = 1 << 10
+Ints = npt.NDArray[np.int64]
 
 
 class TokenTable(NamedTuple):
@@ -199,10 +201,6 @@ def number_tokens(
     """
     # Passing the arrays one by one takes a third less time than passing a record.
     _scan_texts(data, offsets, *tokens, out, ends, whole_runs)
-
-
-_MIN_BATCH_ROWS = 1 << 10
-Ints = npt.NDArray[np.int64]
 
 
 def count_passages(passages: Path, analyzer: Analyzer) -> PartPostings:

@@ -44,6 +44,14 @@ _MAX_WORDS_PER_POSTING = 0.25  # capacity for words of bits, per posting of capa
 _HISTOGRAM_BINS = 1 << 10  # of contributions, from which the lower bounds are read
 _EMPTY_LIST = -1  # replaces the offset of a list without postings
 Ints = npt.NDArray[np.int64]
+_MAX_INSERTION_SORT = 64  # terms; longer queries use another algorithm
+_M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
+_TIMES = np.uint64(0x0101010101010101)
+_1, _2, _4, _56, _63 = (np.uint64(number) for number in (1, 2, 4, 56, 63))
+MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
+# 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
+MAX_CACHED_POSTINGS = 1 << 25
+SMALL_CACHE_POSTINGS = 1 << 22  # capacity for a few hundred queries: 63 MB at most
 
 
 class Decoded(NamedTuple):
@@ -198,12 +206,6 @@ class DecodedLists:
         _write_bits(rows, self._used[0], self.arrays.bits[begin:end], self.arrays.ranks[begin:end])
         self._used[2] = end
         return begin
-
-
-_MAX_INSERTION_SORT = 64  # terms; longer queries use another algorithm
-_M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
-_TIMES = np.uint64(0x0101010101010101)
-_1, _2, _4, _56, _63 = (np.uint64(number) for number in (1, 2, 4, 56, 63))
 
 
 @compiled
@@ -452,12 +454,6 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
             lists, list_numbers[first:last], factors[first:last], n, best_scores[query], best_rows[query], scratch
         )
         first = last
-
-
-MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
-# 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
-MAX_CACHED_POSTINGS = 1 << 25
-SMALL_CACHE_POSTINGS = 1 << 22  # capacity for a few hundred queries: 63 MB at most
 
 
 class DecodedListCache:

@@ -48,6 +48,8 @@ _PIVOT_BYTES = 16 << 10  # bytes of the dictionary between two terms of the outl
 _NO_PIVOTS: dict[str, list[Any]] = {"pivots": []}
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+# Concatenated terms; for each its end, postings, list bytes.
+TermBatch = tuple[npt.NDArray[np.uint8], Ints, Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +214,6 @@ def _read(path: Path, *, mapped: bool) -> Bytes:
         if mapped:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         return np.frombuffer(file.read(), np.uint8)
-
-
-# Concatenated terms; for each its end, postings, list bytes.
-TermBatch = tuple[npt.NDArray[np.uint8], Ints, Ints, Ints]
 
 
 def write_index(

@@ -46,6 +46,12 @@ from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
 CURSOR_SIZE = 11
 BEYOND_ROWS = np.int64(1) << 40  # larger than any row
 _MAX_UINT32 = (np.int64(1) << 32) - 1  # largest row or weight in an array of four bytes
+MAX_IMPACT = 255  # the largest weight of an impact index, in one byte
+WINDOW = 4_096  # rows
+# A list with more blocks gets the general bound, without a scan of its headers.
+_MAX_SCANNED_BLOCKS = 2_048
+_MAX_SAMPLED_POSTINGS = 4_096  # a list with more postings is not read for a first threshold
+DAMAGED = -1
 
 
 @compiled
@@ -169,9 +175,6 @@ def read_list(data, lists, entry, rows, weights):
     return True
 
 
-MAX_IMPACT = 255  # the largest weight of an impact index, in one byte
-
-
 class Weighting(NamedTuple):
     """The parameters of the contribution of a posting (see the module); passed to compiled code."""
 
@@ -239,13 +242,6 @@ def sort_hits(scores, rows, size):
         scores[0], scores[last] = scores[last], scores[0]
         rows[0], rows[last] = rows[last], rows[0]
         _sink(scores, rows, 0, last)
-
-
-WINDOW = 4_096  # rows
-# A list with more blocks gets the general bound, without a scan of its headers.
-_MAX_SCANNED_BLOCKS = 2_048
-_MAX_SAMPLED_POSTINGS = 4_096  # a list with more postings is not read for a first threshold
-DAMAGED = -1
 
 
 @compiled

@@ -43,6 +43,19 @@ _KEY_BYTES = 8
 DONE, FULL, EMPTY = range(3)
 # Elements of `Batch.numbers`.
 _HEAP_SIZE, _TEXT_SIZE, _TERM_COUNT, _SHARE_COUNT, _POSTING_COUNT = range(5)
+_WINDOW_TERMS = 2_048  # maximum terms in the window of a part
+# Maximum terms in all windows together, unless that is less than `_MIN_WINDOW_TERMS` per part.
+_MAX_WINDOW_TERMS = 1 << 20
+_MIN_WINDOW_TERMS = 1_024
+_BATCH_POSTINGS = 1 << 20  # or `_BATCH_POSTINGS_PER_PART` times the number of parts if that is more
+_BATCH_POSTINGS_PER_PART = 1 << 11
+# Postings of all parts together, unless that is less than `_MIN_READ_AHEAD` per part.
+_READ_AHEAD = 1 << 23
+_MIN_READ_AHEAD = 1 << 12
+_BATCH_TERMS = 1 << 16
+_FULL_TERMS_PER_BATCH = 1 << 8  # terms with postings in all parts for which a batch has room
+_MIN_MAX_TERM_BYTES = 1 << 12  # a batch has room for terms of at least this length
+_MAX_WINDOW_BYTES = (1 << 31) - 1  # of the terms of a window
 
 
 class Windows(NamedTuple):
@@ -257,21 +270,6 @@ def take_terms(windows, batch, max_postings):
         if has_empty_window:
             return EMPTY
     return DONE
-
-
-_WINDOW_TERMS = 2_048  # maximum terms in the window of a part
-# Maximum terms in all windows together, unless that is less than `_MIN_WINDOW_TERMS` per part.
-_MAX_WINDOW_TERMS = 1 << 20
-_MIN_WINDOW_TERMS = 1_024
-_BATCH_POSTINGS = 1 << 20  # or `_BATCH_POSTINGS_PER_PART` times the number of parts if that is more
-_BATCH_POSTINGS_PER_PART = 1 << 11
-# Postings of all parts together, unless that is less than `_MIN_READ_AHEAD` per part.
-_READ_AHEAD = 1 << 23
-_MIN_READ_AHEAD = 1 << 12
-_BATCH_TERMS = 1 << 16
-_FULL_TERMS_PER_BATCH = 1 << 8  # terms with postings in all parts for which a batch has room
-_MIN_MAX_TERM_BYTES = 1 << 12  # a batch has room for terms of at least this length
-_MAX_WINDOW_BYTES = (1 << 31) - 1  # of the terms of a window
 
 
 def merge_parts(parts: Sequence[PartReader], out: Path, scale: int = 0) -> IndexStats:

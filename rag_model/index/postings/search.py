@@ -25,6 +25,8 @@ from rag_model.index.postings.selective_search import SelectiveSearch
 
 Ints = npt.NDArray[np.int64]
 _MAX_CACHED_TERMS = 100_000  # maximum number of terms in an index's cache
+_SCORE_UNITS = float(1 << 32)  # units in a score of 1
+_MAX_QUERY_WEIGHT = 1e6  # maximum weight of a query's term, so that sums fit into 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +197,6 @@ class PostingsIndex:
         return np.array([count])
 
 
-_SCORE_UNITS = float(1 << 32)  # units in a score of 1
-
-
 class Bm25Index(PostingsIndex):
     """A `TextIndex` that ranks by BM25.
 
@@ -273,9 +272,6 @@ class Bm25Index(PostingsIndex):
         )
         idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
         return QueryTerms(lists, idf * occurrences * _SCORE_UNITS, ends)
-
-
-_MAX_QUERY_WEIGHT = 1e6  # maximum weight of a query's term, so that sums fit into 63 bits
 
 
 class ImpactIndex(PostingsIndex):

@@ -36,6 +36,7 @@ from rag_model.index.search import open_index
 
 FIT_VERSION = 4  # increased when the same vectors would give other measurements
 SAMPLE_VECTORS = 4_096  # size of each sample: a mean is then exact to one percent
+_SAMPLE_ROWS = 1_000  # number of decoded rows: the mean error is then exact to a few percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,6 @@ def centroid_distance(vectors: Vectors, centroids: Vectors, metric: Metric) -> f
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1)
     products = np.einsum("ij,ij->i", vectors, centroids)  # (m, d), (m, d) -> (m,)
     return float((1 - products[lengths > 0] / lengths[lengths > 0]).mean()) if lengths.any() else 0.0
-
-
-_SAMPLE_ROWS = 1_000  # number of decoded rows: the mean error is then exact to a few percent
 
 
 def compute_graph_stats(path: Path) -> GraphStats:

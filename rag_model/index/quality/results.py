@@ -18,6 +18,15 @@ Recalls = npt.NDArray[np.float64]  # (q,): the recall of each query, in [0, 1]
 
 # Relative tolerance at the k-th score, because float32 sums depend on the order of summation.
 _TIE_TOLERANCE = 1e-5
+_MIN_NEW_VECTORS = 32  # with fewer new vectors, the mean is too uncertain
+# tolerated increase of a loss in addition to `drift`: codes have this much less error on their own
+# training vectors
+_SLACK = 0.02
+# accepted difference between the recall of old and new vectors: three times the random error
+_MAX_RECALL_LOSS = 0.1
+# accepted in every build: larger cells are split until they are below this multiple of the mean
+_MAX_EVEN_IMBALANCE = 1.5
+PROCESS_BYTES = 192 << 20  # memory of Python, numpy and faiss, independent of the number of vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +164,6 @@ class TuningResult:
     note: str = ""  # why the target cannot be reached, as a sentence; empty if it is reached
 
 
-_MIN_NEW_VECTORS = 32  # with fewer new vectors, the mean is too uncertain
-
-
-# tolerated increase of a loss in addition to `drift`: codes have this much less error on their own
-# training vectors
-_SLACK = 0.02
-
-
-# accepted difference between the recall of old and new vectors: three times the random error
-_MAX_RECALL_LOSS = 0.1
-
-
-# accepted in every build: larger cells are split until they are below this multiple of the mean
-_MAX_EVEN_IMBALANCE = 1.5
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingStats:
     """How well a trained file fits its training vectors."""
@@ -226,9 +219,6 @@ class FitResult:
         if self.rows < _MIN_NEW_VECTORS or new_recall >= old_recall - _MAX_RECALL_LOSS:
             return None
         return f"recall is {new_recall:.2f} for {self.rows:,} new vectors and {old_recall:.2f} for old ones"
-
-
-PROCESS_BYTES = 192 << 20  # memory of Python, numpy and faiss, independent of the number of vectors
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,10 @@ _CODES_PER_CANDIDATE = 16  # codes that a graph search compares per candidate (e
 _CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
 
 RecallFunction = Callable[[int], float]  # the mean recall over the queries, for a setting
+DEPTH = 20  # number of neighbours searched per query
+_MAX_QUERIES = 1_000  # enough to distinguish recalls that differ by .005
+_MIN_QUERIES = 100
+_MAX_PRODUCTS = 4e11  # maximum multiplications of exact search: half a minute on two cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +198,6 @@ def _explain_missed_target(
         f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so "
         f"{format_setting(search)} is set, which finds {recall:.3f}: {advice} would find more"
     )
-
-
-DEPTH = 20  # number of neighbours searched per query
-_MAX_QUERIES = 1_000  # enough to distinguish recalls that differ by .005
-_MIN_QUERIES = 100
-_MAX_PRODUCTS = 4e11  # maximum multiplications of exact search: half a minute on two cores
 
 
 @dataclass(frozen=True, slots=True)

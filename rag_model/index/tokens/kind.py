@@ -49,6 +49,18 @@ from rag_model.index.tokens.codec import (
 )
 from rag_model.index.tokens.search import TokenIndexFile, maxsim
 
+_LENGTHS, _IDS, _CODES = range(3)  # arrays of a piece
+_BLOCK = 1 << 18  # tokens copied at a time
+TOKENS_PER_PASSAGE = 120  # tokens of 100 words and a title, without punctuation, for estimates
+# Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
+# keeps .84, Bits2 .69.
+_RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
+# Multiply-adds per second of one core: 2.6e10 to 5e10 measured, including those of the codes.
+_MULTIPLY_RATE = 4e10
+_MERGE_RATE = 5e7  # bytes of codes that one core copies per second
+_DEFAULT_PART_ROWS = 1 << 16  # if the size of the parts is unknown
+_KMEANS_ROUNDS = 20  # including those of the codes
+
 
 class TokenRows:
     """The token vectors of all parts; rows are numbered through all parts in order."""
@@ -95,10 +107,6 @@ class TokenRows:
         n_passages = np.searchsorted(np.cumsum(self.lengths[order]), tokens) + 1
         vectors: Vectors = self.take(np.sort(order[:n_passages])).vectors
         return vectors
-
-
-_LENGTHS, _IDS, _CODES = range(3)  # arrays of a piece
-_BLOCK = 1 << 18  # tokens copied at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,17 +181,6 @@ def _iter_blocks(pieces: Sequence[PieceReader], array: int) -> Iterator[Array]:
     for piece in pieces:
         for first in range(0, piece.count_rows(array), _BLOCK):
             yield piece.read(array, first, min(first + _BLOCK, piece.count_rows(array)))
-
-
-TOKENS_PER_PASSAGE = 120  # tokens of 100 words and a title, without punctuation, for estimates
-# Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
-# keeps .84, Bits2 .69.
-_RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
-# Multiply-adds per second of one core: 2.6e10 to 5e10 measured, including those of the codes.
-_MULTIPLY_RATE = 4e10
-_MERGE_RATE = 5e7  # bytes of codes that one core copies per second
-_DEFAULT_PART_ROWS = 1 << 16  # if the size of the parts is unknown
-_KMEANS_ROUNDS = 20  # including those of the codes
 
 
 class TokenKind(UnshardedKind[TokenPlan]):

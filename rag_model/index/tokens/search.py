@@ -25,6 +25,10 @@ from rag_model.index.files.tensors import Array, read_tensors
 from rag_model.index.recipe import check_search_parameters
 from rag_model.index.tokens.codec import Codec, codec_from_arrays
 
+_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # 2 MB of similarities
+_BLOCK = 1 << 16  # tokens decoded at a time: 32 MB at 128 dimensions
+_QUERIES_PER_BLOCK = 32  # queries for which a block is decoded once
+
 
 def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
     """Return the (q, m) float32 scores of queries and passages.
@@ -61,11 +65,6 @@ def iter_token_blocks(lengths: npt.NDArray[np.int64], max_tokens: int) -> Iterat
         last = max(first + 1, int(np.searchsorted(ends, tokens_before + max_tokens, side="right")))
         yield slice(first, last)
         first = last
-
-
-_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # 2 MB of similarities
-_BLOCK = 1 << 16  # tokens decoded at a time: 32 MB at 128 dimensions
-_QUERIES_PER_BLOCK = 32  # queries for which a block is decoded once
 
 
 class TokenIndexFile:

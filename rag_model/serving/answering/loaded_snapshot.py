@@ -50,6 +50,23 @@ _CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's lim
 _READ_BYTES = 1 << 20
 _LIBRARY_BYTES = 450_000_000  # a process with torch and faiss, without an encoder
 _INDEX_FOLDER = "index/"
+_WARM_UP_QUERIES = 3  # before the snapshot serves
+_WARM_UP_K = 5
+_INDEX_EXPLANATIONS = {
+    "exact": "by meaning: compares the question with every passage",
+    "hnsw": "by meaning, along a graph of near passages: fast",
+    "ivf": "by meaning, in lists of compressed vectors: little memory",
+    "bm25": "by the words of the question; rare words count more",
+    "impact": "by learned weights of words, also of related ones",
+    "tokens": "by meaning, word by word",
+}
+_FUNCTION_EXPLANATIONS = {
+    "rrf": "joins the rankings of {}",
+    "interpolate": "joins the scores of {}",
+    "rerank": "a model reads the best passages of {} and orders them again",
+    "maxsim": "compares the best passages of {} word by word",
+    "where": "only some kinds of passages of {}",
+}
 
 
 def page_in(files: Iterable[Path], mapped_bytes: int = 0) -> None:
@@ -105,10 +122,6 @@ def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSett
             f"{format_bytes(free_bytes)} are free: give the service more, or serve without "
             "--in-memory"
         )
-
-
-_WARM_UP_QUERIES = 3  # before the snapshot serves
-_WARM_UP_K = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,23 +601,6 @@ def _get_recall(snapshot: Snapshot, name: str) -> tuple[str, float | None]:
         if re.fullmatch(r"recall@\d+", measure) and isinstance(value, int | float):
             return measure, float(value)
     return "recall", None
-
-
-_INDEX_EXPLANATIONS = {
-    "exact": "by meaning: compares the question with every passage",
-    "hnsw": "by meaning, along a graph of near passages: fast",
-    "ivf": "by meaning, in lists of compressed vectors: little memory",
-    "bm25": "by the words of the question; rare words count more",
-    "impact": "by learned weights of words, also of related ones",
-    "tokens": "by meaning, word by word",
-}
-_FUNCTION_EXPLANATIONS = {
-    "rrf": "joins the rankings of {}",
-    "interpolate": "joins the scores of {}",
-    "rerank": "a model reads the best passages of {} and orders them again",
-    "maxsim": "compares the best passages of {} word by word",
-    "where": "only some kinds of passages of {}",
-}
 
 
 def explain_retriever(snapshot: Snapshot, expression: str) -> str:

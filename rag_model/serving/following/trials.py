@@ -42,6 +42,30 @@ from rag_model.untrusted_text import parse_json
 
 _VERDICTS_FOLDER = ".trials"
 _ENGINES = ("faiss-cpu", "torch", "transformers", "tokenizers")
+# bytes for libraries, centroids and the tables of a search, besides `_ROW_BYTES`
+_INDEX_MEMORY = 2 << 30
+_ROW_BYTES = 16  # bytes a row for a graph's levels and offsets, which are not mapped
+_INDEX_SECONDS = 120.0  # CPU seconds of the child for small files
+_INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable reading
+_QUERY_COUNT = 3  # queries to each index
+_K = 5
+_QUERY_TOKENS = 4  # token vectors of a query
+_QUERY_TERMS = 64  # weighted terms of a sparse query
+_MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
+# memory in copies of the weights: fp16 becomes float32, and is laid out for the CPU
+_WEIGHT_COPIES = 3
+_MODEL_SECONDS = 300.0  # CPU seconds of the child for small files
+_MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable loading of weights
+_MODEL_KINDS: Mapping[ReaderName, str] = {
+    "marginal": "RAG model",
+    "concat": "generator",
+    "extractive": "model of spans",
+}
+_NEW_TOKENS = 4  # tokens of an answer
+_MODEL_QUESTIONS = (  # the second one has the maximum length of a service's questions
+    "Who wrote it?",
+    " ".join(f"word {number}, Été 漢字 [x]?" for number in range(75)),
+)
 
 
 def run_trial(
@@ -95,17 +119,6 @@ def _write_verdict(verdict_file: Path, failure: str) -> None:
     # without a record the trial runs again
     with suppress(OSError), atomic_write(verdict_file) as temporary:
         temporary.write_text(json.dumps({"died": failure}))
-
-
-# bytes for libraries, centroids and the tables of a search, besides `_ROW_BYTES`
-_INDEX_MEMORY = 2 << 30
-_ROW_BYTES = 16  # bytes a row for a graph's levels and offsets, which are not mapped
-_INDEX_SECONDS = 120.0  # CPU seconds of the child for small files
-_INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable reading
-_QUERY_COUNT = 3  # queries to each index
-_K = 5
-_QUERY_TOKENS = 4  # token vectors of a query
-_QUERY_TERMS = 64  # weighted terms of a sparse query
 
 
 def try_snapshot(folder: Path, content: Content, indexes: Sequence[str]) -> None:
@@ -195,23 +208,6 @@ _TRIAL_QUERIES: dict[
     "tokens": _draw_token_vectors,
     "sparse": _draw_weighted_terms,
 }
-
-
-_MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
-# memory in copies of the weights: fp16 becomes float32, and is laid out for the CPU
-_WEIGHT_COPIES = 3
-_MODEL_SECONDS = 300.0  # CPU seconds of the child for small files
-_MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable loading of weights
-_MODEL_KINDS: Mapping[ReaderName, str] = {
-    "marginal": "RAG model",
-    "concat": "generator",
-    "extractive": "model of spans",
-}
-_NEW_TOKENS = 4  # tokens of an answer
-_MODEL_QUESTIONS = (  # the second one has the maximum length of a service's questions
-    "Who wrote it?",
-    " ".join(f"word {number}, Été 漢字 [x]?" for number in range(75)),
-)
 
 
 def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None:

@@ -101,6 +101,40 @@ _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: the media type
 
 # returns the HTTP status of an error, and its message
 ErrorExplainer = Callable[[Exception], tuple[int, str]]
+_LOG = logging.getLogger(__name__)
+_STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first match counts
+    (MalformedError, 422),
+    (GoneError, 410),
+    (UsageError, 400),
+    (QueueFullError, 429),
+    (ShuttingDownError, 503),
+    (NotReadyError, 503),
+    (DeadlineError, 504),
+    (EndpointError, 502),
+    (StoreError, 503),  # a range of a snapshot cannot be read from its store
+    (ResourceError, 503),  # the disk of the cache of ranges is full
+)
+_CLIENT_CLOSED_REQUEST = 499  # as in nginx; only the metrics show it
+_RETRY_AFTER = {429: "1", 503: "2"}  # seconds
+_CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+_PAGE_HEADERS = {
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # hides the question from linked sites
+    "Cache-Control": "no-cache",
+}
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
 class AnswerStream(StreamingResponse):
@@ -208,40 +242,6 @@ def _format_update(questions: Sequence[str], update: RetrievedPassages | AnswerD
     )
 
 
-_LOG = logging.getLogger(__name__)
-_STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first match counts
-    (MalformedError, 422),
-    (GoneError, 410),
-    (UsageError, 400),
-    (QueueFullError, 429),
-    (ShuttingDownError, 503),
-    (NotReadyError, 503),
-    (DeadlineError, 504),
-    (EndpointError, 502),
-    (StoreError, 503),  # a range of a snapshot cannot be read from its store
-    (ResourceError, 503),  # the disk of the cache of ranges is full
-)
-_CLIENT_CLOSED_REQUEST = 499  # as in nginx; only the metrics show it
-_RETRY_AFTER = {429: "1", 503: "2"}  # seconds
-_CONTENT_SECURITY_POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    ]
-)
-_PAGE_HEADERS = {
-    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # hides the question from linked sites
-    "Cache-Control": "no-cache",
-}
-_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _QueryT = TypeVar("_QueryT", SearchRequest, RetrieveRequest, AnswerRequest)
 _page_router = APIRouter(include_in_schema=False)
 

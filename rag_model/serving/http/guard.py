@@ -30,6 +30,12 @@ _MIN_TOKEN_LENGTH = 16  # characters; shorter tokens can be guessed
 _RELOAD_SECONDS = 1.0  # between two checks of the file
 _BEARER = b"bearer "
 _PRINTABLE = re.compile(rb"[!-~]+")  # ASCII without spaces, as a header requires
+_PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
+_BODY_PATHS = frozenset(("/search", "/answer"))  # endpoints with a JSON body
+_RETRIEVE_PATH = "/retrieve"
+_READ_METHODS = frozenset(("GET", "HEAD"))
+JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
+MSGPACK_TYPES = ("", MSGPACK_TYPE, "application/x-msgpack", "application/vnd.msgpack")
 
 
 class BearerTokens:
@@ -106,14 +112,6 @@ def _read_token_digests(path: Path) -> tuple[bytes, ...]:
             "characters, so it can be guessed: use `openssl rand -hex 32`"
         )
     return tuple(hashlib.sha256(token).digest() for token in tokens.values())
-
-
-_PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
-_BODY_PATHS = frozenset(("/search", "/answer"))  # endpoints with a JSON body
-_RETRIEVE_PATH = "/retrieve"
-_READ_METHODS = frozenset(("GET", "HEAD"))
-JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
-MSGPACK_TYPES = ("", MSGPACK_TYPE, "application/x-msgpack", "application/vnd.msgpack")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,6 @@ from rag_model.serving.http.guard import MSGPACK_TYPES
 from rag_model.serving.settings import ServiceSettings
 
 _MAX_WHOLE_FLOAT = 2.0**53  # larger floats are not exact
-
-
-def _parse_whole_number(value: object) -> object:
-    if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_WHOLE_FLOAT:
-        return int(value)
-    return value
-
-
-WholeNumber = Annotated[int, BeforeValidator(_parse_whole_number)]
-"""An integer as JSON Schema defines it, which includes 2.0."""
-
 _MAX_FIELD_NAME = 80  # characters of a field name in error messages
 _NOT_AN_INTEGER = "is not a whole number: write it without quotes, such as 5"
 _ADVICE_BY_TYPE = {  # by pydantic's type of error
@@ -54,6 +43,45 @@ _ADVICE_BY_TYPE = {  # by pydantic's type of error
     "model_type": 'is not an object: send one such as {"questions": ["Who wrote Faust?"]}',
     "model_attributes_type": 'is not an object: send one such as {"questions": ["Who wrote Faust?"]}',
 }
+_HIT_DESCRIPTIONS = {
+    "rank": "From 1.",
+    "score": "Larger is better; comparable within one snapshot and retriever.",
+    "url": "Address of the article's revision.",
+    "revised": "Time of the revision, ISO 8601 in UTC; null: unknown.",
+    "licence": "The line of credit to show with the text.",
+    "kind": "What the passage is part of: prose, table, infobox or list.",
+    "language": "The language of the page, if the snapshot has it.",
+    "wikidata": "The Wikidata item of the page, if the snapshot has it.",
+    "categories": "The categories of the page, if the snapshot has them.",
+    "legs": "The legs that retrieved it, if the retriever has several.",
+}
+_DESCRIPTIONS: dict[type, dict[str, str]] = {
+    Hit: _HIT_DESCRIPTIONS,
+    replies.ReadHit: _HIT_DESCRIPTIONS,
+    LegHit: {"rank": "From 1.", "score": "The leg's own."},
+}
+_SCHEMA_NAMES: dict[type, str] = {  # where they differ from the records' names
+    replies.QueryResult: "Result",
+    replies.ReadHit: "ReadPassage",
+    replies.AnswerToken: "Token",
+    replies.AnswerUsage: "Usage",
+    replies.AnswerExcerpt: "Excerpt",
+    replies.AnswerStatement: "Statement",
+    replies.AnswerConfidence: "Confidence",
+    replies.AnswerRoute: "Route",
+    replies.AnsweredQuestion: "Answer",
+    replies.RefusedVersion: "Refused",
+}
+
+
+def _parse_whole_number(value: object) -> object:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_WHOLE_FLOAT:
+        return int(value)
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_parse_whole_number)]
+"""An integer as JSON Schema defines it, which includes 2.0."""
 
 
 class MalformedError(UsageError):
@@ -152,37 +180,6 @@ class RetrieveOptions:
 
     snapshot: str | None  # an id, or ref@number; None: the current one
     expression: str | None  # canonical retriever expression; None: the service's default
-
-
-_HIT_DESCRIPTIONS = {
-    "rank": "From 1.",
-    "score": "Larger is better; comparable within one snapshot and retriever.",
-    "url": "Address of the article's revision.",
-    "revised": "Time of the revision, ISO 8601 in UTC; null: unknown.",
-    "licence": "The line of credit to show with the text.",
-    "kind": "What the passage is part of: prose, table, infobox or list.",
-    "language": "The language of the page, if the snapshot has it.",
-    "wikidata": "The Wikidata item of the page, if the snapshot has it.",
-    "categories": "The categories of the page, if the snapshot has them.",
-    "legs": "The legs that retrieved it, if the retriever has several.",
-}
-_DESCRIPTIONS: dict[type, dict[str, str]] = {
-    Hit: _HIT_DESCRIPTIONS,
-    replies.ReadHit: _HIT_DESCRIPTIONS,
-    LegHit: {"rank": "From 1.", "score": "The leg's own."},
-}
-_SCHEMA_NAMES: dict[type, str] = {  # where they differ from the records' names
-    replies.QueryResult: "Result",
-    replies.ReadHit: "ReadPassage",
-    replies.AnswerToken: "Token",
-    replies.AnswerUsage: "Usage",
-    replies.AnswerExcerpt: "Excerpt",
-    replies.AnswerStatement: "Statement",
-    replies.AnswerConfidence: "Confidence",
-    replies.AnswerRoute: "Route",
-    replies.AnsweredQuestion: "Answer",
-    replies.RefusedVersion: "Refused",
-}
 
 
 @functools.cache

@@ -30,6 +30,10 @@ from rag_model.serving.service import Service
 from rag_model.serving.workers import WorkerLink
 
 _LOG = logging.getLogger(__name__)
+_YIELD_SECONDS = 0.01  # longest time that is left to other workers to accept a connection
+_YIELD_CHECK_SECONDS = 0.0005
+_FAILED_ACCEPT_SECONDS = 1.0
+_HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,6 @@ class ReloadingCertificate:
     def _check_files(self) -> None:
         """Load the files into a separate context: a wrong key would break the one in use."""
         self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-
-
-_YIELD_SECONDS = 0.01  # longest time that is left to other workers to accept a connection
-_YIELD_CHECK_SECONDS = 0.0005
-_FAILED_ACCEPT_SECONDS = 1.0
-_HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,13 @@ from rag_model.store.versions.manifest import Manifest
 
 # name, help text, value; a gauge with value None is left out
 _Gauge = tuple[str, str, float | None]
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_STATE_FILE = "state.prom"
+_MAX_STATE_SECONDS = 60.0  # older gauges are left out: the leader is not running
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_MINUTES = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+_SHARES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +175,6 @@ def _parse_unix_time(value: Any) -> float | None:
 
 def _parse_share(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
-
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-_STATE_FILE = "state.prom"
-_MAX_STATE_SECONDS = 60.0  # older gauges are left out: the leader is not running
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_MINUTES = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
-_SHARES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class ServiceMetrics(Observer):

@@ -45,6 +45,15 @@ from rag_model.store.versions.manifest import embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _EXTRA_RANKS = 10  # ranks beyond k, so that ties with rank k count as hits
+MIN_QUESTIONS = 20  # in each sample; with fewer questions the distance is mostly noise
+MAX_QUESTIONS = 1000  # in the reference; more questions cost time and do not change the distance
+_MIN_RELATIVE_BANDWIDTH = 1e-5  # of the squared vector length; rounding errors stay below it
+# sampled questions that wait for exact search; one pass over the vectors serves all of them
+_QUEUE_LIMIT = 32
+QuestionEncodeFunction = Callable[[Sequence[str]], Vectors]
+_LOG = logging.getLogger(__name__)
+_ENCODE_BATCH = 8  # evaluation questions that are encoded between two rests
+_DRIFT_UPDATES = 10  # measurements of drift until all questions of the window are new
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +180,6 @@ class ExactVectorSearch:
         return scores
 
 
-MIN_QUESTIONS = 20  # in each sample; with fewer questions the distance is mostly noise
-MAX_QUESTIONS = 1000  # in the reference; more questions cost time and do not change the distance
-_MIN_RELATIVE_BANDWIDTH = 1e-5  # of the squared vector length; rounding errors stay below it
-
-
 class DriftReference:
     """An immutable sample of questions, with which other samples are compared."""
 
@@ -231,10 +235,6 @@ def _compute_pair_mean(kernel: npt.NDArray[np.float64]) -> float:
     """Return the mean over all pairs of different rows."""
     n = len(kernel)
     return float((kernel.sum() - np.trace(kernel)) / (n * (n - 1)))
-
-
-# sampled questions that wait for exact search; one pass over the vectors serves all of them
-_QUEUE_LIMIT = 32
 
 
 _Value = TypeVar("_Value")
@@ -363,12 +363,6 @@ class SlidingWindows:
         window.move_to_end(name)
         if len(window) > self.settings.window:
             window.popitem(last=False)
-
-
-QuestionEncodeFunction = Callable[[Sequence[str]], Vectors]
-_LOG = logging.getLogger(__name__)
-_ENCODE_BATCH = 8  # evaluation questions that are encoded between two rests
-_DRIFT_UPDATES = 10  # measurements of drift until all questions of the window are new
 
 
 @dataclass(slots=True)

@@ -41,6 +41,9 @@ from rag_model.store.versions.snapshot import Snapshot
 
 Destination = Path | str  # a folder, hf://datasets/USER/NAME/FOLDER, or hf://USER/NAME for a model
 _HUB = "hf://"
+Layout = Literal["dpr", "jsonl", "datasets", "store"]
+_REF = "latest"  # name of the ref in an exported store
+_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # name of a licence -> its identifier on the Hub
 
 
 def parse_destination(text: str) -> Destination:
@@ -113,11 +116,6 @@ def _open_local_folder(out: Path) -> Iterator[Path]:
             staging.rename(out)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-
-
-Layout = Literal["dpr", "jsonl", "datasets", "store"]
-_REF = "latest"  # name of the ref in an exported store
-_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # name of a licence -> its identifier on the Hub
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,14 @@ from rag_model.store.versions.trainings import (
 _BATCH_FILES = 500  # maximum files of a batch, which a writer may have to wait for
 _MAX_PLANS = 100  # maximum number of plans; each new writer invalidates one
 Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
+_BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
+_MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
+_MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
+_BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
+_BLOB_LIST_START = b'[{"id": "sha256:'  # the first bytes of a list of blobs
+# Outputs of these stages are kept, but not their inputs, such as an earlier month's vectors.
+_TRAINING_STAGES = ("train", "follow")
+_MANIFESTS = 8  # number of manifests read at a time: each names thousands of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +194,6 @@ def _open_sweep(store: Store) -> Iterator[Condemn]:
     finally:
         with suppress(StoreError):  # if the file stays, the sweep expires
             store.files.remove(path)
-
-
-_BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
-_MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
-_MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
-_BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
-_BLOB_LIST_START = b'[{"id": "sha256:'  # the first bytes of a list of blobs
-# Outputs of these stages are kept, but not their inputs, such as an earlier month's vectors.
-_TRAINING_STAGES = ("train", "follow")
-_MANIFESTS = 8  # number of manifests read at a time: each names thousands of files
 
 
 @dataclass(frozen=True, slots=True)

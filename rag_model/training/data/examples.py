@@ -38,6 +38,7 @@ _CHUNK = 1 << 20  # characters read at a time
 _MAX_VALUE_LENGTH = 1 << 26  # characters of one value
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
+_BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
 
 
 def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
@@ -127,9 +128,6 @@ class _Array:
 
     def _describe_location(self) -> str:
         return f"{self._name}, line {self._line}"
-
-
-_BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,18 @@ _SEARCH_SECONDS = 1e-9  # of one core, per question and passage of the corpus
 _CHECK_SECONDS = 3e-5  # of one core, per pair of a question and a passage
 SearchName = Literal["bm25", "snapshot", "own"]
 _BM25 = "bm25"  # an index kind
+# The checks of one candidate, a retrieved passage of a question.
+CHECKS = np.dtype(
+    [
+        ("hash", "<u8"),  # the first 64 bits of the passage's hash
+        ("is_own", "?"),  # it belongs to the document whose text is the question
+        ("is_positive", "?"),
+        ("is_on_named_page", "?"),
+        ("text_answers", "?"),
+        ("title_answers", "?"),
+    ]
+)
+Checks = npt.NDArray[Any]  # of `CHECKS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +76,6 @@ class MiningSettings:
                 f"depth {self.depth}, skip {self.skip} and negatives {self.negatives}: need 0 <= "
                 "skip < depth and negatives >= 0"
             )
-
-
-# The checks of one candidate, a retrieved passage of a question.
-CHECKS = np.dtype(
-    [
-        ("hash", "<u8"),  # the first 64 bits of the passage's hash
-        ("is_own", "?"),  # it belongs to the document whose text is the question
-        ("is_positive", "?"),
-        ("is_on_named_page", "?"),
-        ("text_answers", "?"),
-        ("title_answers", "?"),
-    ]
-)
-Checks = npt.NDArray[Any]  # of `CHECKS`
 
 
 class CandidateChecker:

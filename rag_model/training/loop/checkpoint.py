@@ -45,6 +45,7 @@ _MAX_STEPS = 10**12
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 RECORD = "training.json"
 _log = logging.getLogger(__name__)
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +337,6 @@ def _iter_differences(theirs: Any, ours: Any, path: str = "") -> Iterator[str]:
             yield from _iter_differences(theirs.get(key), ours.get(key), f"{path}.{key}" if path else key)
     elif theirs != ours:
         yield f"{path} is {theirs!r}, not {ours!r}"
-
-
-METRICS = "metrics.jsonl"
 
 
 class Journal:

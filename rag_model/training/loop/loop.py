@@ -56,6 +56,9 @@ from rag_model.training.loop.processes import (
 )
 from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
+ReportCallback = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, measures
+_NEVER = 1e30  # a gradient norm that clips nothing
+
 
 def _is_transformers_model(model: nn.Module) -> bool:
     """Return whether a module is a model of transformers.
@@ -155,9 +158,7 @@ def _concatenate(outputs: list[Any]) -> Any:
     return None
 
 
-ReportCallback = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, measures
 _log = logging.getLogger(__name__)
-_NEVER = 1e30  # a gradient norm that clips nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,18 @@ from rag_model.training.origins import choose_end_to_end_models
 
 _MIN_WORDS = 5  # of a statement; shorter leads are headings and broken text
 _BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
+LOOP = LoopSettings(
+    epochs=10,  # paper: 10
+    accumulation=8,  # paper: batches of 4, 8 times
+    learning_rate=3e-5,  # paper: 3e-5
+    # paper: 500 steps; of SQuAD's 27,400 (87,599 examples, 10 epochs, batches of 32)
+    warmup_share=0.02,
+    weight_decay=0.001,  # code: as the authors of RAG
+    max_gradient_norm=0.1,  # code: as the authors of RAG
+)
+LEADS, NONE = "leads", "none"
+_EXTRA_CANDIDATES = 2  # candidates to spare, because those that contain the statement are dropped
+_STATEMENT = 40  # tokens a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,20 +197,6 @@ def _iter_leads(passages: Path) -> Iterator[tuple[int, str, str]]:
                 if len(sentence.split()) >= _MIN_WORDS:
                     yield row, page_id, sentence
                 page, row = page_id, row + 1
-
-
-LOOP = LoopSettings(
-    epochs=10,  # paper: 10
-    accumulation=8,  # paper: batches of 4, 8 times
-    learning_rate=3e-5,  # paper: 3e-5
-    # paper: 500 steps; of SQuAD's 27,400 (87,599 examples, 10 epochs, batches of 32)
-    warmup_share=0.02,
-    weight_decay=0.001,  # code: as the authors of RAG
-    max_gradient_norm=0.1,  # code: as the authors of RAG
-)
-LEADS, NONE = "leads", "none"
-_EXTRA_CANDIDATES = 2  # candidates to spare, because those that contain the statement are dropped
-_STATEMENT = 40  # tokens a statement
 
 
 @dataclass(frozen=True, slots=True)

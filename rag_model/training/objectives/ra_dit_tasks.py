@@ -62,6 +62,7 @@ LmBatch = tuple[PassageList, ...]
 _UNIFORM_SHARE = 0.99  # of log k: the target counts as uniform if its entropy is above
 _AT_ONCE = 256  # lists evaluated together
 _log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +192,6 @@ class DevSet:
             prior = log_prior(products, self._recipe.temperature)
             values.append(-float(sequence_likelihood(prior, log_p, targets.mask).log_p))
         return values
-
-
-Item = TypeVar("Item")
 
 
 class StageTask(Generic[Item]):

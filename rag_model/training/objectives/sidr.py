@@ -66,6 +66,7 @@ LOOP = LoopSettings(epochs=80, warmup_share=0.0125)
 """The authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, 1 warm-up; rate,
 decay and clipping are the defaults of `LoopSettings`."""
 _ROWS = 6  # numbers per text and term: weights, heaviest terms, bag, and their gradients
+WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,6 @@ def two_way_loss(scores: Tensor, gold: Tensor, ignored: Tensor, *, both_ways: bo
 
 def _compute_accuracy(scores: Tensor, gold: Tensor, ignored: Tensor) -> Tensor:
     return (scores.detach().masked_fill(ignored, -torch.inf).argmax(1) == gold).float().mean()
-
-
-WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag
 
 
 class TrainableSidr(nn.Module):

@@ -62,6 +62,8 @@ from rag_model.training.origins import TEACHER
 
 CUTOFFS = (1, 5, 20)  # passages
 _AT_ONCE = 256  # questions scored together
+B = TypeVar("B", DprBatch, ListBatch)
+M = TypeVar("M", bound=nn.Module)
 
 
 class RankingEvaluator:
@@ -168,8 +170,6 @@ class GroupRecipe:
     seed: int = 12345  # of the order and of the negatives
 
 
-B = TypeVar("B", DprBatch, ListBatch)
-M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R", bound=GroupRecipe)
 
 
