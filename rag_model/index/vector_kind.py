@@ -10,7 +10,7 @@ from rag_model.index.estimate import estimate_resources, fit_into_memory
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.vectors import open_vectors
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, UnshardedKind
-from rag_model.index.quality.health import inspect_index, measure_fit, sample_changes
+from rag_model.index.quality.health import FitSample, inspect_index, sample_changes
 from rag_model.index.quality.results import FitResult, ResourceEstimate, TuningResult
 from rag_model.index.quality.sweep import VectorQuerySet, list_near_settings, measure_recalls
 from rag_model.index.quality.tune import tune_search
@@ -69,8 +69,18 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         same: Sequence[Path],
     ) -> FitResult:
         """Measure the fit with samples of new and old vectors."""
-        fit_sample = sample_changes(changed, same, plan.seed)
-        return measure_fit(self, plan, trained, losses, fit_sample)
+        return self.fit_samples(plan, trained, losses, sample_changes(changed, same, plan.seed))
+
+    def fit_samples(
+        self, plan: VectorPlan, trained: Path, losses: Mapping[str, float], fit_sample: FitSample
+    ) -> FitResult:
+        """Measure the fit with samples of the current corpus; without new vectors the file fits."""
+        if not len(fit_sample.new_vectors):
+            return FitResult(0, {})
+        current_losses = self.losses(plan, trained, fit_sample.changed_vectors)
+        pairs = {name: (loss, losses[name]) for name, loss in current_losses.items() if name in losses}
+        recall = self.recalls(plan, trained, fit_sample.new_vectors, fit_sample.old_vectors)
+        return FitResult(len(fit_sample.new_vectors), pairs, recall)
 
     def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
         """Open a faiss file for few queries, whose candidates are read from a store by range."""

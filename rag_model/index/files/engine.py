@@ -56,7 +56,7 @@ UNUSED = 1 << 20  # faiss's value of the unused fields
 _FAISS_ERRORS = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)
 _UNSUPPORTED = "which bookwheel cannot search: build HNSW, IVF or Flat"
 _LIMIT_LOCK = threading.Lock()  # faiss's limits apply to the whole process
-_METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+_METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 _UNIT_TOLERANCE = 0.01  # of a unit vector's squared length; the rounding to float16 is smaller
 _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
 
@@ -109,7 +109,7 @@ def metric_of(index: FaissIndex) -> Metric:
     """
     for name, code in _METRICS.items():
         if index.metric_type == code:
-            return "ip" if name == "ip" else "l2"
+            return name
     raise InputError(f"the index uses faiss metric {index.metric_type}: only inner product and L2 can be searched")
 
 

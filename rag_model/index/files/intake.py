@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,56 +24,16 @@ from rag_model.arrays import map_npy, read_npy_header
 from rag_model.digest import digest_file
 from rag_model.errors import InputError, UsageError, format_error
 from rag_model.index.files.engine import Metric, Rows
-from rag_model.index.files.layout import FLAT_KINDS, UnsupportedIndexError, check_layout
+from rag_model.index.files.layout import FLAT_KINDS, MAX_DIM, UnsupportedIndexError, check_layout
 from rag_model.parquet_pages import PagesError, check_groups, iter_row_range, open_parquet
 
 Block = npt.NDArray[Any]
 
 _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
-
-
-MAX_DIM = 1 << 20  # faiss's own limit
 _FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, and their number
 InvalidRowPolicy = Literal["refuse", "drop"]
 PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker holds about four times as much
 _BLOCK_BYTES = 4 << 20  # float32 bytes per block
-
-
-class VectorSource(Protocol):
-    """An opened file: `n` rows of `d` dimensions, of dtype float16, float32 or float64."""
-
-    @property
-    def path(self) -> Path:
-        """Return the path."""
-        ...
-
-    @property
-    def n(self) -> int:
-        """Return the number of rows."""
-        ...
-
-    @property
-    def d(self) -> int:
-        """Return the number of dimensions."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the dtype of the components."""
-        ...
-
-    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield blocks of at most `rows` of the rows [first, end), (m, d), in order and in the
-        file's dtype.
-
-        Raises:
-            InputError: a row is not a vector of `d` dimensions; the message names it.
-        """
-        ...
-
-    def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
-        """Return the ids of the rows [first, end), or None if the file has none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +231,10 @@ class ParquetSource:
         # (rows d,) -> (rows, d)
         block: Block = values.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
         return block
+
+
+# An opened file: `n` rows of `d` dimensions, of dtype float16, float32 or float64.
+VectorSource = NpySource | FaissFlatSource | ParquetSource
 
 
 def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:

@@ -34,7 +34,7 @@ _MAX_LINKS = 1 << 12  # slots of a node at one level; bookwheel's graphs have up
 
 Require = Callable[[object], None]
 _HEADER = "iqqqBi"  # d, n, 2 unused, trained, metric: follows the fourcc
-_MAX_DIM = 1 << 20  # faiss's own limit
+MAX_DIM = 1 << 20  # faiss's own limit
 _MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
 FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
 _GRAPHS = (b"IHNf", b"IHNs")  # over vectors, or over scalar codes
@@ -177,7 +177,7 @@ class _LayoutReader:
 
     def _read_header(self) -> tuple[int, int]:
         d, n, _, _, trained, metric = self._read(_HEADER)
-        self.require(0 <= d <= _MAX_DIM and n >= 0 and trained in (0, 1) and metric >= 0)
+        self.require(0 <= d <= MAX_DIM and n >= 0 and trained in (0, 1) and metric >= 0)
         if metric > 1:
             raise UnsupportedIndexError(f"metric {metric}")
         return d, n
@@ -205,12 +205,13 @@ class _LayoutReader:
         (n_transforms,) = self._read("i")
         self.require(0 <= n_transforms <= _MAX_TRANSFORMS)
         for _ in range(n_transforms):
-            self.require(self._read_transform() == d)
-            d = self._out_dim
+            in_dim, out_dim = self._read_transform()
+            self.require(in_dim == d)
+            d = out_dim
         self.require(self.read_index(_LISTS) == (d, n))
 
-    def _read_transform(self) -> int:
-        """Read past a linear transform; return its input and store its output dimensions."""
+    def _read_transform(self) -> tuple[int, int]:
+        """Read past a linear transform; return its input and output dimensions."""
         (kind,) = self._read("4s")
         if kind not in _TRANSFORMS:
             raise UnsupportedIndexError(kind.decode("latin-1"))
@@ -221,10 +222,9 @@ class _LayoutReader:
         (has_bias,) = self._read("?")
         matrix, bias = self._skip_array(4), self._skip_array(4)
         in_dim, out_dim, _ = self._read("ii?")
-        self.require(0 < in_dim <= _MAX_DIM and 0 < out_dim <= _MAX_DIM and matrix == in_dim * out_dim)
+        self.require(0 < in_dim <= MAX_DIM and 0 < out_dim <= MAX_DIM and matrix == in_dim * out_dim)
         self.require(bias == out_dim if has_bias else bias in (0, out_dim))
-        self._out_dim = int(out_dim)
-        return int(in_dim)
+        return int(in_dim), int(out_dim)
 
     def _read_refinement(self, kind: bytes, d: int, n: int) -> None:
         self.require(self.read_index((*_LISTS, b"IxPT")) == (d, n))
@@ -334,5 +334,3 @@ class _LayoutReader:
         self._skip(packed.size)
         self._file.seek(start)
         return packed.unpack(self._file.read(packed.size))
-
-    _out_dim = 0  # output dimensions of the last transform

@@ -32,11 +32,8 @@ from rag_model.index.recipe import VectorPlan
 
 _POINTS_PER_CELL = 1_000  # training points: enough for stable borders between samples
 _KMEANS_ROUNDS = 10
-_MAX_OTHER_CELLS = (
-    # further cells that a vector may join: one in seven neighbours lies beyond the second nearest
-    # cell
-    3
-)
+# Further cells that a vector may join: one in seven neighbours lies beyond the second nearest cell.
+_MAX_OTHER_CELLS = 3
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
 _MAX_IMBALANCE = 1.5  # largest accepted size of a cell, as a multiple of the mean
 _MAX_SPLITS = 2  # maximum splits per planned cell

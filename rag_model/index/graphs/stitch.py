@@ -38,11 +38,9 @@ from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # links of a vector into the other cell
 IN_LINKS = 8  # links of a member to vectors of other cells: the nearest whose search found it
-CANDIDATES = (
-    # members that a vector's search returns, from which its links are selected; the nearest 8 alone
-    # lose .002 of recall
-    16
-)
+# Members that a vector's search returns, from which its links are selected; the nearest 8 alone lose .002
+# of recall.
+CANDIDATES = 16
 _EF_SEARCH = 32  # efSearch of that search
 _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
 # The arrays of a shard; those of the cell's history follow.
@@ -171,10 +169,6 @@ def _compute_shard_stamp(plan: VectorPlan, number: int) -> str:
     return digest_json([cell_inputs(plan), "shard", number])
 
 
-def _open_shard(plan: VectorPlan, opener: Opener, number: int) -> PieceReader:
-    return PieceReader.open(opener, _compute_shard_stamp(plan, number), _COUNT, f"shard {number} of {plan.factory}")
-
-
 @dataclass(frozen=True, slots=True)
 class CandidateLinks:
     """Candidates from one cell for some rows of a block."""
@@ -199,7 +193,9 @@ class GraphShard:
         Raises:
             InputError: the shard is missing, truncated, of another build, or of other rows.
         """
-        piece = _open_shard(plan, opener, number)
+        piece = PieceReader.open(
+            opener, _compute_shard_stamp(plan, number), _COUNT, f"shard {number} of {plan.factory}"
+        )
         if (piece.count_rows(_LISTS), piece.count_rows(_OUT)) != (len(members), len(sources)):
             piece.close()
             raise InputError(f"shard {number} of {plan.factory} does not match the scattered vectors: build it again")

@@ -35,10 +35,8 @@ from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lists import MAX_POSTING_BYTES
 from rag_model.index.postings.part import PartPostings
 
-_MIN_REUSED_SHARE = (
-    # Smallest share of passages to reuse. Below it, building or fetching the whole index is faster.
-    0.5
-)
+# Smallest share of passages to reuse. Below it, building or fetching the whole index is faster.
+_MIN_REUSED_SHARE = 0.5
 _BATCH_TERMS = 1 << 14
 _BATCH_TEXT_BYTES = 1 << 21  # bytes of all terms of a batch; no analyzer returns a longer term
 _BATCH_LIST_BYTES = 1 << 22  # initial capacity for the lists of a batch

@@ -16,10 +16,9 @@ parts, because it affects the whole index, and the recall over the new rows alon
 over all rows would hide it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,7 @@ from rag_model.index.files.vectors import VectorFiles, VectorRows, draw_rows, fi
 from rag_model.index.graphs.graph import BLOCK
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.reach import ReachabilityTree
-from rag_model.index.quality.results import FitResult, GraphStats, IndexHealth, ListStats
-from rag_model.index.recipe import VectorPlan
+from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats
 from rag_model.index.search import open_index
 
 FIT_VERSION = 4  # increased when the same vectors would give other measurements
@@ -46,42 +44,6 @@ class FitSample:
     new_vectors: Vectors  # vectors that the parent does not have
     old_vectors: Vectors  # vectors that the parent has
     changed_vectors: Vectors  # vectors of the changed parts, new and old together
-
-
-class TrainableKind(Protocol):
-    """The methods of an index kind that `measure_fit` needs."""
-
-    def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return the error of vectors, (m, d) float32, under the trained values, by name."""
-        ...
-
-    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return the recall of new and of old vectors; None if it is not measured."""
-        ...
-
-
-def measure_fit(
-    kind: TrainableKind, plan: VectorPlan, trained: Path, losses: Mapping[str, float], fit_sample: FitSample
-) -> FitResult:
-    """Measure how well a trained file fits new vectors.
-
-    Args:
-        kind: the kind of the index.
-        plan: the plan of the index.
-        trained: the trained file.
-        losses: the losses of the training vectors by name, from `train`.
-        fit_sample: samples of the current corpus; without new vectors the file fits.
-
-    Raises:
-        InputError: the trained file is damaged or of another plan.
-    """
-    if not len(fit_sample.new_vectors):
-        return FitResult(0, {})
-    current_losses = kind.losses(plan, trained, fit_sample.changed_vectors)
-    pairs = {name: (loss, losses[name]) for name, loss in current_losses.items() if name in losses}
-    return FitResult(
-        len(fit_sample.new_vectors), pairs, kind.recalls(plan, trained, fit_sample.new_vectors, fit_sample.old_vectors)
-    )
 
 
 def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path], seed: int) -> FitSample:
@@ -167,7 +129,7 @@ def compute_list_stats(index: FaissIndex) -> ListStats:
     return ListStats(len(sizes), tuple(buckets.tolist()), int(sizes.max()), imbalance)
 
 
-def measure_quantization_error(index: FaissIndex, vectors: VectorRows, seed: int = 0) -> float | None:
+def measure_quantization_error(index: FaissIndex, vectors: VectorRows) -> float | None:
     """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of nonzero rows x.
 
     It is 0 for vectors stored without quantization, and None for codes that cannot be decoded to
@@ -185,9 +147,7 @@ def measure_quantization_error(index: FaissIndex, vectors: VectorRows, seed: int
     if count == 0:
         return None
     lists = faiss.try_extract_index_ivf(index)
-    positions = np.sort(
-        np.random.default_rng(seed).choice(count, min(_SAMPLE_ROWS, count), replace=False, shuffle=False)
-    )
+    positions = draw_rows(count, _SAMPLE_ROWS, seed=0)
     if lists is None:
         rows, decoded_vectors = positions, index.reconstruct_batch(positions)
     elif isinstance(faiss.downcast_index(lists), faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan):

@@ -93,15 +93,13 @@ def _default_values(index: FaissFileIndex, k: int) -> list[int]:
     return list(dict.fromkeys([minimum, *powers, maximum]))
 
 
-def measure_point(
-    index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int], min_runs: int = _MIN_RUNS
-) -> OperatingPoint:
-    """Search at least `min_runs` times with one setting; return its recall and cost.
+def measure_point(index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int]) -> OperatingPoint:
+    """Search several times with one setting; return its recall and cost.
 
     Raises:
         UsageError: the queries, their depth or a parameter do not fit the index.
     """
-    return measure_recalls(index, query_set, parameters, min_runs)[0]
+    return measure_recalls(index, query_set, parameters, _MIN_RUNS)[0]
 
 
 def measure_recalls(
@@ -113,7 +111,8 @@ def measure_recalls(
         UsageError: as `measure_point`.
     """
     n_queries = len(query_set.vectors)
-    _reset_counters()
+    faiss.cvar.hnsw_stats.reset()
+    faiss.cvar.indexIVF_stats.reset()
     start = perf_counter()
     retrieved_rows = index.search(query_set.vectors, query_set.k, **parameters)[1]
     run_seconds = [perf_counter() - start]
@@ -140,11 +139,6 @@ def _time_search(index: FaissFileIndex, query_set: VectorQuerySet, parameters: M
     start = perf_counter()
     index.search(query_set.vectors, query_set.k, **parameters)
     return perf_counter() - start
-
-
-def _reset_counters() -> None:
-    faiss.cvar.hnsw_stats.reset()
-    faiss.cvar.indexIVF_stats.reset()
 
 
 def _count_distances(index: FaissFileIndex, n_queries: int) -> float:

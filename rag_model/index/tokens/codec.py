@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -269,32 +269,7 @@ class ResidualProducts:
         return normalize(decoded_vectors)
 
 
-class Codec(Protocol):
-    """A trained codec, which encodes unit vectors and decodes them."""
-
-    @property
-    def centroids(self) -> Vectors:
-        """The centroids, (K, d)."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Bytes of a residual's code."""
-        ...
-
-    def encode(self, vectors: Vectors) -> tuple[CentroidIds, npt.NDArray[np.uint8]]:
-        """Return the (t,) centroids and (t, width) codes of the residuals of (t, d) unit
-        vectors.
-        """
-        ...
-
-    def decode(self, ids: CentroidIds, codes: npt.NDArray[np.uint8]) -> Vectors:
-        """Return (t, d) float32 unit vectors."""
-        ...
-
-    def arrays(self) -> Mapping[str, Array]:
-        """Return the trained arrays by name."""
-        ...
+Codec = ResidualBits | ResidualProducts  # a trained codec, which encodes unit vectors and decodes them
 
 
 @dataclass(frozen=True, slots=True)

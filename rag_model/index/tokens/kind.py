@@ -122,59 +122,10 @@ class TokenPlan(IndexPlan):
         return {**IndexPlan.entry(self), "d": self.d}
 
 
-def train_codec(plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
-    """Train centroids and codes with a sample of the tokens."""
-    token_rows = TokenRows(rows, plan.d)
-    size = plan.train_sample or sample_size(token_rows.tokens)
-    sample = token_rows.sample(size, plan.seed)
-    centroid_vectors = train_centroids(sample, centroid_count(token_rows.tokens, len(sample)), plan.seed)
-    codec = parse_codec_factory(plan.factory, plan.d).train(sample, centroid_vectors)
-    write_codec(codec, out)
-    return {
-        "losses": {"codes": reconstruction_loss(codec, sample)},
-        "tokens": token_rows.tokens,
-        "centroids": len(centroid_vectors),
-    }
-
-
 def reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
     """Return the mean squared distance of (t, d) unit vectors from their reconstructions."""
     sample = vectors[:: max(1, len(vectors) // 8192)]
     return round(float(np.square(sample - codec.decode(*codec.encode(sample))).sum(axis=1).mean()), 6)
-
-
-def encode_part(plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
-    """Write the codes of a part."""
-    codec, part_rows = read_codec(trained), TokenRows([rows], plan.d)
-    blocks = [codec.encode(block.vectors) for block in part_rows.blocks()]
-    no_codes = codec.encode(np.empty((0, plan.d), np.float32))
-    ids, codes = (np.concatenate(arrays) for arrays in zip(no_codes, *blocks, strict=True))
-    write_piece(out, compute_stamp(plan, trained, "tokens", number), [part_rows.lengths, ids, codes])
-    return {"rows": part_rows.n, "tokens": part_rows.tokens}
-
-
-def merge_parts(plan: TokenPlan, trained: Path, scattered: Sequence[Opener], out: Path) -> IndexStats:
-    """Concatenate the codes of all parts into the index file; one block at a time is in memory."""
-    codec = read_codec(trained)
-    with ExitStack() as stack:
-        pieces = [
-            stack.enter_context(
-                PieceReader.open(
-                    piece, compute_stamp(plan, trained, "tokens", number), 3, f"the codes of part {number}"
-                )
-            )
-            for number, piece in enumerate(scattered)
-        ]
-        offsets = compute_offsets(np.concatenate([np.zeros(0, np.int64), *(piece.read(_LENGTHS) for piece in pieces)]))
-        tokens = int(offsets[-1])
-        id_dtype = codec.encode(np.empty((0, plan.d), np.float32))[0].dtype
-        streams = [
-            TensorStream("offsets", offsets.dtype, offsets.shape, [offsets]),
-            TensorStream("ids", id_dtype, (tokens,), _iter_blocks(pieces, _IDS)),
-            TensorStream("codes", np.dtype(np.uint8), (tokens, codec.width), _iter_blocks(pieces, _CODES)),
-        ]
-        write_tensors(out, [*codec_streams(codec), *streams], {"codec": type(codec).__name__, "factory": plan.factory})
-    return {"rows": len(offsets) - 1, "tokens": tokens}
 
 
 def _iter_blocks(pieces: Sequence[PieceReader], array: int) -> Iterator[Array]:
@@ -228,11 +179,26 @@ class TokenKind(UnshardedKind[TokenPlan]):
 
     def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids and codes with a sample of the tokens."""
-        return train_codec(plan, rows, out)
+        token_rows = TokenRows(rows, plan.d)
+        size = plan.train_sample or sample_size(token_rows.tokens)
+        sample = token_rows.sample(size, plan.seed)
+        centroid_vectors = train_centroids(sample, centroid_count(token_rows.tokens, len(sample)), plan.seed)
+        codec = parse_codec_factory(plan.factory, plan.d).train(sample, centroid_vectors)
+        write_codec(codec, out)
+        return {
+            "losses": {"codes": reconstruction_loss(codec, sample)},
+            "tokens": token_rows.tokens,
+            "centroids": len(centroid_vectors),
+        }
 
     def scatter(self, plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Encode a part."""
-        return encode_part(plan, trained, rows, number, out)
+        codec, part_rows = read_codec(trained), TokenRows([rows], plan.d)
+        blocks = [codec.encode(block.vectors) for block in part_rows.blocks()]
+        no_codes = codec.encode(np.empty((0, plan.d), np.float32))
+        ids, codes = (np.concatenate(arrays) for arrays in zip(no_codes, *blocks, strict=True))
+        write_piece(out, compute_stamp(plan, trained, "tokens", number), [part_rows.lengths, ids, codes])
+        return {"rows": part_rows.n, "tokens": part_rows.tokens}
 
     def merge(
         self,
@@ -244,7 +210,30 @@ class TokenKind(UnshardedKind[TokenPlan]):
         out: Path,
     ) -> IndexStats:
         """Concatenate the codes of all parts as a stream."""
-        return merge_parts(plan, trained, scattered, out)
+        codec = read_codec(trained)
+        with ExitStack() as stack:
+            pieces = [
+                stack.enter_context(
+                    PieceReader.open(
+                        piece, compute_stamp(plan, trained, "tokens", number), 3, f"the codes of part {number}"
+                    )
+                )
+                for number, piece in enumerate(scattered)
+            ]
+            offsets = compute_offsets(
+                np.concatenate([np.zeros(0, np.int64), *(piece.read(_LENGTHS) for piece in pieces)])
+            )
+            tokens = int(offsets[-1])
+            id_dtype = codec.encode(np.empty((0, plan.d), np.float32))[0].dtype
+            streams = [
+                TensorStream("offsets", offsets.dtype, offsets.shape, [offsets]),
+                TensorStream("ids", id_dtype, (tokens,), _iter_blocks(pieces, _IDS)),
+                TensorStream("codes", np.dtype(np.uint8), (tokens, codec.width), _iter_blocks(pieces, _CODES)),
+            ]
+            write_tensors(
+                out, [*codec_streams(codec), *streams], {"codec": type(codec).__name__, "factory": plan.factory}
+            )
+        return {"rows": len(offsets) - 1, "tokens": tokens}
 
     def losses(self, plan: TokenPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
         """Return the mean squared distance of token vectors from their reconstructions."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
 from rag_model.index.kind import get_kind
-from rag_model.index.quality.health import SAMPLE_VECTORS, FitSample, measure_fit, sample_changes
+from rag_model.index.quality.health import SAMPLE_VECTORS, FitSample, sample_changes
 from rag_model.index.quality.results import FitResult, TrainingStats
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.toml import from_table
@@ -28,9 +28,11 @@ def fit_of(make_vectors: Make, write_parts: Make, tmp_path: Path) -> Callable[..
     def run(factory: str, new: Any, metric: Any = "ip", cells: int = 6, among: int = 0) -> FitResult:
         plan = resolve(IndexRecipe(factory, metric, cells=cells), 6000, 32)
         parts, trained = write_parts(make_vectors(6000)), tmp_path / "trained"
-        losses = get_kind(plan.kind).train(plan, parts, trained)["losses"]
+        kind: Any = get_kind(plan.kind)
+        losses = kind.train(plan, parts, trained)["losses"]
         now = np.concatenate([new, make_vectors(6000)[:among]])
-        return measure_fit(get_kind(plan.kind), plan, trained, losses, FitSample(new, make_vectors(6000)[::7], now))
+        fit: FitResult = kind.fit_samples(plan, trained, losses, FitSample(new, make_vectors(6000)[::7], now))
+        return fit
 
     return run
 
