@@ -8,10 +8,9 @@ so at least one of publisher and takedown sees the other's file.
 """
 
 import json
-import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -25,7 +24,7 @@ from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
 from rag_model.store.upkeep.retire import find_pages, wiki_name
-from rag_model.store.upkeep.verify import find_missing_files
+from rag_model.store.upkeep.verify import protect_files
 from rag_model.store.versions.build_history import read_history
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.refs import RefMove
@@ -75,7 +74,7 @@ def publish(
         StoreError: a file of the snapshot is missing, a page in it was taken down, or the store
             cannot exclude a second writer, or cannot be written.
     """
-    with _protect_files(store, manifest):
+    with protect_files(store, f"snapshot {manifest.id[:12]}", f"snapshots/{manifest.id}.json", manifest.content):
         return _publish(store, manifest, ref, judge, base or ref)
 
 
@@ -89,7 +88,7 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
     Raises:
         StoreError: as `publish`.
     """
-    with _protect_files(store, manifest):
+    with protect_files(store, f"snapshot {manifest.id[:12]}", f"snapshots/{manifest.id}.json", manifest.content):
         _write_manifest(store, manifest, sign=store.snapshots.has_trusted_signature(snapshot))
         return replace_snapshot(store, snapshot, manifest.id)
 
@@ -120,20 +119,6 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
                 sign = is_trusted and store.refs.has_trusted_signature(ref, number)
                 moves.append(store.refs.move(ref, recorded_replacement, number, note, sign=sign))
     return moves
-
-
-@contextmanager
-def _protect_files(store: Store, manifest: Manifest) -> Iterator[None]:
-    """Hold an intent for all files of a snapshot, and check that all exist."""
-    paths = {f"snapshots/{manifest.id}.json", *(blob.path for blob in manifest.content.files.values())}
-    with store.intents.hold(f"publish-{secrets.token_hex(8)}", paths):
-        if problems := find_missing_files(store, manifest.content):
-            raise StoreError(
-                f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} "
-                f"of its files were deleted meanwhile (first {problems[0].path}): run the same "
-                f"command again to create them"
-            )
-        yield
 
 
 def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> str:

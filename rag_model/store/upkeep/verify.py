@@ -3,8 +3,8 @@
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -63,6 +63,24 @@ def find_missing(store: Store, catalog: Catalog[Any], identity: str) -> list[Sto
 def find_missing_files(store: Store, content: HasFiles) -> list[StoreProblem]:
     """Return the files of a content, published or not, that are missing or have another size."""
     return _check_files(store, content, _check_size)
+
+
+@contextmanager
+def protect_files(store: Store, version: str, manifest_path: str, content: HasFiles) -> Iterator[None]:
+    """Hold an intent for all files of a version that is being published, and check that all exist.
+
+    Raises:
+        StoreError: files are missing; the message names `version`.
+    """
+    with store.intents.hold(
+        f"publish-{secrets.token_hex(8)}", {manifest_path, *(blob.path for blob in content.files.values())}
+    ):
+        if problems := find_missing_files(store, content):
+            raise StoreError(
+                f"{version} cannot be published in {store.url}: {len(problems)} of its files were deleted meanwhile "
+                f"(first {problems[0].path}): run the same command again to create them"
+            )
+        yield
 
 
 def _check_version(

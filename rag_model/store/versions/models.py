@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rag_model.errors import RefConflictError, StoreError, UsageError
+from rag_model.errors import RefConflictError, UsageError
 from rag_model.store.pulling.export import Destination, export_files
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import find_missing_files
+from rag_model.store.upkeep.verify import protect_files
 from rag_model.store.versions.model_manifest import SUFFIXES, ModelContent, ModelManifest
 from rag_model.store.versions.refs import RefMove, check_ref_name
 
@@ -105,17 +105,8 @@ def _list_files(folder: Path) -> dict[str, Path]:
 
 
 def _publish(store: Store, manifest: ModelManifest, ref: str, note: str) -> StoredModel:
-    needs = {
-        store.models.manifest_path(manifest.id),
-        *(blob.path for blob in manifest.content.files.values()),
-    }
-    with store.intents.hold(f"publish-{secrets.token_hex(8)}", needs):
-        if problems := find_missing_files(store, manifest.content):
-            raise StoreError(
-                f"model {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} of "
-                f"its files were deleted meanwhile (first {problems[0].path}): run the same "
-                "command again"
-            )
+    manifest_path = store.models.manifest_path(manifest.id)
+    with protect_files(store, f"model {manifest.id[:12]}", manifest_path, manifest.content):
         return StoredModel(store.models.publish(manifest), _move_ref(store, manifest.id, ref, note))
 
 

@@ -150,10 +150,11 @@ class Takedowns:
                 the environment has no private key for one of its keys to sign a new record.
         """
         path = _get_path(snapshot)
-        value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
-        if self._files.find(path) is None and (trust := TrustedKeys.from_environment()):
-            trust.require_signing_key("takedown")
-        self._create_signed(path, value)
+        if self._files.find(path) is None:
+            if trust := TrustedKeys.from_environment():
+                trust.require_signing_key("takedown")
+            value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
+            self._create_signed(path, value)
         if not self._is_trusted(path):
             raise RefusedError(
                 f"{self._files.url_of(path)} says that the snapshot was replaced, but no key of the trust "

@@ -308,6 +308,18 @@ def test_rollback_and_expiry_keep_signatures_right(
     assert third not in local_store.snapshots.list_ids()
 
 
+def test_a_takedown_that_is_resumed_stays_signed(
+    local_store: Store, publish: Publish, signs, trusts, alice: Person
+) -> None:
+    signs(alice)
+    first, second = publish(local_store), publish(local_store, seed=2)
+    trusts(alice)
+    for _ in range(2):
+        store = Store.open(local_store.url)
+        store.takedowns.record_replacement(first, second)
+        assert store.takedowns.list_replaced() == {first}
+
+
 def test_a_ref_that_a_forged_takedown_redirects_is_refused(
     local_store: Store, publish: Publish, signs, trusts, alice: Person
 ) -> None:
