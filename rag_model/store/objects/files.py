@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -55,6 +56,7 @@ _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}
 # Field with the time of the last write in a local, S3, Azure or memory listing.
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
 PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist only for a moment
+_NUMBERED = re.compile(r"(\d{8})\.json")  # moves of refs, takedowns, and checkpoints
 # Errors for HTTP status 501 and 400, with which servers reject an unknown header, for example.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})
 # The end of a message that begins with the URL of a store.
@@ -277,6 +279,10 @@ class Files:
         # An object store may list the folder itself, by a name that ends in a slash. A dot-file is
         # a temporary file.
         return sorted(base for base in bases if base and not base.startswith("."))
+
+    def list_numbers(self, folder: str) -> list[int]:
+        """Return the numbers of a folder's files that are named by eight digits, such as 00000001.json, ascending."""
+        return sorted(int(match[1]) for match in map(_NUMBERED.fullmatch, self.list_names(folder)) if match)
 
     def read(self, path: str) -> bytes | None:
         """Return a small file's bytes; None if there is no such file."""

@@ -21,21 +21,24 @@ Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). The bou
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.store import MODEL_PREFIX, Store
-from rag_model.store.upkeep.roots import StoreView, find_abandoned, preview_sweep, sweep
-from rag_model.store.versions.catalog import Catalog
+from rag_model.store.upkeep.roots import (
+    MOVE_PATH,
+    StoreView,
+    find_abandoned,
+    group_moves,
+    preview_sweep,
+    read_named,
+    sweep,
+)
 from rag_model.store.versions.evaluations import iter_evaluations, subject_paths
 from rag_model.store.versions.trainings import CHECKPOINT_PATH
 
-_MOVE = re.compile(r"(models/)?refs/([^/]+)/(\d{8})\.json")
 _MANIFEST = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 
 
@@ -77,7 +80,7 @@ def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: b
     """
     plan = _ExpirePlanner(store, policy or ExpirePolicy())
     files = preview_sweep(store, plan) if dry_run else sweep(store, plan, threads=1)
-    moves = [move for file in files if (move := _MOVE.fullmatch(file.path))]
+    moves = [move for file in files if (move := MOVE_PATH.fullmatch(file.path))]
     manifests = sorted(manifest.groups() for file in files if (manifest := _MANIFEST.fullmatch(file.path)))
     snapshots, models, evaluations = (
         tuple(identity for folder, identity in manifests if folder == kind)
@@ -105,16 +108,16 @@ class _ExpirePlanner:
             (self.store.snapshots, view.moves),
             (self.store.models, view.models),
         ):
-            logs = _group_moves(files)
+            logs = group_moves(files)
             newest = {ref: (ref, max(moves)) for ref, moves in logs.items()}
-            names = _read_named_ids(catalog, [*newest.values()])
+            names = read_named(catalog, [*newest.values()])
             keep = {ref: self.policy.keep if names[move] else 1 for ref, move in newest.items()}
             expired_numbers = {ref: self._find_expired(moves, cutoff, keep[ref]) for ref, moves in logs.items()}
             expired_moves += [moves[number] for ref, moves in logs.items() for number in sorted(expired_numbers[ref])]
             kept_moves = [
                 (ref, number) for ref, moves in logs.items() for number in moves if number not in expired_numbers[ref]
             ]
-            names |= _read_named_ids(catalog, [move for move in kept_moves if move not in names])
+            names |= read_named(catalog, [move for move in kept_moves if move not in names])
             needed_paths |= {catalog.manifest_path(identity) for identity in names.values() if identity}
         manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
         unnamed = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
@@ -141,17 +144,3 @@ class _ExpirePlanner:
                 break
             expired.add(number)
         return expired
-
-
-def _read_named_ids(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """Return the id that each move names; "" for a deletion."""
-    identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, moves)
-    return dict(zip(moves, identities, strict=True))
-
-
-def _group_moves(files: Sequence[StoredFile]) -> dict[str, dict[int, StoredFile]]:
-    logs: dict[str, dict[int, StoredFile]] = defaultdict(dict)
-    for file in files:
-        if move := _MOVE.fullmatch(file.path):
-            logs[move[2]][int(move[3])] = file
-    return logs

@@ -44,7 +44,7 @@ _MAX_PLANS = 100  # maximum number of plans; each new writer invalidates one
 Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 _MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
-_MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
+MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # the first bytes of a list of blobs
 # Outputs of these stages are kept, but not their inputs, such as an earlier month's vectors.
@@ -297,35 +297,29 @@ def _read_catalog_files(
 
 
 def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Iterator[Any]:
-    paths = [file.path for file in files if _MANIFEST.fullmatch(file.path)]
-    return filter(None, read_ahead(lambda path: _read_manifest(catalog, path), paths, _MANIFESTS))
-
-
-def _read_manifest(catalog: Catalog[Any], path: str) -> Any:
-    """Return a listed manifest; None if it has just expired."""
-    try:
-        return catalog.get(path.rpartition("/")[2].removesuffix(".json"))
-    except StoreError:
-        if catalog.files.find(path) is not None:
-            raise
-        return None
+    identities = [match[1] for file in files if (match := _MANIFEST.fullmatch(file.path))]
+    return filter(None, read_ahead(catalog.find, identities, _MANIFESTS))
 
 
 def _read_current(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
     """Return the ids of the current versions, each with the name of one of its refs."""
-    newest_moves = [*_find_newest_moves(moves)]
-    identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, newest_moves)
-    return {
-        identity: ref for identity, (ref, _) in zip(identities, newest_moves, strict=True) if identity
-    }  # "": the ref was deleted
+    newest_moves = [(ref, max(files)) for ref, files in group_moves(moves).items()]
+    return {identity: ref for (ref, _), identity in read_named(catalog, newest_moves).items() if identity}
 
 
-def _find_newest_moves(moves: Iterable[StoredFile]) -> Iterable[tuple[str, int]]:
-    newest: dict[str, int] = {}
-    for file in moves:
-        if move := _MOVE.fullmatch(file.path):
-            newest[move[1]] = max(newest.get(move[1], 0), int(move[2]))
-    return newest.items()
+def group_moves(files: Iterable[StoredFile]) -> dict[str, dict[int, StoredFile]]:
+    """Return the files of refs' moves by ref and number."""
+    logs: dict[str, dict[int, StoredFile]] = defaultdict(dict)
+    for file in files:
+        if move := MOVE_PATH.fullmatch(file.path):
+            logs[move[2]][int(move[3])] = file
+    return logs
+
+
+def read_named(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """Return the id that each move, a ref and a number, names; "" for a deletion."""
+    identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, moves)
+    return dict(zip(moves, identities, strict=True))
 
 
 def _build_missing_error(catalog: Catalog[Any], identity: str, ref: str) -> StoreError:

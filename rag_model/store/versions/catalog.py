@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.versions.checks import FULL_ID
 from rag_model.store.versions.refs import Refs
 from rag_model.store.versions.signatures import (
     Signatures,
@@ -19,7 +20,6 @@ from rag_model.store.versions.signatures import (
 )
 from rag_model.store.versions.takedowns import Takedowns
 
-_ID = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,63}")
 _REF_AT_NUMBER = re.compile(r"([^@]+)@([0-9]{1,8})")
 
@@ -99,6 +99,15 @@ class Catalog(Generic[ManifestT]):
             raise StoreError(f"{self.files.url_of(path)} is damaged: it contains {self.noun} {manifest.id[:12]}")
         return manifest
 
+    def find(self, identity: str) -> ManifestT | None:
+        """Return the manifest of a full id as `get` does; None if it was deleted in the meantime."""
+        try:
+            return self.get(identity)
+        except StoreError:
+            if self.files.find(self.manifest_path(identity)) is not None:
+                raise
+            return None
+
     @property
     def noun_phrase(self) -> str:
         """The noun with its indefinite article."""
@@ -107,7 +116,7 @@ class Catalog(Generic[ManifestT]):
     def list_ids(self) -> list[str]:
         """Return all ids, sorted."""
         stems = (name.removesuffix(".json") for name in self.files.list_names(f"{self.noun}s"))
-        return [stem for stem in stems if _ID.fullmatch(stem)]
+        return [stem for stem in stems if FULL_ID.fullmatch(stem)]
 
     def resolve(self, name: str) -> str:
         """Return the id for a ref, `ref@number`, an id, or a unique prefix of 4 digits or more.
@@ -127,9 +136,9 @@ class Catalog(Generic[ManifestT]):
             )
         if match := _REF_AT_NUMBER.fullmatch(name):
             return self._get_id_at_move(match[1], int(match[2]))
-        if _ID.fullmatch(name):
+        if FULL_ID.fullmatch(name):
             self._refuse_replaced(name)
-        if _ID.fullmatch(name) and self.files.get_size(self.manifest_path(name)) is not None:
+        if FULL_ID.fullmatch(name) and self.files.get_size(self.manifest_path(name)) is not None:
             return name
         if move := self.refs.find_current(name):
             return move.snapshot
@@ -261,6 +270,6 @@ class Catalog(Generic[ManifestT]):
         Raises:
             StoreError: `identity` is not a full id.
         """
-        if not _ID.fullmatch(identity):
+        if not FULL_ID.fullmatch(identity):
             raise StoreError(f"{identity!r} is not a full {self.noun} id (64 hex digits)")
         return f"{self.noun}s/{identity}.json"

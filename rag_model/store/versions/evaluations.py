@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.digest import digest_file
-from rag_model.errors import RefusedError, StoreError
+from rag_model.errors import RefusedError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.export import Destination, export_files
 from rag_model.store.store import Store
@@ -121,19 +121,7 @@ def iter_evaluations(store: Store) -> Iterator[EvaluationManifest]:
     Raises:
         StoreError: an evaluation is damaged.
     """
-    for manifests in store.files.map_concurrently(
-        lambda identity: _read_if_present(store, identity), store.evaluations.list_ids()
-    ):
-        yield from manifests
-
-
-def _read_if_present(store: Store, identity: str) -> list[EvaluationManifest]:
-    try:
-        return [store.evaluations.get(identity)]
-    except StoreError:
-        if store.files.find(store.evaluations.manifest_path(identity)) is not None:
-            raise
-        return []  # the evaluation has just expired
+    yield from filter(None, store.files.map_concurrently(store.evaluations.find, store.evaluations.list_ids()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from rag_model.errors import NotFoundError, RefConflictError, StoreError, UsageError
 from rag_model.store.objects.files import NO_CONDITIONAL_WRITES, Files, json_bytes
+from rag_model.store.versions.checks import FULL_ID
 from rag_model.store.versions.signatures import Signatures, TrustedKeys, normalize_json
 from rag_model.store.versions.takedowns import Takedowns
 from rag_model.untrusted_text import check_printable
@@ -26,8 +27,6 @@ from rag_model.untrusted_text import check_printable
 _FORMAT = 1
 _DELETION_FORMAT = 2  # format of a move that deletes a ref; earlier versions cannot read it
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-_MOVE_FILE = re.compile(r"(\d{8})\.json")
-_SNAPSHOT = re.compile(r"[0-9a-f]{64}")
 _MAX_NUMBER = 99_999_999  # the file names have eight digits
 
 
@@ -70,7 +69,7 @@ class RefMove:
         for name in ("created_at", "nonce", "note"):
             if not isinstance(getattr(move, name), str):
                 raise StoreError(f"a ref's log is damaged: {name} is {getattr(move, name)!r}, which is not text")
-        if not _SNAPSHOT.fullmatch(str(move.snapshot)) and (format_number, move.snapshot) != (
+        if not FULL_ID.fullmatch(str(move.snapshot)) and (format_number, move.snapshot) != (
             _DELETION_FORMAT,
             "",
         ):
@@ -165,8 +164,7 @@ class Refs:
 
     def list_numbers(self, name: str) -> list[int]:
         """Return the numbers in a ref's log, ascending."""
-        listed = self._files.list_names(f"{self._folder}/{check_ref_name(name)}")
-        return sorted(int(match[1]) for match in map(_MOVE_FILE.fullmatch, listed) if match)
+        return self._files.list_numbers(f"{self._folder}/{check_ref_name(name)}")
 
     def move(self, name: str, snapshot: str, expected: int, note: str = "", *, sign: bool = True) -> RefMove:
         """Move a ref from move number `expected` (0: it must not exist) to `snapshot`, a full id.
@@ -180,7 +178,7 @@ class Refs:
                 is full.
             UsageError: the note contains a control character.
         """
-        if not _SNAPSHOT.fullmatch(snapshot):
+        if not FULL_ID.fullmatch(snapshot):
             raise UsageError(
                 f"{snapshot!r} is not a full {self._noun} id (64 hex digits), so no ref can be moved to it"
             )

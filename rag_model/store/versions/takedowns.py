@@ -26,6 +26,7 @@ from typing import Any
 
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.versions.checks import FULL_ID
 from rag_model.store.versions.signatures import Signatures, TrustedKeys
 from rag_model.untrusted_text import check_printable
 
@@ -33,9 +34,7 @@ _LOG = logging.getLogger(__name__)
 _reported_urls: set[str] = set()  # URLs of unsigned files that this process has reported
 FOLDER = "takedowns"
 _FORMAT = 1
-_RECORD_FILE = re.compile(r"(\d{8})\.json")
 _REPLACEMENT_FILE = re.compile(r"([0-9a-f]{64})\.json")
-_SNAPSHOT = re.compile(r"[0-9a-f]{64}")
 _MAX_NUMBER = 99_999_999  # the file names have eight digits
 
 
@@ -66,7 +65,7 @@ class Takedowns:
         Raises:
             StoreError: a record is damaged or of a newer format, so its pages are unknown.
         """
-        numbers = self._list_numbers()
+        numbers = self._files.list_numbers(FOLDER)
         return [self._read_record(number) for number in numbers]
 
     def list_pages(self, wiki: str, *, trusted_only: bool = False) -> frozenset[str]:
@@ -102,7 +101,7 @@ class Takedowns:
             trust.require_signing_key("takedown")
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         while True:
-            number = max(self._list_numbers(), default=0) + 1
+            number = max(self._files.list_numbers(FOLDER), default=0) + 1
             if number > _MAX_NUMBER:
                 raise StoreError(
                     f"{self._files.url_of(_get_path(str(_MAX_NUMBER)))} is the last takedown "
@@ -193,9 +192,6 @@ class Takedowns:
             )
         return False
 
-    def _list_numbers(self) -> list[int]:
-        return sorted(int(match[1]) for match in map(_RECORD_FILE.fullmatch, self._files.list_names(FOLDER)) if match)
-
     def _read_record(self, number: int) -> Takedown:
         path = _get_path(f"{number:08d}")
         fields = self._read(path) or {}
@@ -216,7 +212,7 @@ class Takedowns:
         if value is None or not self._is_trusted(_get_path(snapshot)):
             return None
         by = value.get("by")
-        if not isinstance(by, str) or (by and not _SNAPSHOT.fullmatch(by)) or value.get("snapshot") != snapshot:
+        if not isinstance(by, str) or (by and not FULL_ID.fullmatch(by)) or value.get("snapshot") != snapshot:
             raise self._build_damaged_error(_get_path(snapshot))
         return by
 

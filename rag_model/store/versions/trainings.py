@@ -39,7 +39,6 @@ FOLDER = "trainings"
 TRAINING_STAGE = "finetune"  # stage of the memo with the records of published trainings
 CHECKPOINT_PATH = re.compile(rf"{FOLDER}/([0-9a-f]{{64}})/(\d{{8}})\.json")
 _FORMAT = 1
-_NUMBER = re.compile(r"(\d{8})\.json")
 _STAGE = re.compile(r"[A-Za-z0-9_-]{0,100}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _FIELDS = {"kind": str, "snapshot": str, "stage": str, "step": int, "steps": int, "created_at": str}
@@ -212,8 +211,7 @@ class Trainings:
         return f"{FOLDER}/{key}/{number:08d}.json"
 
     def _list_numbers(self, key: str) -> list[int]:
-        names = map(_NUMBER.fullmatch, self.files.list_names(f"{FOLDER}/{key}"))
-        return sorted(int(match[1]) for match in names if match)
+        return self.files.list_numbers(f"{FOLDER}/{key}")
 
     def _read_record(self, key: str, number: int) -> StoredCheckpoint | None:
         path = self.record_path(key, number)
