@@ -1,16 +1,17 @@
 """The settings file that is printed: it parses to the defaults, and says where each comes from."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
+from rag_model.errors import UsageError
 from rag_model.evaluation.answers.collapse import CollapseLimits
 from rag_model.toml import from_table
 from rag_model.training.objectives.dpr import DPR, DprRecipe
 from rag_model.training.objectives.objective import Objective, list_objectives
-from rag_model.training.settings import parse_field_comments, render_settings
+from rag_model.training.settings import parse_field_comments, parse_settings, render_settings
 
 
 @pytest.mark.parametrize("objective", list_objectives(), ids=lambda one: str(one.name))
@@ -18,6 +19,16 @@ def test_a_file_that_is_not_edited_changes_nothing(objective: Objective[Any]) ->
     text = render_settings(objective)
     assert from_table(objective.settings, tomllib.loads(text), "the file") == objective.settings()
     assert all("#" in line for line in text.splitlines() if line and line[0] not in "#[")
+
+
+@pytest.mark.parametrize("objective", list_objectives(), ids=lambda one: str(one.name))
+def test_an_unknown_goal_is_refused(objective: Objective[Any]) -> None:
+    defaults = objective.settings()
+    tables = [field.name for field in fields(defaults) if hasattr(getattr(defaults, field.name), "goal")]
+    assert tables
+    for table in tables:
+        with pytest.raises(UsageError, match="goal"):
+            parse_settings(objective.name, {table: {"goal": "luck"}}, None, unit_vectors=False)
 
 
 def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:

@@ -83,5 +83,3 @@ def test_what_cannot_be_is_refused() -> None:
         IctRecipe(removed=2)
     with pytest.raises(UsageError, match=r"batch_size of \[ict\] is 0"):
         IctRecipe(batch_size=0)
-    with pytest.raises(UsageError, match="goal 'loss' is unknown"):
-        IctRecipe(goal="loss")  # type: ignore[arg-type]

@@ -335,9 +335,7 @@ def test_a_fused_list_is_weighed_by_inner_products(task_of: Any, snapshot: Snaps
         assert 0 <= task.evaluate()["EM"] <= 1
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"goal": "BLEU"}, {"goal": "EM", "answered": 0}, {"retrieve": "epoch"}, {"k": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"goal": "EM", "answered": 0}, {"k": 0}])
 def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         RagRecipe(**wrong).model_settings("token")
