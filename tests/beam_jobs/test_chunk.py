@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import pytest
 
-from beam_jobs.chunk import ChunkTask, _seconds, load_table, plan_template_tasks, run, run_table_jobs
+from beam_jobs.chunk import ChunkTask, _estimate_seconds, load_table, plan_template_tasks, run, run_table_jobs
 from beam_jobs.launch import Launch
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.corpus.passages import PassageFile
@@ -25,7 +25,9 @@ SITE = Siteinfo("enwiki", "en", "")
 def seconds(size: int = 0) -> float:
     """Of a megabyte, cut by a chunker whose encoder has `size` bytes."""
     files = (("encoder", (("model.safetensors", BlobRef("sha256:" + "0" * 64, size)),)),) if size else ()
-    return _seconds(ChunkTask(Part("part-00000", "wiki", 1, 9, (MEGABYTE,)), SITE, ChunkRecipe(), setting_files=files))
+    return _estimate_seconds(
+        ChunkTask(Part("part-00000", "wiki", 1, 9, (MEGABYTE,)), SITE, ChunkRecipe(), setting_files=files)
+    )
 
 
 def test_a_chunker_with_a_model_takes_as_long_as_encoding_its_passages() -> None:
