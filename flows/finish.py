@@ -249,7 +249,7 @@ def digest_ranges(
 def tune_indexes(
     store: Store,
     draft: Content,
-    built: Sequence[BuiltIndex],
+    built_indexes: Sequence[BuiltIndex],
     recipe: Recipe,
     launch: Launch,
     on_progress: OnProgress,
@@ -257,14 +257,14 @@ def tune_indexes(
 ) -> list[BuiltIndex]:
     """Set the search parameters of indexes with a recall target, starting from the parent's."""
     tune = partial(gate.tune_indexes, store, launch, on_progress, parent=parent)
-    return tune_searches(store, draft, built, recipe.gate, tune, parent)
+    return tune_searches(store, draft, built_indexes, recipe.gate, tune, parent)
 
 
 @stage
 def measure_indexes(
     store: Store,
     manifest: Manifest,
-    built: Sequence[BuiltIndex],
+    built_indexes: Sequence[BuiltIndex],
     recipe: Recipe,
     launch: Launch,
     on_progress: OnProgress,
@@ -274,7 +274,7 @@ def measure_indexes(
 
     Exact neighbours are derived from those of the parent.
     """
-    merges = {index.name: index.stats for index in built}
+    merges = {index.name: index.stats for index in built_indexes}
     measure = partial(gate.measure_indexes, store, launch, on_progress, parent=parent)
     with Snapshot.from_manifest(store, manifest) as snapshot:
         return measure_snapshot(snapshot, recipe.gate, merges, measure)

@@ -48,10 +48,11 @@ class BuiltIndex:
     name: str
     plan: IndexPlan
     blob: BlobRef  # the index file
-    stats: Mapping[str, Any] = field(default_factory=dict)  # the report of its merge
-    # the file that its workers shared; later builds inherit it
+    stats: Mapping[str, Any] = field(default_factory=dict)  # statistics of its merge
+    # the trained file and its statistics, which later builds may reuse
     training: tuple[BlobRef, TrainingStats] | None = None
-    shards: Mapping[str, Any] | None = None  # what later builds have to know to update its shards
+    # manifest entry with which later builds update its shards
+    shards: Mapping[str, Any] | None = None
 
 
 def assemble_content(
@@ -70,22 +71,25 @@ def assemble_content(
     range. So the ranges cover all page ids, and a later build finds the same ranges.
     """
     files: dict[str, BlobRef] = {}
-    for over, encoder in encoders.items():
-        files |= {f"{question_encoder_path(over)}/{name}": ref for name, ref in encoder.question}
+    for representation, encoder in encoders.items():
+        files |= {f"{question_encoder_path(representation)}/{name}": ref for name, ref in encoder.question}
     parts: list[PartEntry] = []
-    non_empty = [number for number, result in enumerate(passages) if result.rows]
-    for number, (first, last) in zip(non_empty, _cover_page_ranges(plan, passages), strict=True):
+    part_numbers = [number for number, result in enumerate(passages) if result.rows]
+    for number, (first, last) in zip(part_numbers, _cover_page_ranges(plan, passages), strict=True):
         name, result = f"part-{len(parts):05d}", passages[number]
         files[passages_path(name)] = result.passages
-        for over, reports in embeddings.items():
-            files[embeddings_path(name, over, encoders[over].kind)] = reports[number].vectors
+        for representation, reports in embeddings.items():
+            files[embeddings_path(name, representation, encoders[representation].kind)] = reports[number].vectors
         if result.article_log is not None:
             files[articles_path(name)] = result.article_log
         if result.spans is not None:
             files[spans_path(name)] = result.spans
         parts.append(PartEntry(name, first, last, result.rows))
-    spaces = {over: {"kind": encoder.kind, "space": encoder.space.to_json()} for over, encoder in encoders.items()}
-    corpus = _corpus_entry(plan, passages, recipe.licence)
+    spaces = {
+        representation: {"kind": encoder.kind, "space": encoder.space.to_json()}
+        for representation, encoder in encoders.items()
+    }
+    corpus = _build_corpus_entry(plan, passages, recipe.licence)
     content = Content(
         corpus,
         tuple(parts),
@@ -103,19 +107,21 @@ def with_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
     names = {index.name for index in indexes}
     replaced_paths = {path for name in names for path in (trained_path(name), content.index_file(name))}
     files = {path: ref for path, ref in content.files.items() if path not in replaced_paths}
-    files |= {_index_file(index): index.blob for index in indexes}
+    files |= {_build_index_path(index): index.blob for index in indexes}
     files |= {trained_path(index.name): index.training[0] for index in indexes if index.training}
     return replace(
-        content, files=files, indexes={**content.indexes, **{index.name: _index_entry(index) for index in indexes}}
+        content,
+        files=files,
+        indexes={**content.indexes, **{index.name: _build_index_entry(index) for index in indexes}},
     )
 
 
-def _index_entry(index: BuiltIndex) -> dict[str, Any]:
-    entry = index.plan.entry() | {"file": _index_file(index)}
+def _build_index_entry(index: BuiltIndex) -> dict[str, Any]:
+    entry = index.plan.entry() | {"file": _build_index_path(index)}
     return entry | {"trained": build_training_entry(index.plan, index.training[1])} if index.training else entry
 
 
-def _index_file(index: BuiltIndex) -> str:
+def _build_index_path(index: BuiltIndex) -> str:
     return index_path(index.name, get_kind(index.plan.kind).suffix)
 
 
@@ -132,7 +138,10 @@ def list_row_files(
     """Return the non-empty row files of each representation, in row order: the input of the
     indexes.
     """
-    vectors = {over: [result.vectors for result in reports if result.rows] for over, reports in embeddings.items()}
+    vectors = {
+        representation: [result.vectors for result in reports if result.rows]
+        for representation, reports in embeddings.items()
+    }
     return {TEXT: [result.passages for result in passages if result.rows]} | vectors
 
 
@@ -156,7 +165,8 @@ def describe_mixed_arithmetics(
     """Return a note for each representation whose rows were computed with different devices or
     dtypes.
 
-    The parent's provenance does not name representations, so it is used only if there is one.
+    The parent's provenance does not name representations, so it is used only if the build has a
+    single representation.
     """
     notes = []
     for name, results in embeddings.items():
@@ -177,7 +187,8 @@ def build_provenance(
     arithmetics: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return where and how a snapshot was built, and its deviations from the recipe.
+    """Return the provenance of a snapshot: where and how it was built, and deviations from the
+    recipe.
 
     The snapshot's id does not depend on it.
     """
@@ -219,19 +230,19 @@ def count_passages(
     for result in passages:
         dropped.update(result.stats.dropped)
     new_results = [result for result in embeddings.get(EMBEDDINGS, ()) if result.is_new]
-    embedded = sum(result.encoded for result in new_results)
-    rows = sum(result.rows for result in passages)
+    n_embedded = sum(result.encoded for result in new_results)
+    n_passages = sum(result.rows for result in passages)
     return {
         "articles": sum(result.stats.articles for result in passages),
-        "passages": rows,
-        "embedded": embedded,
-        "reused": rows - embedded,
+        "passages": n_passages,
+        "embedded": n_embedded,
+        "reused": n_passages - n_embedded,
         "truncated": sum(result.truncated for result in new_results),
         "dropped": dict(sorted(dropped.items())),
     }
 
 
-def _corpus_entry(plan: Plan, passages: Sequence[ChunkResult], licence: str) -> dict[str, Any]:
+def _build_corpus_entry(plan: Plan, passages: Sequence[ChunkResult], licence: str) -> dict[str, Any]:
     site = asdict(plan.siteinfo)
     return {
         "kind": plan.kind,

@@ -42,10 +42,10 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import COLBERT
 
-# Hub name as a user gave it -> NAME@COMMIT. A build keeps its parent's commits: a branch that moved
-# does not change the encoder space.
+# Maps a hub name as a user gave it to NAME@COMMIT. A build keeps its parent's commits: a branch
+# that moved does not change the encoder space.
 Pins = Mapping[str, str]
-COMMITS = "commits"  # the field of a provenance that holds them
+COMMITS = "commits"  # the provenance field with the pins
 NO_PINS: Pins = MappingProxyType({})
 StoredFiles = tuple[tuple[str, BlobRef], ...]  # (name, blob); hashable, as a cache key
 SettingFiles = tuple[tuple[str, StoredFiles], ...]  # by setting
@@ -57,9 +57,10 @@ Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 class EncodeRecipe:
     """Settings of the representation `embeddings`."""
 
-    # as stored: half the bytes; its rounding of 1e-3 does not affect search
+    # dtype of the stored vectors; float16 takes half the bytes, and its rounding of 1e-3 does not
+    # affect search
     dtype: Dtype = "float16"
-    # folder or hub name of a pair's other half; empty: DPR's sibling, or the same encoder
+    # folder or hub name of the question encoder; empty: that of the DPR pair, or the same encoder
     question_encoder: str = ""
     # fields of EncoderSpec that replace those of the folder
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -76,10 +77,10 @@ class RepresentRecipe:
     kind: Kind = ""
     # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     encoder: str = ""
-    dtype: Dtype = "float16"  # as stored
-    question_encoder: str = ""  # as of `EncodeRecipe`
-    spec: Mapping[str, Any] = field(default_factory=dict)  # as of `EncodeRecipe`
-    # of the kind `muvera`: repetitions, bits, projected, seed
+    dtype: Dtype = "float16"  # dtype of the stored vectors
+    question_encoder: str = ""  # as in `EncodeRecipe`
+    spec: Mapping[str, Any] = field(default_factory=dict)  # as in `EncodeRecipe`
+    # settings of the kind `muvera`: repetitions, bits, projected, seed
     muvera: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -95,7 +96,7 @@ class StoredEncoder:
     name: str  # as the user gave it
     spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
-    # (file name, blob), hashable: a worker loads equal encoders once
+    # hashable, so that a worker loads equal encoders once
     passage: StoredFiles
     question: StoredFiles
     # rows of a passage: one vector, one for each token, or weighted terms
@@ -143,8 +144,8 @@ def store_encoder(
 def store_token_encoder(
     store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
-    """Do as `store_encoder` with a ColBERT: a folder, a hub name, or `model:NAME` of one that was
-    trained here.
+    """Store a ColBERT as `store_encoder` does: a folder, a hub name, or `model:NAME` of one that
+    was trained here.
 
     Raises:
         InputError: it is not found, it is no ColBERT, or a file of it is missing or corrupt.
@@ -160,7 +161,7 @@ def store_token_encoder(
         space = derive_muvera_space(space, parse_muvera_settings(recipe.muvera, space.dim))
         extra_settings = {MUVERA: dict(recipe.muvera)}
     elif recipe.muvera:
-        raise UsageError(f"muvera settings do not apply to token vectors: say kind = {MUVERA!r}, or leave them out")
+        raise UsageError(f"muvera settings do not apply to token vectors: set kind = {MUVERA!r}, or leave them out")
     space = name_space_by_content(space, folder)
     with temporary_folder("encoder") as workdir:
         files = _store_files(store, collect_token_encoder_files(folder, spec, space, workdir, extra_settings))
@@ -171,8 +172,8 @@ def store_token_encoder(
 def store_sparse_encoder(
     store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
-    """Do as `store_encoder` with a sparse encoder: a masked-language model, or a SiDR, which may be
-    a pair.
+    """Store a sparse encoder as `store_encoder` does: a masked-language model, or a SiDR, which may
+    be a pair.
 
     Raises:
         InputError: it is not found, it is no sparse encoder, or a file of it is missing or corrupt.
@@ -244,7 +245,7 @@ def _resolve_sparse_pair(
 
 
 def resolve_encoder_folder(store: Store, name: str, models: Store | None = None, pins: Pins = NO_PINS) -> Path:
-    """Return the folder of an encoder of dense vectors, which `name` gives as for `store_encoder`.
+    """Return the folder of a dense encoder; `name` is given as for `store_encoder`.
 
     For a model behind an endpoint, the vectors of its probe texts are recorded in the store when it
     is first used. They identify it: later builds keep its vector space if its model still gives
@@ -284,7 +285,7 @@ def _resolve_pinned(name: str, pins: Pins) -> Path:
 
 
 def _list_commits(folders: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
-    """Return the commits of those folders that are in the hub's cache, by the name of the user."""
+    """Return (name as the user gave it, NAME@COMMIT) of each folder that is in the hub's cache."""
     return tuple((name, hub_name) for name, folder in folders.items() if (hub_name := find_hub_name(folder)))
 
 
@@ -329,12 +330,14 @@ def store_chunker(store: Store, recipe: ChunkRecipe) -> StoredChunker:
         StoreError: the store is full or unwritable.
     """
     setting_files = list_setting_files(recipe.create_chunker())
-    stored = {
+    stored_files = {
         setting: {name: store.blobs.put_file(file) for name, file in files.items()}
         for setting, files in setting_files.items()
     }
-    digests = {setting: digest_files({name: ref.id for name, ref in refs.items()}) for setting, refs in stored.items()}
-    blobs_by_setting = tuple((setting, tuple(refs.items())) for setting, refs in stored.items())
+    digests = {
+        setting: digest_files({name: ref.id for name, ref in refs.items()}) for setting, refs in stored_files.items()
+    }
+    blobs_by_setting = tuple((setting, tuple(refs.items())) for setting, refs in stored_files.items())
     return StoredChunker(replace(recipe, settings={**recipe.settings, **digests}), blobs_by_setting)
 
 

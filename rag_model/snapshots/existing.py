@@ -33,9 +33,9 @@ from rag_model.store.versions.manifest import (
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
-# of a snapshot whose vectors another encoder made: the snapshot that it is one of
+# provenance field with the id of the snapshot whose passages were encoded again
 REENCODED = "reencoded"
-# Fields of a provenance that stay true for a snapshot made from another.
+# Provenance fields that stay true for a snapshot that is derived from another.
 INHERITED_PROVENANCE = "dump", "encoder", COMMITS, "code", "arithmetic", REENCODED, SHARDS
 
 
@@ -52,13 +52,13 @@ def read_snapshot_recipe(content: Content) -> Recipe:
     settings = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
     recipe = from_table(Recipe, without_none(settings), "the snapshot's recipe")
     index_tables = content.recipe.get("index") or {}
-    indexes = {name: _index_recipe(index_tables.get(name), entry) for name, entry in content.indexes.items()}
+    indexes = {name: _read_index_recipe(index_tables.get(name), entry) for name, entry in content.indexes.items()}
     return replace(recipe, index=indexes)
 
 
 def inherited_provenance(manifest: Manifest) -> dict[str, Any]:
-    """Return the provenance fields that stay true for a snapshot made from this one's passages and
-    vectors.
+    """Return the provenance fields that stay true for a snapshot that is built from this one's
+    passages and vectors.
     """
     inherited = {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
     return inherited | {HISTORY: format_history(manifest)}
@@ -84,10 +84,9 @@ class PassageStatsTask(PartTask):
 def read_stage_results(
     store: Store, content: Content, runner: TaskRunner | None = None
 ) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
-    """Return one report per part, as of the chunk job and, by representation, of the embed job;
-    `made` is False.
+    """Return one result per part, as of the chunk job and, by representation, of the embed job.
 
-    `runner` reads two columns of the passages on workers; None: this process does.
+    `runner` runs the tasks that read two columns of the passages; None: run them in this process.
 
     Raises:
         RefusedError: the snapshot has no vectors.
@@ -104,7 +103,7 @@ def read_stage_results(
         ChunkResult(file, ChunkStats(rows=part.rows, newest_revision=newest_revision, **result))
         for file, part, result in zip(files, content.parts, results, strict=True)
     ]
-    return passages, {name: [_embed_result(content, part, name) for part in content.parts] for name in spaces}
+    return passages, {name: [_build_embed_result(content, part, name) for part in content.parts] for name in spaces}
 
 
 def list_encoded_representations(content: Content) -> dict[str, RepresentationType]:
@@ -124,19 +123,18 @@ def read_dimensions(snapshot: Snapshot) -> dict[str, int]:
     return {name: snapshot.dim_of(name) for name in content.representations if content.space_of(name) is not None}
 
 
-def _embed_result(content: Content, part: PartEntry, representation: str) -> EmbedResult:
+def _build_embed_result(content: Content, part: PartEntry, representation: str) -> EmbedResult:
     return EmbedResult(content.files[content.rows_path(representation, part.name)], part.rows)
 
 
-def _index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
-    stated = {name: entry[name] for name in ("factory", "metric", "over", "settings") if name in entry}
-    table = settings if isinstance(settings, Mapping) else stated
+def _read_index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
+    entry_settings = {name: entry[name] for name in ("factory", "metric", "over", "settings") if name in entry}
+    table = settings if isinstance(settings, Mapping) else entry_settings
     return from_table(IndexRecipe, without_none(table), "an index of the snapshot's recipe")
 
 
 def read_reencode_recipe(content: Content) -> Recipe:
-    """Return the recipe of the new snapshot: that of the old one; the gate allows another encoder
-    space.
+    """Return the snapshot's recipe with a gate that allows another vector space.
 
     Raises:
         UsageError: a setting is unknown to this version; the message names it.
@@ -177,10 +175,12 @@ def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Seq
     return replace(content, files=files, representations=representations, indexes=indexes)
 
 
-def build_reencoded_provenance(old: Manifest, encoder: StoredEncoder) -> dict[str, Any]:
-    """Return the provenance of a snapshot that was encoded again from another, by this encoder."""
-    provenance = {name: value for name, value in inherited_provenance(old).items() if name != "arithmetic"}
+def build_reencoded_provenance(old_manifest: Manifest, encoder: StoredEncoder) -> dict[str, Any]:
+    """Return the provenance of a snapshot with the passages of `old_manifest`, encoded by
+    `encoder`.
+    """
+    provenance = {name: value for name, value in inherited_provenance(old_manifest).items() if name != "arithmetic"}
     code: Mapping[str, Any] = provenance.get("code") or {}
     commits = build_commits_provenance([encoder])
     code = {**code, "embed": embed.VERSION}
-    return {**provenance, "encoder": encoder.name, **commits, "code": code, REENCODED: {"of": old.id}}
+    return {**provenance, "encoder": encoder.name, **commits, "code": code, REENCODED: {"of": old_manifest.id}}

@@ -53,7 +53,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content
 from rag_model.toml import from_table
 
-# corpus kind of an import: it has no dump, and later builds do not reuse its parts
+# corpus kind of an imported snapshot: it has no dump, and later builds do not reuse its parts
 KIND = "imported"
 CODE = 2  # increase it when a part would have other bytes
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
@@ -80,11 +80,11 @@ class ImportTask:
     first: int  # number of its first row, over all files
     passages: tuple[FileRange, ...]  # Parquet files; none: the passages are given to `import_part`
     vectors: tuple[FileRange, ...]
-    column: str | None  # of Parquet files of vectors
+    column: str | None  # vector column of Parquet files; None: the only one
     dim: int
-    dtype: str  # of the part's vectors
+    dtype: str  # numpy name of the dtype of the part's vectors
     sources: Any  # JSON values that identify the content of all files
-    total: int  # vectors of all parts, for error messages
+    total: int  # number of vectors in all parts, for error messages
     removed_pages: tuple[str, ...] = ()
 
     @property
@@ -93,7 +93,7 @@ class ImportTask:
         return sum(end - first for _, first, end in self.vectors)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the part, as JSON values."""
+        """Return all inputs that determine the part, as JSON values."""
         ranges = [[first, end] for _, first, end in (*self.passages, *self.vectors)]
         inputs = {"sources": self.sources, "first": self.first, "ranges": ranges, "dtype": self.dtype, "code": CODE}
         return inputs | {"column": self.column, "removed": self.removed_pages, "libraries": get_versions("pyarrow")}
@@ -117,8 +117,8 @@ def plan_import(
     Args:
         store: the destination.
         passages: path, URL or glob of passages or documents, in a dump format with records.
-        vectors: (n, d), row i of passage i.
-        column: of Parquet files of vectors; None: their only one.
+        vectors: (n, d) vectors; row i belongs to passage i.
+        column: vector column of Parquet files; None: the only one.
         part_bytes: bytes of float32 vectors per part.
 
     Raises:
@@ -130,17 +130,17 @@ def plan_import(
         if find_record_format(url) is None:
             raise UsageError(f"{url} is not a file of passages: give {describe_formats('documents', 'passages')}")
     has_ranges = all(isinstance(find_record_format(url), Parquet) and Path(url).is_file() for url in urls)
-    counts = [_count_rows(url) for url in urls] if has_ranges else []
-    if has_ranges and sum(counts) != vectors.n:
-        raise _count_mismatch(passages, str(sum(counts)), vectors.n)
+    row_counts = [_count_rows(url) for url in urls] if has_ranges else []
+    if has_ranges and sum(row_counts) != vectors.n:
+        raise _create_count_error(passages, str(sum(row_counts)), vectors.n)
     removed_pages = tuple(sorted(store.takedowns.list_pages("")))
-    # Records do not contain paths, so they are found again after the files are moved.
+    # The inputs do not contain paths, so records are found again after the files are moved.
     vector_identities = vectors.identify_files()
     passage_identities = _identify_passages(urls, vector_identities)
-    rows, tasks = vectors.part_rows(part_bytes), []
-    for first in range(0, vectors.n, rows):
-        end = min(first + rows, vectors.n)
-        ranges = tuple(_split_range(urls, counts, first, end)) if has_ranges else ()
+    part_rows, tasks = vectors.part_rows(part_bytes), []
+    for first in range(0, vectors.n, part_rows):
+        end = min(first + part_rows, vectors.n)
+        ranges = tuple(_split_range(urls, row_counts, first, end)) if has_ranges else ()
         part_vectors = list(vectors.split_rows(first, end))
         sources = [
             [passage_identities[url] for url in ([url for url, _, _ in ranges] if has_ranges else urls)],
@@ -166,17 +166,17 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
     """Store one part without pages that were taken down, unless it is recorded; return the results
     of its passages and vectors as JSON values. Holds a block of vectors in memory.
 
-    `passages` are those of the task and perhaps more, and are read up to the end of the part.
+    `passages` begins with the passages of the task, and is read up to the end of the part.
 
     Raises:
         InputError: there are too few passages, an id or a length differs, a vector is not finite,
             or a file is damaged.
     """
-    is_read = False
+    has_read_passages = False
 
     def produce(workdir: Path) -> StageResult:
-        nonlocal is_read
-        is_read = True
+        nonlocal has_read_passages
+        has_read_passages = True
         vectors = inspect_vectors([Path(path) for path, _, _ in dict.fromkeys(task.vectors)], task.column)
         is_kept = np.ones(task.rows, np.bool_)
         passages_path, vectors_path = workdir / "passages.parquet", workdir / "embeddings.npy"
@@ -187,10 +187,10 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
         return StageResult(outputs, asdict(stats), {"embeddings": digest})
 
     record, is_new = store.memo.get_or_create("import", task.inputs(), produce)
-    if passages is not None and not is_read:
-        skip_count = sum(1 for _ in islice(passages, task.rows))
-        if skip_count < task.rows:
-            raise _count_mismatch("the input", str(task.first + skip_count), task.total)
+    if passages is not None and not has_read_passages:
+        n_skipped = sum(1 for _ in islice(passages, task.rows))
+        if n_skipped < task.rows:
+            raise _create_count_error("the input", str(task.first + n_skipped), task.total)
     chunk_result = ChunkResult.of(record, is_new=is_new)
     embed_result = EmbedResult(record.outputs["embeddings"], chunk_result.rows, is_new=is_new)
     report = {"passages": asdict(chunk_result), "vectors": asdict(embed_result)}
@@ -207,7 +207,7 @@ def import_in_sequence(store: Store, passages: str, tasks: Sequence[ImportTask])
     for task in tasks:
         yield import_part(task, store, passage_iterator)
     if next(passage_iterator, None) is not None:
-        raise _count_mismatch(passages, f"more than {tasks[-1].total}", tasks[-1].total)
+        raise _create_count_error(passages, f"more than {tasks[-1].total}", tasks[-1].total)
 
 
 def collect_parts(store: Store, passages: str, reports: Sequence[Mapping[str, Any]], dtype: str) -> ImportedParts:
@@ -233,7 +233,7 @@ def _count_rows(url: str) -> int:
 
 
 def _split_range(urls: Sequence[str], counts: Sequence[int], first: int, end: int) -> Iterator[FileRange]:
-    """Yield the files that have rows of [first, end), and the range of their own rows."""
+    """Yield each file with rows of [first, end), and the range of these rows within the file."""
     for url, (start, stop) in zip(urls, pairwise([0, *accumulate(counts)]), strict=True):
         if first < stop and start < end:
             yield url, max(first - start, 0), min(end, stop) - start
@@ -264,7 +264,7 @@ def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator
 
 
 def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[str, int, str | None]]:
-    """Yield the file, the row and the id of each vector; None if its file has no ids."""
+    """Yield the file, the row and the id of each vector; the id is None if the file has no ids."""
     sources = {str(file.path): file for file in vectors.files}
     for path, first, end in task.vectors:
         ids: Iterator[str | None] = sources[path].iter_ids(first, end) or repeat(None)
@@ -296,7 +296,7 @@ def _write_passages(
             ids.extend(live_rows["id"].chunks)
             row = end
         if row < task.rows:
-            raise _count_mismatch("the input", str(task.first + row), task.total)
+            raise _create_count_error("the input", str(task.first + row), task.total)
     _check_distinct(pa.chunked_array(ids, pa.string()))
     for words, count in writer.lengths.items():
         lengths[words // LENGTH_BIN * LENGTH_BIN] += count
@@ -314,7 +314,7 @@ def _check_distinct(ids: pa.ChunkedArray) -> None:
     if len(ids) > pc.count_distinct(ids).as_py():
         counts = ids.value_counts()
         repeated_id = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0]["values"].as_py()
-        raise InputError(f"the id {repeated_id!r:.60} comes twice in the corpus: give every passage an id of its own")
+        raise InputError(f"the id {repeated_id!r:.60} occurs twice in the corpus: give every passage its own id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ def _check_length(record: Record) -> Record:
     length = len(body) if isinstance(body, str) else sum(len(text) + 1 for _, text in body) - 1
     if length > MAX_PASSAGE:
         raise InputError(
-            f"passage {passage_id} has {length:,} characters, and at most {MAX_PASSAGE:,} are possible: cut it"
+            f"passage {passage_id} has {length:,} characters, but at most {MAX_PASSAGE:,} are allowed: shorten it"
         )
     return record
 
@@ -438,8 +438,8 @@ def _write_vectors(
         source = VectorInput((sources[name],))
         advice = "correct it, or remove the passage and its vector"
         for _, block in iter_finite_rows(source, "refuse", first, end, advice):
-            block_kept = is_kept[row : row + len(block)]
-            kept_block = np.ascontiguousarray(block if block_kept.all() else block[block_kept], dtype)
+            block_mask = is_kept[row : row + len(block)]
+            kept_block = np.ascontiguousarray(block if block_mask.all() else block[block_mask], dtype)
             out.write(kept_block.data)
             yield kept_block.data
             row += len(block)
@@ -455,8 +455,8 @@ def check_encoder(store: Store, imported: ImportedParts, encoding: StoredEncoder
         store.blobs.get_local_path(imported.embeddings[0].vectors), mmap_mode="r", allow_pickle=False
     )
     if first_vectors.shape[1] != encoding.space.dim:
-        raise _wrong_encoder(
-            encoding, f"they have {first_vectors.shape[1]} dimensions and its own {encoding.space.dim}"
+        raise _create_encoder_error(
+            encoding, f"they have {first_vectors.shape[1]} dimensions, and the encoder's {encoding.space.dim}"
         )
     rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
     with PassageFile(store.blobs.get_local_path(imported.passages[0].passages)) as file:
@@ -470,7 +470,9 @@ def check_encoder(store: Store, imported: ImportedParts, encoding: StoredEncoder
     # (m, d), (m, d) -> (m,) -> scalar
     cosine = float(np.mean((encoded_vectors * imported_vectors).sum(axis=1) / np.maximum(norms, 1e-12)))
     if cosine < _MIN_COSINE:
-        raise _wrong_encoder(encoding, f"of {len(rows)} passages that it encoded again the mean cosine is {cosine:.2f}")
+        raise _create_encoder_error(
+            encoding, f"the mean cosine of {len(rows)} passages that it encoded again is {cosine:.2f}"
+        )
 
 
 def build_imported_content(
@@ -494,11 +496,11 @@ def iter_passages(source: str) -> Iterator[Record]:
         yield from record_format.iter_records(url)
 
 
-def _count_mismatch(source: str, count: str, vectors: int) -> InputError:
+def _create_count_error(source: str, count: str, vectors: int) -> InputError:
     return InputError(f"{source} holds {count} passages for {vectors} vectors: give one vector per passage")
 
 
-def _wrong_encoder(encoding: StoredEncoder, reason: str) -> RefusedError:
+def _create_encoder_error(encoding: StoredEncoder, reason: str) -> RefusedError:
     return RefusedError(
         f"the vectors are not those of encoder {encoding.name}: {reason}; name the encoder that made them"
     )

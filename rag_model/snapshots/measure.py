@@ -68,7 +68,7 @@ class SnapshotMetrics:
     # Recall and cost of each index at its own setting, a point of its curve.
     operating_points: Mapping[str, OperatingPoint] = field(default_factory=dict)
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
-    # of the build: nodes that the merge linked, and what became of the parent's cells
+    # metrics of the build: nodes that the merge linked, and reused, updated and rebuilt cells
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     # Further metrics of the index kind.
     kind_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
@@ -179,11 +179,11 @@ def _full_factory(entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QuerySample:
-    """Sentences of sampled passages, of which the queries of each representation are made."""
+    """Sentences of sampled passages, from which the queries of each representation are made."""
 
     rows: tuple[int, ...]  # row numbers of the passages
     sentences: tuple[str, ...]
-    keys: tuple[int, ...]  # of the passages, as `rank_passages` gives them
+    keys: tuple[int, ...]  # sampling keys of the passages, as `rank_passages` returns them
 
     def first(self, count: int) -> "QuerySample":
         """Return the first `count` sentences, which are a sample too."""
@@ -215,8 +215,9 @@ def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np
 def count_candidates(queries: int, part_rows: int, n: int) -> int:
     """Return how many passages of a part can belong to a sample of `queries` from n passages.
 
-    The expected number is exceeded four times, and rounded up to a power of two, so that it is the
-    same for most snapshots to come.
+        It is at least four times the expected number, rounded up to a power of two, so that it stays
+        the
+    same for most later snapshots.
     """
     return min(queries, 1 << (15 + 4 * queries * part_rows // max(1, n)).bit_length())
 
@@ -231,9 +232,9 @@ def choose_rows(
     starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
     keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
     rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
-    first = np.unique(keys, return_index=True)[1][:queries]
-    chosen_rows = np.concatenate([np.empty(0, np.int64), *rows])[first]
-    return dict(zip(chosen_rows.tolist(), keys[first].tolist(), strict=True))
+    sample_positions = np.unique(keys, return_index=True)[1][:queries]
+    chosen_rows = np.concatenate([np.empty(0, np.int64), *rows])[sample_positions]
+    return dict(zip(chosen_rows.tolist(), keys[sample_positions].tolist(), strict=True))
 
 
 def read_sample(
@@ -247,9 +248,9 @@ def read_sample(
         StoreError: a passage file is missing or damaged.
     """
     sentences = dict(zip(previous.keys, previous.sentences, strict=True)) if previous else {}
-    unread = [row for row, key in keys_by_row.items() if key not in sentences]
-    new_sentences = sample_sentences(snapshot.passages(unread), seed)
-    sentences.update(zip(map(keys_by_row.__getitem__, unread), new_sentences, strict=True))
+    new_rows = [row for row, key in keys_by_row.items() if key not in sentences]
+    new_sentences = sample_sentences(snapshot.passages(new_rows), seed)
+    sentences.update(zip(map(keys_by_row.__getitem__, new_rows), new_sentences, strict=True))
     keys = tuple(keys_by_row.values())
     return QuerySample(tuple(keys_by_row), tuple(map(sentences.__getitem__, keys)), keys)
 
@@ -275,9 +276,9 @@ def sample_queries(snapshot: Snapshot, recipe: GateRecipe) -> QuerySample:
 def cache_query_sets(
     snapshot: Snapshot, recipe: GateRecipe, sample: QuerySample | None = None
 ) -> Callable[[str], AnyTrial]:
-    """Return a function from a representation's name to its queries, which are made once.
+    """Return a function from a representation's name to its queries, which are created once.
 
-    Without a `sample` it is drawn from the snapshot.
+    If `sample` is None, it is drawn from the snapshot.
     """
 
     @cache
@@ -370,13 +371,13 @@ class TuneTask:
     target: float
     k: int  # depth of recall
     queries: int  # number of sampled queries
-    seed: int  # of the sample; differs from the gate's
+    seed: int  # seed of the sample, which differs from the gate's
     # The parent's parameters, from which tuning starts; they don't change its result.
     start: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def recipe(self) -> GateRecipe:
-        """The sample of queries, as the samplers take it."""
+        """The settings of the query sample, in the form that samplers expect."""
         return GateRecipe(k=self.k, queries=self.queries, seed=self.seed)
 
 
@@ -388,7 +389,7 @@ TuneIndexes = Callable[[Snapshot, Sequence[TuneTask]], Sequence[Mapping[str, Any
 def tune_searches(
     store: Store,
     draft: Content,
-    built: Sequence[BuiltIndex],
+    built_indexes: Sequence[BuiltIndex],
     recipe: GateRecipe,
     tune_indexes: TuneIndexes | None = None,
     parent: Content | None = None,
@@ -402,7 +403,7 @@ def tune_searches(
     Args:
         store: the store with the files of the draft.
         draft: the content before tuning.
-        built: the indexes of the draft.
+        built_indexes: the indexes of the draft.
         recipe: the gate's depth k and number of queries.
         tune_indexes: tunes the indexes, perhaps on other machines; None: tune them in this process.
         parent: the parent's content; tuning starts from the parameters of its indexes.
@@ -419,9 +420,9 @@ def tune_searches(
                 recipe.k,
                 recipe.queries,
                 recipe.seed + 1,
-                _get_search(parent, index.name),
+                _get_search_parameters(parent, index.name),
             )
-            for index in built
+            for index in built_indexes
             if index.plan.recall_target is not None and snapshot.n
         ]
         if tune_indexes is None:
@@ -431,11 +432,12 @@ def tune_searches(
             results = tune_indexes(snapshot, tasks) if tasks else []
     stats_by_index = {task.index: stats for task, stats in zip(tasks, results, strict=True)}
     return [
-        _with_tuning(index, stats_by_index[index.name]) if index.name in stats_by_index else index for index in built
+        _with_tuning(index, stats_by_index[index.name]) if index.name in stats_by_index else index
+        for index in built_indexes
     ]
 
 
-def _get_search(parent: Content | None, index: str) -> dict[str, int]:
+def _get_search_parameters(parent: Content | None, index: str) -> dict[str, int]:
     """Return the search parameters of the parent's index; empty without one."""
     search = parent.indexes.get(index, {}).get("search") if parent else None
     return {name: value for name, value in (search or {}).items() if type(value) is int and value > 0}
@@ -467,8 +469,8 @@ def tune_index(
     def produce(workdir: Path) -> StageResult:
         entry, query_set = content.indexes[task.index], get_query_set(content.representation_of(task.index))
         search = {name: task.start.get(name, value) for name, value in entry["search"].items()}
-        start = {**entry, "search": search}
-        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, task.index), start, query_set, task.target)
+        start_entry = {**entry, "search": search}
+        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, task.index), start_entry, query_set, task.target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
 
     return dict(store.memo.get_or_create("tune", _build_memo_inputs(content, task), produce)[0].stats)

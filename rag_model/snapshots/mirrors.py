@@ -1,9 +1,9 @@
 """The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of states.
 
 A state is a record of the memo, numbered, in a stage of its own for each site, kind of text and
-choice of namespaces. Its only output is the list of blocks, which `gc` understands. Two builds at
-once may record states of one number; the first is used, and the pages of the other are compared
-again by the next build.
+choice of namespaces. Its only output is the list of blocks, which `gc` understands. Two concurrent
+builds may record states with the same number; the first is used, and the pages of the other are
+compared again by the next build.
 """
 
 import json
@@ -24,7 +24,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.untrusted_text import parse_json
 
-CODE = 1  # increase when the same pages would be kept in another form
+CODE = 1  # increase it when the same pages would be stored in another form
 
 
 class StoredMirror:
@@ -60,10 +60,14 @@ class StoredMirror:
             cursor = Cursor.from_json(record.stats["cursor"]) if record.stats["cursor"] else None
             dbname, api_path = str(record.stats["dbname"]), str(record.stats["api_path"])
         except (ValueError, KeyError, TypeError, StoreError):
-            return MirrorState()  # of no use: fetched again
-        exist = self._source.files.map_concurrently(lambda block: self._source.blobs.exists(_ref(block)), blocks)
-        present = [block for block, exists in zip(blocks, exist, strict=True) if exists]
-        return MirrorState(tuple(present), cursor if len(present) == len(blocks) else None, dbname, api_path)
+            return MirrorState()  # a damaged state is not used: all pages are fetched again
+        exist_flags = self._source.files.map_concurrently(
+            lambda block: self._source.blobs.exists(_get_blob_ref(block)), blocks
+        )
+        present_blocks = [block for block, exists in zip(blocks, exist_flags, strict=True) if exists]
+        return MirrorState(
+            tuple(present_blocks), cursor if len(present_blocks) == len(blocks) else None, dbname, api_path
+        )
 
     def read_first_pages(self, siteinfo: Siteinfo) -> Iterator[Page]:
         """Yield the pages of the dump that the parent was built from, if it is one of this wiki."""
@@ -104,9 +108,9 @@ class StoredMirror:
 
     def get_url(self, block: Block) -> str:
         """Return the URL of a block."""
-        ref = _ref(block)
-        in_store = self._store is self._source or self._store.blobs.exists(ref)
-        return (self._store if in_store else self._source).blobs.url_of(ref)
+        ref = _get_blob_ref(block)
+        is_in_store = self._store is self._source or self._store.blobs.exists(ref)
+        return (self._store if is_in_store else self._source).blobs.url_of(ref)
 
 
 def open_mirror(
@@ -154,5 +158,5 @@ def _strip_scheme(base: Any) -> str:
     return str(base).partition("://")[2]
 
 
-def _ref(block: Block) -> BlobRef:
+def _get_blob_ref(block: Block) -> BlobRef:
     return BlobRef(block.id, block.size)

@@ -4,7 +4,7 @@ reused.
 A build reuses the boundaries of parts, passages of articles, vectors of passages and trained files
 of indexes (`snapshots.reused_training`). Passages are the same as without a parent, vectors the
 same up to rounding, and memo keys do not contain the parent; only indexes may differ, at equal
-quality. A task names the parent by the few blobs of the parts that cover its pages.
+quality. A task refers to the parent by the blobs of the few parts that cover its pages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,13 +102,15 @@ class Parent:
         content = self._content
         if self.manifest is None or content is None:
             return ()
-        same_space = [name for name in content.representations if (content.space_of(name) or {}).get("digest") == space]
+        matching_names = [
+            name for name in content.representations if (content.space_of(name) or {}).get("digest") == space
+        ]
         code = self.manifest.provenance.get("code")
-        if not same_space or not isinstance(code, dict) or code.get("embed") != embed.VERSION:
+        if not matching_names or not isinstance(code, dict) or code.get("embed") != embed.VERSION:
             return ()
         return tuple(
             parent_part
-            for name in same_space
+            for name in matching_names
             for parent_part in self._iter_parts(part, partial(content.rows_path, name))
         )
 
@@ -120,19 +122,20 @@ class Parent:
         if self.manifest is None:
             return []
         content, snapshot = self.manifest.content, self.manifest.id[:12]
-        passages = [passages_path(part.name) for part in content.parts]
-        trained = [path for name in content.indexes if (path := trained_path(name)) in content.files]
-        paths = [*passages, *trained]
-        exist = store.files.map_concurrently(store.blobs.exists, [content.files[path] for path in paths])
-        missing = {path for path, exists in zip(paths, exist, strict=True) if not exists}
+        passage_paths = [passages_path(part.name) for part in content.parts]
+        trained_paths = [path for name in content.indexes if (path := trained_path(name)) in content.files]
+        paths = [*passage_paths, *trained_paths]
+        exist_flags = store.files.map_concurrently(store.blobs.exists, [content.files[path] for path in paths])
+        missing_paths = {path for path, exists in zip(paths, exist_flags, strict=True) if not exists}
         sentences = []
-        if count := len(missing.intersection(passages)):
+        if count := len(missing_paths.intersection(passage_paths)):
             sentences.append(
-                f"{count} of {len(passages)} parts of the parent {snapshot} are gone: they are built again"
+                f"{count} of {len(passage_paths)} parts of the parent {snapshot} are gone: they are built again"
             )
-        if count := len(missing.intersection(trained)):
+        if count := len(missing_paths.intersection(trained_paths)):
             sentences.append(
-                f"{count} of {len(trained)} trained files of the parent {snapshot} are gone: their indexes "
+                f"{count} of {len(trained_paths)} trained files of the parent {snapshot} are "
+                f"gone: their indexes "
                 "are trained again"
             )
         return sentences
@@ -165,11 +168,12 @@ def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list
     Raises:
         StoreError: a file is damaged; damaged files are not reused.
     """
-    existing = [
+    existing_parts = [
         part for part in parent_parts if store.blobs.exists(part.passages) and store.blobs.exists(part.rows_file)
     ]
     return [
-        (store.blobs.get_local_path(part.passages), store.blobs.get_local_path(part.rows_file)) for part in existing
+        (store.blobs.get_local_path(part.passages), store.blobs.get_local_path(part.rows_file))
+        for part in existing_parts
     ]
 
 
@@ -180,9 +184,9 @@ def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> lis
     Raises:
         StoreError: as `fetch_parent_files`.
     """
-    existing = [part for part in parent_parts if part.spans is None or store.blobs.exists(part.spans)]
+    existing_parts = [part for part in parent_parts if part.spans is None or store.blobs.exists(part.spans)]
     return [
         (*paths, *([] if part.spans is None else [store.blobs.get_local_path(part.spans)]))
-        for part in existing
+        for part in existing_parts
         for paths in fetch_parent_files(store, [part])
     ]

@@ -43,7 +43,7 @@ def import_parts_of_parquet(store: Store, passages: str) -> ImportedParts:
 def test_a_passage_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", np.ones((1, 4), np.float32))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "text": "x" * 100_001}))
-    with pytest.raises(InputError, match="passage a has 100,001 characters, and at most 100,000 are possible: cut it"):
+    with pytest.raises(InputError, match="passage a has 100,001 characters, but at most 100,000 are allowed: shorten it"):
         import_parts(
             Store.open(str(tmp_path / "store"), create=True),
             str(tmp_path / "rows.jsonl"),
@@ -179,7 +179,7 @@ def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_p
 @pytest.mark.parametrize(
     ("names", "ids", "sentence"),
     [
-        (["id", "text"], ["a", "b", "a"], "the id 'a' comes twice in the corpus"),
+        (["id", "text"], ["a", "b", "a"], "the id 'a' occurs twice in the corpus"),
         (["id", "text", "text"], ["a", "b", "c"], "has two columns of one name, of id, text, text: write it again"),
     ],
 )
@@ -207,7 +207,7 @@ def test_an_id_that_comes_twice_in_different_parts_is_refused(
     assert len(import_parts(store, str(source), given, PART).passages) > 2
     repeated = names.format(3)
     pq.write_table(pa.table({"id": [*ids[:-1], repeated], "text": ids}), source)
-    with pytest.raises(InputError, match=f"the id '{repeated}' comes twice in the corpus"):
+    with pytest.raises(InputError, match=f"the id '{repeated}' occurs twice in the corpus"):
         import_parts(store, str(source), given, PART)
 
 
