@@ -26,9 +26,22 @@ import httpx
 from rag_model.errors import InputError, UnreachableError, UsageError, format_error
 from rag_model.secrets import LOOPBACK
 
-_Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
+USER_AGENT = "bookwheel"  # Wikimedia rejects clients without one
+CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
+MAX_REDIRECTS = 5
+BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+MAX_TRIES = 8  # attempts of one request
+_TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
+_MAX_REPLY_SECONDS = 300.0  # to receive one reply
+_MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
+_MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
+# raised before a request is sent
+_CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
+_SECONDS_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
 _ENCODING = "gzip"
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS  # tells zlib to expect the gzip format
+T = TypeVar("T")
+_Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 
 
 class ReplyTooLargeError(Exception):
@@ -105,22 +118,6 @@ class _BodyDecoder:
         return decoded, self._decompressor.unconsumed_tail or self._decompressor.unused_data
 
 
-_HOMEPAGE = "https://pypi.org/project/bookwheel"
-USER_AGENT = f"bookwheel ({_HOMEPAGE})"  # Wikimedia rejects clients without one
-CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
-MAX_REDIRECTS = 5
-BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
-_TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
-# raised before a request is sent
-_CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
-_MAX_REPLY_SECONDS = 300.0  # to receive one reply
-MAX_TRIES = 8  # attempts of one request
-_MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
-_MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
-T = TypeVar("T")
-_SECONDS_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
-
-
 class BusyError(Exception):
     """A request should be sent again later.
 
@@ -142,7 +139,7 @@ def open_polite_client(**headers: str) -> httpx.Client:
     contact = os.environ.get(CONTACT, "")
     if not re.fullmatch(r"[\x20-\x7e]{0,200}", contact):
         raise UsageError(f"{CONTACT} has characters other than printable ASCII: give an address or a URL")
-    user_agent = f"bookwheel ({_HOMEPAGE}; {contact})" if contact else USER_AGENT
+    user_agent = f"{USER_AGENT} ({contact})" if contact else USER_AGENT
     limits = httpx.Limits(max_connections=1)
     return create_http_client(
         httpx.Client, headers={"User-Agent": user_agent, **headers}, timeout=_TIMEOUT, limits=limits
