@@ -90,27 +90,27 @@ def run(
         target: The ref or the pulled folder to serve.
         settings: The service's settings.
         bind_settings: Where to listen, and who may connect.
-        evaluation_questions: Questions of the evaluation, against which drift is measured.
+        evaluation_questions: The evaluation's questions; drift is the distance from these.
         on_listening: Called with the URLs once connections are accepted, which may be long before
             the first snapshot is loaded.
         on_ready: Called with the URLs once the first snapshot is served.
         link: A worker's link to the supervisor, with the listening sockets.
-        probe_questions: Questions with which the drift of the model is watched.
+        probe_questions: Questions by whose answers the drift of the model is measured.
 
     Raises:
         StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
             is on the disk.
         UsageError: An address is in use, the tokens or the certificate are unusable, or the
             snapshot lacks an index.
-        RefusedError: The model's question vectors are of another space than the snapshot's.
+        RefusedError: The vector space of the model's question encoder is not the snapshot's.
     """
     prepare_process("" if link is None else f"worker {link.index}: ")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about clients' faults
     _raise_file_limit()
     if ANY_HOST in settings.allowed_hosts and (link is None or link.is_leader):
         _LOG.warning(
-            "programs may use any host name, but pages and GET requests only an address or a name "
-            "without dots: give --allow-host NAME, the service's host name"
+            "programs may use any host name, but web pages and GET requests only an IP address or a "
+            "name without dots: to allow the service's host name there, give --allow-host NAME"
         )
     tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
     certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)
@@ -171,13 +171,13 @@ def run(
 def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) -> None:
     """Publish the leader's state to the other workers every second."""
     if not isinstance(service.follower, WorkerFollower):
-        state_publisher = LeaderStatePublisher(link, service.slot, service.follower, service.pins)
+        publisher = LeaderStatePublisher(link, service.slot, service.follower, service.pins)
 
-        def tick() -> None:
-            state_publisher.tick()
+        def publish_state() -> None:
+            publisher.tick()
             metrics.share_state()
 
-        link.on_tick = tick
+        link.on_tick = publish_state
 
 
 def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, ...]:

@@ -23,13 +23,13 @@ _LONE_THREADS = 2  # one question has too few tokens to keep more threads busy
 _ENDPOINT_WORKERS = 8  # concurrent batches that wait for a remote model
 THREAD_NAMES = ("search", "retrieve", "answer", "follower", "quality", "overrides", "probes", "worker")
 _TORCH_THREADS_LOCK = threading.Lock()
-# at a higher value, a thread could be preempted for long while it holds the GIL
+# At a higher niceness, a thread could be preempted for a long time while it holds the GIL.
 _LOWEST_NICENESS = 10
 _LOG = logging.getLogger(__name__)
-_RESTART_PAUSE = 0.1  # seconds before the first restart; doubled at each further death
+_RESTART_PAUSE = 0.1  # seconds before the first restart; doubled after each further death
 _MAX_RESTART_PAUSE = 30.0  # seconds
-_HEALTHY_SECONDS = 60.0  # a thread that ran for longer restarts with the first pause again
-# seconds; at Python's default of 5 ms, requests queue up behind one thread
+_HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
+# Seconds between thread switches. At Python's default of 5 ms, requests wait for one thread.
 _SWITCH_INTERVAL = 0.001
 _MIN_CPU_SHARE = 0.75  # CPU time over wall time of the calling thread; 0.95 on idle cores
 _BACKOFF_REQUESTS = 100  # requests before several threads are tried again
@@ -57,7 +57,7 @@ class SupervisedThread:
 
     @property
     def problem(self) -> str:
-        """Why the thread does not run, as one sentence; empty if it runs or was not started yet."""
+        """A sentence on why the thread does not run; empty if it runs or was not started yet."""
         if self._problem or self._thread.ident is None or self._thread.is_alive():
             return self._problem
         return f"the thread {self.name} has ended"

@@ -38,10 +38,11 @@ from rag_model.serving.runtime import (
 from rag_model.serving.settings import ServiceSettings
 from rag_model.serving.workers import WorkerLink
 
-# A large request is cut into quarters of a full batch, so that other clients wait less for their
-# turn; a CPU encodes 16 queries as fast as 64, for each of them.
+# A large request is cut into chunks of a quarter of a full batch, so that other clients wait less
+# for their turn. The time per query on a CPU is the same for 16 queries as for 64.
 _CHUNKS_IN_BATCH = 4
-# After a small request, large ones use one worker less for this time: its client may ask again.
+# After a small request, large ones use one worker fewer for this time, because the client of the
+# small request may send another one.
 _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # between two attempts to enter a full queue
@@ -92,10 +93,10 @@ class Service:
     async def search(
         self, questions: Sequence[str], k: int | None = None, retriever: str | None = None, client: str = ""
     ) -> SearchResult:
-        """Return the best `k` passages of each question, by default 5; clients take turns.
+        """Return the best `k` passages for each question, by default 5; clients take turns.
 
         Raises:
-            QueueFullError, DeadlineError, ShuttingDownError: As `Batcher.submit`.
+            QueueFullError, DeadlineError, ShuttingDownError: See `Batcher.submit`.
             NotReadyError: No snapshot is loaded yet.
             UsageError: The retriever is invalid or not served, or returns fewer than `k` passages.
         """
@@ -107,41 +108,41 @@ class Service:
     async def retrieve(
         self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded: LoadedSnapshot
     ) -> list[list[Hit]]:
-        """Return the best `k` passages of any number of queries, from a snapshot that is held open.
+        """Return the best `k` passages for each query, from a snapshot that the caller holds open.
 
-        A large request is cut into chunks, which wait in a queue of their own and are searched by
+        A large request is cut into chunks, which wait in a separate queue and are searched by
         threads of the lowest priority. These threads leave a core free while other clients send
         small requests. While the queue is full, chunks wait outside of it. The time limit applies
-        to each chunk, so a large request may take any time as long as it advances.
+        to each chunk, so a large request may take longer as long as it makes progress.
 
         Raises:
-            As `search`.
+            BookwheelError: See `search`.
         """
-        size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
-        if len(queries) <= size:
+        chunk_size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
+        if len(queries) <= chunk_size:
             with self._reserve_core():
                 return await self._search_when_queue_has_room(
                     self._search_batcher, queries, k, retriever, client, loaded
                 )
-        chunks = [queries[first : first + size] for first in range(0, len(queries), size)]
+        chunks = [queries[start : start + chunk_size] for start in range(0, len(queries), chunk_size)]
         chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
-        remaining_numbers = deque(range(len(chunks)))
+        remaining_chunks = deque(range(len(chunks)))
 
         async def search_chunks(*, leaves_core_free: bool) -> None:
-            while remaining_numbers:
+            while remaining_chunks:
                 if leaves_core_free and self._is_core_reserved():
                     await asyncio.sleep(_RESERVE_CHECK_SECONDS)
                     continue
-                number = remaining_numbers.popleft()
-                chunk_hits[number] = await self._search_when_queue_has_room(
-                    self._chunk_batcher, chunks[number], k, retriever, client, loaded
+                chunk_index = remaining_chunks.popleft()
+                chunk_hits[chunk_index] = await self._search_when_queue_has_room(
+                    self._chunk_batcher, chunks[chunk_index], k, retriever, client, loaded
                 )
 
-        # two chunks for each worker: one is searched, the next one waits
-        workers = count_search_workers(self.settings)
+        # Two tasks per worker, so that the next chunk waits in the queue while one is searched.
+        n_workers = count_search_workers(self.settings)
         tasks = [
-            asyncio.ensure_future(search_chunks(leaves_core_free=lane >= max(1, workers - 1)))
-            for lane in range(2 * workers)
+            asyncio.ensure_future(search_chunks(leaves_core_free=lane >= max(1, n_workers - 1)))
+            for lane in range(2 * n_workers)
         ]
         try:
             await asyncio.gather(*tasks)
@@ -172,12 +173,12 @@ class Service:
         loaded: LoadedSnapshot,
     ) -> list[list[Hit]]:
         seconds = self.settings.request_seconds
-        on_queued, give_up_time = partial(notify, self.observer.on_queued, "search"), time.monotonic() + seconds
+        on_queued, deadline = partial(notify, self.observer.on_queued, "search"), time.monotonic() + seconds
         while True:
             try:
                 result = await batcher.submit(queries, k, retriever, seconds, on_queued, client, loaded=loaded)
             except QueueFullError:
-                if time.monotonic() > give_up_time:
+                if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(_FULL_QUEUE_SECONDS)
             else:
@@ -188,13 +189,13 @@ class Service:
         """Hold a snapshot open, by its id or as `ref@number`; None: the current one.
 
         Raises:
-            BookwheelError: As `PinnedSnapshots.hold`.
+            BookwheelError: See `PinnedSnapshots.hold`.
         """
         loaded = self.pins.hold(name)
         try:
             yield loaded
         finally:
-            # in another thread, since the last release closes the snapshot's files
+            # Release it in another thread, because the last release closes the snapshot's files.
             asyncio.get_running_loop().run_in_executor(None, self.slot.release, loaded)
 
     async def answer(
@@ -209,7 +210,7 @@ class Service:
 
         Raises:
             UsageError: There is no model, or `search` would refuse the retriever or `k`.
-            BookwheelError: As `search`.
+            BookwheelError: See `search`.
         """
         if self.target.model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
@@ -228,7 +229,7 @@ class Service:
         self.slot.close()
         if self.tracer is not None:
             notify(self.tracer.close)
-        notify(self.observer.close)  # before the model: an override check may still call it
+        notify(self.observer.close)  # before the model, which an override check may still call
         if current is not None and current.model is not None:
             current.model.close()
 
@@ -239,7 +240,7 @@ class Service:
 
     @property
     def thread_problem(self) -> str:
-        """Which thread does not run, and why, as one sentence; empty if all run."""
+        """A sentence that names a thread that does not run, and why; empty if all run."""
         batcher_threads = (thread for batcher in self._batchers for thread in batcher.threads)
         threads = (*batcher_threads, self.follower.thread, *self.observer.threads)
         return next((thread.problem for thread in threads if thread.problem), "")

@@ -10,7 +10,7 @@ from rag_model.retrieve.expression import parse
 from rag_model.secrets import LOOPBACK
 
 ANY_HOST = "*"
-_MIN_CACHE_BYTES = 16 << 20  # a few queries at once read as much
+_MIN_CACHE_BYTES = 16 << 20  # a few concurrent queries read this much
 _ZERO_ALLOWED = {
     "batch_wait_ms", "workers", "answer_workers", "threads", "pinned_snapshots", "override_every",
     "linger_seconds", "drain_seconds",
@@ -26,35 +26,37 @@ class ServiceSettings:
     # snapshot
     # expressions; the first is the default. Empty: the snapshot's default
     retrievers: tuple[str, ...] = ()
-    # exact search measures the recall of live queries with them; uses disk only
+    # pull the passages' vectors, with which exact search measures the recall of live queries; they
+    # use disk space only
     pull_embeddings: bool = True
     # load indexes into memory (two snapshots during a swap) instead of mapping them
     in_memory: bool = False
     # answer from the store by ranges until the snapshot is pulled
     from_store: bool = False
     pull: bool = True  # False, with `from_store`: pull nothing, and always answer by ranges
-    # maximum size of the ranges on disk; None: that of the cache of blobs
+    # maximum size of the ranges on disk; None: the maximum of the cache of blobs
     cache_bytes: int | None = None
     # memory limit of the processes with their encoders and the served indexes; None: no limit
     memory_bytes: int | None = None
-    processes: int = 1  # that serve the same snapshot
+    processes: int = 1  # processes that serve the same snapshot
     run_trials: bool = True  # try the indexes and models of a new version in a child process first
     # requests
-    max_questions: int = 64  # in a request: one batch
+    max_questions: int = 64  # in a request; as many as in a batch
     max_question_chars: int = 2_000  # encoders truncate after some hundred tokens anyway
-    max_k: int = 100  # passages a question: DPR's depth
-    max_depth: int = 1_000  # passages that a request may ask of one leg, as in hnsw:1000
-    max_queries: int = 4_096  # in a request to /retrieve, which is cut into batches
-    max_retrieved: int = 131_072  # passages in a reply of /retrieve: about 100 MB
+    max_k: int = 100  # passages per question; DPR's depth
+    max_depth: int = 1_000  # depth of a child retriever in a request, as in hnsw:1000
+    max_queries: int = 4_096  # queries in a request to /retrieve, which is cut into batches
+    max_retrieved: int = 131_072  # passages in a reply of /retrieve, about 100 MB
     max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
     max_retrieve_body_bytes: int = 8 << 20
-    # from a request's head to the end of its body, so that slow senders free their place
+    # from a request's head to the end of its body, so that slow senders do not keep a
+    # connection
     body_seconds: float = 10.0
-    # from the complete body to the reply; then the request fails with 504
+    # from the complete body to the reply; a request that takes longer fails with 504
     request_seconds: float = 30.0
     # open connections; each takes a file descriptor, and processes usually have 1,024
     connections: int = 2_000
-    # of one address; a training sends hundreds of queries at once
+    # open connections of one address; a training sends hundreds of queries at once
     connections_per_client: int = 1_000
     # for a client to read a reply, plus one second for each 64 KiB of it
     write_seconds: float = 10.0
@@ -77,22 +79,23 @@ class ServiceSettings:
     # torch and faiss threads of each worker; 0: the cores divided among the workers
     threads: int = 0
     # answers
-    # check every n-th answer for an override (2 forward passes or 1 call); 0: none
+    # check every n-th answer for an override (2 forward passes or 1 call); 0: check none
     override_every: int = 20
     # between two rounds of probe questions to a remote model, which may change under its name
     probe_seconds: float = 3600.0
     # ref
-    poll_seconds: float = 10.0  # between two polls of the ref and the takedowns, one listing each
+    poll_seconds: float = 10.0  # between two polls; each lists the ref and the takedowns once
     retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
-    # snapshots that requests name, beside the current one, and how long each stays open unasked
+    # snapshots that requests name, besides the current one, and the time after its last request
+    # for which each stays open
     pinned_snapshots: int = 2
     pin_seconds: float = 900.0
-    # pulled snapshots on the disk: the current and, for a quick rollback, the previous one
+    # pulled snapshots on the disk: the current one and, for a quick rollback, the previous one
     keep: int = 2
     # shutdown
     # keep answering after SIGTERM while /readyz fails, so that load balancers notice
     linger_seconds: float = 2.0
-    drain_seconds: float = 30.0  # then, to finish the requests in progress
+    drain_seconds: float = 30.0  # time after that to finish the requests in progress
 
     def __post_init__(self) -> None:
         """Check the values.

@@ -41,7 +41,7 @@ class RetrievedPassages:
 
     snapshot: str
     model: str
-    hits: Sequence[Sequence[Hit]]  # of each question, best first
+    hits: Sequence[Sequence[Hit]]  # hits of each question, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class AnswerProgress:
         self._is_finished = False
 
     def set_passages(self, passages: RetrievedPassages) -> None:
-        """Record the passages and drop earlier deltas, as when a failed batch is repeated."""
+        """Record the passages and drop earlier deltas, which a failed batch may have left."""
         self._call_in_loop(self._store_passages, passages)
 
     def append_delta(self, delta: AnswerDelta) -> None:
@@ -130,7 +130,7 @@ class RequestQueue(Generic[_Reply]):
     def __init__(self) -> None:
         self.question_count = 0  # of all requests
         self._request_count = 0
-        # the first client is next
+        # in the order of their turns
         self._requests_by_client: dict[str, deque[QueuedRequest[_Reply]]] = {}
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class RequestQueue(Generic[_Reply]):
         return next(iter(self._requests_by_client.values()))[0]
 
     def pop(self) -> QueuedRequest[_Reply]:
-        """Remove and return the next request; its client moves to the end of the round."""
+        """Remove and return the next request; its client gets the last turn."""
         client = next(iter(self._requests_by_client))
         client_requests = self._requests_by_client.pop(client)
         request = client_requests.popleft()
@@ -185,7 +185,7 @@ class QueueFullError(BookwheelError):
 
 
 class DeadlineError(BookwheelError):
-    """The answer was not ready in time, and is no longer waited for."""
+    """The answer was not ready within the time limit."""
 
 
 class ShuttingDownError(BookwheelError):
@@ -343,11 +343,11 @@ class Batcher(Generic[_Reply]):
         error = QueueFullError(f"{self._queue.question_count} questions are waiting already: ask again in a moment")
         client_questions = self._queue.count_questions(request.client) + len(request.questions)
         while self._queue and self._queue.question_count + len(request.questions) > self._queue_limit:
-            newest = self._queue.peek_newest_of_busiest_client()
-            if self._queue.count_questions(newest.client) <= client_questions:
+            newest_request = self._queue.peek_newest_of_busiest_client()
+            if self._queue.count_questions(newest_request.client) <= client_questions:
                 raise error
-            self._queue.remove(newest)
-            _deliver_replies([newest], [error])
+            self._queue.remove(newest_request)
+            _deliver_replies([newest_request], [error])
 
     def _expire(self, request: QueuedRequest[_Reply], seconds: float) -> None:
         self._dequeue(request)
@@ -359,16 +359,16 @@ class Batcher(Generic[_Reply]):
         with self._lock:
             self._queue.remove(request)
 
-    def _run(self, number: int, init_thread: Callable[[], None]) -> None:
+    def _run(self, worker: int, init_thread: Callable[[], None]) -> None:
         init_thread()
         last_batch_size = 0  # requests in this thread's last batch
-        while requests := self._wait_for_batch(number, last_batch_size):
+        while requests := self._wait_for_batch(worker, last_batch_size):
             last_batch_size = len(requests)
             try:
-                with self._lone_request_context() if number == 0 and self._is_lone_request(requests) else nullcontext():
+                with self._lone_request_context() if worker == 0 and self._is_lone_request(requests) else nullcontext():
                     replies = self._compute_replies(requests)
                 _deliver_replies(requests, replies)
-            # a fault of the batcher: release the callers before the thread dies
+            # This is a fault of the batcher: the callers get an error before the thread dies.
             except BaseException as failure:
                 with self._lock:
                     self._active_requests -= last_batch_size
@@ -380,61 +380,60 @@ class Batcher(Generic[_Reply]):
         """Return whether no other request is queued or being processed."""
         return len(requests) == self._active_requests == 1 and not self._queue
 
-    def _wait_for_batch(self, number: int, last_size: int) -> list[QueuedRequest[_Reply]]:
+    def _wait_for_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         """Wait for requests and return a batch; [] once closed and empty.
 
-        The `last_size` requests that this worker has just answered are expected to come again.
+        The clients of the `last_batch_size` requests that this worker has just answered are
+        expected to send the next ones.
         """
         with self._lock:
-            self._active_requests -= last_size
+            self._active_requests -= last_batch_size
             self._idle_workers += 1
             try:
-                requests = self._collect_batch(number, last_size)
+                requests = self._collect_batch(worker, last_batch_size)
                 self._active_requests += len(requests)
             finally:
                 self._idle_workers -= 1
-            self._wake_worker()  # for the rest
+            self._wake_worker()  # for the remaining requests
             return requests
 
-    def _collect_batch(self, number: int, last_size: int) -> list[QueuedRequest[_Reply]]:
+    def _collect_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         requests: list[QueuedRequest[_Reply]] = []
-        # another worker may be faster
+        # Another worker may have taken the requests in the meantime.
         while not requests and (self._queue or not self._is_closing):
             while not self._has_enough(1):
-                self._sleep(number, 1)
+                self._sleep(worker, 1)
             # An equal share for every worker keeps the batches at one size.
-            min_requests = -(-(self._active_requests + last_size) // self._worker_count)
+            min_requests = -(-(self._active_requests + last_batch_size) // self._worker_count)
             deadline = time.monotonic() + self._max_wait
             while not self._has_enough(min_requests) and (remaining_seconds := deadline - time.monotonic()) > 0:
-                self._sleep(number, min_requests, remaining_seconds)
+                self._sleep(worker, min_requests, remaining_seconds)
             requests = self._pop_batch(min(self._batch_limit, -(-self._queue.question_count // self._idle_workers)))
         return requests
 
-    def _sleep(self, number: int, min_requests: int, seconds: float | None = None) -> None:
+    def _sleep(self, worker: int, min_requests: int, seconds: float | None = None) -> None:
         self._wake_worker()  # the queue may hold enough for another worker
-        self._sleepers[number] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
+        self._sleepers[worker] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
         try:
             sleeper.condition.wait(seconds)
         finally:
-            if self._sleepers.pop(number, None) is None:
+            if self._sleepers.pop(worker, None) is None:
                 self._waking_workers -= 1
 
     def _wake_worker(self) -> None:
-        """Wake the first sleeping worker that has enough to do; waking one in vain delays
-        others.
-        """
+        """Wake the first sleeping worker with enough requests; waking it in vain delays others."""
         numbers = [number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)]
         if len(self._queue) > self._waking_workers and numbers:
             self._sleepers.pop(min(numbers)).condition.notify()
             self._waking_workers += 1
 
-    def _pop_batch(self, share: int) -> list[QueuedRequest[_Reply]]:
-        """Pop requests of at most `share` questions in total, but at least one request."""
+    def _pop_batch(self, max_questions: int) -> list[QueuedRequest[_Reply]]:
+        """Pop requests of at most `max_questions` questions in total, but at least one request."""
         requests: list[QueuedRequest[_Reply]] = []
-        size = 0
-        while self._queue and (not requests or size + len(self._queue.peek().questions) <= share):
+        n_questions = 0
+        while self._queue and (not requests or n_questions + len(self._queue.peek().questions) <= max_questions):
             requests.append(self._queue.pop())
-            size += len(requests[-1].questions)
+            n_questions += len(requests[-1].questions)
         return requests
 
     def _has_enough(self, min_requests: int) -> bool:
@@ -445,7 +444,7 @@ class Batcher(Generic[_Reply]):
             return [ClientGoneError("the client has disconnected")] * len(requests)
         try:
             return self._run_batch(requests)
-        except BaseException as failure:  # a panic of a native library is no Exception
+        except BaseException as failure:  # a panic of a native library is not an Exception
             if len(requests) > 1:
                 return [reply for request in requests for reply in self._compute_replies([request])]
             if not isinstance(failure, BookwheelError):
@@ -470,8 +469,8 @@ def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequenc
             loop.call_soon_threadsafe(_resolve_futures, deliveries)
 
 
-def _resolve_futures(replies: Sequence[tuple[QueuedRequest[_Reply], _Reply | Exception]]) -> None:
-    for request, reply in replies:
+def _resolve_futures(deliveries: Sequence[tuple[QueuedRequest[_Reply], _Reply | Exception]]) -> None:
+    for request, reply in deliveries:
         if request.reply.done():
             continue  # the caller has left
         if isinstance(reply, Exception):

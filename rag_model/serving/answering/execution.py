@@ -28,7 +28,7 @@ class SearchResult:
     """Passages for the questions of one request, all of one snapshot."""
 
     snapshot: str
-    hits: list[list[Hit]]  # of each question, best first
+    hits: list[list[Hit]]  # hits of each question, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _ProgressReporter:
     def __init__(self, snapshot: str, model_id: str, requests: Sequence[QueuedRequest[AnswerResult]]) -> None:
         self._snapshot, self._model = snapshot, model_id
         recipients = [(request.progress, index) for request in requests for index in range(len(request.questions))]
-        # for each question of the batch: the listener, and its index in the request
+        # (listener, index of the question in its request) for each question of the batch
         self._recipients = recipients
         self.has_listeners = any(progress is not None for progress, _ in recipients)
 
@@ -54,12 +54,12 @@ class _ProgressReporter:
         """Pass the passages of each question to its request."""
         for progress, index in self._recipients:
             if progress is not None and index == 0:
-                hits_of_request = [
+                request_hits = [
                     passages
-                    for (progress_of_row, _), passages in zip(self._recipients, hits, strict=True)
-                    if progress_of_row is progress
+                    for (recipient, _), passages in zip(self._recipients, hits, strict=True)
+                    if recipient is progress
                 ]
-                progress.set_passages(RetrievedPassages(self._snapshot, self._model, hits_of_request))
+                progress.set_passages(RetrievedPassages(self._snapshot, self._model, request_hits))
 
     def report_text(self, row: int, text: str) -> None:
         """Pass new text of the answer to question `row` of the batch."""
@@ -79,8 +79,8 @@ def search_batch(
         snapshots = [request.loaded or current for request in requests]
         keys = zip(map(id, snapshots), (request.retriever for request in requests), strict=True)
         for (_, retriever), positions in _group_positions(list(keys)).items():
-            group = [requests[position] for position in positions]
-            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group)
+            batch_group = [requests[position] for position in positions]
+            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, batch_group)
             replies.update(zip(positions, results, strict=True))
     return [replies[position] for position in range(len(requests))]
 
@@ -99,15 +99,15 @@ def answer_batch(
         for (retriever, k), positions in _group_positions(
             [(request.retriever, request.k) for request in requests]
         ).items():
-            group, start = [requests[position] for position in positions], time.time_ns()
+            batch_group, start_ns = [requests[position] for position in positions], time.time_ns()
             try:
-                reporter = _ProgressReporter(loaded.id, model, group)
+                reporter = _ProgressReporter(loaded.id, model, batch_group)
                 listeners = (reporter.report_text, reporter.report_passages) if reporter.has_listeners else ()
-                callbacks = AnswerCallbacks(partial(_are_abandoned, group), *listeners)
-                batch_answers = loaded.answer(_list_questions(group), k, retriever, callbacks)
+                callbacks = AnswerCallbacks(partial(_are_abandoned, batch_group), *listeners)
+                batch_answers = loaded.answer(_list_questions(batch_group), k, retriever, callbacks)
             except UsageError as error:
                 if len(positions) > 1:
-                    # the faulty question is unknown, so the batcher repeats the requests one by one
+                    # The batcher repeats the requests one by one to find the faulty one.
                     raise
                 replies[positions[0]] = error
                 continue
@@ -120,7 +120,7 @@ def answer_batch(
                 "bookwheel.model": model,
                 "bookwheel.batch": len(batch_answers),
             }
-            notify(add_answer_stages, group, start, attributes)
+            notify(add_answer_stages, batch_group, start_ns, attributes)
             answers = iter(batch_answers)
             for position in positions:
                 replies[position] = AnswerResult(
@@ -135,8 +135,8 @@ def _search_with_retriever(
     retriever: str | None,
     requests: Sequence[QueuedRequest[SearchResult]],
 ) -> list[SearchResult | BookwheelError]:
-    """Search with one retriever: encode all questions, then search once per value of `k`."""
-    start_time, start = time.perf_counter(), time.time_ns()
+    """Search with one retriever: encode all questions together, and search once for each `k`."""
+    start_time, start_ns = time.perf_counter(), time.time_ns()
     queries = Queries(_list_questions(requests))
     starts = [0, *accumulate(len(request.questions) for request in requests)]
     replies: dict[int, SearchResult | BookwheelError] = {}
@@ -159,7 +159,7 @@ def _search_with_retriever(
             "bookwheel.retriever": loaded.retrievers[0] if retriever is None else retriever,
             "bookwheel.batch": len(queries),
         }
-        notify(add_search_stages, requests, start, queries.encoding_seconds, queries.reading_seconds, attributes)
+        notify(add_search_stages, requests, start_ns, queries.encoding_seconds, queries.reading_seconds, attributes)
     if batch := _describe_batch(loaded, retriever, requests, queries, results, time.perf_counter() - start_time):
         notify(observer.on_search, batch)
     return results
