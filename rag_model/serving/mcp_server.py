@@ -39,13 +39,13 @@ _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05  # between two checks whether a snapshot is loaded
 _MAX_PAGE_DIGITS = 20  # a longer number is not a page id
 _MAX_QUOTED = 80  # characters of an id that an error message repeats
-_MAX_ID_LENGTH = 1_000  # characters, as of a corpus
+_MAX_ID_LENGTH = 1_000  # characters; no corpus has longer ids
 _ADVICE_BY_TYPE = {  # by pydantic's type of error
     "missing": "is missing: give it",
     "extra_forbidden": "is not an argument of this tool: leave it out",
     "string_type": "is not a text: give one",
     "int_type": "is not a whole number: give one such as 5",
-    "string_too_long": f"is longer than {_MAX_ID_LENGTH} characters: give an id that a search gave",
+    "string_too_long": f"is longer than {_MAX_ID_LENGTH} characters: give an id that a search returned",
 }
 _INSTRUCTIONS = "Passages of a library, each with the line of credit to show with it. Search first, then read on by id."
 _READ_ONLY = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
@@ -58,11 +58,11 @@ class Arguments(BaseModel):
 
 
 class SearchArguments(Arguments):
-    """A question to find passages for."""
+    """A question for which to find passages."""
 
     question: str = Field(description="A question, or words, in the language of the passages.")
     k: WholeNumber | None = Field(
-        None, description="Passages to return, best first; by default 5, or all of a smaller snapshot."
+        None, description="Number of passages to return; by default 5, or all of a smaller snapshot."
     )
     retriever: str | None = Field(
         None,
@@ -73,11 +73,11 @@ class SearchArguments(Arguments):
 class PassageArguments(Arguments):
     """A passage to read."""
 
-    id: str = Field(description="Of a passage that `search` gave.", max_length=_MAX_ID_LENGTH)
+    id: str = Field(description="Id of a passage that `search` returned.", max_length=_MAX_ID_LENGTH)
 
 
 class NoArguments(Arguments):
-    """Nothing."""
+    """No arguments."""
 
 
 class UnknownToolError(UsageError):
@@ -119,7 +119,7 @@ def explain_failure(error: Exception) -> str:
     return "the tool failed unexpectedly: the server's log says why"
 
 
-async def _search(service: Service, arguments: SearchArguments) -> dict[str, Any]:
+async def _call_search(service: Service, arguments: SearchArguments) -> dict[str, Any]:
     request = SearchRequest(
         questions=[arguments.question], k=arguments.k, index=None, retriever=arguments.retriever, where=None
     )
@@ -128,11 +128,11 @@ async def _search(service: Service, arguments: SearchArguments) -> dict[str, Any
     return {"snapshot": result.snapshot, "hits": [hit.to_json() for hit in result.hits[0]]}
 
 
-async def _passage(service: Service, arguments: PassageArguments) -> dict[str, Any]:
+async def _call_passage(service: Service, arguments: PassageArguments) -> dict[str, Any]:
     return await asyncio.to_thread(_read_passage, service, arguments.id)
 
 
-async def _snapshot(service: Service, arguments: NoArguments) -> dict[str, Any]:
+async def _call_snapshot(service: Service, arguments: NoArguments) -> dict[str, Any]:
     return service.describe()
 
 
@@ -180,22 +180,22 @@ TOOLS = {
         AgentTool(
             "search",
             "Find passages for a question, best first, each with its id, title, section, text, "
-            "address, the day of its revision and the line of credit to show with it. Ask again "
-            "with other words where none answers it.",
+            "URL, date of revision and the line of credit to show with it. If none answers the "
+            "question, search again with other words.",
             SearchArguments,
-            _search,
+            _call_search,
         ),
         AgentTool(
             "passage",
-            "Read one passage by its id; `previous` and `next` are the ids of its neighbours on the page, to read on.",
+            "Read one passage by its id; `previous` and `next` are the ids of its neighbours on the same page.",
             PassageArguments,
-            _passage,
+            _call_passage,
         ),
         AgentTool(
             "snapshot",
             "Return the version of the library, its number of passages, its indexes and its retrievers.",
             NoArguments,
-            _snapshot,
+            _call_snapshot,
         ),
     )
 }
@@ -210,7 +210,7 @@ def run(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
     """
     prepare_process()
     target.check()
-    anyio.run(_serve, target, settings)
+    anyio.run(_serve_mcp, target, settings)
 
 
 def create_mcp_server(service: Service) -> "Server[dict[str, object]]":
@@ -237,7 +237,7 @@ def create_mcp_server(service: Service) -> "Server[dict[str, object]]":
     ) -> types.CallToolResult:
         try:
             result = await call_tool(service, parameters.name, parameters.arguments or {})
-        except Exception as error:  # report errors of any class to the agent
+        except Exception as error:  # the agent gets errors of any class as results
             return types.CallToolResult(content=[types.TextContent(text=explain_failure(error))], is_error=True)
         text = json.dumps(result, ensure_ascii=False)
         return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=result)
@@ -251,7 +251,7 @@ def create_mcp_server(service: Service) -> "Server[dict[str, object]]":
     )
 
 
-async def _serve(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
+async def _serve_mcp(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
     async with stdio_server() as (read, write), anyio.create_task_group() as tasks:
         service = Service(target, settings)
         service.start()
@@ -274,7 +274,7 @@ async def _end_by_signal(service: Service) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LocatedPassage:
-    """A passage with the ids of its neighbours on the page, so that a reader can go on from it."""
+    """A passage with the ids of its neighbours on the page, from which an agent can read on."""
 
     row: int  # global row
     passage: Passage
@@ -283,14 +283,14 @@ class LocatedPassage:
 
 
 def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
-    """Return the passage with an id.
+    """Return the passage with this id, and the ids of its neighbours.
 
-    The ids of a part are read only if the part may hold the page or document. Imported snapshots
-    are not sorted by id, so all of their parts are read.
+    Only parts that may hold the page or document are read. Imported snapshots are not sorted by id,
+    so all of their parts are read.
 
     Raises:
-        NotFoundError: the snapshot has no such passage.
-        StoreError: a passage file is missing or damaged.
+        NotFoundError: The snapshot has no such passage.
+        StoreError: A passage file is missing or damaged.
     """
     row = _find_row(snapshot, passage_id) if _is_text(passage_id) else None
     if row is None:
@@ -318,36 +318,34 @@ def _is_text(passage_id: str) -> bool:
 
 
 def _find_row(snapshot: Snapshot, passage_id: str) -> int | None:
-    row, may_hold = 0, _part_filter(snapshot, passage_id)
+    first_row, may_hold = 0, _create_part_filter(snapshot, passage_id)
     for part in snapshot.parts:
         part_row = _find_row_in_part(snapshot, part.name, passage_id) if may_hold(part) else None
         if part_row is not None:
-            return row + part_row
-        row += part.rows
+            return first_row + part_row
+        first_row += part.rows
     return None
 
 
 def _find_row_in_part(snapshot: Snapshot, part: str, passage_id: str) -> int | None:
-    row = 0
+    first_row = 0
     for batch in snapshot.batches(part, ["id"]):
         position = int(pc.index(batch["id"], passage_id).as_py())
         if position >= 0:
-            return row + position
-        row += batch.num_rows
+            return first_row + position
+        first_row += batch.num_rows
     return None
 
 
-def _part_filter(snapshot: Snapshot, passage_id: str) -> Callable[[PartEntry], bool]:
-    """Return a predicate: whether a part may hold the passage, by its range of page numbers or
-    hashed ids.
-    """
-    kind, (page, colon, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
-    if kind == "wiki" and colon and page.isdecimal() and len(page) < _MAX_PAGE_DIGITS:
-        page_number = int(page)
+def _create_part_filter(snapshot: Snapshot, passage_id: str) -> Callable[[PartEntry], bool]:
+    """Return a predicate that tests whether a part's range of ids may include the passage."""
+    kind, (page_id, colon, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
+    if kind == "wiki" and colon and page_id.isdecimal() and len(page_id) < _MAX_PAGE_DIGITS:
+        page_key = int(page_id)
     elif kind == "documents" and colon:
-        page_number = hash_id(page)
+        page_key = hash_id(page_id)
     elif kind == "passages":
-        page_number = hash_id(passage_id)
+        page_key = hash_id(passage_id)
     else:
         return lambda part: True
-    return lambda part: part.first_page <= page_number <= part.last_page
+    return lambda part: part.first_page <= page_key <= part.last_page

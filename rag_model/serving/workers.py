@@ -41,10 +41,10 @@ _STOP_SECONDS = 60.0  # time to shut down before a worker is killed
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
 _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 _MAX_FAILED_STARTS = 3
-_TOLERANCE_DIVISOR = 8  # a worker may have an eighth more connections than another one
-# Folder in which prometheus_client stores the metrics of each process, to sum them.
+_TOLERANCE_DIVISOR = 8  # a worker may have an eighth more connections than another worker
+# Names the folder in which prometheus_client stores the metrics of each process, to sum them.
 _METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-_PROCESSES = multiprocessing.get_context("spawn")  # a fork would copy locks of other threads
+_SPAWN_CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy locks of other threads
 
 Message = dict[str, Any]
 
@@ -96,13 +96,13 @@ class WorkerLink:
         """Store what the supervisor passes to a new worker.
 
         Args:
-            index: The worker's index; worker 0 leads.
+            index: The worker's index; worker 0 is the leader.
             connection: Connection to the supervisor.
             listeners: The listening sockets of the service and of its health port.
             shared_numbers: Array in shared memory: the switch number of the current snapshot, then
                 the number of open connections of each worker.
             metrics_folder: Folder of the metrics of all workers.
-            is_restarted: Whether it replaces a worker that died.
+            is_restarted: Whether the worker replaces one that died.
         """
         self.index, self._connection, self._numbers = index, connection, shared_numbers
         self.listener, self.health_listener = listeners
@@ -125,7 +125,7 @@ class WorkerLink:
 
     @property
     def switch_number(self) -> int:
-        """Number of the last switch to a snapshot, shared by all workers."""
+        """The number of the last switch to a snapshot, which all workers share."""
         return int(self._numbers[0])
 
     @switch_number.setter
@@ -135,7 +135,7 @@ class WorkerLink:
     def record_connections(self, count: int) -> bool:
         """Record how many connections are open; return whether another worker has clearly fewer.
 
-        A worker with many connections need not wait because of a few more than another one has.
+        Differences of up to an eighth are ignored, so that a busy worker need not wait for others.
         """
         self._numbers[1 + self.index] = count
         return any(other + other // _TOLERANCE_DIVISOR < count for other in self._numbers[1:])
@@ -211,15 +211,15 @@ class Supervisor:
 
         Args:
             count: Number of workers.
-            serve: Serves in a worker until a signal arrives; a function of a module, because the
-                worker imports it.
+            serve: Serves in a worker until a signal arrives. It must be a function of a module,
+                because the worker imports it.
             listeners: The listening sockets of the service and of its health port.
             on_listening: Called once the first worker accepts connections.
             on_ready: Called once all workers serve the first snapshot.
         """
         self._count, self._serve, self._listeners = count, serve, listeners
         self._on_listening, self._on_ready = on_listening, on_ready
-        self._numbers = _PROCESSES.RawArray("Q", 1 + count)
+        self._numbers = _SPAWN_CONTEXT.RawArray("Q", 1 + count)
         self._workers: dict[int, _Worker] = {}
         self._restart_times: dict[int, float] = {}
         self._restart_pauses = dict.fromkeys(range(count), _FIRST_PAUSE)
@@ -228,7 +228,7 @@ class Supervisor:
         self._stop_time: float | None = None
         self._first_error: BookwheelError | None = None
         self._open_count = 0
-        # with the workers that have not opened it
+        # `open` message, and indexes of the workers that have not opened its snapshot
         self._opening: tuple[Message, set[int]] | None = None
         self._current: Message | None = None  # `open` message of the current snapshot
         self._state: Message | None = None  # last state of the leader
@@ -256,13 +256,13 @@ class Supervisor:
             raise self._first_error
 
     def _start(self, index: int, *, is_restarted: bool) -> None:
-        supervisor_end, worker_end = _PROCESSES.Pipe()
+        supervisor_end, worker_end = _SPAWN_CONTEXT.Pipe()
         self._numbers[1 + index] = 0
         link = WorkerLink(
             index, worker_end, self._listeners, self._numbers, self._metrics_folder, is_restarted=is_restarted
         )
         cores = max(1, count_cores() // self._count)
-        process = _PROCESSES.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {index}")
+        process = _SPAWN_CONTEXT.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {index}")
         process.start()
         worker_end.close()
         worker = self._workers[index] = _Worker(index, process, supervisor_end)
@@ -270,11 +270,11 @@ class Supervisor:
             worker.send({**self._current, "is_served": True})
         if index and self._state is not None:
             worker.send(self._state)
-        ids = [os.getpid(), *(one.process.pid for one in self._workers.values())]
+        ids = [os.getpid(), *(each.process.pid for each in self._workers.values())]
         self._send_to(self._workers, {"kind": "processes", "ids": ids})
 
     def _step(self) -> None:
-        """Wait briefly for messages and deaths of workers, and handle them."""
+        """Wait briefly, then handle the messages and deaths of workers."""
         workers = list(self._workers.values())
         wait([*(w.connection for w in workers), *(w.process.sentinel for w in workers)], _POLL_SECONDS)
         for worker in workers:
@@ -308,7 +308,7 @@ class Supervisor:
             if worker := self._workers.get(index):
                 worker.send(message)
 
-    def _list_followers(self) -> list[int]:
+    def _list_nonleaders(self) -> list[int]:
         return [index for index in self._workers if index]
 
     def _handle_message(self, sender: _Worker, message: Message) -> None:
@@ -323,8 +323,8 @@ class Supervisor:
                 self._open_count += 1
                 opening = {**message, "number": max(self._open_count, self._numbers[0] + 1)}
                 self._open_count = opening["number"]
-                self._opening = opening, set(self._list_followers())
-                self._send_to(self._list_followers(), opening)
+                self._opening = opening, set(self._list_nonleaders())
+                self._send_to(self._list_nonleaders(), opening)
                 self._finish_opening()
             case "opened":
                 self._handle_opened(sender, message)
@@ -339,7 +339,7 @@ class Supervisor:
                     self._current = {**self._current, "ref": message["ref"]}
                 elif kind == "state":
                     self._state = message
-                self._send_to(self._list_followers(), message)
+                self._send_to(self._list_nonleaders(), message)
 
     def _handle_opened(self, sender: _Worker, message: Message) -> None:
         if self._opening is None or self._opening[0]["number"] != message["number"]:
@@ -348,16 +348,16 @@ class Supervisor:
         self._finish_opening(message.get("error"))
 
     def _finish_opening(self, error: dict[str, str] | None = None) -> None:
-        """Tell the leader that all workers have opened a snapshot, or that a worker cannot."""
+        """Tell the leader that all workers have opened a snapshot, or that one of them cannot."""
         if self._opening is None or (self._opening[1] and error is None):
             return
         opening, self._opening = self._opening[0], None
         if error is not None:
-            self._send_to(self._list_followers(), {"kind": "drop", "number": opening["number"]})
+            self._send_to(self._list_nonleaders(), {"kind": "drop", "number": opening["number"]})
         self._send_to([0], {"kind": "all_opened", "opening": opening, "error": error})
 
     def _handle_failure(self, worker: _Worker, error: BookwheelError) -> None:
-        """Stop the service if it has not served yet; afterwards the worker is restarted."""
+        """Stop the service if it was never ready; otherwise log the error: the worker restarts."""
         if self._was_ready:
             _LOG.error("worker %d ends: %s", worker.index, mask_secrets(str(error)))
         elif self._first_error is None:
@@ -374,7 +374,7 @@ class Supervisor:
         worker.process.join()
         if self._opening is not None and not index:
             opening, self._opening = self._opening[0], None
-            self._send_to(self._list_followers(), {"kind": "drop", "number": opening["number"]})
+            self._send_to(self._list_nonleaders(), {"kind": "drop", "number": opening["number"]})
         if self._opening is not None and index in self._opening[1]:
             reason = f"worker {index} {_describe_exit(exit_code)} while it opened the snapshot"
             self._finish_opening(error_to_dict(ResourceError(reason)))

@@ -50,7 +50,7 @@ _CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's lim
 _READ_BYTES = 1 << 20
 _LIBRARY_BYTES = 450_000_000  # a process with torch and faiss, without an encoder
 _INDEX_FOLDER = "index/"
-_WARM_UP_QUERIES = 3  # before the snapshot serves
+_WARM_UP_QUERIES = 3  # searched before the snapshot is served
 _WARM_UP_K = 5
 _INDEX_EXPLANATIONS = {
     "exact": "by meaning: compares the question with every passage",
@@ -70,10 +70,10 @@ _FUNCTION_EXPLANATIONS = {
 
 
 def page_in(files: Iterable[Path], mapped_bytes: int = 0) -> None:
-    """Read files that will be memory-mapped into the page cache, in order, as long as they fit.
+    """Read files that will be memory-mapped, in order, so that the page cache holds them.
 
-    Otherwise the first searches would read them from the disk page by page. `mapped_bytes` of free
-    memory are left to files that are mapped already, so that these are not evicted.
+    Otherwise the first searches would read them from the disk page by page. Reading ends when free
+    memory, without `mapped_bytes` for the files that are mapped already, is used up.
     """
     remaining_bytes = (get_free_bytes() or 0) - mapped_bytes  # free memory includes the page cache
     for file in files:
@@ -86,7 +86,7 @@ def page_in(files: Iterable[Path], mapped_bytes: int = 0) -> None:
 
 
 def get_free_bytes() -> int | None:
-    """Return the free memory of the machine or the container, the smaller one; None if unknown."""
+    """Return the free bytes of memory of the machine or, if smaller, the container, if known."""
     limits = [size for size in (_get_machine_bytes(), _get_container_bytes()) if size is not None]
     return min(limits, default=None)
 
@@ -106,10 +106,10 @@ def _get_container_bytes() -> int | None:
 
 
 def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSettings) -> None:
-    """Check that indexes fit into free memory, next to the ones in use; mapped indexes always do.
+    """Check that indexes fit into the free memory; indexes that are mapped always do.
 
     Raises:
-        ResourceError: They do not fit.
+        ResourceError: The indexes do not fit.
     """
     free_bytes = get_free_bytes()
     if not settings.in_memory or free_bytes is None:
@@ -119,43 +119,45 @@ def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSett
     if needed_bytes > free_bytes:
         raise ResourceError(
             f"the indexes need {format_bytes(needed_bytes)} of memory next to the ones in use, and "
-            f"{format_bytes(free_bytes)} are free: give the service more, or serve without "
+            f"{format_bytes(free_bytes)} are free: give the service more memory, or serve without "
             "--in-memory"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableRetrievers:
-    """The retrievers that a service offers for a snapshot, and the files that they need."""
+    """The retrievers that a service offers for a snapshot, and the indexes that they need."""
 
     retrievers: tuple[str, ...]  # expressions; the first is the default
-    indexes: tuple[str, ...]  # open indexes; requests may compose other retrievers of them
+    indexes: tuple[str, ...]  # open indexes, of which requests may compose other retrievers
     needs_embeddings: bool  # whether the passages' vectors must be pulled
     notes: tuple[str, ...] = ()  # retrievers that are not served, and why
 
     @classmethod
     def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
-        """Plan the retrievers of `plan` that can be searched by ranges, or else such indexes.
+        """Plan the retrievers of `plan` and the other indexes that can be searched by ranges.
+
+        If the settings name retrievers, no other indexes are added.
 
         Raises:
-            UsageError: there is none.
+            UsageError: No retriever and no index can be searched by ranges.
         """
         planned = cls.plan(snapshot, replace(settings, pull_embeddings=True), uses_inner_products=False)
-        further = () if settings.retrievers else snapshot.manifest.content.indexes
-        choices = (*planned.retrievers, *further)
-        retrievers = tuple(dict.fromkeys(text for text in choices if _can_read_by_ranges(snapshot, text)))
+        other_indexes = () if settings.retrievers else snapshot.manifest.content.indexes
+        candidates = (*planned.retrievers, *other_indexes)
+        retrievers = tuple(dict.fromkeys(text for text in candidates if _can_read_by_ranges(snapshot, text)))
         if not retrievers:
             raise UsageError(
-                f"no retriever of {', '.join(planned.retrievers)} of snapshot {snapshot.id[:12]} can be searched in "
-                "the store by ranges: choose an index of the kind bm25 or ivf with --index, or pull the snapshot"
+                f"none of {', '.join(planned.retrievers)} of snapshot {snapshot.id[:12]} can be searched in the "
+                "store by ranges: choose an index of the kind bm25 or ivf with --index, or pull the snapshot"
             )
         needs = RetrieverNeeds.merge(plan_retriever(snapshot, text) for text in retrievers)
         notes = [*planned.notes]
-        if left_out := [text for text in planned.retrievers if text not in retrievers]:
+        if unsearchable := [text for text in planned.retrievers if text not in retrievers]:
             consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
             notes.append(
-                f"{', '.join(left_out)} cannot be searched by ranges: {consequence}, and the default is "
-                f"{retrievers[0]}; an index of inverted lists (IVF) can be"
+                f"{', '.join(unsearchable)} cannot be searched by ranges: {consequence}, and the default is "
+                f"{retrievers[0]}; an index of inverted lists (IVF) can be searched by ranges"
             )
         return cls(retrievers, needs.index_names, needs_embeddings=False, notes=tuple(notes))
 
@@ -163,9 +165,9 @@ class AvailableRetrievers:
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
         """Plan the retrievers of the settings, or all that the snapshot offers.
 
-        Without such settings, these are the snapshot's default retriever, its other indexes that
-        fit into memory (`_choose_retrievers`), and the fusion of the default with BM25 if it has
-        both.
+        If the settings name no retrievers, these are the snapshot's default retriever, its other
+        indexes that fit into memory (`_choose_retrievers`), and the fusion of the default with BM25
+        if the snapshot has both.
 
         Args:
             snapshot: The snapshot to serve.
@@ -173,8 +175,8 @@ class AvailableRetrievers:
             uses_inner_products: Whether a model weighs the hits by inner products.
 
         Raises:
-            UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
-            UsageError: The retrievers need more memory than the settings allow.
+            UsageError: A retriever expression is invalid, the snapshot lacks one of its indexes, or
+                the retrievers need more memory than the settings allow.
         """
         content = snapshot.manifest.content
         notes: list[str] = []
@@ -205,7 +207,7 @@ class ServedRef:
 
 
 class LoadedSnapshot:
-    """One snapshot that answers queries. Thread-safe; `SnapshotSlot` decides when to close it."""
+    """An open snapshot that answers queries. Thread-safe; `SnapshotSlot` closes it."""
 
     def __init__(
         self,
@@ -221,14 +223,14 @@ class LoadedSnapshot:
             RefusedError: The question encoder's vector space differs from the snapshot's.
             StoreError: A file is missing or damaged.
         """
-        # replaced when the ref moves and names the same snapshot again
+        # replaced when the ref moves but names the same snapshot
         self.served_ref = served_ref
         self.snapshot, self.model = context.snapshot, model
         self._context, self._max_depth, self._will_be_pulled = context, settings.max_depth, settings.pull
         self.retrievers = tuple(dict.fromkeys(str(parse(text)) for text in available.retrievers))
         self.indexes, self.notes = available.indexes, available.notes
         self._default_retriever = self.retrievers[0]
-        # Retrievers that no option names are opened by their first query, to start sooner.
+        # If the settings name no retrievers, only the default is opened now, to start sooner.
         self._retrievers: dict[str, SnapshotRetriever] = {}
         self._lock = threading.Lock()
         for text in self.retrievers if settings.retrievers else self.retrievers[:1]:
@@ -264,7 +266,7 @@ class LoadedSnapshot:
             MissingExtraError: The model extra is not installed.
             StoreError: A file is missing or damaged.
             UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
-            RefusedError: The model's question vectors are of another space than the snapshot's.
+            RefusedError: The vector space of the model's question encoder is not the snapshot's.
         """
         snapshot = Snapshot.from_folder(folder)
         try:
@@ -298,8 +300,8 @@ class LoadedSnapshot:
         """Open a snapshot that is read from its store by ranges; without a model.
 
         Raises:
-            UsageError: no retriever can be searched by ranges.
-            StoreError: a file cannot be read.
+            UsageError: No retriever can be searched by ranges.
+            StoreError: A file cannot be read.
         """
         try:
             _check_not_empty(snapshot)
@@ -328,9 +330,9 @@ class LoadedSnapshot:
 
     @property
     def monitored_index(self) -> tuple[str, Mapping[str, float]] | None:
-        """The default retriever's index and search parameters; None if it combines several.
+        """The default retriever's index and search parameters; None if it combines several indexes.
 
-        None as well for a snapshot in its store, since exact search would read all of its vectors.
+        Also None if the snapshot is read by ranges, because exact search would read all vectors.
         """
         if self.is_ranged:
             return None
@@ -340,32 +342,33 @@ class LoadedSnapshot:
         return None
 
     def search(self, queries: Queries, k: int | None, retriever: str | None = None) -> list[list[Hit]]:
-        """Return the best `k` passages of each query, best first; None: 5, or all of a smaller
-        snapshot.
+        """Return the best `k` passages for each query, best first.
 
-        `retriever` is a canonical expression: one of `retrievers`, or one composed of `indexes`.
+        With `k` None, 5 are returned, or all of a smaller snapshot. `retriever` is a canonical
+        expression: one of `retrievers`, or one composed of `indexes`.
 
         Raises:
-            UsageError: It is invalid, names an index that is not served, or returns fewer passages.
+            UsageError: The retriever is invalid, needs an index that is not served, or returns
+                fewer than `k` passages.
         """
         try:
             name = self._default_retriever if retriever is None else retriever
             if name in self.retrievers:
                 served_retriever = self._retrievers.get(name) or self._open_served(name)
             else:
-                self._check_ranged(name)
+                self._check_searchable(name)
                 served_retriever = self._open_for_request(name)
             return served_retriever.search_queries(queries, served_retriever.choose_depth(k))
         except StoreError as error:
             self._check_exists(error)
             raise
 
-    def _check_ranged(self, expression: str) -> None:
-        """Check that a retriever of the snapshot can be searched already.
+    def _check_searchable(self, expression: str) -> None:
+        """Check that a retriever can be searched without files that are not pulled.
 
         Raises:
-            NotReadyError: it needs files that are not pulled yet.
-            UsageError: it needs files, and the service pulls none.
+            NotReadyError: It needs files that are not pulled yet.
+            UsageError: It needs such files, and the service pulls none.
         """
         if self.is_ranged and not _can_read_by_ranges(self.snapshot, expression):
             choices = ", ".join(self.retrievers)
@@ -379,7 +382,7 @@ class LoadedSnapshot:
         """Check after a failed read that the store still has the snapshot.
 
         Raises:
-            GoneError: it has expired or was taken down.
+            GoneError: The snapshot has expired or was taken down.
         """
         if self.is_ranged and not isinstance(error.__cause__, TimeoutError):
             with suppress(StoreError):
@@ -421,8 +424,8 @@ class LoadedSnapshot:
                 if not built.needs.vectors:
                     raise
                 raise UsageError(
-                    f"the retriever {built.retriever.name} cannot be answered from, since the "
-                    "service was started without the passages' vectors: ask for another one"
+                    f"the retriever {built.retriever.name} cannot be used for answers, since the "
+                    "service was started without the passages' vectors: choose another one"
                 ) from error
             reader = self._create_reader(built.retriever)
         return reader
@@ -448,7 +451,7 @@ class LoadedSnapshot:
         for name, retriever in list(self._retrievers.items()):
             try:
                 hits = retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))
-            # an encoder's endpoint may be down while other retrievers answer
+            # The endpoint of one encoder may be down while other retrievers answer.
             except EndpointError as error:
                 _LOG.warning("%s cannot answer yet: %s", name, error)
                 continue
@@ -467,7 +470,7 @@ class LoadedSnapshot:
         self.snapshot.close()
 
     def _open_served(self, name: str) -> SnapshotRetriever:
-        """Open one of `retrievers`, once."""
+        """Return one of `retrievers`; the first call opens it."""
         with self._lock:
             if name not in self._retrievers:
                 self._retrievers[name] = _open_retriever(self._context, name)
@@ -481,9 +484,7 @@ class LoadedSnapshot:
     def _build_for_request(
         self, context: RetrieverContext, expression: str, *, products: bool = False
     ) -> BuiltRetriever:
-        """Build a retriever of the open indexes and the built-in calls; models would cost too
-        much.
-        """
+        """Build a request's retriever, from open indexes and built-in calls without models."""
         limits = RequestLimits(self.indexes, self._max_depth)
         return build_retriever(context, expression, products=products, limits=limits)
 
@@ -503,8 +504,8 @@ def _choose_retrievers(
 
     An index cannot be opened if a file of it was not pulled, if its kind is not installed, if it
     reads vectors that the settings leave out, or if its encoder (and with `in_memory` its files)
-    needs more memory than is free. With a limit of memory, the files count in any case. If the
-    default does not fit into it, the fitting index with the largest recall comes first.
+    needs more memory than is free. With a memory limit, the files always count. If the default
+    does not fit into the limit, the index with the largest recall among those that fit comes first.
 
     Raises:
         UsageError: No index fits into the memory of the settings.
@@ -530,7 +531,7 @@ def _choose_retrievers(
         try:
             needs = plan_retriever(snapshot, name, products=uses_inner_products)
             files = _list_resource_files(snapshot, needs, settings)
-        except (StoreError, UsageError):  # for example, its kind is not installed here
+        except (StoreError, UsageError):  # for example, the index kind is not installed
             continue
         if needs.reads_vectors(content) and not may_read_vectors:
             continue
@@ -552,19 +553,22 @@ def _choose_retrievers(
     return tuple(retrievers)
 
 
-def _count_bytes(files: Mapping[str, int], settings: ServiceSettings) -> int:
-    """Return the memory of files and processes; each process has its own copy of an encoder."""
+def _count_bytes(sizes_by_path: Mapping[str, int], settings: ServiceSettings) -> int:
+    """Return the bytes of the files in memory; with a memory limit, of all processes.
+
+    The processes share the index files, and each has its own libraries and encoders.
+    """
     if settings.memory_bytes is None:
-        return sum(files.values())
-    shared_bytes = sum(size for path, size in files.items() if path.startswith(_INDEX_FOLDER))
-    process_bytes = sum(files.values()) - shared_bytes + _LIBRARY_BYTES
+        return sum(sizes_by_path.values())
+    shared_bytes = sum(size for path, size in sizes_by_path.items() if path.startswith(_INDEX_FOLDER))
+    process_bytes = sum(sizes_by_path.values()) - shared_bytes + _LIBRARY_BYTES
     return shared_bytes + process_bytes * settings.processes
 
 
 def _describe_unserved_indexes(
     snapshot: Snapshot, bytes_by_retriever: Mapping[str, int], retrievers: Sequence[str], memory_bytes: int
 ) -> list[str]:
-    """Return a sentence for each index that does not fit, with the recall that this costs.
+    """Return a sentence for each index that does not fit, with its recall if comparable.
 
     Raises:
         UsageError: No index fits.
@@ -607,9 +611,9 @@ def explain_retriever(snapshot: Snapshot, expression: str) -> str:
     """Return a line for the search page on how a retriever works, with its recall if measured."""
     tree, indexes = parse(expression), snapshot.manifest.content.indexes
     if isinstance(tree, Call) and tree.name in _FUNCTION_EXPLANATIONS:
-        legs = [str(leg) for leg in tree.arguments if isinstance(leg, Word | Call)]
-        legs = legs[:1] if tree.name in ("rerank", "maxsim", "where") else legs
-        return _FUNCTION_EXPLANATIONS[tree.name].format(" and ".join(legs))
+        children = [str(child) for child in tree.arguments if isinstance(child, Word | Call)]
+        children = children[:1] if tree.name in ("rerank", "maxsim", "where") else children
+        return _FUNCTION_EXPLANATIONS[tree.name].format(" and ".join(children))
     name = tree.name if isinstance(tree, Call) else tree.with_depth()[0]
     entry = indexes.get(name, {})
     kind = entry.get("kind", name) if isinstance(entry, dict) else name
@@ -627,7 +631,7 @@ def list_passage_kinds(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
-    """Whether a retriever can be searched in the store, without files that are not pulled."""
+    """Return whether a retriever can be searched by ranges, without pulling files."""
     try:
         needs = plan_retriever(snapshot, expression)
     except (StoreError, UsageError):
@@ -635,8 +639,8 @@ def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
     if needs.graphs or not all(can_read_by_ranges(snapshot, name) for name in needs.index_names):
         return False
     content, ranges = snapshot.manifest.content, snapshot.ranges
-    rows = [content.rows_path(name, part.name) for name in needs.vectors for part in content.parts if part.rows]
-    return ranges is not None and all(map(ranges.covers, rows))
+    paths = [content.rows_path(name, part.name) for name in needs.vectors for part in content.parts if part.rows]
+    return ranges is not None and all(map(ranges.covers, paths))
 
 
 def _takes_text(snapshot: Snapshot, name: str) -> bool:
@@ -646,8 +650,8 @@ def _takes_text(snapshot: Snapshot, name: str) -> bool:
 def _list_resource_files(snapshot: Snapshot, needs: RetrieverNeeds, settings: ServiceSettings) -> dict[str, int]:
     """Return the sizes in bytes of the files that a retriever loads into memory, by path."""
     content = snapshot.manifest.content
-    encoded = [name for name in needs.index_names if not _takes_text(snapshot, name)]
-    folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in encoded}
+    vector_indexes = [name for name in needs.index_names if not _takes_text(snapshot, name)]
+    folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in vector_indexes}
     sizes = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
     counts_indexes = settings.in_memory or settings.memory_bytes is not None
     return sizes | (_list_index_files(snapshot, needs.index_names) if counts_indexes else {})
@@ -663,15 +667,13 @@ def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:
 
 
 def _open_retriever(context: RetrieverContext, expression: str, *, products: bool = False) -> SnapshotRetriever:
-    built = build_retriever(context, expression, products=products)
-    context.open(built.needs)
-    return built.retriever
+    built_retriever = build_retriever(context, expression, products=products)
+    context.open(built_retriever.needs)
+    return built_retriever.retriever
 
 
 def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> RetrieverContext | None:
-    """Return the context with the model's own question encoder, if it has one; None: there is no
-    model.
-    """
+    """Return the context with the model's question encoder, if it has one; None without a model."""
     if model is None:
         return None
     return context if model.question_encoder is None else context.with_encoder(model.question_encoder)
@@ -692,9 +694,9 @@ def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int
 def _create_encoder_loader(
     snapshot: Snapshot, settings: ServiceSettings, previous: LoadedSnapshot | None
 ) -> Callable[[], SharedQuestionEncoder]:
-    """Return a function that the first retriever calls if it needs the question encoder.
+    """Return a function that loads the question encoder once a retriever needs it.
 
-    It returns the encoder of the previous snapshot if the new one has the same files.
+    The function returns the previous snapshot's encoder if both snapshots have the same files.
     """
     is_reusable = previous is not None and _list_encoder_files(previous.snapshot) == _list_encoder_files(snapshot)
     reusable_encoder = previous.question_encoder if previous is not None and is_reusable else None
@@ -709,4 +711,4 @@ def _create_encoder_loader(
 
 def _list_encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:
     files = snapshot.manifest.content.files
-    return sorted((file, ref.id) for file, ref in files.items() if file.startswith(f"{QUESTION_ENCODER}/"))
+    return sorted((path, ref.id) for path, ref in files.items() if path.startswith(f"{QUESTION_ENCODER}/"))

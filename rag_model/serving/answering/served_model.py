@@ -37,7 +37,7 @@ class SharedQuestionEncoder:
         """Read the vector space of `encoder`.
 
         Raises:
-            InputError: Its folder is damaged, or does not name its passage encoder.
+            InputError: The encoder's folder is damaged, or does not name its passage encoder.
         """
         self._encoder, self._space = encoder, encoder.space()
 
@@ -53,7 +53,7 @@ class SharedQuestionEncoder:
         return self._space
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors, in order."""
+        """Return the (n, d) float32 vectors of the questions, in order."""
         return self._encoder.encode_questions(questions)
 
 
@@ -63,7 +63,7 @@ class ServedModel:
 
     model: ReadingModel
     settings: ReaderSettings
-    question_encoder: SharedQuestionEncoder | None  # the model's own; None: use the snapshot's
+    question_encoder: SharedQuestionEncoder | None  # None: use the snapshot's
     writer: Writer | None  # for readers with one prompt; None: each passage is read separately
 
     @classmethod
@@ -83,12 +83,12 @@ class ServedModel:
             settings: How the model reads passages.
             passage_encoder: The passage encoder that belongs to the model's question encoder, if
                 the model does not record it.
-            batch_size: Questions that are decoded together, so that no answer waits for another
-                one.
+            batch_size: Number of questions that are decoded together, so that no answer waits
+                for another one.
         """
         if settings.route is not None:
             mismatch = settings.route.explain_mismatch(model_id, settings.reader_for(model_id))
-            if mismatch:  # a new version of the model must not end the service
+            if mismatch:  # so that a new version of the model does not end the service
                 _LOG.warning("%s; until then the memory with the likelier answer is chosen", mismatch)
                 settings = replace(settings, route=None)
         model = load_reading_model(store, model_id, settings.reader_for(model_id), passage_encoder)
@@ -142,7 +142,7 @@ class ServedModel:
         return likelihood_reader
 
     def create_uncited_reader(self) -> ConcatReader:
-        """Create a one-prompt reader of given passages, or closed book, that asks for no citations.
+        """Create a reader that puts given passages, or none, into one prompt without citations.
 
         Raises:
             UsageError: The model reads each passage separately.

@@ -68,12 +68,13 @@ _FOLLOWER_NICENESS = 10  # pulling yields to requests; threads that the follower
 class FollowedRef:
     """A ref of a store to serve, and the folder for its pulled snapshots."""
 
-    url: str  # of the store
+    url: str  # URL of the store
     ref: str  # a ref, or an id or ref@number, which never move
     dest: Path  # folder of the pulled snapshots
     model: str | None = None  # a model of the store, a folder, or `openai:MODEL`
-    passage_encoder: str | None = None  # of the question encoder, if the model does not record it
-    reader_settings: ReaderSettings = field(default_factory=ReaderSettings)  # how the model reads
+    # passage encoder of the model's question encoder, if the model does not record it
+    passage_encoder: str | None = None
+    reader_settings: ReaderSettings = field(default_factory=ReaderSettings)
 
     @property
     def is_model_local(self) -> bool:
@@ -110,14 +111,14 @@ class FollowedRef:
 @dataclass(frozen=True, slots=True)
 class _TargetVersion:
     served_ref: ServedRef
-    model: str | None  # id
+    model: str | None  # full id
 
 
 class FollowerThread(ABC):
     """The thread of a follower, which runs `_run` until it is stopped."""
 
     def __init__(self, observer: Observer) -> None:
-        """Prepare the thread; the observer is told when it dies."""
+        """Prepare the thread; `observer.on_thread_death` is called when it dies."""
         self._stop_event = threading.Event()
         self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
 
@@ -151,13 +152,13 @@ class RefFollower(FollowerThread):
         super().__init__(observer)
         self._pins = pins or PinnedSnapshots(slot, settings)
         self._pins.on_request = self._wake
-        self._wake_event = threading.Event()  # polls before the next interval has passed
+        self._wake_event = threading.Event()  # set to poll before the interval has passed
         self._target_ref, self._slot, self._settings = target_ref, slot, settings
         self._observer = observer
         self._on_fatal = on_fatal
         self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
-        # keeps the snapshot that is served from the store
+        # keeps the files of the snapshot that is served from the store
         self._lease: ExitStack | SnapshotLease = ExitStack()
         self.taken_down: frozenset[str] = frozenset()  # ids of snapshots, as of the last poll
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
@@ -171,7 +172,7 @@ class RefFollower(FollowerThread):
         return None if self._refused_version is None else self._refused_version[1]
 
     def stop(self) -> None:
-        """Stop following; a pull under way is interrupted, and the next one resumes it."""
+        """Stop following; an interrupted pull is resumed by the next one."""
         self._stop_event.set()
         self._wake()
         super().stop()
@@ -195,15 +196,15 @@ class RefFollower(FollowerThread):
         self._wake_event.set()
 
     def _open_pinned(self, store: Store, name: str) -> LoadedSnapshot:
-        """Open a snapshot that requests name, and hold it open."""
-        current, identity = self._slot.current, store.snapshots.resolve_trusted(name)
-        if identity in self.taken_down:
+        """Return a snapshot that requests name, held open."""
+        current, snapshot_id = self._slot.current, store.snapshots.resolve_trusted(name)
+        if snapshot_id in self.taken_down:
             raise NotFoundError(f"snapshot {name} was taken down: ask for another one")
-        if store.files.get_size(store.snapshots.manifest_path(identity)) is None:
+        if store.files.get_size(store.snapshots.manifest_path(snapshot_id)) is None:
             raise NotFoundError(f"snapshot {name} is not in the store any more: ask for another one")
-        if current is not None and current.id == identity:
+        if current is not None and current.id == snapshot_id:
             return self._slot.hold(current)
-        start_time, served_ref = time.monotonic(), ServedRef(name, 0, identity, "")
+        start_time, served_ref = time.monotonic(), ServedRef(name, 0, snapshot_id, "")
         if self._settings.pull:
             folder, _ = self._pull_and_load_model(store, _TargetVersion(served_ref, None), current)
             loaded = self._open_warm(folder, served_ref, None, current)
@@ -229,7 +230,7 @@ class RefFollower(FollowerThread):
             self._load_and_swap(store, target, current)
 
     def _withdraw_taken_down(self) -> None:
-        """Stop serving the current snapshot if it was taken down, and delete such files."""
+        """Stop serving the current snapshot if it was taken down, and delete such snapshots."""
         current = self._slot.current
         if current is not None and current.id in self.taken_down:
             _LOG.error("snapshot %s was taken down and is not served any more", current.id[:12])
@@ -246,7 +247,7 @@ class RefFollower(FollowerThread):
             )
 
     def _run(self) -> None:
-        # not every system has priorities for single threads
+        # Not every system has priorities for single threads.
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FOLLOWER_NICENESS)
         while True:
@@ -254,7 +255,7 @@ class RefFollower(FollowerThread):
                 self.poll()
             except FollowerStoppedError:
                 return
-            # also a native panic: requests go on, and the next poll may succeed
+            # Also catch the panic of a native library, since the next poll may succeed.
             except BaseException as failure:
                 self._record_poll(f"unexpected {type(failure).__name__}: {failure}")
             self._wake_event.wait(self._settings.poll_seconds)
@@ -275,7 +276,7 @@ class RefFollower(FollowerThread):
         )
 
     def _handle_poll_error(self, error: BookwheelError) -> None:
-        """Distinguish an unreachable store, an unusable ref record, and a missing ref."""
+        """Handle an unreachable store, an unusable ref record, or a missing ref."""
         is_missing = isinstance(error, NotFoundError)
         if is_missing and not self._has_served:
             self._on_fatal(error)
@@ -294,7 +295,7 @@ class RefFollower(FollowerThread):
                 self._serve_last_pulled()
 
     def _serve_last_pulled(self) -> None:
-        """Serve the last pulled snapshot meanwhile, unless its model is in the store."""
+        """Serve the last pulled snapshot until the store answers, unless it has the model."""
         target_ref, folder = self._target_ref, self._target_ref.find_last_pulled()
         if folder is None or not target_ref.is_model_local:
             return
@@ -347,7 +348,7 @@ class RefFollower(FollowerThread):
             raise
         except BookwheelError as error:
             self._refuse(target, served_ref, error, final=isinstance(error, _PERMANENT_ERRORS))
-        except BaseException as error:  # a panic of a native library is no Exception
+        except BaseException as error:  # a panic of a native library is not an Exception
             _LOG.exception("snapshot %s can't be opened", served_ref.snapshot[:12])
             self._refuse(target, served_ref, error, final=False)
 
@@ -357,7 +358,7 @@ class RefFollower(FollowerThread):
         """Serve a snapshot from the store by ranges; return the loaded snapshot.
 
         Raises:
-            BookwheelError: the snapshot cannot be served by ranges, and is not pulled either.
+            BookwheelError: The snapshot cannot be served by ranges, and the settings allow no pull.
         """
         start_time, served_ref = time.monotonic(), target.served_ref
         name = f"{served_ref.ref}@{served_ref.number}" if served_ref.number else served_ref.ref
@@ -450,7 +451,7 @@ class RefFollower(FollowerThread):
             _LOG.warning("%s", note)
         self._refused_version, served_ref = None, loaded.served_ref
         _LOG.info(
-            "%s@%d: snapshot %s serves%s, after %.1f s",
+            "%s@%d: snapshot %s is served%s, after %.1f s",
             served_ref.ref,
             served_ref.number,
             loaded.id[:12],
@@ -468,12 +469,12 @@ class RefFollower(FollowerThread):
         return loaded.warm_up()
 
     def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
-        """Record what the ref names, for a start without the store."""
+        """Record which snapshot the ref names, so that a start needs no store."""
         try:
             record_name(self._target_ref.dest, store.url, served_ref.ref, served_ref.snapshot)
         except OSError as error:
             _LOG.error(
-                "cannot record in %s what %s names: %s",
+                "cannot record in %s which snapshot %s names: %s",
                 self._target_ref.dest,
                 served_ref.ref,
                 error,
@@ -517,7 +518,7 @@ class RefFollower(FollowerThread):
 
 @dataclass(frozen=True, slots=True)
 class PulledFolder:
-    """A folder to serve that `bookwheel pull` writes."""
+    """A folder of `bookwheel pull` to serve."""
 
     folder: Path
     model: None = None  # passages only
@@ -536,7 +537,7 @@ def _refuse_pin(name: str) -> LoadedSnapshot:
 
 
 class FolderFollower(FollowerThread):
-    """Polls a pulled folder in its own thread, and swaps to what a later pull puts there.
+    """Polls a pulled folder in its own thread, and swaps to each snapshot of a later pull.
 
     It never contacts a store. A faulty snapshot leaves the current one in service.
     """
@@ -559,7 +560,7 @@ class FolderFollower(FollowerThread):
         self._folder, self._slot, self._settings = target.folder, slot, settings
         self._observer = observer
         self._on_fatal = on_fatal
-        self._rejected_root: Path | None = None  # the snapshot that was refused last
+        self._rejected_root: Path | None = None  # folder of the last refused snapshot
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
 
     def poll(self) -> None:

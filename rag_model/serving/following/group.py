@@ -3,7 +3,8 @@
 Worker 0 is the leader. Its `LeaderSlot` waits until every other worker has opened a new snapshot
 before it serves it. The other workers have a `WorkerSlot` and a `WorkerFollower`, which opens the
 snapshots that the leader announces. The leader switches to a snapshot by raising a number in shared
-memory, which every request reads. No worker answers a later request from the old snapshot.
+memory, which every request reads. So no worker answers a request that arrives after the switch from
+the old snapshot.
 """
 
 import queue
@@ -55,7 +56,8 @@ class WorkerSlot(SnapshotSlot):
         super().__init__(on_freed, on_loaded)
         self._link = link
         self._served_number = 0  # switch number of the current snapshot
-        self._prepared: tuple[int, LoadedSnapshot] | None = None  # opened, not served yet
+        # switch number and snapshot; opened, not served yet
+        self._prepared: tuple[int, LoadedSnapshot] | None = None
 
     @property
     def served_ref(self) -> ServedRef | None:
@@ -75,7 +77,7 @@ class WorkerSlot(SnapshotSlot):
         return super().hold_current()
 
     def set_prepared(self, loaded: LoadedSnapshot, number: int) -> None:
-        """Store an open snapshot, to be served from switch `number` on."""
+        """Store an open snapshot that is served from switch `number` on."""
         self.discard_prepared()
         with self._lock:
             self._prepared = number, loaded
@@ -162,7 +164,7 @@ def describe_snapshot(loaded: LoadedSnapshot) -> Message:
         "folder": None if loaded.is_ranged else str(loaded.snapshot.location),
         "ref": asdict(loaded.served_ref),
         "model": loaded.model and loaded.model.id,
-        # The leader chooses them for all workers, because the choice depends on the free memory.
+        # The leader chooses them for all workers, because the choice depends on free memory.
         "retrievers": loaded.retrievers,
         "notes": loaded.notes,
     }
@@ -227,10 +229,10 @@ class WorkerFollower(FollowerThread):
         self._followed_source, self._slot, self._settings, self._observer = followed_source, slot, settings, observer
         self._pins, self._link = pins, link
         self._scorers = PairScorerCache(followed_source.url) if isinstance(followed_source, FollowedRef) else None
-        self._announced_snapshot: LoadedSnapshot | None = None  # last one reported to the observer
+        self._reported_snapshot: LoadedSnapshot | None = None  # last one reported to the observer
         self._requested_pins: set[str] = set()
         self._pin_replies: dict[str, Message] = {}
-        # These three are the leader's, from its last message.
+        # state of the leader, from its last message
         self.refusal: Refusal | None = None
         self.problem = ""
         self.taken_down: frozenset[str] = frozenset()
@@ -241,9 +243,9 @@ class WorkerFollower(FollowerThread):
                 self._handle(self._link.inbox.get(timeout=_POLL_SECONDS))
             self._slot.switch_if_due()
             current = self._slot.current
-            if current is not None and current is not self._announced_snapshot:
+            if current is not None and current is not self._reported_snapshot:
                 notify(self._observer.on_swap, current, 0.0)
-            self._announced_snapshot = current
+            self._reported_snapshot = current
             self._pins.update(self._open_pinned, self.taken_down)
 
     def _handle(self, message: Message) -> None:
@@ -273,7 +275,7 @@ class WorkerFollower(FollowerThread):
             loaded = self._open(opening)
         except BookwheelError as failure:
             error = failure
-        except BaseException as failure:  # a panic of a native library is no Exception
+        except BaseException as failure:  # a panic of a native library is not an Exception
             error = ResourceError(f"unexpected {type(failure).__name__}: {failure}")
         else:
             loaded.served_ref = ServedRef(**opening["ref"])
@@ -306,7 +308,7 @@ class WorkerFollower(FollowerThread):
         return LoadedSnapshot.open_ranged(snapshot, served_ref, settings, current, self._scorers)
 
     def _load_model(self, model_id: str | None, current: LoadedSnapshot | None) -> ServedModel | None:
-        """Return the current model if it has this id; otherwise load the model."""
+        """Return the current model if it has this id, else load it; None without an id."""
         if model_id is None or (current is not None and current.model is not None and current.model.id == model_id):
             return current.model if current is not None and model_id is not None else None
         followed_ref = self._get_ref()

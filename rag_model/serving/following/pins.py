@@ -1,8 +1,8 @@
-"""Keep snapshots open that requests name, beside the one that the ref names now.
+"""Keep snapshots open that requests name, besides the one that the ref names now.
 
-A training run asks for one snapshot from its first step to its last, while the ref moves on. Such a
-snapshot is pinned by the first request that names it, and stays open until nobody has asked for it
-for `pin_seconds`. The follower opens it, so the first requests are told to try again.
+A training run searches one snapshot from its first step to its last, while the ref moves on. The
+first request that names such a snapshot pins it. It stays open until no request has named it for
+`pin_seconds`. The follower opens it; until then, requests get an error that asks to try again.
 """
 
 import logging
@@ -20,7 +20,7 @@ from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.checks import FULL_ID
 
 _LOG = logging.getLogger(__name__)
-_RETRY_SECONDS = 30.0  # after which a snapshot that could not be opened is tried again
+_RETRY_SECONDS = 30.0  # time until a snapshot that could not be opened is tried again
 _MOVE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}@[0-9]{1,8}")
 _MAX_QUOTED = 80  # characters of a name in an error message
 
@@ -35,9 +35,9 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Pin:
-    """A snapshot that requests name; times by the monotonic clock."""
+    """A snapshot that requests name; times are of the monotonic clock."""
 
-    last_request: float
+    last_request_time: float
     state: LoadedSnapshot | _Failure | None  # None: the follower has not opened it yet
 
 
@@ -49,7 +49,7 @@ class PinnedSnapshots:
         self._slot, self._settings = slot, settings
         self._lock = threading.Lock()
         self._pins: dict[str, _Pin] = {}  # by the name in the requests
-        # called if a snapshot waits to be opened
+        # called when a snapshot must be opened
         self.on_request: Callable[[], None] = lambda: None
 
     def hold(self, name: str | None) -> LoadedSnapshot:
@@ -61,7 +61,7 @@ class PinnedSnapshots:
             UsageError: The name is a ref, which moves.
             NotReadyError: The snapshot is not open yet, or too many others are pinned.
             NotFoundError: The store has no such snapshot.
-            GoneError: It expired, or was taken down.
+            GoneError: The snapshot expired, or was taken down.
         """
         if name is None:
             return self._slot.hold_current()
@@ -71,7 +71,7 @@ class PinnedSnapshots:
                 _check_name(name)
                 self._check_limit()
                 pin = self._pins[name] = _Pin(time.monotonic(), self._hold_current(name))
-            pin.last_request = time.monotonic()
+            pin.last_request_time = time.monotonic()
             match pin.state:
                 case LoadedSnapshot() as loaded:
                     return self._slot.hold(loaded)
@@ -82,20 +82,20 @@ class PinnedSnapshots:
         raise NotReadyError(f"snapshot {name} is being opened: ask again in a moment")
 
     def is_opening(self, name: str) -> bool:
-        """Return whether a snapshot is still to be opened."""
+        """Return whether a snapshot is pinned but not opened yet."""
         with self._lock:
             return name in self._pins and self._pins[name].state is None
 
     def update(self, open_snapshot: Callable[[str], LoadedSnapshot | None], taken_down: frozenset[str]) -> None:
-        """Open the snapshots that requests wait for, and give up those that are no longer requested.
+        """Open the snapshots that requests wait for, and release those no longer requested.
 
         Args:
-            open_snapshot: Returns a snapshot by its name, held open; None: it cannot be opened yet.
+            open_snapshot: Returns a snapshot by its name, held open, or None if it must wait.
             taken_down: Ids of the snapshots that were taken down.
         """
         for name, pin in list(self._pins.items()):
             now = time.monotonic()
-            if now - pin.last_request > self._settings.pin_seconds:
+            if now - pin.last_request_time > self._settings.pin_seconds:
                 self._drop(name)
                 continue
             match pin.state:
@@ -107,7 +107,7 @@ class PinnedSnapshots:
                     self._drop(name)
 
     def close(self) -> None:
-        """Give up all snapshots."""
+        """Release all snapshots."""
         for name in list(self._pins):
             self._drop(name)
 
@@ -132,7 +132,7 @@ class PinnedSnapshots:
             pin.state = _Failure(error, time.monotonic())
 
     def _hold_current(self, name: str) -> LoadedSnapshot | None:
-        """Return the current snapshot, held open, if it is the named one."""
+        """Return the current snapshot, held open, if it has this name."""
         if self._slot.served_ref is None:
             return None
         loaded = self._slot.hold_current()
@@ -145,14 +145,14 @@ class PinnedSnapshots:
         with self._lock:
             pin = self._pins.pop(name)
             if error is not None:
-                self._pins[name] = _Pin(pin.last_request, _Failure(error, time.monotonic()))
+                self._pins[name] = _Pin(pin.last_request_time, _Failure(error, time.monotonic()))
         if isinstance(pin.state, LoadedSnapshot):
             self._slot.release(pin.state)
 
     def _check_limit(self) -> None:
         """Refuse another snapshot if too many are open or about to be opened.
 
-        A name that could not be opened takes no place, nor does one of the current snapshot.
+        Names that could not be opened, and names of the current snapshot, do not count.
         """
         served_ref = self._slot.served_ref
         current_id = served_ref.snapshot if served_ref else ""
@@ -163,8 +163,8 @@ class PinnedSnapshots:
         ]
         if len(names) >= self._settings.pinned_snapshots:
             raise NotReadyError(
-                f"the service keeps up to {self._settings.pinned_snapshots} snapshots for requests, now "
-                f"{', '.join(sorted(names))}: ask for one of them, or again later"
+                f"the service keeps at most {self._settings.pinned_snapshots} snapshots open for requests, now "
+                f"{', '.join(sorted(names))}: name one of them, or try again later"
             )
 
 

@@ -24,12 +24,12 @@ class SnapshotSlot:
         """Create an empty slot.
 
         `on_loaded` receives the id of each snapshot that is held for the first time, and `on_freed`
-        of each that is freed.
+        the id of each snapshot that is freed.
         """
         self._on_freed, self._on_loaded = on_freed, on_loaded
         self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
-        self._reader_counts: dict[int, int] = {}  # by `id` of each snapshot in memory
+        self._reader_counts: dict[int, int] = {}  # by `id(loaded)`, of the snapshots in memory
 
     @property
     def current(self) -> LoadedSnapshot | None:
@@ -74,12 +74,12 @@ class SnapshotSlot:
     def hold(self, loaded: LoadedSnapshot) -> LoadedSnapshot:
         """Return `loaded`, and keep it open until `release` is called.
 
-        It is the current snapshot, one that the caller holds already, or a new one.
+        `loaded` is the current snapshot, one that the caller holds already, or a new one.
         """
         with self._lock:
-            count = self._reader_counts.get(id(loaded), 0)
-            self._reader_counts[id(loaded)] = count + 1
-        if not count:
+            n_readers = self._reader_counts.get(id(loaded), 0)
+            self._reader_counts[id(loaded)] = n_readers + 1
+        if not n_readers:
             self._on_loaded(loaded.id)
         return loaded
 
@@ -97,7 +97,7 @@ class SnapshotSlot:
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
         with self._lock:
-            # the slot itself is a reader
+            # The slot itself is a reader.
             previous, self._current = self._current, self.hold(loaded)
         if previous is not None:
             self.release(previous)
@@ -116,7 +116,7 @@ class SnapshotSlot:
             self.release(previous)
 
     def release(self, loaded: LoadedSnapshot) -> None:
-        """Give up one hold; the last one frees the snapshot."""
+        """Release one hold of a snapshot; the last release frees it."""
         with self._lock:
             self._reader_counts[id(loaded)] -= 1
             if self._reader_counts[id(loaded)]:

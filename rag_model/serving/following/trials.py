@@ -2,11 +2,11 @@
 
 An index file may be damaged in a way that only a search notices, and native code that meets the
 damage kills its process. A snapshot also carries a question encoder, whose config decides how much
-memory and time it takes, and only encoding a question shows that. A child process meets both
-first, before `current` names the version.
+memory and time it takes, and only encoding a question shows that. A child process tries both
+before `current` names the version.
 
-What killed a child is recorded, so that neither a restart nor the next poll repeats the trial. For
-models, success is recorded too, so a new version with the same encoder costs nothing:
+If a child dies, the cause is recorded, so that neither a restart nor the next poll repeats the
+trial. For models, success is recorded too, so a new version with the same encoder needs no trial:
 
 ```
 DEST/.trials/<digest of files and library versions>.json    {"died": "was ended by SIGSEGV"}
@@ -42,20 +42,20 @@ from rag_model.untrusted_text import parse_json
 
 _VERDICTS_FOLDER = ".trials"
 _ENGINES = ("faiss-cpu", "torch", "transformers", "tokenizers")
-# bytes for libraries, centroids and the tables of a search, besides `_ROW_BYTES`
+# bytes for libraries, centroids and search tables, in addition to `_ROW_BYTES`
 _INDEX_MEMORY = 2 << 30
 _ROW_BYTES = 16  # bytes a row for a graph's levels and offsets, which are not mapped
 _INDEX_SECONDS = 120.0  # CPU seconds of the child for small files
-_INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable reading
+_INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable speed of reading
 _QUERY_COUNT = 3  # queries to each index
 _K = 5
 _QUERY_TOKENS = 4  # token vectors of a query
 _QUERY_TERMS = 64  # weighted terms of a sparse query
 _MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
-# memory in copies of the weights: fp16 becomes float32, and is laid out for the CPU
+# memory as a multiple of the weights: fp16 becomes float32, with another layout for the CPU
 _WEIGHT_COPIES = 3
 _MODEL_SECONDS = 300.0  # CPU seconds of the child for small files
-_MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable loading of weights
+_MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable speed of loading weights
 _MODEL_KINDS: Mapping[ReaderName, str] = {
     "marginal": "RAG model",
     "concat": "generator",
@@ -82,14 +82,14 @@ def run_trial(
     Args:
         dest: The folder of the pulled snapshots.
         subject: A JSON value that identifies all files of the trial by their digests.
-        action: The child's action, for errors: `a process that opened and searched
-            index/hnsw.faiss`.
+        action: The child and its action, for error messages, such as `a process that opened and
+            searched index/hnsw.faiss`.
         advice: What to do if the child died.
-        trial: Calls the child.
+        trial: Runs the child.
         record_success: Also record success, so that the trial is not repeated.
 
     Raises:
-        BookwheelError: The subject is unusable; the message is the child's.
+        BookwheelError: The files are unusable; the message is the child's.
         RefusedError: The child died, now or in an earlier trial.
     """
     verdict_file = dest / _VERDICTS_FOLDER / f"{_digest_subject(subject)}.json"
@@ -116,7 +116,7 @@ def _read_verdict(verdict_file: Path) -> str | None:
 
 
 def _write_verdict(verdict_file: Path, failure: str) -> None:
-    # without a record the trial runs again
+    # If the record cannot be written, the trial runs again.
     with suppress(OSError), atomic_write(verdict_file) as temporary:
         temporary.write_text(json.dumps({"died": failure}))
 
@@ -125,7 +125,7 @@ def try_snapshot(folder: Path, content: Content, indexes: Sequence[str]) -> None
     """Try the indexes and question encoders of the snapshot in `folder`, each in a child process.
 
     Raises:
-        RefusedError: see `run_trial`.
+        RefusedError: See `run_trial`.
     """
     try_indexes(folder, content, indexes)
     try_encoders(folder, content, indexes)
@@ -142,7 +142,7 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
     if not names:
         return
     files = [content.index_file(name) for name in names]
-    size = sum(content.files[file].size for file in files)
+    n_bytes = sum(content.files[file].size for file in files)
     subject = [
         [dict(content.indexes[name]), content.files[file].to_json()] for name, file in zip(names, files, strict=True)
     ]
@@ -155,7 +155,7 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
         lambda: run_in_child(
             __name__,
             arguments,
-            seconds=_INDEX_SECONDS + size / _INDEX_BYTES_PER_SECOND,
+            seconds=_INDEX_SECONDS + n_bytes / _INDEX_BYTES_PER_SECOND,
             memory=_INDEX_MEMORY + _ROW_BYTES * content.n,
         ),
     )
@@ -190,8 +190,8 @@ def _draw_token_vectors(snapshot: Snapshot, name: str, index: Any, generator: np
 
 def _draw_unit_vectors(generator: np.random.Generator, shape: tuple[int, ...]) -> Vectors:
     vectors = generator.standard_normal(shape).astype(np.float32)
-    unit: Vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return unit
+    unit_vectors: Vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return unit_vectors
 
 
 def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> Vectors:
@@ -202,7 +202,7 @@ def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, generator: n
 
 _TRIAL_QUERIES: dict[
     RepresentationType, Callable[[Snapshot, str, Any, np.random.Generator], Any]
-] = {  # by what an index is over
+] = {  # by the representation that an index is built over
     "text": _read_queries,
     "vectors": _draw_vectors,
     "tokens": _draw_token_vectors,
@@ -234,7 +234,7 @@ def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None
 
 
 def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
-    """Answer without passages by the model in `folder`; `dest` holds the pulled snapshots.
+    """Let the model in `folder` answer without passages; `dest` holds the pulled snapshots.
 
     Raises:
         BookwheelError: The model is unusable; the message is the child's.
@@ -245,7 +245,7 @@ def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
     _run_model_trial(dest, _MODEL_KINDS[reader], folder, subject, sum(path.stat().st_size for path in files))
 
 
-def _run_model_trial(dest: Path, kind: str, folder: Path, subject: Any, size: int) -> None:
+def _run_model_trial(dest: Path, kind: str, folder: Path, subject: Any, n_bytes: int) -> None:
     arguments = {"kind": kind, "folder": str(folder)}
     run_trial(
         dest,
@@ -255,19 +255,19 @@ def _run_model_trial(dest: Path, kind: str, folder: Path, subject: Any, size: in
         lambda: run_in_child(
             __name__,
             arguments,
-            seconds=_MODEL_SECONDS + size / _MODEL_BYTES_PER_SECOND,
-            memory=_MODEL_MEMORY + _WEIGHT_COPIES * size,
+            seconds=_MODEL_SECONDS + n_bytes / _MODEL_BYTES_PER_SECOND,
+            memory=_MODEL_MEMORY + _WEIGHT_COPIES * n_bytes,
         ),
         record_success=True,
     )
 
 
-def _use_model(arguments: Any) -> None:
+def _run_model(arguments: Any) -> None:
     kind, folder = arguments["kind"], Path(arguments["folder"])
     try:
         if kind == "encoder":
             encoder = load_any_encoder(folder)
-            # it runs elsewhere, where it may be down or take shorter questions
+            # An endpoint may be down, or accept only shorter questions.
             if not is_endpoint_encoder(folder):
                 encoder.encode_questions(_MODEL_QUESTIONS)
         else:
@@ -288,7 +288,7 @@ def _answer_questions(folder: Path, reader: ReaderName) -> None:
     model = load_reading_model(None, str(folder), reader)
     if model.question_encoder is not None:
         model.question_encoder.encode_questions(_MODEL_QUESTIONS)
-    # The long question may not fit into a prompt, which only `marginal` does not need.
+    # The long question may not fit into a prompt; only the reader `marginal` uses none.
     questions = _MODEL_QUESTIONS if reader == "marginal" else _MODEL_QUESTIONS[:1]
     settings = ReaderSettings(reader, DecodingSettings(max_new_tokens=_NEW_TOKENS))
     model.open_reader(None, settings).answer_from(questions, [[] for _ in questions])
@@ -298,7 +298,7 @@ def _run_in_this_child(arguments: Any) -> None:
     if "indexes" in arguments:
         _search_indexes(arguments)
     else:
-        _use_model(arguments)
+        _run_model(arguments)
 
 
 if __name__ == "__main__":

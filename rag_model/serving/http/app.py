@@ -2,14 +2,14 @@
 
 | endpoint | reply |
 | --- | --- |
-| `POST /search`, `POST /answer` | the JSON of the verbs of that name, with its snapshot |
+| `POST /search`, `POST /answer` | the JSON of the commands of that name, with its snapshot |
 | `POST /retrieve` | documents for any number of queries, as trainings of search agents send them |
 | `GET /snapshot` | the served snapshot, and a refused version if there is one |
 | `GET /healthz` | 200 while the process runs |
 | `GET /readyz` | 200 while the service can answer |
 | `GET /metrics` | metrics in Prometheus' exposition format |
-| `GET /` | a web page; its policy forbids to load or run anything from elsewhere |
-| `GET /openapi.json` | the OpenAPI schema; its usual page would load scripts from elsewhere |
+| `GET /` | a web page; its content policy forbids to load anything from other hosts |
+| `GET /openapi.json` | the OpenAPI schema, without the usual page, which loads scripts |
 
 The health port serves `/healthz`, `/readyz` and `/metrics` only, so clients cannot use it up.
 
@@ -93,9 +93,9 @@ from rag_model.serving.monitoring.tracing import CURRENT_TRACE, RequestTrace
 from rag_model.serving.service import Service
 
 EVENT_STREAM_TYPE = "text/event-stream"
-# forbids proxies to buffer the stream
+# They keep proxies from buffering the stream.
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_MAX_LOOP_QUERIES = 64  # of a reply that the event loop itself formats, in under a millisecond
+_MAX_LOOP_QUERIES = 64  # queries of a reply that the event loop formats, in under 1 ms
 _STATUS_OK, _STATUS_CLIENT_CLOSED = 200, 499
 _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: the media type is not acceptable
 
@@ -158,10 +158,10 @@ class AnswerStream(StreamingResponse):
 
     @classmethod
     async def start(cls, service: Service, request: AnswerRequest, client: str, explain_error: ErrorExplainer) -> Self:
-        """Submit a request and wait for its first update; raise errors that occur before.
+        """Submit a request and wait for its first update; raise errors that occur before it.
 
         Raises:
-            BookwheelError: As `Service.answer`.
+            BookwheelError: See `Service.answer`.
         """
         progress = AnswerProgress()
         task = asyncio.create_task(service.answer(request.questions, request.k, request.expression, client, progress))
@@ -193,7 +193,7 @@ class AnswerStream(StreamingResponse):
                 yield b"".join(_format_update(self._questions, update) for update in updates)
                 updates = await self._progress.wait_for_updates()
             yield format_event("answer", format_answer_reply(await self._task))
-        # the response head is sent already, so the error must be an event
+        # The response head is sent already, so the error must be an event.
         except Exception as error:
             self._status, detail = self._explain_error(error)
             yield format_event("error", to_json({"status": self._status, "detail": detail}))
@@ -267,7 +267,7 @@ def create_error_reply(status: int, detail: str, headers: Mapping[str, str] | No
 
 
 class _BodyError(BookwheelError):
-    """The body is too large or too slow; the connection must be closed."""
+    """The body is too large or arrives too slowly; the connection must be closed."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -275,17 +275,17 @@ class _BodyError(BookwheelError):
 
 
 class _ServiceApp(FastAPI):
-    """A FastAPI application that calls /search and /answer directly.
+    """A FastAPI application that calls the query endpoints directly.
 
     Normal routing, by FastAPI or by Starlette alone, makes a search of a small snapshot slower by
-    10 % (lower quartile) to 29 % (median): 1.2 to 1.3 ms, and 1.6 to 2.0 ms. Both endpoints check
+    10 % (lower quartile) to 29 % (median): 1.2 to 1.3 ms, and 1.6 to 2.0 ms. The endpoints check
     their requests themselves, and are also declared to FastAPI, for OpenAPI and for other methods.
     """
 
     def __init__(self, guard: RequestGuard, **settings: Any) -> None:
         super().__init__(**settings)
         self.guard = guard
-        # for POST, by path
+        # endpoints for POST, by path
         self.direct_endpoints: dict[str, Callable[[Request], Awaitable[Response]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -350,10 +350,10 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
 
     @app.post("/retrieve", **_describe_endpoint(RetrieveRequest, RetrieveReply))
     async def retrieve(request: Request) -> Response:
-        """Find documents for many queries, as Search-R1, verl and GEM send them.
+        """Find documents for many queries, in the format of Search-R1, verl and GEM.
 
-        The URL may name a snapshot (`?snapshot=latest@3`), which stays open while it is asked for,
-        and a `retriever`. Queries without text get no documents, long ones are cut.
+        The URL may name a snapshot (`?snapshot=latest@3`), which stays open while requests name it,
+        and a `retriever`. Queries without text get no documents; long queries are truncated.
         """
         as_msgpack = messages.is_msgpack(request.headers.get("content-type"))
 
@@ -368,11 +368,11 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
                 if has_visible_text(text)
             }
             with service.hold(options.snapshot) as loaded:
-                found = await service.retrieve(
+                hit_lists = await service.retrieve(
                     list(texts.values()), query.topk, options.expression, _get_client(request), loaded
                 )
-            hits = dict(zip(texts, found, strict=True))
-            ordered_hits = [hits.get(position, []) for position in range(len(query.questions))]
+            hits_by_position = dict(zip(texts, hit_lists, strict=True))
+            ordered_hits = [hits_by_position.get(position, []) for position in range(len(query.questions))]
             format_reply = partial(
                 messages.format_retrieve_reply, query, loaded.id, ordered_hits, as_msgpack=as_msgpack
             )
@@ -388,7 +388,7 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
         **_describe_endpoint(AnswerRequest, create_model(AnswerReply), other_media_type=EVENT_STREAM_TYPE),
     )
     async def answer(request: Request) -> Response:
-        """Answer questions with the service's model, each with the passages that the model read."""
+        """Answer questions with the service's model; reply with the passages that it read."""
 
         async def run(query: AnswerRequest) -> bytes | AnswerStream:
             client = _get_client(request)
@@ -475,7 +475,7 @@ async def _handle_request(
 
     Args:
         service: The service.
-        verb: The endpoint, for the metrics.
+        verb: The endpoint's name in the metrics.
         request: The request.
         read: Parses and checks the body.
         run: Returns the reply's body, or a stream of it.

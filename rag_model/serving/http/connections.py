@@ -22,20 +22,20 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from rag_model.serving.settings import ServiceSettings
 
 _Base: Any = AutoHTTPProtocol  # of httptools if installed, else of h11
-_MIN_BYTES_PER_SECOND = 65_536  # that a client must read of a long reply
-_CHECK_SECONDS = 1.0  # between two checks of what a client has read
+_MIN_BYTES_PER_SECOND = 65_536  # slowest speed at which a client may read a long reply
+_CHECK_SECONDS = 1.0  # between two checks how much a client has read
 _PARSE_BYTES = 16_384  # parsed between two checks of the number of pipelined requests
-_MAX_OVERHEAD_BYTES = 16_384  # of a request besides its body: head, chunk sizes, trailers
+_MAX_OVERHEAD_BYTES = 16_384  # of a request without its body: head, chunk sizes, trailers
 _MAX_HEADERS = 100  # of a request; each takes 100 times its size in memory
 _MAX_PIPELINED = 64  # requests; uvicorn keeps all of them, at 100 times their size in memory
 _IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client
 
 
 class _BufferedTransport:
-    """A transport that joins the writes of one loop iteration: uvicorn writes head and body apart.
+    """A transport that joins the writes of one loop iteration, such as uvicorn's head and body.
 
-    It aborts the connection of a client that does not read. Under TLS, only bytes that are not
-    encrypted yet are known; the limit of idle connections covers the others.
+    It aborts the connection of a client that does not read. Under TLS, only the bytes that are not
+    encrypted yet are counted; the limit of idle connections covers the others.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class _BufferedTransport:
         seconds: float,
         exceeds_limit: Callable[[], bool],
     ) -> None:
-        """Give a client `seconds` to read, unless `exceeds_limit` returns True."""
+        """Abort if the client does not read within `seconds`, or `exceeds_limit` returns True."""
         self._transport, self._loop, self._seconds = transport, loop, seconds
         self._exceeds_limit = exceeds_limit
         self._pending: list[bytes] = []
         self._total_written = 0  # bytes handed to the transport so far
-        self._mark = 0  # bytes that the client must have read by `_deadline` (the loop's clock)
+        self._required_bytes = 0  # that the client must read by `_deadline` (the loop's clock)
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -89,17 +89,17 @@ class _BufferedTransport:
             self._start_deadline(unsent)
 
     def _start_deadline(self, unsent: int) -> None:
-        self._mark = self._total_written
+        self._required_bytes = self._total_written
         self._deadline = self._loop.time() + self._seconds + unsent / _MIN_BYTES_PER_SECOND
         self._timer = self._loop.call_later(min(_CHECK_SECONDS, self._seconds), self._check_deadline)
 
     def _check_deadline(self) -> None:
         """Abort the connection if its client is too slow; check again while bytes are unsent."""
         self._timer, unsent = None, self._transport.get_write_buffer_size()
-        is_late = self._total_written - unsent < self._mark and self._loop.time() >= self._deadline
+        is_late = self._total_written - unsent < self._required_bytes and self._loop.time() >= self._deadline
         if unsent and (is_late or self._exceeds_limit()):
             self.abort()
-        elif unsent and self._total_written - unsent >= self._mark:
+        elif unsent and self._total_written - unsent >= self._required_bytes:
             self._start_deadline(unsent)
         elif unsent:
             self._timer = self._loop.call_later(min(_CHECK_SECONDS, self._seconds), self._check_deadline)
@@ -117,13 +117,13 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     clients: Counter[str]  # open connections by client
     app_state: dict[str, Any]
     _timer: asyncio.TimerHandle | None = None
-    _overhead_bytes = 0  # bytes of the current request besides its body
+    _overhead_bytes = 0  # bytes of the current request without its body
     # httptools reports body bytes; h11 has its own limits
     _counts_body_bytes = hasattr(_Base, "on_body")
     _last_received = 0.0  # when the client last sent something (the loop's clock)
     _client_key = ""
     _has_head = False  # whether the head of the current request is complete; trailers come later
-    _is_refused = False  # whether the connection is closing; further data of the client is ignored
+    _is_refused = False  # whether a request was refused; further data of the client is ignored
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(
@@ -156,7 +156,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
                 self._overhead_bytes > _MAX_OVERHEAD_BYTES or len(self.headers or ()) > _MAX_HEADERS
             ):
                 self._refuse_long_request()
-            # h11 takes one request at a time
+            # Only httptools has a pipeline; h11 takes one request at a time.
             if len(getattr(self, "pipeline", ())) > _MAX_PIPELINED:
                 self.transport.abort()
         self._restart_timer()
@@ -190,7 +190,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     def on_message_complete(self) -> None:
         if self._is_refused:
             return
-        # the rest of the chunk is not counted: it is at most `_PARSE_BYTES`
+        # The rest of the chunk, at most `_PARSE_BYTES`, is not counted.
         self._overhead_bytes = 0
         self.scope["state"]["is_body_complete"] = True
         super().on_message_complete()
@@ -217,15 +217,15 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self.clients[self._client_key] -= 1
         if not self.clients[self._client_key]:
             del self.clients[self._client_key]
-        disconnect = self.scope["state"].get("on_disconnect") if self.scope else None
+        on_disconnect = self.scope["state"].get("on_disconnect") if self.scope else None
         super().connection_lost(exc)
-        if disconnect is not None:  # a request is in progress; cancel it
-            disconnect()
+        if on_disconnect is not None:  # a request is in progress; cancel it
+            on_disconnect()
 
     def _exceeds_unsent_limit(self) -> bool:
         """Return whether this client's connections together hold too many unsent bytes."""
-        of_client = (connection for connection in self.connections if connection._client_key == self._client_key)
-        return bool(sum(connection.transport.unsent for connection in of_client) > self.max_unsent_bytes)
+        siblings = (connection for connection in self.connections if connection._client_key == self._client_key)
+        return bool(sum(connection.transport.unsent for connection in siblings) > self.max_unsent_bytes)
 
     def _refuse(self, status: int, detail: str) -> None:
         body = to_json({"detail": detail})
@@ -237,7 +237,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self.transport.close()
 
     def _evict_idle_connection(self) -> bool:
-        """Abort the connection that is idle for longest, of the client with the most connections.
+        """Abort the longest idle connection of the client with the most connections.
 
         Return False if all connections have a complete request in progress.
         """
@@ -260,7 +260,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         return True
 
     def _is_only_reading(self) -> bool:
-        """Return whether the one request in progress has no reply yet and is not read to its end."""
+        """Return whether one request is in progress, is still being read, and has no reply yet."""
         return self.cycle.more_body and not (self.cycle.response_started or getattr(self, "pipeline", ()))
 
     @property
@@ -293,7 +293,7 @@ def create_uvicorn_config(
     **config_options: Any,
 ) -> Config:
     """Create uvicorn's configuration with the connection limits of this module."""
-    bounds = {
+    limits = {
         "head_seconds": settings.body_seconds,
         "write_seconds": settings.write_seconds,
         "max_connections": max_connections,
@@ -303,7 +303,7 @@ def create_uvicorn_config(
     }
     return Config(
         app,
-        http=type("_Protocol", (_LimitedProtocol,), bounds),
+        http=type("_Protocol", (_LimitedProtocol,), limits),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -333,7 +333,7 @@ def normalize_client_address(host: str) -> str:
 
 @contextmanager
 def cancel_on_disconnect(state: dict[str, Any]) -> Iterator[None]:
-    """Run the block, and cancel it if the client of the request with this `state` disconnects.
+    """Run the block, and cancel it if the client of the request with `state` disconnects.
 
     Raises:
         ClientDisconnect: The client disconnected.

@@ -1,8 +1,8 @@
 """Check the head of a request: host, origin, bearer token and content type.
 
-A page of another site in the user's browser must not use the service. Its host name can be made to
-resolve to this machine (DNS rebinding), so `Host` is checked. Browsers send the page's site in
-`Origin`, except in a `GET` of the page's own host. If any host is allowed, `Host` proves nothing;
+A page of another site in the user's browser must not use the service. The site's host name can be
+made to resolve to this machine (DNS rebinding), so `Host` is checked. Browsers send the page's site
+in `Origin`, except in a `GET` of the page's own host. If any host is allowed, `Host` proves nothing;
 then an origin, and the host of a `GET`, must be allowed by name or be one that no other site can
 have: an IP address or a name without dots. Endpoints accept only `application/json`, which a page
 of another site may not send without a CORS preflight request. `/retrieve` also accepts MessagePack,
@@ -27,7 +27,7 @@ from rag_model.serving.settings import ANY_HOST, ServiceSettings
 
 _LOG = logging.getLogger(__name__)
 _MIN_TOKEN_LENGTH = 16  # characters; shorter tokens can be guessed
-_RELOAD_SECONDS = 1.0  # between two checks of the file
+_RELOAD_SECONDS = 1.0  # between two checks whether the file has changed
 _BEARER = b"bearer "
 _PRINTABLE = re.compile(rb"[!-~]+")  # ASCII without spaces, as a header requires
 _PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
@@ -48,7 +48,7 @@ class BearerTokens:
         """Read the file.
 
         Raises:
-            UsageError: It cannot be read, holds no token, or holds a malformed or short one.
+            UsageError: The file cannot be read, has no token, or has a malformed or short one.
         """
         self._path = path
         self._file_stamp = _read_stamp(path)
@@ -89,16 +89,16 @@ def _read_stamp(path: Path) -> tuple[int, int, int]:
     try:
         status = path.stat()
     except OSError as error:
-        raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give one") from error
+        raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give a readable file") from error
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_token_digests(path: Path) -> tuple[bytes, ...]:
-    """Return the digests of a file's tokens; () if it is empty."""
+    """Return the digests of a file's tokens; () if it has none."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give one") from error
+        raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give a readable file") from error
     numbered_lines = {number: line.strip() for number, line in enumerate(lines, start=1)}
     tokens = {number: token for number, token in numbered_lines.items() if token and not token.startswith(b"#")}
     if wrong_line := next((number for number, token in tokens.items() if not _PRINTABLE.fullmatch(token)), None):
@@ -131,7 +131,7 @@ _MISSING_HOST = Rejection(400, "the request names no host: send one Host header,
 _SEVERAL_HOSTS = Rejection(421, "the request has several Host headers: send one")
 _WRONG_ORIGIN = Rejection(
     403,
-    "the service does not accept requests of this page: start it with --allow-host NAME, the page's host name",
+    "the service does not accept requests from this page: start it with --allow-host NAME, the page's host name",
 )
 _MISSING_TOKEN = Rejection(
     401,
@@ -150,7 +150,7 @@ class RequestGuard:
     """Accepts or rejects requests by their heads."""
 
     def __init__(self, settings: ServiceSettings, tokens: BearerTokens | None = None) -> None:
-        """Accept the hosts of the settings; if there are `tokens`, require one of them."""
+        """Accept requests to the hosts of the settings; with `tokens`, require one of these."""
         self._allows_any_host = ANY_HOST in settings.allowed_hosts
         self._hosts = {name.lower().encode() for name in (*settings.allowed_hosts, *LOOPBACK)}
         self._origins = {name.lower().encode() for name in settings.allowed_hosts if name not in LOOPBACK}

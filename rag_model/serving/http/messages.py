@@ -28,7 +28,7 @@ from rag_model.serving.answering.execution import AnswerResult, SearchResult
 from rag_model.serving.http.guard import MSGPACK_TYPES
 from rag_model.serving.settings import ServiceSettings
 
-_MAX_WHOLE_FLOAT = 2.0**53  # larger floats are not exact
+_MAX_WHOLE_FLOAT = 2.0**53  # larger floats do not represent every integer
 _MAX_FIELD_NAME = 80  # characters of a field name in error messages
 _NOT_AN_INTEGER = "is not a whole number: write it without quotes, such as 5"
 _ADVICE_BY_TYPE = {  # by pydantic's type of error
@@ -44,8 +44,8 @@ _ADVICE_BY_TYPE = {  # by pydantic's type of error
     "model_attributes_type": 'is not an object: send one such as {"questions": ["Who wrote Faust?"]}',
 }
 _HIT_DESCRIPTIONS = {
-    "rank": "From 1.",
-    "score": "Larger is better; comparable within one snapshot and retriever.",
+    "rank": "Position in the list, from 1.",
+    "score": "Larger is better; comparable only within one snapshot and retriever.",
     "url": "Address of the article's revision.",
     "revised": "Time of the revision, ISO 8601 in UTC; null: unknown.",
     "licence": "The line of credit to show with the text.",
@@ -53,12 +53,12 @@ _HIT_DESCRIPTIONS = {
     "language": "The language of the page, if the snapshot has it.",
     "wikidata": "The Wikidata item of the page, if the snapshot has it.",
     "categories": "The categories of the page, if the snapshot has them.",
-    "legs": "The legs that retrieved it, if the retriever has several.",
+    "legs": "The child retrievers that returned it, if the retriever has several.",
 }
 _DESCRIPTIONS: dict[type, dict[str, str]] = {
     Hit: _HIT_DESCRIPTIONS,
     replies.ReadHit: _HIT_DESCRIPTIONS,
-    LegHit: {"rank": "From 1.", "score": "The leg's own."},
+    LegHit: {"rank": "Position in its list, from 1.", "score": "The child retriever's score."},
 }
 _SCHEMA_NAMES: dict[type, str] = {  # where they differ from the records' names
     replies.QueryResult: "Result",
@@ -105,14 +105,14 @@ class SearchRequest(Request):
     """A request to /search."""
 
     k: WholeNumber | None = Field(
-        None, description="Passages a question; by default 5, or all passages of a smaller snapshot."
+        None, description="Passages per question; by default 5, or all passages of a smaller snapshot."
     )
     index: str | None = Field(None, description="One of the service's indexes: the short form of `retriever`.")
     where: str | None = Field(
         None,
-        description="Only passages of a kind, as kind=table or kind=table,infobox, or of pages with a "
-        "language=, wikidata= or category=, or whose title begins with title=. Without `retriever`, by the "
-        "snapshot's default retriever.",
+        description="Condition on the passages: their kind, such as kind=table or kind=table,infobox; the "
+        "language=, wikidata= or category= of their page; or the beginning of its title=. Without `retriever`, "
+        "the snapshot's default retriever is used.",
     )
 
     @property
@@ -124,7 +124,7 @@ class SearchRequest(Request):
 class AnswerRequest(Request):
     """A request to /answer."""
 
-    k: WholeNumber | None = Field(None, description="Passages a question; by default as in training.")
+    k: WholeNumber | None = Field(None, description="Passages per question; by default as in training.")
     stream: bool | None = Field(
         None,
         description="Reply with server-sent events as the answer is decoded; by default if Accept names "
@@ -138,13 +138,13 @@ class AnswerRequest(Request):
 
 
 class RetrieveRequest(BaseModel):
-    """A request to /retrieve, as trainings of search agents send it: `queries`, or one `query`."""
+    """A request to /retrieve, as trainings of search agents send it: `queries` or one `query`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     queries: list[str] | None = Field(None, min_length=1, examples=[["Who wrote Animal Farm?"]])
-    query: str | None = Field(None, description="A single query; `result` is then its list alone.")
-    topk: WholeNumber | None = Field(None, description="Passages a query; by default 5.")
+    query: str | None = Field(None, description="A single query; `result` is then one list.")
+    topk: WholeNumber | None = Field(None, description="Passages per query; by default 5.")
     return_scores: bool = Field(False, description="Whether each document is sent with its score.")
 
     @property
@@ -154,7 +154,7 @@ class RetrieveRequest(BaseModel):
 
 
 class Document(BaseModel):
-    """A passage, as Search-R1 names its fields."""
+    """A passage, with the field names of Search-R1."""
 
     id: str
     contents: str = Field(description="The title, a line break, and the text.")
@@ -210,15 +210,15 @@ def _to_json_hint(hint: Any) -> Any:
     return create_model(hint) if isinstance(hint, type) and is_dataclass(hint) else hint
 
 
-def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, settings: ServiceSettings) -> Any:
+def read_request(request_type: type[SearchRequest | AnswerRequest], body: bytes, settings: ServiceSettings) -> Any:
     """Parse a request and check it against the service's limits.
 
     Raises:
-        UsageError: It is not JSON, or exceeds a limit.
-        MalformedError: It has wrong keys or types.
+        UsageError: The body is not JSON, or the request exceeds a limit.
+        MalformedError: The body has wrong keys or types.
     """
     try:
-        request = kind.model_validate_json(body)
+        request = request_type.model_validate_json(body)
     except ValidationError as error:
         raise _create_request_error(error) from None
     check_request(request, settings)
@@ -243,7 +243,7 @@ def check_request(request: SearchRequest | AnswerRequest, settings: ServiceSetti
     """Check a request against the service's limits.
 
     Raises:
-        UsageError: It exceeds a limit, or a question is empty.
+        UsageError: The request exceeds a limit, or a question is empty.
     """
     if len(request.questions) > settings.max_questions:
         raise UsageError(f"{len(request.questions)} questions are too many: ask up to {settings.max_questions} at once")
@@ -261,7 +261,7 @@ def _check_depth(name: str, k: int | None, settings: ServiceSettings) -> None:
 
 
 def is_msgpack(content_type: str | None) -> bool:
-    """Return whether a body is MessagePack; one without a type is, as GEM's client sends it."""
+    """Return whether a content type means MessagePack; GEM's client sends it without a type."""
     return (content_type or "").partition(";")[0].strip().lower() in MSGPACK_TYPES
 
 
@@ -269,8 +269,8 @@ def read_retrieve_request(body: bytes, settings: ServiceSettings, *, as_msgpack:
     """Parse a request to /retrieve, in JSON or MessagePack, and check it against the limits.
 
     Raises:
-        UsageError: It is neither, or exceeds a limit.
-        MalformedError: It has wrong keys or types.
+        UsageError: The body is neither, or the request exceeds a limit.
+        MalformedError: The body has wrong keys or types.
     """
     try:
         if as_msgpack:

@@ -30,7 +30,7 @@ from rag_model.serving.service import Service
 from rag_model.serving.workers import WorkerLink
 
 _LOG = logging.getLogger(__name__)
-_YIELD_SECONDS = 0.01  # longest time that is left to other workers to accept a connection
+_YIELD_SECONDS = 0.01  # maximum time to leave a connection to other workers
 _YIELD_CHECK_SECONDS = 0.0005
 _FAILED_ACCEPT_SECONDS = 1.0
 _HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
@@ -67,7 +67,7 @@ class CertificateFiles:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "reason", None) or error.__class__.__name__
             raise UsageError(
-                f"{self.certificate} and {self.key} are no certificate with its key ({reason}): "
+                f"{self.certificate} and {self.key} are not a certificate and its key ({reason}): "
                 "give two PEM files, and a key without a password"
             ) from error
 
@@ -79,7 +79,7 @@ class ReloadingCertificate:
         """Check the files.
 
         Raises:
-            UsageError: As `CertificateFiles.load`.
+            UsageError: See `CertificateFiles.load`.
         """
         self.files = files
         self._stamps = files.read_stamps()
@@ -99,7 +99,7 @@ class ReloadingCertificate:
             _LOG.error("%s; the certificate that was read before is still used", error)
 
     def _check_files(self) -> None:
-        """Load the files into a separate context: a wrong key would break the one in use."""
+        """Load the files into a separate context, because a wrong key would break one in use."""
         self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
 
@@ -129,8 +129,8 @@ class _SharedSocketAcceptor:
         Args:
             listener: The shared listening socket.
             connect: Takes over an accepted connection.
-            has_more_connections: Whether another worker has fewer connections, given the number
-                that are being set up here.
+            has_more_connections: Receives the number of connections that are being set up, and
+                returns whether another worker has fewer connections.
         """
         self._listener, self._connect, self._has_more_connections = listener, connect, has_more_connections
         self._loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ class _SharedSocketAcceptor:
             self._accept()
 
     def _pause(self, seconds: float) -> None:
-        """Leave connections to other workers until they have as many, or for `seconds`."""
+        """Accept nothing until other workers have as many connections, or for `seconds`."""
         self._loop.remove_reader(self._listener.fileno())
         self._wait_for_others(self._loop.time() + seconds)
 
@@ -175,7 +175,7 @@ class _SharedSocketAcceptor:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # another worker accepted it, or the client left
+            return  # another worker accepted the connection, or the client left
         except OSError as error:  # too many open files, for example
             _LOG.error("cannot accept a connection: %s", error)
             self._loop.remove_reader(self._listener.fileno())
@@ -239,7 +239,7 @@ class ServiceServer(uvicorn.Server):
             connect = partial(asyncio.get_running_loop().connect_accepted_socket, factory, ssl=self.config.ssl)
             # uvicorn closes the acceptors together with asyncio's servers.
             acceptors: list[Any] = [
-                _SharedSocketAcceptor(one, connect, self._has_more_connections) for one in sockets or ()
+                _SharedSocketAcceptor(sock, connect, self._has_more_connections) for sock in sockets or ()
             ]
             self.servers.extend(acceptors)
         if self._health is not None:
@@ -253,8 +253,9 @@ class ServiceServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check ten times a second whether the service ends or the first snapshot is served, and
-        once a second for a new certificate.
+        """Check for the end of the service, the first snapshot, and a new certificate.
+
+        uvicorn calls it ten times a second; the certificate is checked once a second.
         """
         if not self._was_ready and self._service.slot.served_ref is not None:
             self._was_ready = True
@@ -277,7 +278,7 @@ class ServiceServer(uvicorn.Server):
         self.servers.append(await asyncio.get_running_loop().create_server(factory, sock=health.socket))
 
     def _has_more_connections(self, pending: int = 0) -> bool:
-        """Publish this worker's number of connections; return whether another has fewer."""
+        """Publish this worker's number of connections; return whether another worker has fewer."""
         count = len(self.server_state.connections) + pending
         return self._link is not None and self._link.record_connections(count)
 
@@ -295,7 +296,7 @@ class ServiceServer(uvicorn.Server):
 
         Unlike uvicorn, do not raise the signal again: the process exits with 0.
         """
-        # only it may set signal handlers
+        # Only the main thread may set signal handlers.
         is_main_thread = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGINT, signal.SIGTERM) if is_main_thread else ()
         previous_handlers = {number: signal.signal(number, self.handle_exit) for number in signals}

@@ -78,5 +78,5 @@ def test_what_is_no_certificate_is_one_sentence(tmp_path: Path) -> None:
     files = issue(tmp_path, 1)
     with pytest.raises(UsageError, match="cannot be read"):
         ReloadingCertificate(CertificateFiles(tmp_path / "none", files.key))
-    with pytest.raises(UsageError, match="are no certificate with its key"):
+    with pytest.raises(UsageError, match="are not a certificate and its key"):
         ReloadingCertificate(CertificateFiles(files.key, files.certificate))
