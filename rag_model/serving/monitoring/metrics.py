@@ -56,7 +56,7 @@ from rag_model.store.versions.manifest import Manifest
 _Gauge = tuple[str, str, float | None]
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _STATE_FILE = "state.prom"
-_MAX_STATE_SECONDS = 60.0  # older gauges are left out: the leader is not running
+_MAX_STATE_SECONDS = 60.0  # older gauges are left out, because the leader is not running
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MINUTES = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 _SHARES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0)
@@ -65,16 +65,16 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class ServedSnapshotInfo:
-    """The served snapshot, and the recall that its gate measured; None: not in its manifest."""
+    """The served snapshot, and the recall that its gate measured, if its manifest has it."""
 
     snapshot: str
     ref: str
     number: int  # of the ref's move
-    index: str  # the default retriever: an index or an expression
+    index: str  # the default retriever, an index or an expression
     created: float | None  # Unix time, by the builder's clock
     recall_mean: float | None
     recall_p5: float | None
-    trends: tuple[Trend, ...] = ()  # of the last builds
+    trends: tuple[Trend, ...] = ()  # trends of the last builds
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, served_ref: ServedRef, index: str) -> "ServedSnapshotInfo":
@@ -109,7 +109,7 @@ class ScrapeState:
         """Yield the metric families of the state."""
         if self.served is not None:
             names = {"snapshot": self.served.snapshot, "ref": self.served.ref, "index": self.served.index}
-            yield InfoMetricFamily("bookwheel_snapshot", "What is served.", value=names)
+            yield InfoMetricFamily("bookwheel_snapshot", "The served snapshot.", value=names)
         if self.refusal is not None:
             refusal = self.refusal
             names = {"snapshot": refusal.snapshot, "ref": refusal.ref, "number": str(refusal.number)}
@@ -124,10 +124,10 @@ class ScrapeState:
         text = "Time since the last successful poll of the ref."
         yield "ref_seen_age_seconds", text, _compute_age(self.now, self.store_seen_at)
         if (served := self.served) is not None:
-            yield "ref_number", "The ref's move that is served.", served.number
+            yield "ref_number", "Number of the served move of the ref.", served.number
             yield "snapshot_age_seconds", "Time since the snapshot was built.", _compute_age(self.now, served.created)
-            yield "gate_recall_mean_ratio", "The index's recall by its gate, mean.", served.recall_mean
-            yield "gate_recall_p5_ratio", "The index's recall by its gate, 5th percentile.", served.recall_p5
+            yield "gate_recall_mean_ratio", "Recall in the gate, mean.", served.recall_mean
+            yield "gate_recall_p5_ratio", "Recall in the gate, 5th percentile.", served.recall_p5
         text = "Recall of sampled questions against exact search,"
         yield "recall_mean_ratio", f"{text} mean.", self.quality.recall_mean
         yield "recall_p5_ratio", f"{text} 5th percentile.", self.quality.recall_p5
@@ -141,7 +141,7 @@ class ScrapeState:
 
 
 def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
-    text = "Median of the last builds as a multiple of that before: recall, distances per query, or cost."
+    text = "Median of the last builds over that of earlier ones: recall, distances per query, or cost."
     ratio = GaugeMetricFamily("bookwheel_builds_trend_ratio", text, labels=["measure", "index"])
     for trend in trends:
         ratio.add_metric([trend.measure, trend.index], trend.ratio)
@@ -160,8 +160,8 @@ def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> It
     return iter((distinct, spread))
 
 
-def _compute_age(now: float, then: float | None) -> float | None:
-    return None if then is None else max(0.0, now - then)
+def _compute_age(now: float, event_time: float | None) -> float | None:
+    return None if event_time is None else max(0.0, now - event_time)
 
 
 def _parse_unix_time(value: Any) -> float | None:
@@ -190,13 +190,13 @@ class ServiceMetrics(Observer):
     ) -> None:
         """Create the metrics of a service; `clock` returns the Unix time in seconds.
 
-        With `link`, counters and histograms are those of all workers of the service, while the
-        snapshot and its quality are the leader's: its questions are a random share of all.
+        With `link`, counters and histograms cover all workers of the service. The snapshot and its
+        quality are those of the leader, whose questions are a random sample of all questions.
         """
         self._link = link
         self._is_leader = link is None or link.is_leader
         self._registry = CollectorRegistry()
-        self._limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
+        self._queue_limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
         self._requests = self._histogram("request_seconds", "Time of a request.", _SECONDS, "verb", "status")
         text = "Share of the queue in use when a request entered it."
         self._queue = self._histogram("queue_filled_ratio", text, _SHARES, "verb")
@@ -233,7 +233,7 @@ class ServiceMetrics(Observer):
             (self._polls, ("ok", "failed")),
         ):
             for outcome in outcomes:
-                # export 0 from the start, so that Prometheus sees the first increase
+                # This exports 0 from the start, so that Prometheus sees the first increase.
                 counter.labels(outcome)
         self.quality, self._clock = quality or QualityMonitor(), clock
         self.quality.thread.on_thread_death = self.on_thread_death
@@ -243,7 +243,7 @@ class ServiceMetrics(Observer):
         self.probes = probes or ProbeMonitor()
         self.probes.on_usage = partial(self._count_tokens, "probe")
         self.probes.thread.on_thread_death = self.on_thread_death
-        # absent until a model that can be checked is served
+        # These metrics are absent until a model is served that can be checked.
         self._sampled_answers: Counter | None = None
         self._override_answers: Counter | None = None
         self._unchecked_answers: Counter | None = None
@@ -273,7 +273,7 @@ class ServiceMetrics(Observer):
         MultiProcessCollector(registry, path=str(self._link.metrics_folder))  # type: ignore[no-untyped-call]
         registry.register(_ProcessesCollector(self._link))
         state_file = self._link.metrics_folder / _STATE_FILE
-        with suppress(OSError):  # the leader has not written it yet
+        with suppress(OSError):  # the leader has not written the file yet
             if time.time() - state_file.stat().st_mtime < _MAX_STATE_SECONDS:
                 return generate_latest(registry) + state_file.read_bytes()
         return generate_latest(registry)
@@ -289,7 +289,7 @@ class ServiceMetrics(Observer):
 
     def on_queued(self, verb: str, questions: int, waiting: int) -> None:
         """Record the share of the queue in use."""
-        self._queue.labels(verb).observe(waiting / self._limits[verb])
+        self._queue.labels(verb).observe(waiting / self._queue_limits[verb])
 
     def on_reply(self, verb: str, status: int, questions: int, seconds: float) -> None:
         """Record a reply's status and time."""
@@ -332,7 +332,7 @@ class ServiceMetrics(Observer):
             text = "Sampled answers whose check failed; they are not among the checked ones."
             self._unchecked_answers = self._counter("answers_unchecked", text)
         if loaded.model is not None:
-            # takes half a second the first time; the first answer need not wait for it
+            # The first call takes half a second, for which the first answer need not wait.
             tokenize("")
         self.on_ref_moved(loaded, loaded.served_ref)
 
@@ -368,7 +368,7 @@ class ServiceMetrics(Observer):
             return
         self.store_seen_at = self._clock()
         if self.refusal is not None and not self.refusal.snapshot:
-            # the ref record was unreadable; if it still is, `on_refused` is called again
+            # The ref record was unreadable; if it still is, `on_refused` is called again.
             self.refusal = None
 
     def on_thread_death(self, thread: str) -> None:
@@ -387,9 +387,7 @@ class ServiceMetrics(Observer):
         self.probes.close()
 
     def _record_given_answer(self, loaded: LoadedSnapshot, answer: Answer) -> None:
-        """Record which memory an answer is from, whether its passages support it, and its
-        citations.
-        """
+        """Record an answer's memory and citations, and whether its passages support it."""
         if answer.memory is not None:
             self._memories.labels(answer.memory).inc()
         unsupported = is_unsupported(answer)
@@ -413,7 +411,7 @@ class ServiceMetrics(Observer):
         self._override_answers.inc(check.override)
 
     def _count_tokens(self, use: str, usage: TokenUsage | None) -> None:
-        """Count the tokens of an answer or of an override check."""
+        """Count the tokens of an answer, an override check, or a round of probe questions."""
         if usage is not None:
             self._tokens.labels(use, "read").inc(usage.prompt_tokens)
             self._tokens.labels(use, "written").inc(usage.new_tokens)
@@ -426,7 +424,7 @@ class ServiceMetrics(Observer):
 
 
 class _ProcessesCollector(Collector):
-    """Sum the kernel's statistics of all processes; memory that they share counts in each."""
+    """Sum the kernel's statistics of all processes; shared memory counts in each process."""
 
     def __init__(self, link: WorkerLink) -> None:
         self._link = link
@@ -448,8 +446,8 @@ class _ProcessesCollector(Collector):
 
 
 class _ScrapeCollector(Collector):
-    def __init__(self, state: Callable[[], ScrapeState]) -> None:
-        self._state = state
+    def __init__(self, collect_state: Callable[[], ScrapeState]) -> None:
+        self._collect_state = collect_state
 
     def collect(self) -> Iterator[Metric]:
-        return self._state().iter_metrics()
+        return self._collect_state().iter_metrics()

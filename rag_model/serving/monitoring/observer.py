@@ -27,9 +27,9 @@ class SearchBatch:
     questions: Sequence[str]
     vectors: Vectors | None  # (q, d) float32, of `questions`; None if the retriever needs none
     ks: Sequence[int]
-    hits: Sequence[Sequence[Hit]]  # of each question, best first
+    hits: Sequence[Sequence[Hit]]  # hits of each question, best first
     encode_seconds: float
-    search_seconds: float  # everything but encoding, including reading the passages
+    search_seconds: float  # all time except encoding, including reading the passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Refusal:
     number: int  # of the ref's move; 0: the ref record is unreadable
     snapshot: str  # id; "" if unknown
     reason: str  # one sentence
-    refused_at: str  # the last time; ISO 8601, UTC
-    tries: int
-    final: bool  # no retry before the ref moves
+    refused_at: str  # time of the last refusal; ISO 8601, UTC
+    tries: int  # number of attempts to load the version
+    final: bool  # whether it is not tried again before the ref moves
 
     def to_json(self) -> dict[str, Any]:
         """Return the `refused` object of /snapshot."""
@@ -81,7 +81,7 @@ class Observer:
         """Handle a move of the ref that names the same snapshot again."""
 
     def on_loaded(self, snapshot: str) -> None:
-        """Handle that a snapshot is in memory: a new current one, or one that a request named."""
+        """Handle the loading of a snapshot: a new current one, or one that a request named."""
 
     def on_freed(self, snapshot: str) -> None:
         """Handle the release of a snapshot's memory, after its last reader."""
@@ -111,5 +111,5 @@ def notify(method: Callable[..., None], *arguments: Any) -> None:
     """Call a method of an observer, and log its exceptions instead of raising them."""
     try:
         method(*arguments)
-    except BaseException:  # also a native panic: a lost metric must not fail a request
+    except BaseException:  # also the panic of a native library, which must not fail a request
         _LOG.exception("an observer of the service failed")

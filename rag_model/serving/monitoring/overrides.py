@@ -50,7 +50,7 @@ GIVEN, EMPTY, ABSTAINED = OUTCOMES = ("given", "empty", "abstained")
 
 
 def classify_outcome(answer: Answer) -> str:
-    """Return which of `OUTCOMES` an answer is."""
+    """Return the outcome of an answer, one of `OUTCOMES`."""
     if answer.abstained:
         return ABSTAINED
     return GIVEN if answer.plain.strip() else EMPTY
@@ -124,20 +124,20 @@ class LikelihoodChecker:
     reader: LikelihoodReader
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
-        """Return `is_remembered`."""
+        """Check the answer with `is_remembered`."""
         return OverrideCheck(is_remembered(self.reader, answer))
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedBookChecker:
-    """Lets a remote model answer the question again, closed book, and compares the answers."""
+    """Lets a remote model answer the question again without passages; compares the answers."""
 
     reader: Reader
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
-        """Return `is_repeated` of the closed-book answer, and its token usage."""
-        (alone,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
-        return OverrideCheck(is_repeated(answer, alone), alone.usage)
+        """Check the answer with `is_repeated`, and return the tokens of the closed-book answer."""
+        (closed_book,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
+        return OverrideCheck(is_repeated(answer, closed_book), closed_book.usage)
 
 
 def can_check_overrides(model: ServedModel | None) -> bool:
@@ -160,33 +160,33 @@ class OverrideMonitor:
     """Checks sampled answers for overrides. Thread-safe; `record_answer` takes microseconds."""
 
     def __init__(self, every: int, on_check: Callable[[OverrideCheck | None], None], seconds: float = 30.0) -> None:
-        """Check every `every`-th answer; none if it is 0.
+        """Check every `every`-th answer, or none if `every` is 0.
 
         `on_check` receives the result, or None if the check failed or took longer than `seconds`.
         """
         self._every, self._on_check, self._seconds = every, on_check, seconds
         self._changed = threading.Condition()
-        self._answer_count = 0  # answers with passages
+        self._n_answers = 0  # answers with passages
         self._queue: deque[tuple[OverrideChecker, Answer, bool]] = deque()
-        self._closed = False
+        self._is_closed = False
         self._is_failing = False  # the last check failed and was logged
         self.thread = SupervisedThread("overrides", self._work)
-        self._started = False
+        self._is_started = False
 
     def record_answer(
         self, create_checker: Callable[[], OverrideChecker], answer: Answer, *, unsupported: bool
     ) -> None:
         """Queue every n-th answer with passages; `create_checker` is called for these only.
 
-        The first one starts the thread, so a service without such a model has no thread.
+        The first queued answer starts the thread, so a service without checks has no thread.
         """
         with self._changed:
-            self._answer_count += 1
-            if not self._every or self._answer_count % self._every or self._closed or len(self._queue) >= _QUEUE_LIMIT:
+            self._n_answers += 1
+            if not self._every or self._n_answers % self._every or self._is_closed or len(self._queue) >= _QUEUE_LIMIT:
                 return
             self._queue.append((create_checker(), answer, unsupported))
-            if not self._started:
-                self._started = True
+            if not self._is_started:
+                self._is_started = True
                 self.thread.start()
             self._changed.notify()
 
@@ -196,9 +196,9 @@ class OverrideMonitor:
             self._queue.clear()
 
     def close(self) -> None:
-        """Stop the thread after its current answer, and abandon a call to a remote model."""
+        """Stop the thread after its current answer; a call to a remote model is abandoned."""
         with self._changed:
-            self._closed = True
+            self._is_closed = True
             self._queue.clear()
             self._changed.notify()
         self.thread.join()
@@ -209,25 +209,25 @@ class OverrideMonitor:
         while (task := self._wait_for_answer()) is not None:
             checker, answer, unsupported = task
             check = self._run_check(checker, answer) if unsupported else OverrideCheck(override=False)
-            if not self._closed:
+            if not self._is_closed:
                 self._on_check(check)
             del task, checker, answer  # do not keep an old model in memory while waiting
 
     def _run_check(self, checker: OverrideChecker, answer: Answer) -> OverrideCheck | None:
-        """Check an answer; None if that fails. Only the first of consecutive failures is logged."""
+        """Check an answer; None if the check fails. Consecutive failures are logged once."""
         deadline = time.monotonic() + self._seconds
         try:
-            check = checker.check(answer, lambda: self._closed or time.monotonic() > deadline)
+            check = checker.check(answer, lambda: self._is_closed or time.monotonic() > deadline)
         except BookwheelError as error:
-            if not self._closed and not self._is_failing:
-                why = f"it took longer than {self._seconds:g} s" if isinstance(error, StoppedError) else error
+            if not self._is_closed and not self._is_failing:
+                reason = f"it took longer than {self._seconds:g} s" if isinstance(error, StoppedError) else error
                 _LOG.warning(
                     "an answer was not checked for an override; later failures are only logged after a success: %s",
-                    why,
+                    reason,
                 )
             self._is_failing = True
             return None
-        except BaseException:  # also a native panic: a missing metric is better than a dead thread
+        except BaseException:  # also the panic of a native library, which must not end the thread
             _LOG.exception("an answer was not checked for an override")
             return None
         self._is_failing = False
@@ -236,5 +236,5 @@ class OverrideMonitor:
     def _wait_for_answer(self) -> tuple[OverrideChecker, Answer, bool] | None:
         """Wait for an answer; None once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._queue)
-            return None if self._closed else self._queue.popleft()
+            self._changed.wait_for(lambda: self._is_closed or self._queue)
+            return None if self._is_closed else self._queue.popleft()

@@ -60,15 +60,15 @@ class ProbeAnswer:
     """An answer without passages, either the recorded one or that of the served model."""
 
     text: str
-    log_likelihood: float | None  # of the text; None: unknown, or no text
+    log_likelihood: float | None  # of the text; None if unknown or if there is no text
     tokens: int  # of the text
 
 
 def choose_probes(questions: Sequence[str]) -> list[str]:
-    """Return up to 32 different questions at equal distances, as the probes of a service.
+    """Return up to 32 distinct questions, evenly spread over the list, as a service's probes.
 
     Raises:
-        UsageError: There are too few.
+        UsageError: There are fewer than 10 distinct questions.
     """
     distinct_questions = list(dict.fromkeys(questions))
     if len(distinct_questions) < MIN_PROBES:
@@ -81,13 +81,14 @@ def choose_probes(questions: Sequence[str]) -> list[str]:
 
 
 def ask_probes(
-    model: ServedModel, questions: Sequence[str], recorded: Sequence[ProbeAnswer] | None, should_stop: StopCheck
+    model: ServedModel, questions: Sequence[str], recorded_answers: Sequence[ProbeAnswer] | None, should_stop: StopCheck
 ) -> tuple[list[ProbeAnswer], list[float | None], TokenUsage | None]:
     """Answer questions without passages.
 
     Returns:
-        The answers; the log-likelihoods of the recorded answers, or of the new ones if `recorded` is
-        None (each None for a remote model and for an empty text); the tokens read and written.
+        The answers; the log-likelihoods of the recorded answers, or of the new ones if
+        `recorded_answers` is None (each None for a remote model and for an empty text); the tokens
+        read and written.
 
     Raises:
         StoppedError: `should_stop` returned True.
@@ -101,12 +102,12 @@ def ask_probes(
             raise StoppedError("another model is served")
         batch = questions[start : start + _BATCH]
         batch_answers = reader.answer_from(batch, [()] * len(batch), AnswerCallbacks(should_stop))
-        texts = [one.plain for one in batch_answers]
-        if recorded is not None:
-            texts = [one.text for one in recorded[start : start + _BATCH]]
+        texts = [answer.plain for answer in batch_answers]
+        if recorded_answers is not None:
+            texts = [answer.text for answer in recorded_answers[start : start + _BATCH]]
         answers += batch_answers
         text_rows = [row for row, text in enumerate(texts) if text and model.is_local]
-        likelihood_at = dict(
+        likelihood_by_row = dict(
             zip(
                 text_rows,
                 reader.log_likelihood(
@@ -117,21 +118,21 @@ def ask_probes(
             if text_rows
             else ()
         )
-        likelihoods += [likelihood_at.get(row) for row in range(len(batch))]
-    usages = [one.usage for one in answers if one.usage is not None]
+        likelihoods += [likelihood_by_row.get(row) for row in range(len(batch))]
+    usages = [answer.usage for answer in answers if answer.usage is not None]
     probe_answers = [
         ProbeAnswer(
-            one.plain,
-            likelihood if recorded is None else None,
-            1 if one.usage is None else max(1, one.usage.new_tokens),
+            answer.plain,
+            likelihood if recorded_answers is None else None,
+            1 if answer.usage is None else max(1, answer.usage.new_tokens),
         )
-        for one, likelihood in zip(answers, likelihoods, strict=True)
+        for answer, likelihood in zip(answers, likelihoods, strict=True)
     ]
     return probe_answers, likelihoods, sum_usage(usages) if usages else None
 
 
 def compare_probes(
-    recorded: Sequence[ProbeAnswer], answers: Sequence[ProbeAnswer], likelihoods: Sequence[float | None]
+    recorded_answers: Sequence[ProbeAnswer], answers: Sequence[ProbeAnswer], likelihoods: Sequence[float | None]
 ) -> ProbeMetrics:
     """Compare the answers with the recorded ones; `likelihoods` are those of the recorded texts.
 
@@ -139,11 +140,11 @@ def compare_probes(
     >>> compare_probes(before, [ProbeAnswer("rome", None, 2), ProbeAnswer("Lyon", None, 1)], [-1.5, -1.5])
     ProbeMetrics(same=0.5, difference=-0.625)
     """
-    pairs = zip(recorded, answers, strict=True)
-    same = sum(normalise(before.text) == normalise(now.text) for before, now in pairs) / len(recorded)
+    pairs = zip(recorded_answers, answers, strict=True)
+    same = sum(normalise(before.text) == normalise(now.text) for before, now in pairs) / len(recorded_answers)
     differences = [
         (likelihood - before.log_likelihood) / before.tokens
-        for before, likelihood in zip(recorded, likelihoods, strict=True)
+        for before, likelihood in zip(recorded_answers, likelihoods, strict=True)
         if likelihood is not None and before.log_likelihood is not None
     ]
     return ProbeMetrics(same, math.fsum(differences) / len(differences) if differences else None)
@@ -159,30 +160,30 @@ class ProbeMonitor:
         seconds: float = 3600.0,
         on_usage: Callable[[TokenUsage], None] = lambda usage: None,
     ) -> None:
-        """Choose the probes with `choose_probes`; without questions, no model is watched.
+        """Choose the probes with `choose_probes`; without questions, no model is monitored.
 
         Args:
             questions: The questions to choose from.
-            folder: Folder for the file of recorded answers; None: they are kept in memory.
+            folder: Folder for the file of recorded answers; None keeps them in memory.
             seconds: Time between two rounds of questions to a remote model.
             on_usage: Receives the tokens of each round.
 
         Raises:
-            UsageError: There are too few questions.
+            UsageError: See `choose_probes`.
         """
         self._questions = choose_probes(questions) if questions else []
         self._folder, self._seconds, self.on_usage = folder, seconds, on_usage
-        self._recorded: dict[str, list[ProbeAnswer]] = {}  # by the digest of probes and settings
+        self._recorded_answers: dict[str, list[ProbeAnswer]] = {}  # by the digest of probes and settings
         self._changed = threading.Condition()
         self._model: ServedModel | None = None
         self._metrics: ProbeMetrics | None = None
-        self._next_time: float | None = None  # when the questions are due; None: not before a swap
+        self._next_time: float | None = None  # when the questions are due; None: after a swap
         self._is_closed = False
         self._is_started = False
         self.thread = SupervisedThread("probes", self._work)
 
     def start_monitoring(self, model: ServedModel | None) -> None:
-        """Ask a model soon, unless it is being watched already; None: watch no model."""
+        """Monitor `model`, unless it is monitored already; None monitors no model."""
         with self._changed:
             if model is self._model:
                 return
@@ -195,7 +196,7 @@ class ProbeMonitor:
             self._changed.notify()
 
     def compute_metrics(self) -> ProbeMetrics | None:
-        """Return the drift of the served model; None: not measured yet, or not measurable."""
+        """Return the drift of the served model, if it is measurable and was measured."""
         with self._changed:
             return self._metrics
 
@@ -214,13 +215,13 @@ class ProbeMonitor:
             with self._changed:
                 if model is self._model:
                     self._metrics = metrics
-                    # Weights in memory do not change; a failed round is repeated.
+                    # Weights in memory do not change, so only a failed round is repeated.
                     is_done = model.is_local and metrics is not None
                     self._next_time = None if is_done else time.monotonic() + self._seconds
             del model  # do not keep an old model in memory while waiting
 
     def _wait_for_round(self) -> ServedModel | None:
-        """Wait until the questions are due; None once closed."""
+        """Wait until the questions are due, and return the model; None once closed."""
         with self._changed:
             while not self._is_closed:
                 wait_seconds = None if self._next_time is None else self._next_time - time.monotonic()
@@ -234,21 +235,21 @@ class ProbeMonitor:
         try:
             settings = {"settings": asdict(model.settings.decoding), "prompt": asdict(model.settings.concat)}
             key = digest_json({"probes": self._questions, "reader": model.settings.reader_for(model.id), **settings})
-            recorded = self._read_recorded(key)
+            recorded_answers = self._read_recorded_answers(key)
             answers, likelihoods, usage = ask_probes(
-                model, self._questions, recorded, lambda: self._is_closed or self._model is not model
+                model, self._questions, recorded_answers, lambda: self._is_closed or self._model is not model
             )
             if usage is not None:
                 self.on_usage(usage)
-            if recorded is None:
-                self._record(key, answers, model.id)
-                recorded = answers
-            return compare_probes(recorded, answers, likelihoods)
+            if recorded_answers is None:
+                self._record_answers(key, answers, model.id)
+                recorded_answers = answers
+            return compare_probes(recorded_answers, answers, likelihoods)
         except StoppedError:
             return None
         except BookwheelError as error:
             _LOG.warning("could not measure the drift of model %s, and will try again: %s", model.id, error)
-        except BaseException:  # also a native panic: a missing metric is better than a dead thread
+        except BaseException:  # also the panic of a native library, which must not end the thread
             _LOG.exception("could not measure the drift of model %s", model.id)
         return None
 
@@ -256,11 +257,11 @@ class ProbeMonitor:
         name = f"probes-{key.removeprefix(f'{ALGORITHM}:')[:16]}.json"
         return None if self._folder is None else self._folder / name
 
-    def _read_recorded(self, key: str) -> list[ProbeAnswer] | None:
-        """Return the recorded answers; None if there are none."""
+    def _read_recorded_answers(self, key: str) -> list[ProbeAnswer] | None:
+        """Return the recorded answers; None if there are none for these probes."""
         path = self._get_record_path(key)
         if path is None:
-            return self._recorded.get(key)
+            return self._recorded_answers.get(key)
         try:
             value = parse_json(path.read_text(encoding="utf-8"))
             rows = [{name: row[name] for name in ("text", "log_likelihood", "tokens")} for row in value["answers"]]
@@ -272,11 +273,11 @@ class ProbeMonitor:
             return None
         return answers if len(answers) == len(self._questions) else None
 
-    def _record(self, key: str, answers: list[ProbeAnswer], model: str) -> None:
+    def _record_answers(self, key: str, answers: list[ProbeAnswer], model: str) -> None:
         """Record answers as the reference that later answers are compared with."""
         path = self._get_record_path(key)
         if path is None:
-            self._recorded[key] = answers
+            self._recorded_answers[key] = answers
             return
         rows = [{"question": q, **asdict(answer)} for q, answer in zip(self._questions, answers, strict=True)]
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ whether the index finds what exact search finds (recall), and how far live quest
 those of the evaluation (drift). A metric that cannot be computed is absent.
 
 The metrics are computed over sliding windows of one snapshot; a swap empties them. Equal questions
-count once, because many users with the same question are no retrieval collapse. A window stores
+count once, because many users with the same question are not a retrieval collapse. A window stores
 only a question's digest, its vector and its passages' ids. Only sampled questions without a vector
 are stored as text, up to 32, until exact search has run.
 
@@ -14,7 +14,7 @@ questions, so recall is measured on a sample of live questions. Exact search sca
 embeddings part by part: a corpus larger than memory takes longer, but does not slow down the
 service. A text index that prunes postings is compared with its own exhaustive search.
 
-One thread of the lowest priority does the slow work, and rests far longer than it works.
+One thread of the lowest priority does the slow work, and rests much longer than it works.
 """
 
 import logging
@@ -44,8 +44,8 @@ from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
 from rag_model.store.versions.manifest import embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_EXTRA_RANKS = 10  # ranks beyond k, so that ties with rank k count as hits
-MIN_QUESTIONS = 20  # in each sample; with fewer questions the distance is mostly noise
+_EXTRA_RANKS = 10  # exact ranks after k, so that hits with the score of rank k count too
+MIN_QUESTIONS = 20  # in each sample; with fewer, the distance is mostly noise
 MAX_QUESTIONS = 1000  # in the reference; more questions cost time and do not change the distance
 _MIN_RELATIVE_BANDWIDTH = 1e-5  # of the squared vector length; rounding errors stay below it
 # sampled questions that wait for exact search; one pass over the vectors serves all of them
@@ -60,7 +60,7 @@ _DRIFT_UPDATES = 10  # measurements of drift until all questions of the window a
 class SampledQuery:
     """A sampled live question and its hits."""
 
-    question: Vectors | str  # (d,), or its text
+    question: Vectors | str  # its (d,) vector, or its text
     rows: Rows  # (k,) hits, best first; padded with -1
 
 
@@ -79,12 +79,12 @@ class GroundTruth(Protocol):
 
 
 def open_ground_truth(snapshot: Snapshot, index: str, parameters: Mapping[str, Any]) -> GroundTruth | None:
-    """Open the exact search for an index; None if its files were not pulled or its kind has nquery.
+    """Open the exact search for an index; None if files are missing or its kind has none.
 
     Args:
         snapshot: The snapshot.
         index: The index's name.
-        parameters: Search parameters that replace the snapshot's.
+        parameters: Search parameters that replace those of the snapshot.
     """
     try:
         if representation_kind(snapshot, index) == "vectors":
@@ -103,9 +103,7 @@ class ExhaustiveTextSearch:
         self._index, self._parameters = index, parameters
 
     def compute_recalls(self, queries: Sequence[SampledQuery], pause: Callable[[], bool]) -> Recalls | None:
-        """Return the share of ranks with the same row as in exhaustive search, for each
-        question.
-        """
+        """Return each question's share of ranks with the same row as in exhaustive search."""
         recalls = []
         for query in queries:
             assert isinstance(query.question, str)
@@ -122,14 +120,14 @@ class ExactVectorSearch:
     def __init__(self, parts: Sequence[ExactIndex]) -> None:
         """Search `parts`, which are in row order; `from_snapshot` opens them."""
         self._parts = parts
-        self._starts = [0, *accumulate(part.n for part in parts)]
+        self._first_rows = [0, *accumulate(part.n for part in parts)]
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, index: str) -> "ExactVectorSearch | None":
-        """Open a snapshot's vectors with the metric of `index`; None if it has nquery.
+        """Open a snapshot's vectors with the metric of `index`; None if it has no vectors.
 
         Raises:
-            BookwheelError: They were not pulled, or cannot be read.
+            BookwheelError: The vectors were not pulled, or cannot be read.
         """
         entries = snapshot.manifest.content.indexes
         metric: Metric = (entries.get(index) or next(iter(entries.values()), {})).get("metric", "ip")
@@ -146,12 +144,14 @@ class ExactVectorSearch:
             InputError: A vector holds a NaN or an infinity.
         """
         vectors = np.stack([query.question for query in queries if not isinstance(query.question, str)])
-        depth = min(self._starts[-1], max(len(query.rows) for query in queries) + _EXTRA_RANKS)
+        depth = min(self._first_rows[-1], max(len(query.rows) for query in queries) + _EXTRA_RANKS)
         scores = np.empty((len(queries), 0), np.float32)
         rows = np.empty((len(queries), 0), np.int64)
-        for start, part in zip(self._starts, self._parts, strict=False):
+        for first_row, part in zip(self._first_rows, self._parts, strict=False):
             part_scores, part_rows = part.search(vectors, min(depth, part.n))
-            scores, rows = select_top_k(np.hstack([scores, part_scores]), np.hstack([rows, part_rows + start]), depth)
+            scores, rows = select_top_k(
+                np.hstack([scores, part_scores]), np.hstack([rows, part_rows + first_row]), depth
+            )
             if not pause():
                 return None
         recalls = [
@@ -169,12 +169,12 @@ class ExactVectorSearch:
     def _score(self, vector: Vectors, queries: Rows, rows: Rows) -> Vectors:
         """Return the (1, k) exact scores of (1, k) rows for one question's vector."""
         scores = np.full(rows.shape, -np.inf, np.float32)
-        for start, part in zip(self._starts, self._parts, strict=False):
-            is_in_part = (rows >= start) & (rows < start + part.n)
+        for first_row, part in zip(self._first_rows, self._parts, strict=False):
+            is_in_part = (rows >= first_row) & (rows < first_row + part.n)
             if is_in_part.any():
                 scores = np.where(
                     is_in_part,
-                    part.score(vector[None], np.where(is_in_part, rows - start, -1)),
+                    part.score(vector[None], np.where(is_in_part, rows - first_row, -1)),
                     scores,
                 )
         return scores
@@ -192,17 +192,17 @@ class DriftReference:
         """Create a reference from (n, d) vectors.
 
         Raises:
-            UsageError: There are fewer than 20, or all of them are equal.
+            UsageError: There are fewer than 20 vectors, or all of them are equal.
         """
         if len(vectors) < MIN_QUESTIONS:
             raise UsageError(
                 f"{len(vectors)} questions are too few to measure drift against: give at least {MIN_QUESTIONS}"
             )
-        squared = _compute_squared_distances(vectors, vectors)
-        bandwidth = float(np.median(squared[np.triu_indices(len(vectors), 1)]))
+        squared_distances = _compute_squared_distances(vectors, vectors)
+        bandwidth = float(np.median(squared_distances[np.triu_indices(len(vectors), 1)]))
         if bandwidth <= _MIN_RELATIVE_BANDWIDTH * float((vectors * vectors).sum(1).mean()):
             raise UsageError("the questions to measure drift against are all alike: give different questions")
-        return cls(vectors, bandwidth, _compute_pair_mean(np.exp(-squared / bandwidth)))
+        return cls(vectors, bandwidth, _compute_pair_mean(np.exp(-squared_distances / bandwidth)))
 
     def distance(self, vectors: Vectors) -> float:
         """Return the distance of (m, d) vectors, m >= 2, from the reference.
@@ -213,8 +213,8 @@ class DriftReference:
 
             (E k(x,x') + E k(y,y') - 2 E k(x,y)) / (1 - E k(x,x'))
 
-        0 means the same distribution (slightly negative by chance). 1 means that the two means are
-        one standard deviation apart, whatever the encoder and the number of questions. A Fréchet
+        0 means the same distribution; slightly negative values occur by chance. 1 means that the
+        means are one standard deviation apart, for any encoder and number of questions. A Fréchet
         distance would estimate d² covariances from a few hundred vectors, which biases it upwards
         (Bińkowski et al. 2018): 0.17 between two halves of one set at 384 dimensions, where the MMD
         is 0.000.
@@ -227,8 +227,8 @@ class DriftReference:
 def _compute_squared_distances(left: Vectors, right: Vectors) -> npt.NDArray[np.float64]:
     """Return (n, m) squared distances."""
     x, y = left.astype(np.float64), right.astype(np.float64)
-    squared: npt.NDArray[np.float64] = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
-    return np.maximum(squared, 0.0, out=squared)
+    squared_distances: npt.NDArray[np.float64] = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
+    return np.maximum(squared_distances, 0.0, out=squared_distances)
 
 
 def _compute_pair_mean(kernel: npt.NDArray[np.float64]) -> float:
@@ -275,10 +275,10 @@ class QualityMetrics:
 
 @dataclass(slots=True)
 class SlidingWindows:
-    """The recent questions of one snapshot. Not thread-safe; `QualityMonitor` holds the lock."""
+    """The recent questions to one snapshot. Not thread-safe; `QualityMonitor` holds the lock."""
 
     settings: MonitorSettings
-    corpus: int  # passages in the snapshot
+    corpus: int  # number of passages in the snapshot
     drift: float | None = None
     _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question
     # by verb and question
@@ -286,7 +286,7 @@ class SlidingWindows:
     _samples: list[SampledQuery] = field(default_factory=list)
     _recalls: deque[float] = field(default_factory=deque)
     _query_count: int = 0
-    _new_count: int = 0  # vectors since `take_vectors`
+    _new_count: int = 0  # number of vectors added since `take_vectors`
 
     def add_passages(self, verb: str, question: str, passages: Sequence[str]) -> None:
         """Add a question and the ids of its passages."""
@@ -321,11 +321,11 @@ class SlidingWindows:
             self._samples.append(SampledQuery(question if vector is None else vector, rows))
 
     def has_new_vectors(self, times: int) -> bool:
-        """Return whether at least 1 / `times` of a full window is new since `take_vectors`."""
+        """Return whether 1 / `times` of a full window or more was added since `take_vectors`."""
         return len(self._vectors) >= self.settings.min_samples and self._new_count * times >= self.settings.window
 
     def take_vectors(self) -> Vectors:
-        """Return the (n, d) vectors in the window, and count new ones from here."""
+        """Return the (n, d) vectors in the window, and restart the count of new ones."""
         self._new_count = 0
         return np.stack(list(self._vectors.values()))
 
@@ -340,7 +340,7 @@ class SlidingWindows:
         return samples
 
     def add_recalls(self, recalls: Recalls) -> None:
-        """Add recalls from exact search, and drop the oldest."""
+        """Add recalls from exact search, and drop the oldest ones from a full window."""
         self._recalls.extend(recalls.tolist())
         while len(self._recalls) > self.settings.samples:
             self._recalls.popleft()
@@ -348,9 +348,9 @@ class SlidingWindows:
     def compute_metrics(self) -> QualityMetrics:
         """Compute the metrics of the windows."""
         collapse = {
-            verb: measure_collapse(list(given.values()), self.corpus)
-            for verb, given in self._passages_by_verb.items()
-            if len(given) >= self.settings.min_samples
+            verb: measure_collapse(list(passage_ids.values()), self.corpus)
+            for verb, passage_ids in self._passages_by_verb.items()
+            if len(passage_ids) >= self.settings.min_samples
         }
         if len(self._recalls) < self.settings.min_samples:
             return QualityMetrics(collapse, drift=self.drift)
@@ -358,9 +358,9 @@ class SlidingWindows:
         return QualityMetrics(collapse, float(recalls.mean()), percentile5(recalls), self.drift)
 
     def _add_to_window(self, window: OrderedDict[bytes, _Value], question: str, value: _Value) -> None:
-        name = blake2b(question.encode(errors="replace"), digest_size=16).digest()
-        window[name] = value
-        window.move_to_end(name)
+        digest = blake2b(question.encode(errors="replace"), digest_size=16).digest()
+        window[digest] = value
+        window.move_to_end(digest)
         if len(window) > self.settings.window:
             window.popitem(last=False)
 
@@ -370,12 +370,12 @@ class _MonitoredSnapshot:
     """The state of monitoring one snapshot."""
 
     snapshot: Snapshot
-    # None: the retriever combines several, so exact search cannot measure its recall
+    # None: the retriever combines several indexes, so exact search cannot measure its recall
     index: str | None
     parameters: Mapping[str, float]  # search parameters
     encode: QuestionEncodeFunction | None
     windows: SlidingWindows
-    unencoded_questions: list[str]  # of the evaluation
+    unencoded_questions: list[str]  # questions of the evaluation
     encoded_questions: list[Vectors] = field(default_factory=list)
     reference: DriftReference | None = None
     ground_truth: GroundTruth | None = None
@@ -399,7 +399,7 @@ class QualityMonitor:
     """Monitors one snapshot at a time. Thread-safe; `record_` methods take microseconds."""
 
     def __init__(self, settings: MonitorSettings | None = None, questions: Sequence[str] = ()) -> None:
-        """Start the thread; `questions` of the evaluation are the reference of drift.
+        """Start the thread; drift is the distance from `questions`, those of the evaluation.
 
         Raises:
             UsageError: There are too few questions to measure drift.
@@ -430,9 +430,9 @@ class QualityMonitor:
 
         Args:
             snapshot: The snapshot.
-            index: The default retriever's index; None, as for a fusion: recall is not measured.
-            parameters: Search parameters that replace the snapshot's.
-            encode: Encodes questions; None: drift is not measured.
+            index: The default retriever's index; None, as for a fusion, does not measure recall.
+            parameters: Search parameters that replace those of the snapshot.
+            encode: Encodes questions; None does not measure drift.
         """
         windows = SlidingWindows(self._settings, snapshot.n)
         with self._changed:
@@ -456,7 +456,7 @@ class QualityMonitor:
         ks: Sequence[int],
         hits: Sequence[Sequence[Hit]],
     ) -> None:
-        """Record searches; those of another snapshot, as one that is being drained, are ignored.
+        """Record searches; ignore those of another snapshot, such as one that is being drained.
 
         Args:
             snapshot: Id of the snapshot that was searched.
@@ -477,7 +477,7 @@ class QualityMonitor:
                 self._changed.notify()
 
     def record_answers(self, snapshot: str, answers: Sequence[Answer]) -> None:
-        """Record answers; those of another snapshot are ignored."""
+        """Record answers; ignore those from another snapshot."""
         with self._changed:
             if self._monitored is not None and self._monitored.snapshot.id == snapshot:
                 for answer in answers:
@@ -490,7 +490,7 @@ class QualityMonitor:
             return self._monitored.windows.compute_metrics() if self._monitored else QualityMetrics()
 
     def close(self) -> None:
-        """Stop monitoring; the thread ends within the search of one part."""
+        """Stop monitoring; the thread ends at the latest after one part of an exact search."""
         with self._changed:
             self._is_closed, self._monitored = True, None
             self._changed.notify()
@@ -501,7 +501,7 @@ class QualityMonitor:
         while monitored := self._wait_for_task():
             try:
                 self._run_task(monitored)
-            # also a native panic: missing metrics are better than a dead thread
+            # Also catch the panic of a native library, which must not end the thread.
             except BaseException:
                 _LOG.exception(
                     "the quality of snapshot %s is not monitored any more",
@@ -512,7 +512,7 @@ class QualityMonitor:
             monitored = None  # do not keep an old snapshot in memory while waiting
 
     def _wait_for_task(self) -> _MonitoredSnapshot | None:
-        """Wait until slow work is due; None once closed."""
+        """Wait until slow work is due, and return its snapshot; None once closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_closed or (self._monitored is not None and self._monitored.has_task)
@@ -530,7 +530,7 @@ class QualityMonitor:
                 vectors = monitored.windows.take_vectors()
             monitored.windows.drift = monitored.reference.distance(vectors)
         elif monitored.unencoded_questions and monitored.encode is not None:
-            # Each snapshot encodes the evaluation's questions again: its vector space may differ.
+            # The questions are encoded again for each snapshot, since its vector space may differ.
             monitored.encoded_questions.append(monitored.encode(monitored.unencoded_questions[:_ENCODE_BATCH]))
             del monitored.unencoded_questions[:_ENCODE_BATCH]
             if not monitored.unencoded_questions:
@@ -560,7 +560,7 @@ class QualityMonitor:
                 monitored.windows.add_recalls(recalls)
 
     def _rest(self, monitored: _MonitoredSnapshot, start_time: float) -> bool:
-        """Rest so long that the work since `start_time` stays within the thread's share of a core.
+        """Rest until the work since `start_time` is within the thread's share of a core.
 
         `start_time` is the thread's CPU time, since wall-clock time would include waiting for other
         threads. Return False if `monitored` is no longer the monitored snapshot.

@@ -57,7 +57,7 @@ class TracedRequest(Protocol):
 
 
 class _SpanExporter:
-    """An OpenTelemetry span exporter that logs at most one failure in five minutes."""
+    """An OpenTelemetry span exporter that logs at most one failure per five minutes."""
 
     def __init__(self, exporter: Any) -> None:
         self._exporter, self._logged_at = exporter, -math.inf
@@ -89,8 +89,10 @@ class RequestTracer:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """Return a tracer that sends to the endpoint of OTEL_EXPORTER_OTLP_ENDPOINT; None without
-        one, if OTEL_SDK_DISABLED is true, or, with a warning, if the extra is not installed.
+        """Return a tracer that sends to the endpoint that OpenTelemetry's variables name.
+
+        Return None without an endpoint or if OTEL_SDK_DISABLED is true and, with a warning, if the
+        extra is not installed.
         """
         is_disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
         if is_disabled or not any(environment.get(variable, "").strip() for variable in _ENDPOINT_VARIABLES):
@@ -126,7 +128,7 @@ class RequestTracer:
         return RequestTrace(self._api, self._tracer, span)
 
     def close(self) -> None:
-        """Send the last spans, and stop."""
+        """Send the remaining spans, and stop."""
         self._provider.shutdown()
 
 
@@ -139,23 +141,25 @@ def add_search_stages(
 ) -> None:
     """Add the stages of a searched batch to the traces of its requests.
 
-    The batch began at `start`, in nanoseconds since the epoch, and ends now. Several legs may encode
-    and search in turn, so each stage is one span with its total time, in the order of the stages.
+    The batch began at `start`, in nanoseconds since the epoch, and ends now. Several child
+    retrievers may encode and search in turn, so each stage is one span with its total time, in the
+    order of the stages.
     """
     end = time.time_ns()
-    encoded = start + round(encode_seconds * _NANOSECONDS)
-    searched = max(encoded, end - round(read_seconds * _NANOSECONDS))
+    encode_end = start + round(encode_seconds * _NANOSECONDS)
+    search_end = max(encode_end, end - round(read_seconds * _NANOSECONDS))
     for request in requests:
         if request.trace is not None:
             request.trace.add_stage("queue", request.queued_at, start)
-            request.trace.add_stage("encode", start, encoded, attributes)
-            request.trace.add_stage("search", encoded, searched, attributes)
-            request.trace.add_stage("read", searched, end, attributes)
+            request.trace.add_stage("encode", start, encode_end, attributes)
+            request.trace.add_stage("search", encode_end, search_end, attributes)
+            request.trace.add_stage("read", search_end, end, attributes)
 
 
 def add_answer_stages(requests: Iterable[TracedRequest], start: int, attributes: Mapping[str, Any]) -> None:
-    """Add the stages of an answered batch, which began at `start` and ends now, to the traces of
-    its requests.
+    """Add the stages of an answered batch to the traces of its requests.
+
+    The batch began at `start`, in nanoseconds since the epoch, and ends now.
     """
     end = time.time_ns()
     for request in requests:
