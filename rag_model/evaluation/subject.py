@@ -1,4 +1,4 @@
-"""The identity of an evaluation: all that determines its metrics, with refs resolved to ids."""
+"""The identity of an evaluation: everything that determines its metrics, with ids for refs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
-VERSION = 2  # of the code that determines a metric; a new number gives evaluations new ids
+VERSION = 2  # of the code that computes metrics; a new number gives evaluations new ids
 _ROUTE_SETTINGS = ("route", "choose_route")
 _LIBRARIES = ("torch", "transformers")  # releases round differently and may change answers
 
@@ -35,17 +35,17 @@ def retrieval_subject(
     """Return the subject of an evaluation of retrievers.
 
     Args:
-        store: holds the models that expressions name.
-        snapshot: the snapshot to search.
-        question_set: the questions.
-        retrievers: expressions; empty: the snapshot's default.
-        k: depth of the search.
-        judge: decides which hits are relevant.
-        encoder: name of the question encoder; None: the snapshot's own.
+        store: Store of the models that expressions name.
+        snapshot: The snapshot to search.
+        question_set: The questions.
+        retrievers: Retriever expressions; empty: the snapshot's default retriever.
+        k: Depth of the search.
+        judge: Decides which hits are relevant.
+        encoder: Name of the question encoder; None: the snapshot's own.
 
     Raises:
-        StoreError: the store does not have a named model.
-        UsageError: an expression is invalid.
+        StoreError: The store does not have a model that an expression names.
+        UsageError: An expression is invalid.
     """
     names = list(retrievers) or [snapshot.manifest.content.default_retriever]
     settings = {
@@ -56,7 +56,7 @@ def retrieval_subject(
         "encoder": encoder,
         "models": resolve_retriever_models(store, snapshot, names, encoder),
         "version": VERSION,
-        **_installed_measures(),
+        **_describe_measures(),
     }
     return EvaluationSubject(snapshot.id, "", digest_questions(question_set), settings)
 
@@ -69,15 +69,16 @@ def answers_subject(
     settings: EvaluationSettings,
     asks: str | None = None,
 ) -> EvaluationSubject:
-    """Return the subject of an evaluation of a model: `model` is its id, its folder, or
-    `openai:MODEL`.
+    """Return the subject of an evaluation of a model's answers.
 
-    The model behind an endpoint may change under its name; its address, name and settings identify
-    it. The settings include `Reader.decides`, so that the id is known before a model is loaded.
+    `model` is its id, its folder, or `openai:MODEL`. The model behind an endpoint may change under
+    its name; the endpoint's address, name and settings identify it. The settings include
+    `Reader.decides`, so that the id is known before a model is loaded.
 
     Raises:
-        StoreError: the store does not have a model that the retriever names.
-        UsageError: the questions cannot be judged in this way, or the retriever is invalid.
+        StoreError: The store does not have a model that the retriever names.
+        UsageError: The questions cannot be judged by `settings.judged_by`, or the retriever is
+            invalid.
     """
     retriever = settings.expression or snapshot.manifest.content.default_retriever
     settings_json: dict[str, Any] = {
@@ -91,25 +92,25 @@ def answers_subject(
         "models": resolve_retriever_models(store, snapshot, [retriever], asks),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
-        **_installed_measures(),
+        **_describe_measures(),
     }
     if "auto" not in settings.readers:
-        # Without these settings, which do not apply, older evaluations keep their ids.
+        # Settings that do not apply are left out, so that older evaluations keep their ids.
         settings_json = {name: value for name, value in settings_json.items() if name not in _ROUTE_SETTINGS}
     if model.startswith(ENDPOINT_PREFIX):
-        settings_json["endpoint"] = _endpoint_settings(model)
+        settings_json["endpoint"] = _describe_endpoint(model)
     return EvaluationSubject(
-        snapshot.id, _model_identity(model, settings_json), digest_questions(question_set), settings_json
+        snapshot.id, _identify_model(model, settings_json), digest_questions(question_set), settings_json
     )
 
 
-def _installed_measures() -> dict[str, Any]:
-    """Return the measures of installed packages; none, so that ids stay as they are without any."""
+def _describe_measures() -> dict[str, Any]:
+    """Return the versions of plugin measures; {} without any, so that ids do not change."""
     versions = installed_versions()
     return {"measures": versions} if versions else {}
 
 
-def _model_identity(model: str, settings_json: Mapping[str, Any]) -> str:
+def _identify_model(model: str, settings_json: Mapping[str, Any]) -> str:
     """Return the model's id, or the digest of its folder or of its endpoint's settings."""
     if "endpoint" in settings_json:
         return digest_json(settings_json["endpoint"])
@@ -117,8 +118,8 @@ def _model_identity(model: str, settings_json: Mapping[str, Any]) -> str:
     return digest_json(digest_folder(folder)) if folder.is_dir() else model
 
 
-def _endpoint_settings(model: str) -> dict[str, Any]:
-    # Imports HTTP; only endpoints need it.
+def _describe_endpoint(model: str) -> dict[str, Any]:
+    # It imports HTTP, which only endpoints need.
     endpoint_module: Any = import_module("rag_model.reading.writers.endpoint")
     name = model.removeprefix(ENDPOINT_PREFIX)
     endpoint_settings: dict[str, Any] = endpoint_module.describe_endpoint(
@@ -130,8 +131,9 @@ def _endpoint_settings(model: str) -> dict[str, Any]:
 def resolve_retriever_models(
     store: Store, snapshot: Snapshot, retrievers: Sequence[str | None], encoder: str | None = None
 ) -> dict[str, str]:
-    """Return the models that expressions name: ids for the store's models, digests for folders,
-    commits for those of the hub.
+    """Return the identity of each model that an expression or `encoder` names, by its name.
+
+    It is the id of a model in the store, the digest of a folder, or the commit of a hub model.
     """
     model_names = dict.fromkeys(
         model for expression in retrievers for model in plan_retriever(snapshot, expression).models

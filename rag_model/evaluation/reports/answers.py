@@ -48,20 +48,20 @@ class AnswerReport:
     snapshot: str
     created_at: str  # ISO 8601 UTC
     kind: AnswerKind
-    results: Sequence[AblationResult]  # the open book first
-    retrieval: Mapping[str, float]  # such as Success@k
+    results: Sequence[AblationResult]  # the open-book result first
+    retrieval: Mapping[str, float]  # measures of retrieval, such as Success@k
     collapse: CollapseStats
-    # Of `retrieval`, if known.
+    # intervals of the values in `retrieval`, if known
     retrieval_intervals: Mapping[str, Estimate] = field(default_factory=dict)
     collapsed: str = ""  # one sentence if retrieval has collapsed or passages are not used
     curves: TrainingCurves = field(default_factory=TrainingCurves)  # of the model's training
     lineage: Mapping[str, str] = field(default_factory=dict)
-    # Per question, by stage of retrieval.
+    # milliseconds per question, by stage of retrieval
     search_milliseconds: Mapping[str, float] = field(default_factory=dict)
     abstention: AbstentionReport | None = None  # None: no threshold was requested
-    retrieval_worth: str = ""  # one sentence: whether retrieval is worth its cost
+    retrieval_worth: str = ""  # one sentence on whether retrieval is worth its cost
     notes: Sequence[str] = ()  # sentences about the ablations
-    max_wrong: int = 100  # maximum number of wrong answers to show
+    max_wrong: int = 100  # maximum number of wrong answers on the page
 
 
 def render_answer_report(report: AnswerReport) -> str:
@@ -87,10 +87,10 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     yield from lineage_section(report.lineage)
 
 
-def _header(report: AnswerReport, questions: int) -> Node:
+def _header(report: AnswerReport, n_questions: int) -> Node:
     summary = tag(
         "p",
-        f"{format_count(questions, 'question')}, model ",
+        f"{format_count(n_questions, 'question')}, model ",
         tag("code", report.model),
         ", snapshot ",
         tag("code", report.snapshot),
@@ -101,18 +101,18 @@ def _header(report: AnswerReport, questions: int) -> Node:
 
 def _collapse_verdict(report: AnswerReport) -> tuple[str, Node]:
     collapse = report.collapse
-    facts = (
+    summary = (
         f"{collapse.distinct:,} distinct passages for {format_count(collapse.questions, 'question')}, spread "
         f"{collapse.spread:.2f} (0: all questions have the same, 1: evenly spread)"
     )
     if collapse.unchanged is not None:
-        facts += f"; {collapse.unchanged:.0%} of the answers do not change with another question's passages"
-    return to_sentence(report.collapsed or "no collapse was found"), note(f"{facts}.")
+        summary += f"; {collapse.unchanged:.0%} of the answers do not change with another question's passages"
+    return to_sentence(report.collapsed or "no collapse was found"), note(f"{summary}.")
 
 
-def _measures_section(report: AnswerReport, book: AblationResult) -> Node:
-    estimates = {**report.retrieval_intervals, **book.metrics}
-    values = {**report.retrieval, **{name: estimate.value for name, estimate in book.metrics.items()}}
+def _measures_section(report: AnswerReport, open_book: AblationResult) -> Node:
+    estimates = {**report.retrieval_intervals, **open_book.metrics}
+    values = {**report.retrieval, **{name: estimate.value for name, estimate in open_book.metrics.items()}}
     rows = [
         (
             name,
@@ -121,12 +121,12 @@ def _measures_section(report: AnswerReport, book: AblationResult) -> Node:
         )
         for name, value in values.items()
     ]
-    titles = ("measure", f"{OPEN_BOOK}, k = {book.k}", "95 % interval", "questions")
+    titles = ("measure", f"{OPEN_BOOK}, k = {open_book.k}", "95 % interval", "questions")
     return section("Figures", table(titles, rows))
 
 
-def _format_range(one: Estimate) -> str:
-    return f"{one.low:.3f} to {one.high:.3f}"
+def _format_range(estimate: Estimate) -> str:
+    return f"{estimate.low:.3f} to {estimate.high:.3f}"
 
 
 def _ablations_section(report: AnswerReport) -> Node:
@@ -134,7 +134,7 @@ def _ablations_section(report: AnswerReport) -> Node:
     measures = [name for name in dict.fromkeys((deciding_measure(report.kind), "F1")) if name in open_book_metrics]
     titles = ["passages", "k", "questions", *(title for measure in measures for title in (measure, "minus open book"))]
     rows = [_ablation_row(row, measures) for row in report.results]
-    sweep = _sweep_results(report.results)
+    sweep = _list_sweep_results(report.results)
     return section(
         "Sources of the loss",
         table(titles, rows),
@@ -148,32 +148,32 @@ def _ablations_section(report: AnswerReport) -> Node:
     )
 
 
-def _ablation_row(row: AblationResult, shown: Sequence[str]) -> tuple[Child, ...]:
+def _ablation_row(row: AblationResult, measures: Sequence[str]) -> tuple[Child, ...]:
     cells: list[Child] = []
-    for measure in shown:
+    for measure in measures:
         estimate, difference = row.metrics.get(measure), row.differences.get(measure)
         cells.append(_format_estimate(estimate, "") if estimate else "–")
         cells.append(_format_estimate(difference, "+") if difference else "")
     return row.name, row.k, f"{len(row.scored):,}", *cells
 
 
-def _format_estimate(one: Estimate, sign: str) -> Node:
-    ends = f" [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
-    return join(f"{one.value:{sign}.3f}", tag("span", ends, class_="ends"))
+def _format_estimate(estimate: Estimate, sign: str) -> Node:
+    interval = f" [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+    return join(f"{estimate.value:{sign}.3f}", tag("span", interval, class_="ends"))
 
 
 def _cost_sections(report: AnswerReport) -> Iterator[Node]:
-    """Yield the section with the costs of search and reading by stage and condition, if known."""
+    """Yield the section with the costs of search and reading, by stage and ablation, if known."""
     costs = {f"{row.name}, k = {row.k}" if row.name == OPEN_BOOK else row.name: row.costs for row in report.results}
-    search = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search_milliseconds.items()]
-    if not search and not any(costs.values()):
+    search_rows = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search_milliseconds.items()]
+    if not search_rows and not any(costs.values()):
         return
     title = to_sentence(report.retrieval_worth) if report.retrieval_worth else "What it costs"
     titles = ("stage", "ms a question", "tokens read", "tokens written")
     stage_milliseconds = {stage: 1000 * seconds for stage, seconds in report.results[0].stages.items()}
-    search += [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in stage_milliseconds.items()]
-    if search and stage_milliseconds:
-        search.append(
+    search_rows += [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in stage_milliseconds.items()]
+    if search_rows and stage_milliseconds:
+        search_rows.append(
             (
                 _TOTAL_STAGE,
                 f"{sum(report.search_milliseconds.values()) + sum(stage_milliseconds.values()):.1f}",
@@ -188,22 +188,22 @@ def _cost_sections(report: AnswerReport) -> Iterator[Node]:
     )
     curve = [
         ChartPoint(row.k, ms, ms, ms)
-        for row in _sweep_results(report.results)
-        if (ms := _answer_milliseconds(row.costs)) is not None
+        for row in _list_sweep_results(report.results)
+        if (ms := _get_answer_milliseconds(row.costs)) is not None
     ]
     series = {"reading": curve}
     charts = (pair(line_chart(series, "milliseconds", "passages per question", log=True)),) if len(curve) > 1 else ()
-    yield section(title, table(titles, [*search, *_reading_rows(costs)]), note(explanation), *charts)
+    yield section(title, table(titles, [*search_rows, *_iter_reading_rows(costs)]), note(explanation), *charts)
 
 
-def _reading_rows(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Child, ...]]:
+def _iter_reading_rows(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Child, ...]]:
     for name, condition_costs in costs.items():
         yield (
             f"reading, {name}",
             *(
                 _format_number(value, 1)
                 for value in (
-                    _answer_milliseconds(condition_costs),
+                    _get_answer_milliseconds(condition_costs),
                     condition_costs.get("read"),
                     condition_costs.get("written"),
                 )
@@ -211,7 +211,7 @@ def _reading_rows(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Ch
         )
 
 
-def _answer_milliseconds(costs: Mapping[str, float]) -> float | None:
+def _get_answer_milliseconds(costs: Mapping[str, float]) -> float | None:
     return 1000 * costs["seconds"] if "seconds" in costs else None
 
 
@@ -232,7 +232,7 @@ def _abstention_section(report: AbstentionReport) -> Node:
     )
 
 
-def _sweep_results(rows: Sequence[AblationResult]) -> list[AblationResult]:
+def _list_sweep_results(rows: Sequence[AblationResult]) -> list[AblationResult]:
     return sorted((row for row in rows if row.name.startswith(OPEN_BOOK)), key=lambda row: row.k)
 
 
@@ -249,10 +249,10 @@ def _sweep_chart(rows: Sequence[AblationResult]) -> tuple[Node, Node]:
     return legend(series), pair(line_chart(series, "measures", "passages per question", log=True))
 
 
-def _wrong_answers_section(wrong: Sequence[ScoredAnswer], asked: int, maximum: int) -> Node:
-    sections = [_wrong_answer(answer) for answer in wrong[:maximum]]
-    title = f"{len(wrong):,} of {asked:,} answers are not right"
-    return section(title if len(wrong) <= maximum else f"{title}; the first {maximum}", *sections)
+def _wrong_answers_section(wrong_answers: Sequence[ScoredAnswer], n_questions: int, max_shown: int) -> Node:
+    sections = [_wrong_answer(answer) for answer in wrong_answers[:max_shown]]
+    title = f"{len(wrong_answers):,} of {n_questions:,} answers are not right"
+    return section(title if len(wrong_answers) <= max_shown else f"{title}; the first {max_shown}", *sections)
 
 
 def _wrong_answer(answer: ScoredAnswer) -> Node:
@@ -260,8 +260,8 @@ def _wrong_answer(answer: ScoredAnswer) -> Node:
     problem = answer.reading.problem
     empty_text = "(nothing)" if problem is None else f"({problem.message})"
     prediction = tag("b", (answer.reading.answer or empty_text) + ("" if answer.reading.ended else " …"))
-    golds = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
-    summary = tag("summary", answer.question.text, tag("span", "said: ", prediction, class_="said"), golds)
+    gold_answers = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
+    summary = tag("summary", answer.question.text, tag("span", "said: ", prediction, class_="said"), gold_answers)
     passages = [_passage_row(passage) for passage in answer.reading.passages]
     titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")
     return tag(

@@ -29,7 +29,7 @@ from rag_model.evaluation.reports.page import (
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild, list_warnings
 
-_STATISTICS: Mapping[str, str] = {  # keys of IndexHealth.metrics, and of the merge
+_STATISTICS: Mapping[str, str] = {  # titles by name in IndexHealth.metrics or `build_metrics`
     "degree": "mean links of a node",
     "unlinked": "nodes without a link from another node",
     "repaired": "nodes unreachable before repair",
@@ -69,27 +69,27 @@ class BuildReport:
     snapshot: str
     created_at: str  # ISO 8601 UTC
     verdict: GateVerdict
-    counts: Mapping[str, int]  # articles, passages, embedded, reused, …
+    counts: Mapping[str, int]  # name -> number, such as articles, passages, embedded, reused
     k: int = 20  # of the recall curves
-    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> pages
-    unknown_templates: Mapping[str, int] = field(default_factory=dict)  # name -> articles that use it
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of pages
+    unknown_templates: Mapping[str, int] = field(default_factory=dict)  # name -> number of articles
     language: str = ""  # of the corpus
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
-    # Lower bound of a bucket in words -> passages.
+    # lower bound of a bucket in words -> number of passages
     lengths: Mapping[int, int] = field(default_factory=dict)
-    # Recall and cost of each index by setting.
+    # index -> its recall and cost at several settings
     curves: Mapping[str, Sequence[OperatingPoint]] = field(default_factory=dict)
-    # Recall and cost of each index at its default setting.
+    # index -> its recall and cost at its default setting
     settings: Mapping[str, OperatingPoint] = field(default_factory=dict)
-    # Statistics of the file of each index.
+    # index -> statistics of its file
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
-    # Index -> nodes unreachable before repair.
+    # index -> statistics of its build, such as nodes that were unreachable before repair
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     stages: Sequence[BuildStage] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
-    # dump, recipe, space, parent, versions.
+    # values of dump, recipe, vector space, parent and versions
     lineage: Mapping[str, str] = field(default_factory=dict)
-    history: Sequence[PastBuild] = ()  # the last builds, oldest first, with this one
+    history: Sequence[PastBuild] = ()  # the last builds, oldest first, including this one
 
 
 def render_build_report(report: BuildReport) -> str:
@@ -121,8 +121,8 @@ def _sections(report: BuildReport) -> Iterator[Node]:
 
 
 def _header(report: BuildReport) -> Node:
-    facts = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
-    return header(report.title, facts)
+    summary = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
+    return header(report.title, summary)
 
 
 def _gate_section(verdict: GateVerdict) -> Node:
@@ -163,14 +163,14 @@ def _recall_section(
 
 def _health_section(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
     """Show the statistics of each index file, then the distribution of its links or lists."""
-    figures_by_index = {name: {**own.metrics(), **build_metrics.get(name, {})} for name, own in health.items()}
+    statistics_by_index = {name: {**stats.metrics(), **build_metrics.get(name, {})} for name, stats in health.items()}
     rows = [
-        (title, *(_format_statistic(figures.get(figure_key)) for figures in figures_by_index.values()))
-        for figure_key, title in _STATISTICS.items()
-        if any(figure_key in figures for figures in figures_by_index.values())
+        (title, *(_format_statistic(values.get(statistic_name)) for values in statistics_by_index.values()))
+        for statistic_name, title in _STATISTICS.items()
+        if any(statistic_name in values for values in statistics_by_index.values())
     ]
-    charts = [picture for name, index_health in health.items() for picture in _distribution_charts(name, index_health)]
-    return section("Inside each index", table(("", *figures_by_index), rows), pair(*charts))
+    charts = [chart for name, index_health in health.items() for chart in _distribution_charts(name, index_health)]
+    return section("Inside each index", table(("", *statistics_by_index), rows), pair(*charts))
 
 
 def _format_statistic(value: float | int | None) -> str:
@@ -194,13 +194,13 @@ def _history_section(history: Sequence[PastBuild]) -> Node:
     has_cpu = all(build.cpu for build in history)
     costs = [sum((build.cpu if has_cpu else build.seconds).values()) for build in history]
     unit = "CPU seconds" if has_cpu else "seconds"
-    # On the scale of a full build, all other builds would look alike.
-    drawn = [
+    # On the scale of a full build, all other builds would look alike, so it is left out.
+    plotted_costs = [
         cost if build.changed is None or 2 * build.changed <= build.passages else None
         for build, cost in zip(history, costs, strict=True)
     ]
     names = dict.fromkeys(name for build in history for name in build.indexes)
-    charts = [_history_chart(unit, {"cost": drawn})] if any(drawn) else []
+    charts = [_history_chart(unit, {"cost": plotted_costs})] if any(plotted_costs) else []
     columns_by_title = {unit: [f"{cost:,.1f}" for cost in costs]}
     for metric, title in _HISTORY_METRICS.items():
         values = {name: [build.indexes.get(name, {}).get(metric) for build in history] for name in names}
@@ -245,7 +245,7 @@ def _lengths_section(lengths: Mapping[int, int]) -> Node | None:
 
 
 def _dropped_section(report: BuildReport) -> Node | None:
-    rows = sorted(report.dropped.items(), key=lambda pair: -pair[1])
+    rows = sorted(report.dropped.items(), key=lambda item: -item[1])
     chart = bar_chart([(reason, n, f"{n:,}") for reason, n in rows])
     return section("Pages left out, by reason", chart) if rows else None
 
@@ -266,7 +266,7 @@ def _format_stage(stage: BuildStage) -> str:
 
 
 def _sizes_section(sizes: Mapping[str, int]) -> Node | None:
-    rows = sorted(sizes.items(), key=lambda pair: -pair[1])
+    rows = sorted(sizes.items(), key=lambda item: -item[1])
     return (
         section("Size by kind of file", bar_chart([(kind, n, format_bytes(n)) for kind, n in rows])) if rows else None
     )

@@ -1,7 +1,7 @@
 """The HTML elements of all reports: a self-contained page of sections, tables and tiles.
 
-Text is escaped by construction: it becomes a `Node` only through `tag` and `join`. A page has no
-script and no font and fetches nothing, which its content policy also forbids.
+All text is escaped, because it becomes a `Node` only through `tag` and `join`. A page has no script
+and no font and fetches nothing, which its content policy also forbids.
 
 Charts are inline SVG and plain bars, without scripts and fonts, in the colours of the page. Every
 mark has a `<title>`, so that a pointer shows its value. Reports print the same numbers in tables.
@@ -22,20 +22,20 @@ _WIDTH, _HEIGHT = 460.0, 280.0  # viewBox: half the page, or the width of a phon
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
-_SHADES = 4  # line colours of the page, which repeat
-_MAX_LABELS = 6  # below a chart
-_MAX_MARKS = 60  # dashed lines of a chart
-_GAP = 0.5  # on both sides of a column
-# levels; higher recalls look the same.
+_SHADES = 4  # number of line colours, which repeat
+_MAX_LABELS = 6  # maximum number of labels below a chart
+_MAX_MARKS = 60  # maximum number of dashed lines in a chart
+_GAP = 0.5  # space on both sides of a column
+# Recalls with a grid line; a higher recall is drawn at the last one.
 _RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
 CostUnit = Literal["distances", "milliseconds"]
-# x, y of the mean, y of the 5th percentile.
+# returns x, y of the mean, y of the 5th percentile
 Projection = Callable[[OperatingPoint], tuple[float, float, float]]
 
 
 class Node:
-    """A piece of escaped markup; text becomes a node only through `tag` and `join`."""
+    """Escaped markup; text becomes a node only through `tag` and `join`."""
 
     __slots__ = ("html",)
 
@@ -48,8 +48,7 @@ Child = Node | str | int
 
 
 def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
-    """Return an element with escaped text and attribute values; attributes that are None are left
-    out.
+    """Return an element with escaped text and attributes; attributes with value None are left out.
 
     `class_` gives `class`; other underscores become hyphens: `stroke_width=2` gives
     `stroke-width="2"`.
@@ -95,7 +94,7 @@ def section(title: str, *content: Child, class_: str | None = None) -> Node:
 
 
 def header(title: str, *content: Child) -> Node:
-    """Return the title of the page and the text below it."""
+    """Return the header of the page: its title and the text below it."""
     return tag("header", tag("h1", title), *content)
 
 
@@ -110,7 +109,7 @@ def to_sentence(clause: str) -> str:
 
 
 def lineage_section(lineage: Mapping[str, str]) -> Iterator[Node]:
-    """Yield the section with the ids and versions that a report is made from, if there are any."""
+    """Yield the section with the ids and versions of a report's inputs, if there are any."""
     if lineage:
         yield section("Lineage", table(("", ""), [(name, tag("code", value)) for name, value in lineage.items()]))
 
@@ -121,12 +120,12 @@ def pair(*pictures: Node) -> Node:
 
 
 def columns(*sections: Node | None) -> Node:
-    """Return sections in two columns, if the page is wide enough; None is left out."""
+    """Return sections in two columns, if the page is wide enough; a None is left out."""
     return tag("div", *(section_node for section_node in sections if section_node is not None), class_="columns")
 
 
 def tiles(values: Iterable[tuple[str, str]]) -> Node:
-    """Return tiles with the main numbers, from pairs (name, value)."""
+    """Return tiles with the main numbers, given as (name, value)."""
     return tag("div", *(_tile(name, value) for name, value in values), class_="tiles")
 
 
@@ -135,7 +134,7 @@ def _tile(name: str, value: str) -> Node:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Child]]) -> Node:
-    """Return a table, which has no head if no column has a title."""
+    """Return a table; without any titles it has no header row."""
     head = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
     body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
     # A narrow screen scrolls the table, not the page.
@@ -167,7 +166,7 @@ class Scale:
 
 
 def bar_chart(rows: Sequence[tuple[str, float, str]]) -> Node:
-    """Return horizontal bars of (label, value, value as text); the longest one fills the width."""
+    """Return horizontal bars of (label, value, value as text); the longest bar fills the width."""
     longest = max((value for _, value, _ in rows), default=0) or 1
     return tag("div", *(_bar(label, value / longest, text) for label, value, text in rows), class_="bars")
 
@@ -189,37 +188,35 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     The key of a bucket is its lower bound; the width of all buckets is the smallest distance
     between two bounds.
     """
-    lows = sorted(buckets)
-    width = min((b - a for a, b in pairwise(lows)), default=max(1, lows[-1] if lows else 1))
-    first, last = (lows[0], lows[-1] + width) if lows else (0, width)
+    bounds = sorted(buckets)
+    width = min((b - a for a, b in pairwise(bounds)), default=max(1, bounds[-1] if bounds else 1))
+    first, last = (bounds[0], bounds[-1] + width) if bounds else (0, width)
     x = Scale(first, last, _X0, _X1)
-    names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in lows}
-    bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in lows]
-    feet = [_bottom_label(x(tick), f"{tick:,.0f}") for tick in _ticks(first, last, _MAX_LABELS)]
-    return _column_chart(bars, feet, f"{things} by {unit}", unit)
+    names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in bounds}
+    bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in bounds]
+    labels = [_bottom_label(x(tick), f"{tick:,.0f}") for tick in _choose_ticks(first, last, _MAX_LABELS)]
+    return _column_chart(bars, labels, f"{things} by {unit}", unit)
 
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
-    """Return a histogram over buckets 0, 1, 2-3, 4-7, … of `unit`; counts[i] is for the i-th
-    bucket.
-    """
-    used = [i for i, count in enumerate(counts) if count]
-    buckets = range(used[0], used[-1] + 1) if used else range(0)
+    """Return a histogram of counts[i] `things` in the i-th bucket: 0, 1, 2-3, 4-7, … `unit`."""
+    used_buckets = [i for i, count in enumerate(counts) if count]
+    buckets = range(used_buckets[0], used_buckets[-1] + 1) if used_buckets else range(0)
     x = Scale(buckets.start, max(buckets.stop, buckets.start + 1), _X0, _X1)
-    lows = {i: 1 << i >> 1 for i in buckets}
-    names = {i: f"{low:,}" if i < 2 else f"{low:,} to {2 * low - 1:,}" for i, low in lows.items()}
+    bounds = {i: 1 << i >> 1 for i in buckets}
+    names = {i: f"{low:,}" if i < 2 else f"{low:,} to {2 * low - 1:,}" for i, low in bounds.items()}
     bars = [(x(i), x(i + 1), counts[i], f"{names[i]} {unit}: {counts[i]:,} {things}") for i in buckets]
-    feet = [
-        _bottom_label((x(i) + x(i + 1)) / 2, f"{lows[i]:,}")
+    labels = [
+        _bottom_label((x(i) + x(i + 1)) / 2, f"{bounds[i]:,}")
         for i in buckets[:: max(1, -(-len(buckets) // _MAX_LABELS))]
     ]
-    return _column_chart(bars, feet, f"{things} by {unit}", f"{unit}, doubling")
+    return _column_chart(bars, labels, f"{things} by {unit}", f"{unit}, doubling")
 
 
 def _column_chart(
-    bars: Sequence[tuple[float, float, int, str]], feet: Sequence[Node], label: str, caption: str
+    bars: Sequence[tuple[float, float, int, str]], bottom_labels: Sequence[Node], label: str, caption: str
 ) -> Node:
-    """Return vertical bars of (left, right, count, title)."""
+    """Return a chart of vertical bars, given as (left, right, count, title)."""
     top = max((count for _, _, count, _ in bars), default=0) or 1
     y = Scale(0, top, _Y0, _Y1)
     marks = (
@@ -234,14 +231,14 @@ def _column_chart(
         )
         for start, end, count, title in bars
     )
-    heights = [_level_line(y(tick), f"{tick:,.0f}") for tick in _ticks(0, top)]
-    return _svg(label, join(*heights, *marks, *feet, _caption(caption)))
+    level_lines = [_level_line(y(tick), f"{tick:,.0f}") for tick in _choose_ticks(0, top)]
+    return _svg(label, join(*level_lines, *marks, *bottom_labels, _caption(caption)))
 
 
 def trade_off_chart(
     curves: Mapping[str, Sequence[OperatingPoint]],
     k: int,
-    price: CostUnit,
+    unit: CostUnit,
     settings: Mapping[str, OperatingPoint] | None = None,
 ) -> Node:
     """Return recall@k against the cost per query, one line per index; both axes are logarithmic.
@@ -251,8 +248,8 @@ def trade_off_chart(
     default setting of an index.
     """
     points = [effort for efforts in curves.values() for effort in efforts] + list((settings or {}).values())
-    prices = [_effort_cost(effort, price) for effort in points] or [1.0]
-    low, high = min(prices) / 1.3, max(prices) * 1.3
+    costs = [_get_cost(effort, unit) for effort in points] or [1.0]
+    low, high = min(costs) / 1.3, max(costs) * 1.3
     minimum_recall = min((min(e.recall_p5, e.recall_mean) for e in points), default=0.0)
     floor = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
     x = Scale(low, high, _X0, _X1, log=True)
@@ -260,29 +257,29 @@ def trade_off_chart(
 
     def project(effort: OperatingPoint) -> tuple[float, float, float]:
         y, end = (missed(max(1 - recall, 1 - _RECALLS[-1])) for recall in (effort.recall_mean, effort.recall_p5))
-        return x(_effort_cost(effort, price)), y, end
+        return x(_get_cost(effort, unit)), y, end
 
     ticks = [tick for tick in _RECALLS if tick >= floor]
     levels = [_level_line(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
-    feet = [_bottom_label(x(tick), f"{tick:,g}") for tick in _log_ticks(low, high)]
+    labels = [_bottom_label(x(tick), f"{tick:,g}") for tick in _choose_log_ticks(low, high)]
     lines = [
-        _effort_curve(n, name, efforts, price, project) for n, (name, efforts) in enumerate(curves.items(), start=1)
+        _effort_curve(n, name, efforts, unit, project) for n, (name, efforts) in enumerate(curves.items(), start=1)
     ]
     rings = [
         _ring(n, settings[name], project) for n, name in enumerate(curves, start=1) if settings and name in settings
     ]
-    label = f"recall@{k} by {_COST_LABELS[price]}"
-    return _svg(label, join(*levels, *feet, _caption(_COST_LABELS[price]), *lines, *rings))
+    label = f"recall@{k} by {_COST_LABELS[unit]}"
+    return _svg(label, join(*levels, *labels, _caption(_COST_LABELS[unit]), *lines, *rings))
 
 
-def _effort_cost(effort: OperatingPoint, price: CostUnit) -> float:
-    return max(effort.distances if price == "distances" else effort.milliseconds, 1e-4)
+def _get_cost(effort: OperatingPoint, unit: CostUnit) -> float:
+    return max(effort.distances if unit == "distances" else effort.milliseconds, 1e-4)
 
 
 def _effort_curve(
-    number: int, name: str, efforts: Sequence[OperatingPoint], price: CostUnit, project: Projection
+    number: int, name: str, efforts: Sequence[OperatingPoint], unit: CostUnit, project: Projection
 ) -> Node:
-    ordered = sorted(efforts, key=lambda effort: _effort_cost(effort, price))
+    ordered = sorted(efforts, key=lambda effort: _get_cost(effort, unit))
     titles = [
         f"{name}, {e.setting}: mean {e.recall_mean:.3f}, 5th percentile {e.recall_p5:.3f}, "
         f"{e.distances:,.0f} distances, {e.milliseconds:.3g} ms"
@@ -292,7 +289,7 @@ def _effort_curve(
 
 
 def _line(number: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
-    """Return a line with a whisker at each point, from (x, y, start and end of the whisker)."""
+    """Return a line with whiskers; a point is (x, y, start of the whisker, end of the whisker)."""
     line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
     marks = [
         tag(
@@ -337,20 +334,20 @@ def line_chart(
     intervals.
 
     Args:
-        series: points by name, in any order; y must be finite.
-        what: name of the values.
-        across: name of the quantity on the horizontal axis.
-        log: use a logarithmic horizontal axis, which needs quantities above 0.
-        marks: quantities of events, shown as dashed lines; more than 60 are left out.
+        series: Points by name, in any order; y must be finite.
+        what: Name of the values, on the vertical axis.
+        across: Name of the quantity on the horizontal axis.
+        log: Whether the horizontal axis is logarithmic, which needs quantities above 0.
+        marks: Quantities with a dashed line, such as events; with more than 60, none is drawn.
     """
     all_points = [point for series_points in series.values() for point in series_points] or [ChartPoint(1, 0, 0, 1)]
     minimum_x, maximum_x = min(p.x for p in all_points), max(p.x for p in all_points)
     bottom, top = min(p.low for p in all_points), max(p.high for p in all_points)
     margin = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
-    labels = _choose_labels(sorted({point.x for point in all_points}), log=log)
-    levels = [_level_line(y(tick), f"{tick:,g}") for tick in _ticks(bottom - margin, top + margin)]
-    feet = [_bottom_label(x(tick), f"{tick:,g}") for tick in labels]
+    label_values = _choose_labels(sorted({point.x for point in all_points}), log=log)
+    levels = [_level_line(y(tick), f"{tick:,g}") for tick in _choose_ticks(bottom - margin, top + margin)]
+    labels = [_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
     dashes = [
         _dash(x(mark), f"{mark:,g}") for mark in marks if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
     ]
@@ -358,9 +355,9 @@ def line_chart(
         _line_with_intervals(n, name, series_points, x, y)
         for n, (name, series_points) in enumerate(series.items(), start=1)
     ]
-    ends = {name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()}
-    changes = [f"{name} from {points[0].y:g} to {points[-1].y:g}" for name, points in ends.items() if points]
-    content = join(*levels, *feet, *dashes, _caption(across), *lines)
+    ordered_series = {name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()}
+    changes = [f"{name} from {points[0].y:g} to {points[-1].y:g}" for name, points in ordered_series.items() if points]
+    content = join(*levels, *labels, *dashes, _caption(across), *lines)
     return _svg(f"{what} by {across}", content, "; ".join(changes))
 
 
@@ -369,11 +366,11 @@ def _dash(x: float, title: str) -> Node:
 
 
 def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
-    """Return the labelled quantities: the given ones if few and whole, else round numbers."""
+    """Return the quantities to label: all if they are few and whole, else round numbers."""
     if len(quantities) <= _MAX_LABELS and all(float(value).is_integer() for value in quantities):
         return list(quantities)
-    log_ticks = _log_ticks(quantities[0], quantities[-1]) if log else []
-    return log_ticks if len(log_ticks) > 1 else _ticks(quantities[0], quantities[-1], _MAX_LABELS)
+    log_ticks = _choose_log_ticks(quantities[0], quantities[-1]) if log else []
+    return log_ticks if len(log_ticks) > 1 else _choose_ticks(quantities[0], quantities[-1], _MAX_LABELS)
 
 
 def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
@@ -384,7 +381,7 @@ def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x
     return _line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered])
 
 
-def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+def _choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return round values in [low, high] with a step of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
@@ -392,7 +389,7 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def _choose_log_ticks(low: float, high: float) -> list[float]:
     """Return evenly spread round values in [low, high], at most three per power of ten."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1, 3), (1,)):
@@ -423,7 +420,7 @@ def _svg(label: str, content: Node, description: str = "") -> Node:
 
 
 def legend(names: Iterable[str]) -> Node:
-    """Return the legend of the lines, in the order of their series."""
+    """Return the legend of a chart's lines, in the order of their series."""
     return tag("div", *(_legend_entry(number, name) for number, name in enumerate(names, start=1)), class_="legend")
 
 

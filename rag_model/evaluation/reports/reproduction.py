@@ -29,9 +29,9 @@ _MEANINGS = (
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """A measured value and the published one, if there is one; in percent.
+    """A measured value and the published one, if there is one, in percent.
 
-    A row that failed has the reason instead of a value, an interval and an evaluation.
+    A failed row has a reason instead of a value, an interval and an evaluation.
     """
 
     row: str
@@ -40,7 +40,7 @@ class TableLine:
     published: float | None
     tolerance: float
     value: float | None
-    low: float | None  # of the 95 % interval, if there is one
+    low: float | None  # lower end of the 95 % interval, if there is one
     high: float | None
     source: str
     command: str  # shell command that measures only this row and data set
@@ -51,7 +51,7 @@ class TableLine:
 
     @property
     def difference(self) -> float | None:
-        """The measured value minus the published one; None without one, and for a sample."""
+        """The measured value minus the published one; None if one is missing, or for a sample."""
         if self.published is None or self.value is None or self.is_sample:
             return None
         return self.value - self.published
@@ -113,7 +113,7 @@ def _sections(report: ReproductionReport) -> Iterator[Node]:
     is_bad, is_good = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
     colour = "verdict no" if is_bad else "verdict" if is_good else None
     yield section(to_sentence(summarize_verdicts(report.lines)), class_=colour)
-    # The path of a source has no spaces at which it could be broken.
+    # The path of a source has no spaces, so this class lets it break anywhere.
     cells = [line.cells() for line in report.lines]
     rows: list[list[Child]] = [[*line_cells[:-1], tag("span", line_cells[-1], class_="label")] for line_cells in cells]
     yield section("Table", table(_TITLES, rows), note(_MEANINGS))

@@ -1,5 +1,7 @@
-"""The report page of retrievers: metrics compared with those of the first one, quality against
-time, every stage, and every group of questions.
+"""The report page of retrievers.
+
+It compares their metrics with those of the first one, and shows quality against time, every stage,
+and every group of questions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,8 +49,8 @@ class RetrievalReport:
     k: int
     judged_by: JudgedBy
     measure: str  # shown in the charts
-    retrievers: Sequence[RetrieverComparison]  # the others are compared with the first
-    advice: str = ""  # one sentence
+    retrievers: Sequence[RetrieverComparison]  # all others are compared with the first
+    advice: str = ""  # one sentence on which retriever to use
     notes: Sequence[str] = ()
     lineage: Mapping[str, str] = field(default_factory=dict)
 
@@ -91,7 +93,7 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
     rows = [
         (
             retriever.expression,
-            *_estimate_cells(retriever.overall, names),
+            *_iter_estimate_cells(retriever.overall, names),
             _format_milliseconds(retriever.measured.final_stage.total_milliseconds),
             format_bytes(retriever.measured.final_stage.total_bytes),
         )
@@ -106,10 +108,10 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
     return section("Retrievers", table(titles, rows), note(explanation))
 
 
-def _estimate_cells(figures: GroupMetrics, names: Sequence[str]) -> Iterator[Child]:
+def _iter_estimate_cells(group: GroupMetrics, names: Sequence[str]) -> Iterator[Child]:
     for name in names:
-        estimate = figures.metrics[name]
-        difference = figures.differences.get(name)
+        estimate = group.metrics[name]
+        difference = group.differences.get(name)
         yield join(
             f"{estimate.value:.3f}",
             _format_interval(estimate, ""),
@@ -128,7 +130,7 @@ def _trade_off_section(report: RetrievalReport) -> Node:
     charts = [
         line_chart(
             {
-                retriever.expression: list(_stage_points(retriever, report.measure, without_encoder))
+                retriever.expression: list(_iter_stage_points(retriever, report.measure, without_encoder))
                 for retriever in report.retrievers
             },
             report.measure,
@@ -144,7 +146,7 @@ def _trade_off_section(report: RetrievalReport) -> Node:
     return section("Quality over time", legend(names), pair(*charts), note(explanation))
 
 
-def _stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
+def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
         estimate = estimates[measure]
         milliseconds = stage.search_milliseconds if without_encoder else stage.total_milliseconds
@@ -153,7 +155,7 @@ def _stage_points(retriever: RetrieverComparison, measure: str, without_encoder:
 
 def _stages_section(retriever: RetrieverComparison) -> Node:
     names = list(retriever.overall.metrics)
-    rows: list[tuple[Child, ...]] = list(_encoder_row(retriever.measured, len(names)))
+    rows: list[tuple[Child, ...]] = list(_iter_encoder_row(retriever.measured, len(names)))
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
         values = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in names)
         costs = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
@@ -161,16 +163,16 @@ def _stages_section(retriever: RetrieverComparison) -> Node:
     return section(f"Stages of {retriever.expression}", table(("stage", *names, "own ms", "own bytes"), rows))
 
 
-def _encoder_row(staged: RetrieverMetrics, empty: int) -> Iterator[tuple[Child, ...]]:
-    if staged.encoder_milliseconds:
-        costs = _format_milliseconds(staged.encoder_milliseconds), format_bytes(staged.encoder_bytes)
-        yield ENCODER, *("" for _ in range(empty)), *costs
+def _iter_encoder_row(measured: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
+    if measured.encoder_milliseconds:
+        costs = _format_milliseconds(measured.encoder_milliseconds), format_bytes(measured.encoder_bytes)
+        yield ENCODER, *("" for _ in range(n_empty)), *costs
 
 
-def _group_section(name: str, figures: Mapping[str, GroupMetrics]) -> Node:
-    measures = list(next(iter(figures.values())).metrics)
-    rows = [(expression, *_estimate_cells(group, measures)) for expression, group in figures.items()]
-    n = next(iter(figures.values())).n
+def _group_section(name: str, groups: Mapping[str, GroupMetrics]) -> Node:
+    measures = list(next(iter(groups.values())).metrics)
+    rows = [(expression, *_iter_estimate_cells(group, measures)) for expression, group in groups.items()]
+    n = next(iter(groups.values())).n
     return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), rows))
 
 

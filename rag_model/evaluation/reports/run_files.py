@@ -1,4 +1,4 @@
-"""Results of a run in the formats of other tools.
+"""Files with the results of a run, in the formats of other tools.
 
 For retrieval: a TREC run file, DPR's retrieval JSON (the training data of DPR's reader and of FiD),
 and JSONL with one object per question. For answers: JSONL with one object per question, and KILT's
@@ -26,8 +26,8 @@ def check_paths(*paths: str | None, questions: str = "") -> None:
     """Check that files can be written to `paths` before the work begins; None is skipped.
 
     Raises:
-        InputError: a path is a folder, or its folder cannot be written to.
-        UsageError: two paths are the same, or one is the file of `questions`.
+        InputError: A path is a folder, or its folder cannot be written to.
+        UsageError: Two paths are the same, or one is the file of `questions`.
     """
     used_paths = {Path(questions).resolve(): "holds the questions"} if questions else {}
     for path in paths:
@@ -44,16 +44,16 @@ def check_paths(*paths: str | None, questions: str = "") -> None:
 def _find_write_problem(path: Path) -> str:
     if path.is_dir():
         return "it is a folder"
-    # Missing folders are created.
+    # Missing folders will be created, so the first existing one counts.
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
-        return f"{folder} is no folder"
+        return f"{folder} is not a folder"
     return "" if os.access(folder, os.W_OK) else f"{folder} is read-only"
 
 
 def write_trec(outcomes: Sequence[RetrievalResult], path: Path, tag: str = "bookwheel") -> None:
     """Write a TREC run, `question Q0 passage rank score tag`; spaces in ids are percent-encoded."""
-    write_user_file(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
+    write_user_file(path, (line for outcome in outcomes for line in _iter_trec_lines(outcome, tag)))
 
 
 def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
@@ -63,7 +63,7 @@ def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
     `score` is a string, as in DPR's own files.
     """
     entries = (json.dumps(_dpr_to_json(outcome), ensure_ascii=False) for outcome in outcomes)
-    write_user_file(path, _json_array(entries))
+    write_user_file(path, _iter_json_array(entries))
 
 
 def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
@@ -77,7 +77,7 @@ def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
     """Write one JSON object per question, with its answer, measures and passages.
 
-    The keys are `id`, `question`, `answers`, `prediction`, `memory` (what the answer was read from:
+    The keys are `id`, `question`, `answers`, `prediction`, `memory` (the source of the answer:
     `weights` or `passages`), `ended` (false if the answer was cut),
     `log_likelihood`, `closed_book_log_likelihood`, `statements`, `metrics`, `problem`
     (null, or why the answer is empty or doubtful), and `passages`, each with `rank`, `id`,
@@ -135,7 +135,7 @@ def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
     }
 
 
-def _trec_lines(outcome: RetrievalResult, tag: str) -> Iterator[str]:
+def _iter_trec_lines(outcome: RetrievalResult, tag: str) -> Iterator[str]:
     question = _encode_trec_id(outcome.question.id)
     for hit in outcome.hits:
         yield f"{question} Q0 {_encode_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
@@ -183,7 +183,7 @@ def _result_to_json(outcome: RetrievalResult) -> dict[str, Any]:
     }
 
 
-def _json_array(entries: Iterable[str]) -> Iterator[str]:
+def _iter_json_array(entries: Iterable[str]) -> Iterator[str]:
     yield "["
     for number, entry in enumerate(entries):
         yield (",\n" if number else "\n") + entry

@@ -21,7 +21,7 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.untrusted_text import parse_json
 
-_MAX_POINTS = 300  # per curve; a screen shows no more
+_MAX_POINTS = 300  # per curve; a screen cannot show more
 _AGE, _WAITED = "train snapshot_age", "train waited_seconds"
 _SECONDS = {f"train {name}_seconds": name for name in ("encoding", "rebuild", "swap")}
 _INDEX_CURVES = {_AGE, _WAITED, *_SECONDS, "train refreshes_failed"}
@@ -33,7 +33,7 @@ Series = Sequence[tuple[float, float]]  # step and value
 class TrainingCurves:
     """The curves of a training."""
 
-    # By kind and name, such as `dev nll`.
+    # by kind and name, such as `dev nll`
     series: Mapping[str, Series] = field(default_factory=dict)
     index_moves: tuple[float, ...] = ()  # steps at which training moved to another snapshot
 
@@ -41,15 +41,15 @@ class TrainingCurves:
 def read_training_curves(path: Path) -> TrainingCurves:
     """Read the curves of a training's `metrics.jsonl`; empty without the file.
 
-    A curve of more than 300 points is thinned evenly. The seconds that the training waited for its
-    index are cumulated. Lines and values in another format are skipped, because the curves are only
-    an illustration.
+    A curve of more than 300 points is thinned evenly. The seconds for which the training waited for
+    its index are cumulated. Lines and values in another format are skipped, because the curves are
+    only an illustration.
     """
-    values, moves, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
+    values, move_steps, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
     for row in _iter_rows(path):
         step, snapshot = float(row["step"]), row.get("snapshot")
         if isinstance(snapshot, str) and snapshot not in snapshots[-1:]:
-            moves += [step] if snapshots else []
+            move_steps += [step] if snapshots else []
             snapshots.append(snapshot)
         for name, value in row.items():
             if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
@@ -57,7 +57,7 @@ def read_training_curves(path: Path) -> TrainingCurves:
     if _WAITED in values:
         values[_WAITED] = _cumulate(values[_WAITED])
     return TrainingCurves(
-        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in values.items()}, tuple(moves)
+        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in values.items()}, tuple(move_steps)
     )
 
 
@@ -86,12 +86,12 @@ def render_training_report(title: str, stages: Mapping[str, TrainingCurves]) -> 
 
 
 def training_sections(curves: TrainingCurves) -> Iterator[Node]:
-    """Return the sections of the curves; index refreshes come first, if there are any."""
+    """Yield the sections of the curves; index refreshes come first, if there are any."""
     if not any(curves.series.values()):
         return
-    moving = _AGE in curves.series
-    index_curves = {name for name in curves.series if moving and (name in _INDEX_CURVES or name.startswith("dev "))}
-    if moving:
+    is_moving = _AGE in curves.series
+    index_curves = {name for name in curves.series if is_moving and (name in _INDEX_CURVES or name.startswith("dev "))}
+    if is_moving:
         yield section("The moving index", _refresh_note(curves), pair(*_index_charts(curves)))
     other_curves = [name for name, points in curves.series.items() if points and name not in index_curves]
     if other_curves:
@@ -112,7 +112,7 @@ def _index_charts(curves: TrainingCurves) -> Iterator[Node]:
         if name.startswith("dev "):
             yield _line_chart(name, {name: points}, curves.index_moves)
     yield _line_chart("age of the index in steps", {"age": curves.series[_AGE]}, curves.index_moves)
-    seconds = {short: curves.series[name] for name, short in _SECONDS.items() if name in curves.series}
+    seconds = {label: curves.series[name] for name, label in _SECONDS.items() if name in curves.series}
     yield _line_chart("seconds to refresh the index in use", seconds, curves.index_moves)
     if _WAITED in curves.series:
         yield _line_chart("seconds waited so far", {"waited": curves.series[_WAITED]}, curves.index_moves)

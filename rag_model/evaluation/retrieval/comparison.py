@@ -2,8 +2,8 @@
 
 Every retriever is compared with the first one question by question, which gives the narrowest
 intervals. Groups are the sources of the questions, and the questions that share few words with
-their
-passage: a question that was written with its passage in view repeats its words, which favours BM25.
+their passage: a question that was written with its passage in view repeats its words, which
+favours BM25.
 """
 
 import json
@@ -35,8 +35,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-MAX_SHARED_STEMS = 2  # stems
-# Lucene's English stop words and those of questions, which any question shares with any passage.
+MAX_SHARED_STEMS = 2  # that a question with low overlap shares with its passage
+# Lucene's English stop words and those of questions, which a question may share with any passage.
 _QUESTION_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
     "there these they this to was will with did do does from had has have how many much s were "
@@ -44,9 +44,9 @@ _QUESTION_STOP_WORDS = (
 )
 LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
 _STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
-PROMPT_TOKENS = 100_000  # for passages, in a prompt of 128k tokens with question and answer
+PROMPT_TOKENS = 100_000  # for passages; the question and answer have the rest of 128k tokens
 _TOKENS_PER_WORD = 1.4  # of English, with the tokenizers of current generators
-_COST_TOLERANCE = 1.2  # ratio of milliseconds; smaller differences are noise
+_COST_TOLERANCE = 1.2  # ratio of milliseconds up to which a difference may be noise
 _MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
 
 
@@ -85,12 +85,12 @@ def read_gold_texts(
 ) -> dict[str, list[str]]:
     """Return title and text of each relevant passage, by its id or the id of its page.
 
-    `runner` reads the parts on workers; None: this process reads them, and so it does if the store
-    is read-only. Ids that the snapshot does not have are left out.
+    `runner` reads the parts on workers. Without it, or if the store is read-only, this process
+    reads them. Ids that the snapshot does not have are left out.
 
     Raises:
-        InputError: the snapshot has none of the ids.
-        StoreError: a passage file is damaged.
+        InputError: The snapshot has none of the ids.
+        StoreError: A passage file is damaged.
     """
     relevant_ids = {name for grades in judge.qrels.values() for name, grade in grades.items() if grade > 0}
     column = "page_id" if judge.judged_by == "pages" else "id"
@@ -121,8 +121,7 @@ def count_unknown(judge: RetrievalJudge, texts: dict[str, list[str]]) -> int:
 
 
 def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts: dict[str, list[str]]) -> list[int]:
-    """Return the positions of the questions with at most two stems in common with each known
-    passage.
+    """Return the positions of questions that share at most two stems with each known passage.
 
     Stems are the terms of an English BM25 index (`Analyzer`) without stop words. A title belongs to
     its passage.
@@ -168,7 +167,7 @@ def group_questions(
     """Group questions by source and, if passages or pages are judged, by low overlap with them.
 
     Raises:
-        InputError: the snapshot has none of the passages or pages that the questions name.
+        InputError: The snapshot has none of the passages or pages that the questions name.
     """
     positions: dict[str, list[int]] = {}
     for position, question in enumerate(question_set.questions):
@@ -196,7 +195,7 @@ class GroupMetrics:
 
     n: int
     metrics: Mapping[str, Estimate]
-    differences: Mapping[str, Estimate]  # to the first retriever; empty for the first
+    differences: Mapping[str, Estimate]  # from the first retriever; empty for the first
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics as JSON values."""
@@ -210,7 +209,7 @@ class RetrieverComparison:
 
     measured: RetrieverMetrics
     overall: GroupMetrics
-    ranks: Mapping[str, float]  # RR@k of answers, and KILT's page measures
+    ranks: Mapping[str, float]  # RR@k of answers and KILT's page measures; see `rank_metrics`
     stages: Sequence[Mapping[str, Estimate]]  # of each stage of `measured`
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
     # Share of the questions that passages of each kind answer; empty if all passages are prose.
@@ -248,21 +247,21 @@ class RetrieverComparison:
         }
 
 
-def _stage_to_json(stage: StageMetrics, figures: Mapping[str, Estimate]) -> dict[str, Any]:
+def _stage_to_json(stage: StageMetrics, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     costs = ("milliseconds", "total_milliseconds", "bytes", "total_bytes")
-    return {"stage": stage.name, **_estimates_to_json(figures), **{name: getattr(stage, name) for name in costs}}
+    return {"stage": stage.name, **_estimates_to_json(estimates), **{name: getattr(stage, name) for name in costs}}
 
 
-def _estimates_to_json(figures: Mapping[str, Estimate]) -> dict[str, Any]:
-    metrics = {name: estimate.value for name, estimate in figures.items()}
+def _estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    metrics = {name: estimate.value for name, estimate in estimates.items()}
     return {
         "metrics": metrics,
-        "intervals": {name: (estimate.low, estimate.high) for name, estimate in figures.items()},
+        "intervals": {name: (estimate.low, estimate.high) for name, estimate in estimates.items()},
     }
 
 
-def _differences_to_json(figures: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: asdict(estimate) for name, estimate in figures.items()}
+def _differences_to_json(differences: Mapping[str, Estimate]) -> dict[str, Any]:
+    return {name: asdict(estimate) for name, estimate in differences.items()}
 
 
 def compare_retrievers(
@@ -271,12 +270,12 @@ def compare_retrievers(
     k: int,
     groups: QuestionGroups,
 ) -> list[RetrieverComparison]:
-    """Compare each retriever with the first one; all have the same questions and depth `k`."""
-    first, n = measured[0].final_stage.values, len(measured[0].outcomes)
-    everything = range(n)
+    """Compare each retriever with the first one, on the same questions at the same depth `k`."""
+    first_values, n = measured[0].final_stage.values, len(measured[0].outcomes)
+    all_positions = range(n)
     comparisons = []
     for index, staged in enumerate(measured):
-        baseline = first if index else None
+        baseline = first_values if index else None
         values = staged.final_stage.values
         columns = {
             f"{i} {name}": column for i, stage in enumerate(staged.stages) for name, column in stage.values.items()
@@ -285,8 +284,8 @@ def compare_retrievers(
         comparisons.append(
             RetrieverComparison(
                 staged,
-                _estimate_group(values, baseline, everything),
-                _rank_measures(staged, judge, k),
+                _estimate_group(values, baseline, all_positions),
+                _compute_rank_metrics(staged, judge, k),
                 [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(staged.stages)],
                 {
                     name: _estimate_group(values, baseline, group_positions)
@@ -300,21 +299,21 @@ def compare_retrievers(
 
 def _estimate_group(
     values: Mapping[str, Sequence[float]],
-    first: Mapping[str, Sequence[float]] | None,
+    first_values: Mapping[str, Sequence[float]] | None,
     positions: Sequence[int],
 ) -> GroupMetrics:
     group_values = {name: [column[position] for position in positions] for name, column in values.items()}
     estimates = estimate_means(group_values)
-    if first is None:
+    if first_values is None:
         return GroupMetrics(len(positions), estimates, {})
     differences = {
-        name: [value - first[name][position] for value, position in zip(column, positions, strict=True)]
+        name: [value - first_values[name][position] for value, position in zip(column, positions, strict=True)]
         for name, column in group_values.items()
     }
     return GroupMetrics(len(positions), estimates, estimate_means(differences))
 
 
-def _rank_measures(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
+def _compute_rank_metrics(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
     return rank_metrics(staged.outcomes, k) if judge.judged_by == "answers" else {}
 
 
@@ -327,9 +326,9 @@ class _Candidate:
 
 
 def advise_retriever(snapshot: Snapshot, measured: Sequence[RetrieverMetrics], measure: str) -> str:
-    """Return one sentence: the corpus fits into a prompt, or the recommended retriever.
+    """Return one sentence: that the corpus fits into a prompt, or which retriever to use.
 
-    Candidates are the retrievers and their stages.
+    The candidates are the retrievers and their stages.
     """
     words = count_prompt_words(snapshot)
     if words is not None:
@@ -365,7 +364,7 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable)
     choice = max(
         (candidate for candidate in acceptable if candidate.milliseconds <= milliseconds_limit),
-        key=lambda one: one.quality.value,
+        key=lambda candidate: candidate.quality.value,
     )
     summary = f"this corpus wants {choice.name}: {measure} {choice.quality.value:.3f} at {choice.milliseconds:.3g} ms"
     if choice.quality.value == best.quality.value:

@@ -32,9 +32,9 @@ from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 
-QUERY_BATCH = 256  # fills an encoder's batch, and bounds the memory for hits
+QUERY_BATCH = 256  # queries; enough for an encoder's batch, with little memory for hits
 Qrels = Mapping[str, Mapping[str, int]]  # question -> page or passage -> grade; 0: not relevant
-_ARTICLE_DEPTHS = (1, 10)  # of Article@k, in distinct pages
+_ARTICLE_DEPTHS = (1, 10)  # values of k for Article@k, in distinct pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RetrievalResult:
 
     @property
     def first_answer_rank(self) -> int | None:
-        """The rank, from 1, of the first passage with an answer; None without one."""
+        """The rank, from 1, of the first passage with an answer; None if no passage has one."""
         return next((rank for rank, has_answer in enumerate(self.has_answer, start=1) if has_answer), None)
 
 
@@ -60,7 +60,7 @@ def answer_matcher(question: Question, *, patterns: bool = False) -> Callable[[s
 
 
 def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> RetrievalResult:
-    """Match the question's answers in the text of each hit; titles are left out."""
+    """Match the question's answers in the text of each hit, without its title."""
     matches = answer_matcher(question, patterns=patterns)
     return RetrievalResult(question, tuple(hits), tuple(matches(hit.passage.text) for hit in hits))
 
@@ -78,13 +78,14 @@ def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
 
 
 def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -> int:
-    """Return the search depth that leaves `k` hits if one passage of an own document is dropped."""
+    """Return a search depth that leaves `k` hits if one passage of an own document is dropped."""
     return min(k + 1, max_depth) if any(question.own_document for question in questions) else k
 
 
 def deepen_search(depth: int, max_depth: int, n_missing: int) -> int | None:
-    """Return the depth of another search, if `n_missing` hits are missing after own documents were
-    dropped; None if no hit is missing or the retriever cannot search deeper.
+    """Return the depth of another search for `n_missing` hits, whose place own documents took.
+
+    Return None if no hit is missing or if the retriever cannot search deeper.
     """
     return min(depth + n_missing, max_depth) if n_missing > 0 and depth < max_depth else None
 
@@ -93,7 +94,7 @@ def search_questions(retriever: Retriever, questions: Sequence[Question], k: int
     """Return up to `k` hits of each question, without passages of the question's own document.
 
     Raises:
-        UsageError: as in `Retriever.search`.
+        UsageError: See `Retriever.search`.
     """
     max_depth = max(k, retriever.most) if isinstance(retriever, SnapshotRetriever) else k
     depth: int | None = choose_search_depth(questions, k, max_depth)
@@ -119,8 +120,8 @@ def retrieve(
     With `patterns`, answers are regular expressions, as in CuratedTREC.
 
     Raises:
-        UsageError: as in `Retriever.search`.
-        InputError: an answer pattern is malformed, or takes too long.
+        UsageError: See `Retriever.search`.
+        InputError: An answer pattern is malformed, or takes too long to match.
     """
     for start in range(0, len(questions), QUERY_BATCH):
         batch = questions[start : start + QUERY_BATCH]
@@ -136,7 +137,7 @@ class RetrievalJudge:
 
     judged_by: JudgedBy
     qrels: Qrels = field(default_factory=dict)  # empty if judged by answers
-    patterns: bool = False  # answers are regular expressions
+    patterns: bool = False  # whether answers are regular expressions
 
     @classmethod
     def for_questions(
@@ -145,22 +146,22 @@ class RetrievalJudge:
         """Return the judge of a question set.
 
         Args:
-            question_set: the questions.
-            judged_by: what counts as relevant; None: pages for a BEIR folder, passages if every
+            question_set: The questions.
+            judged_by: What counts as relevant; None: pages for a BEIR folder, passages if every
                 question names one, else answers.
-            patterns: answers are regular expressions.
+            patterns: Whether answers are regular expressions.
 
         Raises:
-            UsageError: no question has an answer, or a question names no passage or page.
+            UsageError: No question has an answer, or a question names no passage or page.
         """
-        resolved = judged_by or _default_judgement(question_set)
+        resolved = judged_by or _choose_judgement(question_set)
         if resolved == "answers":
             if not any(question.answers for question in question_set.questions):
                 raise UsageError("no question has an answer to look for: give a file with answers, or a BEIR folder")
             return cls(resolved, patterns=patterns)
         if question_set.qrels:
             return cls(resolved, question_set.qrels, patterns)
-        grades = {question.id: _relevant_ids(question, resolved) for question in question_set.questions}
+        grades = {question.id: _list_relevant_ids(question, resolved) for question in question_set.questions}
         if unjudged := next((name for name, ids in grades.items() if not ids), None):
             raise UsageError(
                 f"question {unjudged!r} names no {resolved}: name some for every question, or judge by answers"
@@ -169,13 +170,13 @@ class RetrievalJudge:
 
     def measures(self, k: int) -> list[str]:
         """Return the names of the measures of a search of depth `k`, Success first."""
-        return self._report(k, apart=False)
+        return self._list_measures(k, apart=False)
 
     def rank_measures(self, k: int) -> list[str]:
         """Return the names of the measures that reports list separately."""
-        return self._report(k, apart=True)
+        return self._list_measures(k, apart=True)
 
-    def _report(self, k: int, *, apart: bool) -> list[str]:
+    def _list_measures(self, k: int, *, apart: bool) -> list[str]:
         return [
             f"{name}@{cutoff}"
             for name, measure in ranking_measures(self.judged_by).items()
@@ -191,22 +192,22 @@ class RetrievalJudge:
         """Return the cutoff k of a measure such as Success@20.
 
         Raises:
-            UsageError: the measure does not apply to this kind of judgement.
+            UsageError: The measure does not apply to this kind of judgement.
         """
-        return self._parse(measure)[1]
+        return self._parse_measure(measure)[1]
 
     def values(self, outcomes: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
         """Return each measure of each question, in order; 0 for a question without hits.
 
         Raises:
-            MissingExtraError: a package that a measure needs is not installed.
-            UsageError: a measure does not apply to this kind of judgement.
+            MissingExtraError: A package that a measure needs is not installed.
+            UsageError: A measure does not apply to this kind of judgement.
         """
-        parsed = {name: self._parse(name) for name in measures}
-        rankings = [self._ranking(outcome) for outcome in outcomes]
+        parsed = {name: self._parse_measure(name) for name in measures}
+        rankings = [self._rank_hits(outcome) for outcome in outcomes]
         return {name: list(measure.compute(rankings, cutoff)) for name, (measure, cutoff) in parsed.items()}
 
-    def _parse(self, measure: str) -> tuple[RankingMeasure, int]:
+    def _parse_measure(self, measure: str) -> tuple[RankingMeasure, int]:
         parsed = parse_ranking_measure(measure, self.judged_by)
         if parsed is None:
             examples = ", ".join(f"{name}@20" for name in ranking_measures(self.judged_by))
@@ -215,27 +216,27 @@ class RetrievalJudge:
             )
         return parsed
 
-    def _ranking(self, outcome: RetrievalResult) -> Ranking:
+    def _rank_hits(self, outcome: RetrievalResult) -> Ranking:
         if self.judged_by == "answers":
-            grades = {str(rank): int(holds) for rank, holds in enumerate(outcome.has_answer)}
+            grades = {str(rank): int(has_answer) for rank, has_answer in enumerate(outcome.has_answer)}
             return Ranking(tuple(grades), grades)
         rank = rank_pages if self.judged_by == "pages" else _rank_passages
-        return _to_ranking(rank(outcome.hits), self.qrels[outcome.question.id])
+        return _create_ranking(rank(outcome.hits), self.qrels[outcome.question.id])
 
     def shares_by_kind(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the share of questions that each kind of passage answers within `k`.
 
-        The best relevant passage of a question counts, so the shares add up to Success@k. Empty if
-        all hits are prose.
+        Only the first relevant passage of a question counts, so the shares add up to Success@k. The
+        result is empty if all hits are prose.
         """
         kinds: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
         if not kinds.keys() - {PROSE}:
             return {}
         for outcome in outcomes:
             hits = zip(outcome.hits[:k], outcome.has_answer, strict=False)
-            best = next((hit.kind for hit, has_answer in hits if self._is_relevant(outcome, hit, has_answer)), None)
-            if best is not None:
-                kinds[best] += 1
+            kind = next((hit.kind for hit, has_answer in hits if self._is_relevant(outcome, hit, has_answer)), None)
+            if kind is not None:
+                kinds[kind] += 1
         return {kind: kinds[kind] / len(outcomes) for kind in PASSAGE_KINDS if kind in kinds}
 
     def _is_relevant(self, outcome: RetrievalResult, hit: Hit, has_answer: bool) -> bool:
@@ -252,7 +253,7 @@ class RetrievalJudge:
     def intervals(
         self, outcomes: Sequence[RetrievalResult], k: int, resampling: Resampling = DEFAULT_RESAMPLING
     ) -> dict[str, Estimate]:
-        """Return the mean of each of `measures(k)` and `ranks(k)`, with its interval."""
+        """Return the mean of each of `measures(k)` and `rank_measures(k)`, with its interval."""
         return estimate_means(self.values(outcomes, [*self.measures(k), *self.rank_measures(k)]), resampling)
 
 
@@ -265,7 +266,7 @@ def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float
     section 4.4, report .71 and .90 for FEVER).
 
     Raises:
-        MissingExtraError: there is evidence, and `ir_measures` is not installed.
+        MissingExtraError: A question has evidence, and `ir_measures` is not installed.
     """
     with_evidence = [outcome for outcome in outcomes if outcome.question.evidence]
     first_ranks = [outcome.first_answer_rank for outcome in outcomes]
@@ -292,16 +293,16 @@ def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, 
     evidence_sets = [outcome.question.evidence for outcome in outcomes]
     grades = {outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes}
     run = {outcome.question.id: rank_pages(outcome.hits) for outcome in cut_outcomes}
-    gains = NDCG.compute([_to_ranking(run[name], grades[name]) for name in run], 10)
+    gains = NDCG.compute([_create_ranking(run[name], grades[name]) for name in run], 10)
     precision = sum(map(r_precision, page_lists, evidence_sets)) / len(outcomes)
     recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(page_lists, evidence_sets, strict=True)) / len(
         outcomes
     )
-    articles = {f"Article@{depth}": _article_share(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
+    articles = {f"Article@{depth}": _measure_articles(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
     return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **articles}
 
 
-def _article_share(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[Evidence], depth: int) -> float:
+def _measure_articles(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[Evidence], depth: int) -> float:
     is_retrieved = [
         not frozenset().union(*sets).isdisjoint(distinct_pages(pages)[:depth])
         for pages, sets in zip(page_lists, evidence_sets, strict=True)
@@ -309,13 +310,13 @@ def _article_share(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[
     return sum(is_retrieved) / len(is_retrieved)
 
 
-def _default_judgement(question_set: QuestionSet) -> JudgedBy:
+def _choose_judgement(question_set: QuestionSet) -> JudgedBy:
     if question_set.qrels:
         return "pages"
     return "passages" if all(question.passages for question in question_set.questions) else "answers"
 
 
-def _relevant_ids(question: Question, judged_by: JudgedBy) -> dict[str, int]:
+def _list_relevant_ids(question: Question, judged_by: JudgedBy) -> dict[str, int]:
     return dict.fromkeys(question.passages if judged_by == "passages" else chain(*question.evidence), 1)
 
 
@@ -323,5 +324,5 @@ def _rank_passages(hits: Sequence[Hit]) -> dict[str, float]:
     return {hit.passage.id: -float(hit.rank) for hit in hits}
 
 
-def _to_ranking(scores: Mapping[str, float], grades: Mapping[str, int]) -> Ranking:
+def _create_ranking(scores: Mapping[str, float], grades: Mapping[str, int]) -> Ranking:
     return Ranking(tuple(sorted(scores, key=scores.__getitem__, reverse=True)), grades)

@@ -1,4 +1,4 @@
-"""Measures, times and bytes of each stage of a retriever: legs, fusions and rerankers.
+"""Measures, times and bytes of each stage of a retriever: child retrievers, fusions, rerankers.
 
 Times are measured query by query, because a batch would share the work of several queries among the
 cores. The retrievers take turns, so that other load on the machine slows down all of them, and a
@@ -37,7 +37,7 @@ from rag_model.retrieve.retriever import (
 _Key = TypeVar("_Key")
 ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
 ENCODER = "question encoder"  # name of the stage in reports
-PASSAGES = "reading of passages"  # name of the stage that reads texts, and computes inner products
+PASSAGES = "reading of passages"  # name of the stage that reads texts and computes products
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ DEFAULT_TIMING = TimingSettings()
 class StageTimings:
     """The median milliseconds per query of a retriever's stages."""
 
-    n_queries: int  # that were timed
+    n_queries: int  # number of timed queries
     encoders: Mapping[int, float]  # by `id` of the encoder
-    stages: Mapping[str, float]  # by label; without the legs
-    passages: float  # of the inner products and the texts of the hits
+    stages: Mapping[str, float]  # by label; each without its child retrievers
+    passages: float  # for the inner products and the texts of the hits
 
     def encoding(self, stage: RetrieverStage) -> float:
         """Return the milliseconds per query of the encoders that a stage needs."""
@@ -81,18 +81,16 @@ def time_stages(
     passage_seconds: list[list[float]] = [[] for _ in retrievers]
     n_timed, end = 0, time.perf_counter() + timing.seconds * len(retrievers)
     for position in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
-        for retriever, stage_seconds, rest_seconds in zip(retrievers, stages, passage_seconds, strict=True):
-            rest_seconds.append(_time_query(retriever, texts[position], k, encoders, stage_seconds))
+        for retriever, stage_seconds, other_seconds in zip(retrievers, stages, passage_seconds, strict=True):
+            other_seconds.append(_time_query(retriever, texts[position], k, encoders, stage_seconds))
         n_timed += 1
         if time.perf_counter() > end:
             break
-    encoder_medians = _median_milliseconds(encoders)
+    encoder_medians = _get_median_ms(encoders)
     pairs = zip(stages, passage_seconds, strict=True)
     return [
-        StageTimings(
-            n_timed, encoder_medians, _median_milliseconds(stage_seconds), 1000 * float(np.median(rest_seconds))
-        )
-        for stage_seconds, rest_seconds in pairs
+        StageTimings(n_timed, encoder_medians, _get_median_ms(stage_seconds), 1000 * float(np.median(other_seconds)))
+        for stage_seconds, other_seconds in pairs
     ]
 
 
@@ -103,19 +101,19 @@ def _time_query(
     encoders: dict[int, list[float]],
     stages: dict[str, list[float]],
 ) -> float:
-    """Append the seconds of encoders and stages; return the remaining seconds until the hits."""
-    watch = StageTimer()
-    questions, start = Queries([text], watch), time.perf_counter()
-    retriever.build_hits(watch.time_batch(retriever, questions, k))
+    """Append the seconds of each encoder and stage; return the other seconds of the search."""
+    timer = StageTimer()
+    queries, start = Queries([text], timer), time.perf_counter()
+    retriever.build_hits(timer.time_batch(retriever, queries, k))
     elapsed = time.perf_counter() - start
-    for encoder in {id(encoder): encoder for encoder in questions.used_encoders}.values():
-        encoders.setdefault(id(encoder), []).append(questions.seconds_of(encoder))
-    for label, stage in zip(label_stages(watch.stages), watch.stages, strict=True):
+    for encoder in {id(encoder): encoder for encoder in queries.used_encoders}.values():
+        encoders.setdefault(id(encoder), []).append(queries.seconds_of(encoder))
+    for label, stage in zip(label_stages(timer.stages), timer.stages, strict=True):
         stages.setdefault(label, []).append(stage.seconds)
-    return max(0.0, elapsed - questions.encoding_seconds - sum(stage.seconds for stage in watch.stages))
+    return max(0.0, elapsed - queries.encoding_seconds - sum(stage.seconds for stage in timer.stages))
 
 
-def _median_milliseconds(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
+def _get_median_ms(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
     return {name: 1000 * float(np.median(values)) for name, values in seconds.items()}
 
 
@@ -126,7 +124,7 @@ class QueryBatches:
         """Split the questions into batches.
 
         Raises:
-            UsageError: a question is empty or not a text.
+            UsageError: A question is empty or not a text.
         """
         check_queries([question.text for question in questions])
         self.n, self.watch = len(questions), StageTimer()
@@ -145,7 +143,7 @@ class StageRankings:
 
     expression: str
     retriever: SnapshotRetriever
-    # Label -> measure -> one value per question.
+    # label -> measure -> one value per question
     values: Mapping[str, Mapping[str, Sequence[float]]]
     stages: tuple[RetrieverStage, ...]  # of the last batch; the final stage is last
     outcomes: tuple[RetrievalResult, ...]  # of the final stage
@@ -158,10 +156,10 @@ class StageMetrics:
     name: str  # as in the expression, without depths
     values: Mapping[str, Sequence[float]]  # measure -> one value per question
     milliseconds: float  # of this stage alone
-    search_milliseconds: float  # with its legs
-    total_milliseconds: float  # with its legs and the encoder
-    bytes: int  # of the files that this stage reads, without those of its legs
-    total_bytes: int  # with the files of its legs and of the encoder
+    search_milliseconds: float  # with its child retrievers
+    total_milliseconds: float  # with its child retrievers and the encoder
+    bytes: int  # of the files that this stage reads, but not its child retrievers
+    total_bytes: int  # with the files of its child retrievers and of the encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,7 @@ class RetrieverMetrics:
     stages: tuple[StageMetrics, ...]  # the final stage is last
     encoder_milliseconds: float  # per query; 0 without an encoder
     encoder_bytes: int
-    timed: int  # queries that were timed one by one
+    timed: int  # number of queries that were timed one by one
     outcomes: tuple[RetrievalResult, ...]  # of the final stage, for run files
 
     @property
@@ -192,25 +190,25 @@ def measure_stages(
     """Search every question to depth `k` and measure the result list of each stage.
 
     Raises:
-        InputError: an answer pattern is not a regular expression.
+        InputError: An answer pattern is not a regular expression.
         UsageError: `k` is out of range.
     """
     retriever.check_depth(k)
     names = [*judge.measures(k), *judge.rank_measures(k)]
     values: dict[str, dict[str, list[float]]] = {}
     outcomes: list[RetrievalResult] = []
-    for batch, questions in query_batches.batches:
+    for batch, queries in query_batches.batches:
         depth: int | None = choose_search_depth(batch, k, retriever.most)
         while depth is not None:
-            candidates = query_batches.watch.time_batch(retriever, questions, depth)
+            candidates = query_batches.watch.time_batch(retriever, queries, depth)
             *_, final_results = stage_results = _build_stage_results(
                 retriever, candidates.truncate(depth), query_batches.watch.stages, batch, depth, k, judge
             )
             depth = deepen_search(depth, retriever.most, _count_missing(candidates, final_results, depth, k))
         for label, results in zip(label_stages(query_batches.watch.stages), stage_results, strict=True):
             columns = values.setdefault(label, {name: [] for name in names})
-            for name, numbers in judge.values(results, names).items():
-                columns[name].extend(numbers)
+            for name, measure_values in judge.values(results, names).items():
+                columns[name].extend(measure_values)
         outcomes += final_results
         on_progress(len(outcomes), query_batches.n)
     return StageRankings(expression, retriever, values, query_batches.watch.stages, tuple(outcomes))
@@ -235,7 +233,7 @@ def _build_stage_results(
     stage_hits = [
         retriever.build_hits(replace(ranking, legs=(), products=None, passages=passages)) for ranking in rankings[:-1]
     ]
-    stage_hits.append(retriever.build_hits(replace(candidates, passages=passages)))  # with its legs
+    stage_hits.append(retriever.build_hits(replace(candidates, passages=passages)))  # with children
     results: list[list[RetrievalResult]] = [[] for _ in stage_hits]
     for position, question in enumerate(batch):
         matches, has_answer = answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
@@ -251,7 +249,7 @@ def _build_stage_results(
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
-    """Return the largest number of hits that a question lacks although `depth` passages were found."""
+    """Return the most hits that a question lacks although `depth` passages were retrieved."""
     n_candidates = (candidates.rows >= 0).sum(axis=1)
     return max((k - len(result.hits) for result, n in zip(results, n_candidates, strict=True) if n >= depth), default=0)
 
@@ -261,38 +259,38 @@ def combine_metrics(lists: StageRankings, costs: StageTimings) -> RetrieverMetri
 
     A stage that ran for only a part of the questions is left out.
     """
-    label_of = dict(zip(map(id, lists.stages), label_stages(lists.stages), strict=True))
+    label_by_id = dict(zip(map(id, lists.stages), label_stages(lists.stages), strict=True))
 
-    def figures(stage: RetrieverStage) -> StageMetrics:
+    def combine(stage: RetrieverStage) -> StageMetrics:
         parts = list(stage.iter_stages())
-        leg_files = {path for part in parts[:-1] for path in part.files}
+        child_files = {path for part in parts[:-1] for path in part.files}
         files = {path: size for part in parts for path, size in part.files.items()}
-        milliseconds = [costs.stages.get(label_of[id(part)], 0.0) for part in parts]
+        milliseconds = [costs.stages.get(label_by_id[id(part)], 0.0) for part in parts]
         return StageMetrics(
-            name=label_of[id(stage)],
-            values=lists.values[label_of[id(stage)]],
+            name=label_by_id[id(stage)],
+            values=lists.values[label_by_id[id(stage)]],
             milliseconds=milliseconds[-1],
             search_milliseconds=sum(milliseconds),
             total_milliseconds=sum(milliseconds) + costs.encoding(stage),
-            bytes=sum(size for path, size in files.items() if path not in leg_files),
-            total_bytes=sum(files.values()) + _encoder_bytes(stage),
+            bytes=sum(size for path, size in files.items() if path not in child_files),
+            total_bytes=sum(files.values()) + _count_encoder_bytes(stage),
         )
 
     *_, final_stage = lists.stages
     complete_stages = [
-        stage for stage in lists.stages if _count_values(lists.values[label_of[id(stage)]]) == len(lists.outcomes)
+        stage for stage in lists.stages if _count_values(lists.values[label_by_id[id(stage)]]) == len(lists.outcomes)
     ]
     return RetrieverMetrics(
         lists.expression,
-        tuple(map(figures, complete_stages)),
+        tuple(map(combine, complete_stages)),
         costs.encoding(final_stage),
-        _encoder_bytes(final_stage),
+        _count_encoder_bytes(final_stage),
         costs.n_queries,
         lists.outcomes,
     )
 
 
-def _encoder_bytes(stage: RetrieverStage) -> int:
+def _count_encoder_bytes(stage: RetrieverStage) -> int:
     return sum(sum(list_model_files(encoder).values()) for encoder in stage.encoders)
 
 

@@ -147,11 +147,9 @@ class ExactVectorSearch:
         depth = min(self._first_rows[-1], max(len(query.rows) for query in queries) + _EXTRA_RANKS)
         scores = np.empty((len(queries), 0), np.float32)
         rows = np.empty((len(queries), 0), np.int64)
-        for first_row, part in zip(self._first_rows, self._parts, strict=False):
+        for start, part in zip(self._first_rows, self._parts, strict=False):
             part_scores, part_rows = part.search(vectors, min(depth, part.n))
-            scores, rows = select_top_k(
-                np.hstack([scores, part_scores]), np.hstack([rows, part_rows + first_row]), depth
-            )
+            scores, rows = select_top_k(np.hstack([scores, part_scores]), np.hstack([rows, part_rows + start]), depth)
             if not pause():
                 return None
         recalls = [
@@ -227,8 +225,8 @@ class DriftReference:
 def _compute_squared_distances(left: Vectors, right: Vectors) -> npt.NDArray[np.float64]:
     """Return (n, m) squared distances."""
     x, y = left.astype(np.float64), right.astype(np.float64)
-    squared_distances: npt.NDArray[np.float64] = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
-    return np.maximum(squared_distances, 0.0, out=squared_distances)
+    squared: npt.NDArray[np.float64] = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
+    return np.maximum(squared, 0.0, out=squared)
 
 
 def _compute_pair_mean(kernel: npt.NDArray[np.float64]) -> float:

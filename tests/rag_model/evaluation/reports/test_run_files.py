@@ -71,7 +71,7 @@ def test_paths_are_checked_before_work_begins(tmp_path: Path) -> None:
     check_paths(None, str(tmp_path / "new" / "run.trec"), str(tmp_path / "file"))
     with pytest.raises(InputError, match=r"it is a folder"):
         check_paths(str(tmp_path))
-    with pytest.raises(InputError, match=r"file is no folder"):
+    with pytest.raises(InputError, match=r"file is not a folder"):
         check_paths(None, str(tmp_path / "file" / "run.trec"))
     asked, same = str(tmp_path / "asked.jsonl"), str(tmp_path / "run.trec")
     with pytest.raises(UsageError, match=r"asked\.jsonl holds the questions"):
