@@ -47,14 +47,14 @@ def retrieval_subject(
         StoreError: The store does not have a model that an expression names.
         UsageError: An expression is invalid.
     """
-    names = list(retrievers) or [snapshot.manifest.content.default_retriever]
+    expressions = list(retrievers) or [snapshot.manifest.content.default_retriever]
     settings = {
-        "retrievers": names,
+        "retrievers": expressions,
         "k": k,
         "judged_by": judge.judged_by,
         "patterns": judge.patterns,
         "encoder": encoder,
-        "models": resolve_retriever_models(store, snapshot, names, encoder),
+        "models": resolve_retriever_models(store, snapshot, expressions, encoder),
         "version": VERSION,
         **_describe_measures(),
     }

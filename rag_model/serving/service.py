@@ -265,7 +265,7 @@ class Service:
                 "model": loaded.model.id if loaded.model else None,
                 "refused": None if refusal is None else refusal.to_json(),
                 "store_problem": self.follower.problem or None,
-                "explanations": [explain_retriever(loaded.snapshot, text) for text in loaded.retrievers],
+                "explanations": [explain_retriever(loaded.snapshot, expression) for expression in loaded.retrievers],
                 "kinds": list(list_passage_kinds(loaded.snapshot)),
                 "notes": list(loaded.notes),
             }

@@ -132,13 +132,13 @@ class WorkerLink:
     def switch_number(self, number: int) -> None:
         self._numbers[0] = number
 
-    def record_connections(self, count: int) -> bool:
+    def record_connections(self, n_connections: int) -> bool:
         """Record how many connections are open; return whether another worker has clearly fewer.
 
         Differences of up to an eighth are ignored, so that a busy worker need not wait for others.
         """
-        self._numbers[1 + self.index] = count
-        return any(other + other // _TOLERANCE_DIVISOR < count for other in self._numbers[1:])
+        self._numbers[1 + self.index] = n_connections
+        return any(other_count + other_count // _TOLERANCE_DIVISOR < n_connections for other_count in self._numbers[1:])
 
     def send(self, kind: str, **values: Any) -> None:
         """Send a message; it is lost if the supervisor has ended."""
@@ -296,12 +296,12 @@ class Supervisor:
             del self._restart_times[index]
             self._start(index, is_restarted=self._was_ready)
 
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stop(number)
+    def _handle_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        self._stop(signal_number)
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, signal_number: int) -> None:
         self._stop_time = self._stop_time or time.monotonic()
-        self._send_to(self._workers, {"kind": "stop", "signal": number})
+        self._send_to(self._workers, {"kind": "stop", "signal": signal_number})
 
     def _send_to(self, indexes: Iterable[int], message: Message) -> None:
         for index in list(indexes):

@@ -224,12 +224,12 @@ def _column_chart(
             "rect",
             tag("title", title),
             class_="s1 mark",
-            x=start + _GAP,
+            x=left + _GAP,
             y=y(count),
-            width=max(1.0, end - start - 2 * _GAP),
+            width=max(1.0, right - left - 2 * _GAP),
             height=_Y0 - y(count),
         )
-        for start, end, count, title in bars
+        for left, right, count, title in bars
     )
     level_lines = [_level_line(y(tick), f"{tick:,.0f}") for tick in _choose_ticks(0, top)]
     return _svg(label, join(*level_lines, *marks, *bottom_labels, _caption(caption)))
@@ -381,9 +381,9 @@ def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x
     return _line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered])
 
 
-def _choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
+def _choose_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
     """Return round values in [low, high] with a step of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / count or 1.0
+    rough = (high - low) / n_ticks or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -79,8 +79,8 @@ class TableLine:
         published = "" if self.published is None else f"{self.published:.2f} ± {self.tolerance:g}"
         value = "" if self.value is None else f"{self.value:.2f}"
         difference = "" if self.difference is None else f"{self.difference:+.2f}"
-        names = self.row, self.data, self.measure, published, value
-        return (*names, difference, interval, self.verdict, "" if self.published is None else self.source)
+        first_cells = self.row, self.data, self.measure, published, value
+        return (*first_cells, difference, interval, self.verdict, "" if self.published is None else self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _sections(report: ReproductionReport) -> Iterator[Node]:
     yield section("Table", table(_TITLES, rows), note(_MEANINGS))
     yield section("Notes", *(tag("p", sentence) for sentence in report.notes))
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
-    yield section("Commands", table(("row", "command"), [(name, tag("code", text)) for name, text in commands]))
+    yield section("Commands", table(("row", "command"), [(name, tag("code", command)) for name, command in commands]))
     yield from lineage_section(report.lineage)
 
 
@@ -132,7 +132,7 @@ def render_reproduction_markdown(report: ReproductionReport) -> str:
         format_markdown_table(_TITLES, [line.cells() for line in report.lines]),
         _MEANINGS,
         "\n".join(f"* {_escape(sentence)}" for sentence in report.notes),
-        format_markdown_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
+        format_markdown_table(("row", "command"), [(name, f"`{command}`") for name, command in commands]),
         format_markdown_table(("lineage", ""), list(report.lineage.items())),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

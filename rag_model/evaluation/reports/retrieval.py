@@ -89,11 +89,11 @@ def _header(report: RetrievalReport) -> Node:
 
 
 def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
-    names = list(retrievers[0].overall.metrics)
+    measures = list(retrievers[0].overall.metrics)
     rows = [
         (
             retriever.expression,
-            *_iter_estimate_cells(retriever.overall, names),
+            *_iter_estimate_cells(retriever.overall, measures),
             _format_milliseconds(retriever.measured.final_stage.total_milliseconds),
             format_bytes(retriever.measured.final_stage.total_bytes),
         )
@@ -104,14 +104,14 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
         f"its interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. "
         "Bytes: the size of the files that a search reads, including the question encoder's."
     )
-    titles = ("retriever", *names, "ms a question", "bytes")
+    titles = ("retriever", *measures, "ms a question", "bytes")
     return section("Retrievers", table(titles, rows), note(explanation))
 
 
-def _iter_estimate_cells(group: GroupMetrics, names: Sequence[str]) -> Iterator[Child]:
-    for name in names:
-        estimate = group.metrics[name]
-        difference = group.differences.get(name)
+def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterator[Child]:
+    for measure in measures:
+        estimate = group.metrics[measure]
+        difference = group.differences.get(measure)
         yield join(
             f"{estimate.value:.3f}",
             _format_interval(estimate, ""),
@@ -126,7 +126,7 @@ def _format_interval(estimate: Estimate, sign: str) -> Node:
 
 def _trade_off_section(report: RetrievalReport) -> Node:
     """Show the quality of each stage of each retriever against its time."""
-    names = [retriever.expression for retriever in report.retrievers]
+    expressions = [retriever.expression for retriever in report.retrievers]
     charts = [
         line_chart(
             {
@@ -143,7 +143,7 @@ def _trade_off_section(report: RetrievalReport) -> Node:
         "Each line is a retriever. Each point is the result list of a stage, at the time until it is "
         "known. A whisker is the interval."
     )
-    return section("Quality over time", legend(names), pair(*charts), note(explanation))
+    return section("Quality over time", legend(expressions), pair(*charts), note(explanation))
 
 
 def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
@@ -154,13 +154,13 @@ def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_enc
 
 
 def _stages_section(retriever: RetrieverComparison) -> Node:
-    names = list(retriever.overall.metrics)
-    rows: list[tuple[Child, ...]] = list(_iter_encoder_row(retriever.measured, len(names)))
+    measures = list(retriever.overall.metrics)
+    rows: list[tuple[Child, ...]] = list(_iter_encoder_row(retriever.measured, len(measures)))
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
-        values = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in names)
+        values = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
         costs = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
         rows.append((stage.name, *values, *costs))
-    return section(f"Stages of {retriever.expression}", table(("stage", *names, "own ms", "own bytes"), rows))
+    return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
 
 
 def _iter_encoder_row(measured: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:

@@ -118,7 +118,7 @@ def _index_charts(curves: TrainingCurves) -> Iterator[Node]:
         yield _line_chart("seconds waited so far", {"waited": curves.series[_WAITED]}, curves.index_moves)
 
 
-def _line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
+def _line_chart(title: str, series: Mapping[str, Series], move_steps: Sequence[float]) -> Node:
     points = {name: [ChartPoint(x, y, y, y) for x, y in values] for name, values in series.items()}
     legends = [legend(series)] if len(series) > 1 else []
-    return tag("div", tag("h3", title), *legends, line_chart(points, title, "steps", marks=moves))
+    return tag("div", tag("h3", title), *legends, line_chart(points, title, "steps", marks=move_steps))

@@ -194,7 +194,7 @@ def measure_stages(
         UsageError: `k` is out of range.
     """
     retriever.check_depth(k)
-    names = [*judge.measures(k), *judge.rank_measures(k)]
+    measures = [*judge.measures(k), *judge.rank_measures(k)]
     values: dict[str, dict[str, list[float]]] = {}
     outcomes: list[RetrievalResult] = []
     for batch, queries in query_batches.batches:
@@ -206,8 +206,8 @@ def measure_stages(
             )
             depth = deepen_search(depth, retriever.most, _count_missing(candidates, final_results, depth, k))
         for label, results in zip(label_stages(query_batches.watch.stages), stage_results, strict=True):
-            columns = values.setdefault(label, {name: [] for name in names})
-            for name, measure_values in judge.values(results, names).items():
+            columns = values.setdefault(label, {name: [] for name in measures})
+            for name, measure_values in judge.values(results, measures).items():
                 columns[name].extend(measure_values)
         outcomes += final_results
         on_progress(len(outcomes), query_batches.n)

@@ -227,20 +227,20 @@ class LoadedSnapshot:
         self.served_ref = served_ref
         self.snapshot, self.model = context.snapshot, model
         self._context, self._max_depth, self._will_be_pulled = context, settings.max_depth, settings.pull
-        self.retrievers = tuple(dict.fromkeys(str(parse(text)) for text in available.retrievers))
+        self.retrievers = tuple(dict.fromkeys(str(parse(expression)) for expression in available.retrievers))
         self.indexes, self.notes = available.indexes, available.notes
         self._default_retriever = self.retrievers[0]
         # If the settings name no retrievers, only the default is opened now, to start sooner.
         self._retrievers: dict[str, SnapshotRetriever] = {}
         self._lock = threading.Lock()
-        for text in self.retrievers if settings.retrievers else self.retrievers[:1]:
-            self._open_served(text)
+        for expression in self.retrievers if settings.retrievers else self.retrievers[:1]:
+            self._open_served(expression)
         self._model_context = _open_for_model(context, model)
         self._readers: dict[str, Reader] = {}
         if self._model_context is not None:
-            for text in self._retrievers:
-                retriever = _open_retriever(self._model_context, text, products=self._uses_inner_products)
-                self._readers[text] = self._create_reader(retriever)
+            for expression in self._retrievers:
+                retriever = _open_retriever(self._model_context, expression, products=self._uses_inner_products)
+                self._readers[expression] = self._create_reader(retriever)
 
     @classmethod
     def open(
@@ -352,12 +352,12 @@ class LoadedSnapshot:
                 fewer than `k` passages.
         """
         try:
-            name = self._default_retriever if retriever is None else retriever
-            if name in self.retrievers:
-                served_retriever = self._retrievers.get(name) or self._open_served(name)
+            expression = self._default_retriever if retriever is None else retriever
+            if expression in self.retrievers:
+                served_retriever = self._retrievers.get(expression) or self._open_served(expression)
             else:
-                self._check_searchable(name)
-                served_retriever = self._open_for_request(name)
+                self._check_searchable(expression)
+                served_retriever = self._open_for_request(expression)
             return served_retriever.search_queries(queries, served_retriever.choose_depth(k))
         except StoreError as error:
             self._check_exists(error)
@@ -448,16 +448,16 @@ class LoadedSnapshot:
     def _run_warm_up_queries(self) -> None:
         rows = [self.snapshot.n * number // _WARM_UP_QUERIES for number in range(_WARM_UP_QUERIES)]
         queries = Queries([passage.title or passage.text[:100] or "?" for passage in self.snapshot.passages(rows)])
-        for name, retriever in list(self._retrievers.items()):
+        for expression, retriever in list(self._retrievers.items()):
             try:
                 hits = retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))
             # The endpoint of one encoder may be down while other retrievers answer.
             except EndpointError as error:
-                _LOG.warning("%s cannot answer yet: %s", name, error)
+                _LOG.warning("%s cannot answer yet: %s", expression, error)
                 continue
             # Single queries may return nothing: BM25 has no terms for a title of punctuation.
             if not any(hits):
-                raise RefusedError(f"index {name} of snapshot {self.id[:12]} finds nothing: build it again")
+                raise RefusedError(f"index {expression} of snapshot {self.id[:12]} finds nothing: build it again")
         if self._readers and self.model is not None and self.model.is_local:
             self.answer(queries.texts[:1], None)
 
@@ -469,12 +469,12 @@ class LoadedSnapshot:
         self._model_context = None
         self.snapshot.close()
 
-    def _open_served(self, name: str) -> SnapshotRetriever:
+    def _open_served(self, expression: str) -> SnapshotRetriever:
         """Return one of `retrievers`; the first call opens it."""
         with self._lock:
-            if name not in self._retrievers:
-                self._retrievers[name] = _open_retriever(self._context, name)
-            return self._retrievers[name]
+            if expression not in self._retrievers:
+                self._retrievers[expression] = _open_retriever(self._context, expression)
+            return self._retrievers[expression]
 
     def _open_for_request(self, expression: str) -> SnapshotRetriever:
         built = self._build_for_request(self._context, expression)
@@ -615,8 +615,8 @@ def explain_retriever(snapshot: Snapshot, expression: str) -> str:
         children = children[:1] if tree.name in ("rerank", "maxsim", "where") else children
         return _FUNCTION_EXPLANATIONS[tree.name].format(" and ".join(children))
     name = tree.name if isinstance(tree, Call) else tree.with_depth()[0]
-    entry = indexes.get(name, {})
-    kind = entry.get("kind", name) if isinstance(entry, dict) else name
+    index_entry = indexes.get(name, {})
+    kind = index_entry.get("kind", name) if isinstance(index_entry, dict) else name
     line = _INDEX_EXPLANATIONS.get(kind, f"by an index of the kind {kind}")
     measure, recall = _get_recall(snapshot, name)
     return f"{line}; {measure} {recall:.3f}" if recall is not None else line

@@ -76,16 +76,16 @@ class WorkerSlot(SnapshotSlot):
             raise NotReadyError("this worker is still opening the current snapshot: ask again in a moment")
         return super().hold_current()
 
-    def set_prepared(self, loaded: LoadedSnapshot, number: int) -> None:
-        """Store an open snapshot that is served from switch `number` on."""
+    def set_prepared(self, loaded: LoadedSnapshot, switch_number: int) -> None:
+        """Store an open snapshot that is served from switch `switch_number` on."""
         self.discard_prepared()
         with self._lock:
-            self._prepared = number, loaded
+            self._prepared = switch_number, loaded
 
-    def discard_prepared(self, number: int | None = None) -> None:
-        """Close the prepared snapshot; with `number`, only if it was prepared for that switch."""
+    def discard_prepared(self, switch_number: int | None = None) -> None:
+        """Close the prepared snapshot; with `switch_number`, only if it was prepared for that switch."""
         with self._lock:
-            if self._prepared is None or number not in (None, self._prepared[0]):
+            if self._prepared is None or switch_number not in (None, self._prepared[0]):
                 return
             loaded, self._prepared = self._prepared[1], None
             is_served = loaded is self._current
@@ -141,9 +141,9 @@ class LeaderSlot(WorkerSlot):
 
     def swap(self, loaded: LoadedSnapshot) -> None:
         """Switch all workers to the prepared snapshot."""
-        number = self._opening["number"]
-        self.set_prepared(loaded, number)
-        self._link.switch_number = number
+        switch_number = self._opening["number"]
+        self.set_prepared(loaded, switch_number)
+        self._link.switch_number = switch_number
         self.switch_if_due()
         self._link.send("switch", opening=self._opening)
 

@@ -203,12 +203,12 @@ class RequestGuard:
 
     def _cannot_be_another_site(self, host: bytes) -> bool:
         """Return whether a host is allowed by name, is an IP address, or has no dot."""
-        name = _strip_port(host)
+        host_name = _strip_port(host)
         return (
             not self._allows_any_host
             or self._is_allowed_host(host)
-            or _is_address(name)
-            or (bool(name) and b"." not in name)
+            or _is_address(host_name)
+            or (bool(host_name) and b"." not in host_name)
         )
 
 
@@ -224,9 +224,9 @@ def _strip_port(host: bytes) -> bytes:
     return name if colon and port.isdigit() else host
 
 
-def _is_address(name: bytes) -> bool:
+def _is_address(host_name: bytes) -> bool:
     try:
-        ip_address(name.decode().removeprefix("[").removesuffix("]"))
+        ip_address(host_name.decode().removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
     return True

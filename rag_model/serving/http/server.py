@@ -262,9 +262,9 @@ class ServiceServer(uvicorn.Server):
             self._on_ready()
         if self._link is not None:
             self._has_more_connections()
-            for number in self._link.stop_signals[self._stop_count :]:
+            for signal_number in self._link.stop_signals[self._stop_count :]:
                 self._stop_count += 1
-                self.handle_exit(number, None)
+                self.handle_exit(signal_number, None)
         if time.monotonic() >= self._exit_time or self._should_stop():
             self.should_exit = True
         if self._certificate is not None and self.config.ssl is not None and counter % 10 == 0:
@@ -279,8 +279,8 @@ class ServiceServer(uvicorn.Server):
 
     def _has_more_connections(self, pending: int = 0) -> bool:
         """Publish this worker's number of connections; return whether another worker has fewer."""
-        count = len(self.server_state.connections) + pending
-        return self._link is not None and self._link.record_connections(count)
+        n_connections = len(self.server_state.connections) + pending
+        return self._link is not None and self._link.record_connections(n_connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start the shutdown."""
@@ -299,12 +299,12 @@ class ServiceServer(uvicorn.Server):
         # Only the main thread may set signal handlers.
         is_main_thread = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGINT, signal.SIGTERM) if is_main_thread else ()
-        previous_handlers = {number: signal.signal(number, self.handle_exit) for number in signals}
+        previous_handlers = {signal_number: signal.signal(signal_number, self.handle_exit) for signal_number in signals}
         try:
             yield
         finally:
-            for number, handler in previous_handlers.items():
-                signal.signal(number, handler)
+            for signal_number, previous_handler in previous_handlers.items():
+                signal.signal(signal_number, previous_handler)
 
 
 def _create_protocol_factory(

@@ -76,8 +76,8 @@ def choose_probes(questions: Sequence[str]) -> list[str]:
             f"{len(distinct_questions)} different probe questions are too few to see drift of a model: "
             f"give at least {MIN_PROBES}"
         )
-    n, last = min(len(distinct_questions), MAX_PROBES), len(distinct_questions) - 1
-    return [distinct_questions[number * last // (n - 1)] for number in range(n)]
+    n, last_index = min(len(distinct_questions), MAX_PROBES), len(distinct_questions) - 1
+    return [distinct_questions[probe_index * last_index // (n - 1)] for probe_index in range(n)]
 
 
 def ask_probes(
@@ -263,8 +263,8 @@ class ProbeMonitor:
         if path is None:
             return self._recorded_answers.get(key)
         try:
-            value = parse_json(path.read_text(encoding="utf-8"))
-            rows = [{name: row[name] for name in ("text", "log_likelihood", "tokens")} for row in value["answers"]]
+            payload = parse_json(path.read_text(encoding="utf-8"))
+            rows = [{name: row[name] for name in ("text", "log_likelihood", "tokens")} for row in payload["answers"]]
             answers = [from_table(ProbeAnswer, row, "an answer") for row in rows]
         except FileNotFoundError:
             return None

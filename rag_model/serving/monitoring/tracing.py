@@ -134,35 +134,35 @@ class RequestTracer:
 
 def add_search_stages(
     requests: Iterable[TracedRequest],
-    start: int,
+    start_ns: int,
     encode_seconds: float,
     read_seconds: float,
     attributes: Mapping[str, Any],
 ) -> None:
     """Add the stages of a searched batch to the traces of its requests.
 
-    The batch began at `start`, in nanoseconds since the epoch, and ends now. Several child
+    The batch began at `start_ns`, in nanoseconds since the epoch, and ends now. Several child
     retrievers may encode and search in turn, so each stage is one span with its total time, in the
     order of the stages.
     """
-    end = time.time_ns()
-    encode_end = start + round(encode_seconds * _NANOSECONDS)
-    search_end = max(encode_end, end - round(read_seconds * _NANOSECONDS))
+    end_ns = time.time_ns()
+    encode_end_ns = start_ns + round(encode_seconds * _NANOSECONDS)
+    search_end_ns = max(encode_end_ns, end_ns - round(read_seconds * _NANOSECONDS))
     for request in requests:
         if request.trace is not None:
-            request.trace.add_stage("queue", request.queued_at, start)
-            request.trace.add_stage("encode", start, encode_end, attributes)
-            request.trace.add_stage("search", encode_end, search_end, attributes)
-            request.trace.add_stage("read", search_end, end, attributes)
+            request.trace.add_stage("queue", request.queued_at, start_ns)
+            request.trace.add_stage("encode", start_ns, encode_end_ns, attributes)
+            request.trace.add_stage("search", encode_end_ns, search_end_ns, attributes)
+            request.trace.add_stage("read", search_end_ns, end_ns, attributes)
 
 
-def add_answer_stages(requests: Iterable[TracedRequest], start: int, attributes: Mapping[str, Any]) -> None:
+def add_answer_stages(requests: Iterable[TracedRequest], start_ns: int, attributes: Mapping[str, Any]) -> None:
     """Add the stages of an answered batch to the traces of its requests.
 
-    The batch began at `start`, in nanoseconds since the epoch, and ends now.
+    The batch began at `start_ns`, in nanoseconds since the epoch, and ends now.
     """
-    end = time.time_ns()
+    end_ns = time.time_ns()
     for request in requests:
         if request.trace is not None:
-            request.trace.add_stage("queue", request.queued_at, start)
-            request.trace.add_stage("answer", start, end, attributes)
+            request.trace.add_stage("queue", request.queued_at, start_ns)
+            request.trace.add_stage("answer", start_ns, end_ns, attributes)
