@@ -45,7 +45,7 @@ _ADVICE_BY_TYPE = {  # by pydantic's type of error
     "extra_forbidden": "is not an argument of this tool: leave it out",
     "string_type": "is not a text: give one",
     "int_type": "is not a whole number: give one such as 5",
-    "string_too_long": f"is longer than {_MAX_ID_LENGTH} characters: give an id that a search returned",
+    "string_too_long": f"is longer than {_MAX_ID_LENGTH} characters: give an id from a search",
 }
 _INSTRUCTIONS = "Passages of a library, each with the line of credit to show with it. Search first, then read on by id."
 _READ_ONLY = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
@@ -73,7 +73,7 @@ class SearchArguments(Arguments):
 class PassageArguments(Arguments):
     """A passage to read."""
 
-    id: str = Field(description="Id of a passage that `search` returned.", max_length=_MAX_ID_LENGTH)
+    id: str = Field(description="A passage's id, from `search`.", max_length=_MAX_ID_LENGTH)
 
 
 class NoArguments(Arguments):
@@ -339,11 +339,11 @@ def _find_row_in_part(snapshot: Snapshot, part: str, passage_id: str) -> int | N
 
 def _create_part_filter(snapshot: Snapshot, passage_id: str) -> Callable[[PartEntry], bool]:
     """Return a predicate that tests whether a part's range of ids may include the passage."""
-    kind, (page_id, colon, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
-    if kind == "wiki" and colon and page_id.isdecimal() and len(page_id) < _MAX_PAGE_DIGITS:
-        page_key = int(page_id)
+    kind, (page, colon, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
+    if kind == "wiki" and colon and page.isdecimal() and len(page) < _MAX_PAGE_DIGITS:
+        page_key = int(page)
     elif kind == "documents" and colon:
-        page_key = hash_id(page_id)
+        page_key = hash_id(page)
     elif kind == "passages":
         page_key = hash_id(passage_id)
     else:

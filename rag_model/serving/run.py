@@ -109,8 +109,8 @@ def run(
     _raise_file_limit()
     if ANY_HOST in settings.allowed_hosts and (link is None or link.is_leader):
         _LOG.warning(
-            "programs may use any host name, but web pages and GET requests only an IP address or a "
-            "name without dots: to allow the service's host name there, give --allow-host NAME"
+            "programs may use any host name, but web pages and GET requests only an IP address or "
+            "a name without dots: to allow the service's host name there, give --allow-host NAME"
         )
     tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
     certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)

@@ -118,13 +118,13 @@ class Service:
         Raises:
             BookwheelError: See `search`.
         """
-        chunk_size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
-        if len(queries) <= chunk_size:
+        size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
+        if len(queries) <= size:
             with self._reserve_core():
                 return await self._search_when_queue_has_room(
                     self._search_batcher, queries, k, retriever, client, loaded
                 )
-        chunks = [queries[start : start + chunk_size] for start in range(0, len(queries), chunk_size)]
+        chunks = [queries[start : start + size] for start in range(0, len(queries), size)]
         chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
         remaining_chunks = deque(range(len(chunks)))
 

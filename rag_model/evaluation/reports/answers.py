@@ -260,8 +260,8 @@ def _wrong_answer(answer: ScoredAnswer) -> Node:
     problem = answer.reading.problem
     empty_text = "(nothing)" if problem is None else f"({problem.message})"
     prediction = tag("b", (answer.reading.answer or empty_text) + ("" if answer.reading.ended else " …"))
-    gold_answers = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
-    summary = tag("summary", answer.question.text, tag("span", "said: ", prediction, class_="said"), gold_answers)
+    gold = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
+    summary = tag("summary", answer.question.text, tag("span", "said: ", prediction, class_="said"), gold)
     passages = [_passage_row(passage) for passage in answer.reading.passages]
     titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")
     return tag(

@@ -194,7 +194,7 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     x = Scale(first, last, _X0, _X1)
     names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in bounds}
     bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in bounds]
-    labels = [_bottom_label(x(tick), f"{tick:,.0f}") for tick in _choose_ticks(first, last, _MAX_LABELS)]
+    labels = [_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(first, last, _MAX_LABELS)]
     return _column_chart(bars, labels, f"{things} by {unit}", unit)
 
 
@@ -214,7 +214,7 @@ def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
 
 
 def _column_chart(
-    bars: Sequence[tuple[float, float, int, str]], bottom_labels: Sequence[Node], label: str, caption: str
+    bars: Sequence[tuple[float, float, int, str]], labels: Sequence[Node], label: str, caption: str
 ) -> Node:
     """Return a chart of vertical bars, given as (left, right, count, title)."""
     top = max((count for _, _, count, _ in bars), default=0) or 1
@@ -231,8 +231,8 @@ def _column_chart(
         )
         for left, right, count, title in bars
     )
-    level_lines = [_level_line(y(tick), f"{tick:,.0f}") for tick in _choose_ticks(0, top)]
-    return _svg(label, join(*level_lines, *marks, *bottom_labels, _caption(caption)))
+    level_lines = [_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, top)]
+    return _svg(label, join(*level_lines, *marks, *labels, _caption(caption)))
 
 
 def trade_off_chart(
@@ -261,7 +261,7 @@ def trade_off_chart(
 
     ticks = [tick for tick in _RECALLS if tick >= floor]
     levels = [_level_line(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
-    labels = [_bottom_label(x(tick), f"{tick:,g}") for tick in _choose_log_ticks(low, high)]
+    labels = [_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
     lines = [
         _effort_curve(n, name, efforts, unit, project) for n, (name, efforts) in enumerate(curves.items(), start=1)
     ]
@@ -346,7 +346,7 @@ def line_chart(
     margin = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
     label_values = _choose_labels(sorted({point.x for point in all_points}), log=log)
-    levels = [_level_line(y(tick), f"{tick:,g}") for tick in _choose_ticks(bottom - margin, top + margin)]
+    levels = [_level_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
     labels = [_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
     dashes = [
         _dash(x(mark), f"{mark:,g}") for mark in marks if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
@@ -369,8 +369,8 @@ def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
     """Return the quantities to label: all if they are few and whole, else round numbers."""
     if len(quantities) <= _MAX_LABELS and all(float(value).is_integer() for value in quantities):
         return list(quantities)
-    log_ticks = _choose_log_ticks(quantities[0], quantities[-1]) if log else []
-    return log_ticks if len(log_ticks) > 1 else _choose_ticks(quantities[0], quantities[-1], _MAX_LABELS)
+    log_ticks = _get_log_ticks(quantities[0], quantities[-1]) if log else []
+    return log_ticks if len(log_ticks) > 1 else _get_ticks(quantities[0], quantities[-1], _MAX_LABELS)
 
 
 def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
@@ -381,7 +381,7 @@ def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x
     return _line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered])
 
 
-def _choose_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
+def _get_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
     """Return round values in [low, high] with a step of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / n_ticks or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
@@ -389,7 +389,7 @@ def _choose_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _choose_log_ticks(low: float, high: float) -> list[float]:
+def _get_log_ticks(low: float, high: float) -> list[float]:
     """Return evenly spread round values in [low, high], at most three per power of ten."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1, 3), (1,)):

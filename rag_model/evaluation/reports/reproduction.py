@@ -132,7 +132,7 @@ def render_reproduction_markdown(report: ReproductionReport) -> str:
         format_markdown_table(_TITLES, [line.cells() for line in report.lines]),
         _MEANINGS,
         "\n".join(f"* {_escape(sentence)}" for sentence in report.notes),
-        format_markdown_table(("row", "command"), [(name, f"`{command}`") for name, command in commands]),
+        format_markdown_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
         format_markdown_table(("lineage", ""), list(report.lineage.items())),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -93,7 +93,7 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
     rows = [
         (
             retriever.expression,
-            *_iter_estimate_cells(retriever.overall, measures),
+            *_estimate_cells(retriever.overall, measures),
             _format_milliseconds(retriever.measured.final_stage.total_milliseconds),
             format_bytes(retriever.measured.final_stage.total_bytes),
         )
@@ -108,7 +108,7 @@ def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
     return section("Retrievers", table(titles, rows), note(explanation))
 
 
-def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterator[Child]:
+def _estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterator[Child]:
     for measure in measures:
         estimate = group.metrics[measure]
         difference = group.differences.get(measure)
@@ -130,7 +130,7 @@ def _trade_off_section(report: RetrievalReport) -> Node:
     charts = [
         line_chart(
             {
-                retriever.expression: list(_iter_stage_points(retriever, report.measure, without_encoder))
+                retriever.expression: list(_stage_points(retriever, report.measure, without_encoder))
                 for retriever in report.retrievers
             },
             report.measure,
@@ -146,7 +146,7 @@ def _trade_off_section(report: RetrievalReport) -> Node:
     return section("Quality over time", legend(expressions), pair(*charts), note(explanation))
 
 
-def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
+def _stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
         estimate = estimates[measure]
         milliseconds = stage.search_milliseconds if without_encoder else stage.total_milliseconds
@@ -155,7 +155,7 @@ def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_enc
 
 def _stages_section(retriever: RetrieverComparison) -> Node:
     measures = list(retriever.overall.metrics)
-    rows: list[tuple[Child, ...]] = list(_iter_encoder_row(retriever.measured, len(measures)))
+    rows: list[tuple[Child, ...]] = list(_encoder_row(retriever.measured, len(measures)))
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
         values = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
         costs = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
@@ -163,15 +163,15 @@ def _stages_section(retriever: RetrieverComparison) -> Node:
     return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
 
 
-def _iter_encoder_row(measured: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
-    if measured.encoder_milliseconds:
-        costs = _format_milliseconds(measured.encoder_milliseconds), format_bytes(measured.encoder_bytes)
+def _encoder_row(staged: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
+    if staged.encoder_milliseconds:
+        costs = _format_milliseconds(staged.encoder_milliseconds), format_bytes(staged.encoder_bytes)
         yield ENCODER, *("" for _ in range(n_empty)), *costs
 
 
 def _group_section(name: str, groups: Mapping[str, GroupMetrics]) -> Node:
     measures = list(next(iter(groups.values())).metrics)
-    rows = [(expression, *_iter_estimate_cells(group, measures)) for expression, group in groups.items()]
+    rows = [(expression, *_estimate_cells(group, measures)) for expression, group in groups.items()]
     n = next(iter(groups.values())).n
     return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), rows))
 

@@ -45,11 +45,11 @@ def read_training_curves(path: Path) -> TrainingCurves:
     its index are cumulated. Lines and values in another format are skipped, because the curves are
     only an illustration.
     """
-    values, move_steps, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
+    values, moves, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
     for row in _iter_rows(path):
         step, snapshot = float(row["step"]), row.get("snapshot")
         if isinstance(snapshot, str) and snapshot not in snapshots[-1:]:
-            move_steps += [step] if snapshots else []
+            moves += [step] if snapshots else []
             snapshots.append(snapshot)
         for name, value in row.items():
             if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
@@ -57,7 +57,7 @@ def read_training_curves(path: Path) -> TrainingCurves:
     if _WAITED in values:
         values[_WAITED] = _cumulate(values[_WAITED])
     return TrainingCurves(
-        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in values.items()}, tuple(move_steps)
+        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in values.items()}, tuple(moves)
     )
 
 
@@ -112,13 +112,13 @@ def _index_charts(curves: TrainingCurves) -> Iterator[Node]:
         if name.startswith("dev "):
             yield _line_chart(name, {name: points}, curves.index_moves)
     yield _line_chart("age of the index in steps", {"age": curves.series[_AGE]}, curves.index_moves)
-    seconds = {label: curves.series[name] for name, label in _SECONDS.items() if name in curves.series}
+    seconds = {short: curves.series[name] for name, short in _SECONDS.items() if name in curves.series}
     yield _line_chart("seconds to refresh the index in use", seconds, curves.index_moves)
     if _WAITED in curves.series:
         yield _line_chart("seconds waited so far", {"waited": curves.series[_WAITED]}, curves.index_moves)
 
 
-def _line_chart(title: str, series: Mapping[str, Series], move_steps: Sequence[float]) -> Node:
+def _line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
     points = {name: [ChartPoint(x, y, y, y) for x, y in values] for name, values in series.items()}
     legends = [legend(series)] if len(series) > 1 else []
-    return tag("div", tag("h3", title), *legends, line_chart(points, title, "steps", marks=move_steps))
+    return tag("div", tag("h3", title), *legends, line_chart(points, title, "steps", marks=moves))

@@ -285,7 +285,7 @@ def compare_retrievers(
             RetrieverComparison(
                 staged,
                 _estimate_group(values, baseline, all_positions),
-                _compute_rank_metrics(staged, judge, k),
+                _get_rank_metrics(staged, judge, k),
                 [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(staged.stages)],
                 {
                     name: _estimate_group(values, baseline, group_positions)
@@ -313,7 +313,7 @@ def _estimate_group(
     return GroupMetrics(len(positions), estimates, estimate_means(differences))
 
 
-def _compute_rank_metrics(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
+def _get_rank_metrics(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
     return rank_metrics(staged.outcomes, k) if judge.judged_by == "answers" else {}
 
 

@@ -81,16 +81,16 @@ def time_stages(
     passage_seconds: list[list[float]] = [[] for _ in retrievers]
     n_timed, end = 0, time.perf_counter() + timing.seconds * len(retrievers)
     for position in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
-        for retriever, stage_seconds, other_seconds in zip(retrievers, stages, passage_seconds, strict=True):
-            other_seconds.append(_time_query(retriever, texts[position], k, encoders, stage_seconds))
+        for retriever, stage_seconds, rest_seconds in zip(retrievers, stages, passage_seconds, strict=True):
+            rest_seconds.append(_time_query(retriever, texts[position], k, encoders, stage_seconds))
         n_timed += 1
         if time.perf_counter() > end:
             break
     encoder_medians = _get_median_ms(encoders)
     pairs = zip(stages, passage_seconds, strict=True)
     return [
-        StageTimings(n_timed, encoder_medians, _get_median_ms(stage_seconds), 1000 * float(np.median(other_seconds)))
-        for stage_seconds, other_seconds in pairs
+        StageTimings(n_timed, encoder_medians, _get_median_ms(stage_seconds), 1000 * float(np.median(rest_seconds)))
+        for stage_seconds, rest_seconds in pairs
     ]
 
 

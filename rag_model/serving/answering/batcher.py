@@ -469,8 +469,8 @@ def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequenc
             loop.call_soon_threadsafe(_resolve_futures, deliveries)
 
 
-def _resolve_futures(deliveries: Sequence[tuple[QueuedRequest[_Reply], _Reply | Exception]]) -> None:
-    for request, reply in deliveries:
+def _resolve_futures(pairs: Sequence[tuple[QueuedRequest[_Reply], _Reply | Exception]]) -> None:
+    for request, reply in pairs:
         if request.reply.done():
             continue  # the caller has left
         if isinstance(reply, Exception):

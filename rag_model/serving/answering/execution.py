@@ -79,8 +79,8 @@ def search_batch(
         snapshots = [request.loaded or current for request in requests]
         keys = zip(map(id, snapshots), (request.retriever for request in requests), strict=True)
         for (_, retriever), positions in _group_positions(list(keys)).items():
-            batch_group = [requests[position] for position in positions]
-            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, batch_group)
+            group = [requests[position] for position in positions]
+            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group)
             replies.update(zip(positions, results, strict=True))
     return [replies[position] for position in range(len(requests))]
 
@@ -99,12 +99,12 @@ def answer_batch(
         for (retriever, k), positions in _group_positions(
             [(request.retriever, request.k) for request in requests]
         ).items():
-            batch_group, start_ns = [requests[position] for position in positions], time.time_ns()
+            group, start_ns = [requests[position] for position in positions], time.time_ns()
             try:
-                reporter = _ProgressReporter(loaded.id, model, batch_group)
+                reporter = _ProgressReporter(loaded.id, model, group)
                 listeners = (reporter.report_text, reporter.report_passages) if reporter.has_listeners else ()
-                callbacks = AnswerCallbacks(partial(_are_abandoned, batch_group), *listeners)
-                batch_answers = loaded.answer(_list_questions(batch_group), k, retriever, callbacks)
+                callbacks = AnswerCallbacks(partial(_are_abandoned, group), *listeners)
+                batch_answers = loaded.answer(_list_questions(group), k, retriever, callbacks)
             except UsageError as error:
                 if len(positions) > 1:
                     # The batcher repeats the requests one by one to find the faulty one.
@@ -120,7 +120,7 @@ def answer_batch(
                 "bookwheel.model": model,
                 "bookwheel.batch": len(batch_answers),
             }
-            notify(add_answer_stages, batch_group, start_ns, attributes)
+            notify(add_answer_stages, group, start_ns, attributes)
             answers = iter(batch_answers)
             for position in positions:
                 replies[position] = AnswerResult(

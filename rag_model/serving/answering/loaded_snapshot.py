@@ -553,15 +553,15 @@ def _choose_retrievers(
     return tuple(retrievers)
 
 
-def _count_bytes(sizes_by_path: Mapping[str, int], settings: ServiceSettings) -> int:
+def _count_bytes(sizes: Mapping[str, int], settings: ServiceSettings) -> int:
     """Return the bytes of the files in memory; with a memory limit, of all processes.
 
     The processes share the index files, and each has its own libraries and encoders.
     """
     if settings.memory_bytes is None:
-        return sum(sizes_by_path.values())
-    shared_bytes = sum(size for path, size in sizes_by_path.items() if path.startswith(_INDEX_FOLDER))
-    process_bytes = sum(sizes_by_path.values()) - shared_bytes + _LIBRARY_BYTES
+        return sum(sizes.values())
+    shared_bytes = sum(size for path, size in sizes.items() if path.startswith(_INDEX_FOLDER))
+    process_bytes = sum(sizes.values()) - shared_bytes + _LIBRARY_BYTES
     return shared_bytes + process_bytes * settings.processes
 
 
@@ -650,8 +650,8 @@ def _takes_text(snapshot: Snapshot, name: str) -> bool:
 def _list_resource_files(snapshot: Snapshot, needs: RetrieverNeeds, settings: ServiceSettings) -> dict[str, int]:
     """Return the sizes in bytes of the files that a retriever loads into memory, by path."""
     content = snapshot.manifest.content
-    vector_indexes = [name for name in needs.index_names if not _takes_text(snapshot, name)]
-    folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in vector_indexes}
+    indexes = [name for name in needs.index_names if not _takes_text(snapshot, name)]
+    folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in indexes}
     sizes = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
     counts_indexes = settings.in_memory or settings.memory_bytes is not None
     return sizes | (_list_index_files(snapshot, needs.index_names) if counts_indexes else {})

@@ -83,7 +83,7 @@ class WorkerSlot(SnapshotSlot):
             self._prepared = switch_number, loaded
 
     def discard_prepared(self, switch_number: int | None = None) -> None:
-        """Close the prepared snapshot; with `switch_number`, only if it was prepared for that switch."""
+        """Close the prepared snapshot; with `switch_number`, only if it is for that switch."""
         with self._lock:
             if self._prepared is None or switch_number not in (None, self._prepared[0]):
                 return

@@ -2,11 +2,12 @@
 
 A page of another site in the user's browser must not use the service. The site's host name can be
 made to resolve to this machine (DNS rebinding), so `Host` is checked. Browsers send the page's site
-in `Origin`, except in a `GET` of the page's own host. If any host is allowed, `Host` proves nothing;
-then an origin, and the host of a `GET`, must be allowed by name or be one that no other site can
-have: an IP address or a name without dots. Endpoints accept only `application/json`, which a page
-of another site may not send without a CORS preflight request. `/retrieve` also accepts MessagePack,
-declared or, as GEM's client sends it, without a type; the `Origin` of a page is checked there too.
+in `Origin`, except in a `GET` of the page's own host. If any host is allowed, `Host` proves
+nothing; then an origin, and the host of a `GET`, must be allowed by name or be one that no other
+site can have: an IP address or a name without dots. Endpoints accept only `application/json`, which
+a page of another site may not send without a CORS preflight request. `/retrieve` also accepts
+MessagePack, declared or, as GEM's client sends it, without a type; the `Origin` of a page is
+checked there too.
 """
 
 import hashlib

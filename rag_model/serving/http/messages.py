@@ -105,7 +105,7 @@ class SearchRequest(Request):
     """A request to /search."""
 
     k: WholeNumber | None = Field(
-        None, description="Passages per question; by default 5, or all passages of a smaller snapshot."
+        None, description="Passages per question; by default 5, or all of a smaller snapshot."
     )
     index: str | None = Field(None, description="One of the service's indexes: the short form of `retriever`.")
     where: str | None = Field(

@@ -114,35 +114,35 @@ class ScrapeState:
             refusal = self.refusal
             names = {"snapshot": refusal.snapshot, "ref": refusal.ref, "number": str(refusal.number)}
             yield InfoMetricFamily("bookwheel_snapshot_refused", "The refused version that the ref names.", value=names)
-        for name, help_text, value in self._iter_gauges():
+        for name, text, value in self._iter_gauges():
             if value is not None:
-                yield GaugeMetricFamily(f"bookwheel_{name}", help_text, value=value)
+                yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)
         yield from _build_trend_metrics(self.served.trends if self.served else ())
         yield from _build_collapse_metrics(self.quality.collapse)
 
     def _iter_gauges(self) -> Iterator[_Gauge]:
-        help_text = "Time since the last successful poll of the ref."
-        yield "ref_seen_age_seconds", help_text, _compute_age(self.now, self.store_seen_at)
+        text = "Time since the last successful poll of the ref."
+        yield "ref_seen_age_seconds", text, _compute_age(self.now, self.store_seen_at)
         if (served := self.served) is not None:
             yield "ref_number", "Number of the served move of the ref.", served.number
             yield "snapshot_age_seconds", "Time since the snapshot was built.", _compute_age(self.now, served.created)
             yield "gate_recall_mean_ratio", "Recall in the gate, mean.", served.recall_mean
             yield "gate_recall_p5_ratio", "Recall in the gate, 5th percentile.", served.recall_p5
-        help_text = "Recall of sampled questions against exact search,"
-        yield "recall_mean_ratio", f"{help_text} mean.", self.quality.recall_mean
-        yield "recall_p5_ratio", f"{help_text} 5th percentile.", self.quality.recall_p5
-        help_text = "Drift of live questions from the evaluation's: squared MMD over its variance."
-        yield "question_drift_ratio", help_text, self.quality.drift
+        text = "Recall of sampled questions against exact search,"
+        yield "recall_mean_ratio", f"{text} mean.", self.quality.recall_mean
+        yield "recall_p5_ratio", f"{text} 5th percentile.", self.quality.recall_p5
+        text = "Drift of live questions from the evaluation's: squared MMD over its variance."
+        yield "question_drift_ratio", text, self.quality.drift
         if (probes := self.probes) is not None:
-            help_text = "Share of probe questions that the model answers as recorded, without passages."
-            yield "probe_same_ratio", help_text, probes.same
-            help_text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
-            yield "probe_likelihood_difference_nats", help_text, probes.difference
+            text = "Share of probe questions that the model answers as recorded, without passages."
+            yield "probe_same_ratio", text, probes.same
+            text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
+            yield "probe_likelihood_difference_nats", text, probes.difference
 
 
 def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
-    help_text = "Median of the last builds over that of earlier ones: recall, distances per query, or cost."
-    ratio = GaugeMetricFamily("bookwheel_builds_trend_ratio", help_text, labels=["measure", "index"])
+    text = "Median of the last builds over that of earlier ones: recall, distances per query, or cost."
+    ratio = GaugeMetricFamily("bookwheel_builds_trend_ratio", text, labels=["measure", "index"])
     for trend in trends:
         ratio.add_metric([trend.measure, trend.index], trend.ratio)
     if ratio.samples:
@@ -150,10 +150,10 @@ def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
 
 
 def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> Iterator[Metric]:
-    help_text = "Distinct passages among all hits of the window's distinct questions."
-    distinct = GaugeMetricFamily("bookwheel_retrieval_distinct_ratio", help_text, labels=["verb"])
-    help_text = "Entropy of the hits over passages: 0 = all questions share their passages, 1 = uniform."
-    spread = GaugeMetricFamily("bookwheel_retrieval_spread_ratio", help_text, labels=["verb"])
+    text = "Distinct passages among all hits of the window's distinct questions."
+    distinct = GaugeMetricFamily("bookwheel_retrieval_distinct_ratio", text, labels=["verb"])
+    text = "Entropy of the hits over passages: 0 = all questions share their passages, 1 = uniform."
+    spread = GaugeMetricFamily("bookwheel_retrieval_spread_ratio", text, labels=["verb"])
     for verb, collapse in collapse_by_verb.items():
         distinct.add_metric([verb], collapse.distinct / (collapse.questions * collapse.k) if collapse.k else 0.0)
         spread.add_metric([verb], collapse.spread)
@@ -327,10 +327,10 @@ class ServiceMetrics(Observer):
         self.overrides.clear()
         if can_check_overrides(loaded.model) and self._sampled_answers is None and self._override_every:
             self._sampled_answers = self._counter("answers_sampled", "Answers given from passages that were checked.")
-            help_text = "Sampled answers that no passage supports and that the model also gives without passages."
-            self._override_answers = self._counter("answers_override", help_text)
-            help_text = "Sampled answers whose check failed; they are not among the checked ones."
-            self._unchecked_answers = self._counter("answers_unchecked", help_text)
+            text = "Sampled answers that no passage supports and that the model also gives without passages."
+            self._override_answers = self._counter("answers_override", text)
+            text = "Sampled answers whose check failed; they are not among the checked ones."
+            self._unchecked_answers = self._counter("answers_unchecked", text)
         if loaded.model is not None:
             # The first call takes half a second, for which the first answer need not wait.
             tokenize("")
@@ -416,11 +416,11 @@ class ServiceMetrics(Observer):
             self._tokens.labels(use, "read").inc(usage.prompt_tokens)
             self._tokens.labels(use, "written").inc(usage.new_tokens)
 
-    def _histogram(self, name: str, help_text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-        return Histogram(f"bookwheel_{name}", help_text, labels, buckets=tuple(buckets), registry=self._registry)
+    def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        return Histogram(f"bookwheel_{name}", text, labels, buckets=tuple(buckets), registry=self._registry)
 
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"bookwheel_{name}", help_text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"bookwheel_{name}", text, labels, registry=self._registry)
 
 
 class _ProcessesCollector(Collector):
