@@ -38,10 +38,10 @@ def retrieval_subject(
         store: Store of the models that expressions name.
         snapshot: The snapshot to search.
         question_set: The questions.
-        retrievers: Retriever expressions; empty: the snapshot's default retriever.
+        retrievers: Retriever expressions; empty means the snapshot's default.
         k: Depth of the search.
         judge: Decides which hits are relevant.
-        encoder: Name of the question encoder; None: the snapshot's own.
+        encoder: Name of the question encoder; None means the snapshot's own.
 
     Raises:
         StoreError: The store does not have a model that an expression names.

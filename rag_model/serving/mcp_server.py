@@ -89,7 +89,7 @@ class AgentTool:
     """A function that an agent may call."""
 
     name: str
-    description: str  # for the agent's model
+    description: str  # shown to the agent's model
     arguments: type[Arguments]
     call: Callable[[Service, Any], Awaitable[dict[str, Any]]]
 
@@ -278,8 +278,8 @@ class LocatedPassage:
 
     row: int  # global row
     passage: Passage
-    previous: str | None  # id; None: the passage is the first of its page
-    next: str | None  # id; None: the passage is the last of its page
+    previous: str | None  # id; None if the passage is the first of its page
+    next: str | None  # id; None if the passage is the last of its page
 
 
 def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:

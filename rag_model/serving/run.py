@@ -62,8 +62,8 @@ class BindSettings:
     host: str
     port: int  # 0: a free port
     health_port: int | None = None  # a second port, only for /healthz, /readyz and /metrics
-    tokens: Path | None = None  # file of bearer tokens, one a line; None: no authentication
-    certificate: CertificateFiles | None = None  # None: HTTP without TLS
+    tokens: Path | None = None  # file of bearer tokens, one per line; None means no authentication
+    certificate: CertificateFiles | None = None  # None means HTTP without TLS
 
 
 @dataclass(frozen=True, slots=True)

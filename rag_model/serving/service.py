@@ -67,7 +67,7 @@ class Service:
             settings: Limits, batch sizes and polling.
             observer: Receives the service's events.
             on_fatal: Called with the error if nothing can be served.
-            tracer: Records a trace of each request; None: no traces.
+            tracer: Records a trace of each request; None records none.
             link: The worker's link to the other workers; None for a single process.
         """
         self.target, self.settings = target, settings or ServiceSettings()
@@ -186,7 +186,7 @@ class Service:
 
     @contextmanager
     def hold(self, name: str | None) -> Iterator[LoadedSnapshot]:
-        """Hold a snapshot open, by its id or as `ref@number`; None: the current one.
+        """Hold a snapshot open, by its id or as `ref@number`; None means the current one.
 
         Raises:
             BookwheelError: See `PinnedSnapshots.hold`.

@@ -36,7 +36,7 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.evaluation.reports.training import TrainingCurves, training_sections
 
-_TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # from the question to its answer
+_TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # time from the question to its answer
 _MAX_SHOWN_TEXT = 400  # characters of a passage
 
 
@@ -54,11 +54,11 @@ class AnswerReport:
     # intervals of the values in `retrieval`, if known
     retrieval_intervals: Mapping[str, Estimate] = field(default_factory=dict)
     collapsed: str = ""  # one sentence if retrieval has collapsed or passages are not used
-    curves: TrainingCurves = field(default_factory=TrainingCurves)  # of the model's training
+    curves: TrainingCurves = field(default_factory=TrainingCurves)  # curves of the model's training
     lineage: Mapping[str, str] = field(default_factory=dict)
     # milliseconds per question, by stage of retrieval
     search_milliseconds: Mapping[str, float] = field(default_factory=dict)
-    abstention: AbstentionReport | None = None  # None: no threshold was requested
+    abstention: AbstentionReport | None = None  # None if no threshold was requested
     retrieval_worth: str = ""  # one sentence on whether retrieval is worth its cost
     notes: Sequence[str] = ()  # sentences about the ablations
     max_wrong: int = 100  # maximum number of wrong answers on the page

@@ -65,15 +65,15 @@ class BuildStage:
 class BuildReport:
     """The content of the page; sections without values are left out."""
 
-    title: str  # of the corpus, such as enwiki, 2026-11-01
+    title: str  # title of the corpus, such as enwiki, 2026-11-01
     snapshot: str
     created_at: str  # ISO 8601 UTC
     verdict: GateVerdict
     counts: Mapping[str, int]  # name -> number, such as articles, passages, embedded, reused
-    k: int = 20  # of the recall curves
+    k: int = 20  # depth of the recall curves
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of pages
     unknown_templates: Mapping[str, int] = field(default_factory=dict)  # name -> number of articles
-    language: str = ""  # of the corpus
+    language: str = ""  # language of the corpus
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
     # lower bound of a bucket in words -> number of passages
     lengths: Mapping[int, int] = field(default_factory=dict)

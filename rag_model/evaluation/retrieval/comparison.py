@@ -35,7 +35,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-MAX_SHARED_STEMS = 2  # that a question with low overlap shares with its passage
+MAX_SHARED_STEMS = 2  # stems that a question with low overlap shares with its passage
 # Lucene's English stop words and those of questions, which a question may share with any passage.
 _QUESTION_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
@@ -44,7 +44,7 @@ _QUESTION_STOP_WORDS = (
 )
 LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
 _STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
-PROMPT_TOKENS = 100_000  # for passages; the question and answer have the rest of 128k tokens
+PROMPT_TOKENS = 100_000  # for the passages; the question and answer have the rest of 128k tokens
 _TOKENS_PER_WORD = 1.4  # of English, with the tokenizers of current generators
 _COST_TOLERANCE = 1.2  # ratio of milliseconds up to which a difference may be noise
 _MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
@@ -157,7 +157,7 @@ def _build_stemmer() -> Callable[[str], set[bytes]]:
 class QuestionGroups:
     """Subsets of the questions, with notes for the report."""
 
-    positions: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by name
+    positions: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by group name
     notes: tuple[str, ...] = ()
 
 
@@ -210,7 +210,7 @@ class RetrieverComparison:
     measured: RetrieverMetrics
     overall: GroupMetrics
     ranks: Mapping[str, float]  # RR@k of answers and KILT's page measures; see `rank_metrics`
-    stages: Sequence[Mapping[str, Estimate]]  # of each stage of `measured`
+    stages: Sequence[Mapping[str, Estimate]]  # estimates of each stage of `measured`
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
     # Share of the questions that passages of each kind answer; empty if all passages are prose.
     kinds: Mapping[str, float] = field(default_factory=dict)

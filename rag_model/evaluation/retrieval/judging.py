@@ -147,8 +147,8 @@ class RetrievalJudge:
 
         Args:
             question_set: The questions.
-            judged_by: What counts as relevant; None: pages for a BEIR folder, passages if every
-                question names one, else answers.
+            judged_by: What counts as relevant; None means pages for a BEIR folder, passages if
+                every question names one, else answers.
             patterns: Whether answers are regular expressions.
 
         Raises:

@@ -45,7 +45,7 @@ class TimingSettings:
     """Limits of the time measurement."""
 
     questions: int = 50  # evenly spread over the set; gives the median to a few percent
-    seconds: float = 10.0  # per retriever; slow retrievers get fewer queries, at least one
+    seconds: float = 10.0  # per retriever; slow retrievers run fewer queries, at least one
 
     def __post_init__(self) -> None:
         if self.questions < 1 or self.seconds < 0:
@@ -60,7 +60,7 @@ class StageTimings:
     """The median milliseconds per query of a retriever's stages."""
 
     n_queries: int  # number of timed queries
-    encoders: Mapping[int, float]  # by `id` of the encoder
+    encoders: Mapping[int, float]  # by `id(encoder)`
     stages: Mapping[str, float]  # by label; each without its child retrievers
     passages: float  # for the inner products and the texts of the hits
 
@@ -145,8 +145,8 @@ class StageRankings:
     retriever: SnapshotRetriever
     # label -> measure -> one value per question
     values: Mapping[str, Mapping[str, Sequence[float]]]
-    stages: tuple[RetrieverStage, ...]  # of the last batch; the final stage is last
-    outcomes: tuple[RetrievalResult, ...]  # of the final stage
+    stages: tuple[RetrieverStage, ...]  # stages of the last batch; the final stage is last
+    outcomes: tuple[RetrievalResult, ...]  # results of the final stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,11 @@ class StageMetrics:
 
     name: str  # as in the expression, without depths
     values: Mapping[str, Sequence[float]]  # measure -> one value per question
-    milliseconds: float  # of this stage alone
-    search_milliseconds: float  # with its child retrievers
-    total_milliseconds: float  # with its child retrievers and the encoder
-    bytes: int  # of the files that this stage reads, but not its child retrievers
-    total_bytes: int  # with the files of its child retrievers and of the encoder
+    milliseconds: float  # time of this stage alone
+    search_milliseconds: float  # time with its child retrievers
+    total_milliseconds: float  # time with its child retrievers and the encoder
+    bytes: int  # size of the files that this stage reads, but not its child retrievers
+    total_bytes: int  # size with the files of its child retrievers and of the encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class RetrieverMetrics:
     encoder_milliseconds: float  # per query; 0 without an encoder
     encoder_bytes: int
     timed: int  # number of queries that were timed one by one
-    outcomes: tuple[RetrievalResult, ...]  # of the final stage, for run files
+    outcomes: tuple[RetrievalResult, ...]  # results of the final stage, for run files
 
     @property
     def final_stage(self) -> StageMetrics:

@@ -107,13 +107,13 @@ class QueuedRequest(Generic[_Reply]):
 
     questions: Sequence[str]
     k: int | None
-    retriever: str | None  # canonical expression; None: the default retriever
+    retriever: str | None  # canonical expression; None means the default retriever
     loop: asyncio.AbstractEventLoop
     reply: "asyncio.Future[_Reply]"
     client: str = ""  # requests with equal `client` share a turn
-    # receives passages and text early; None: only the whole reply is sent
+    # receives passages and text early; None if only the whole reply is sent
     progress: AnswerProgress | None = None
-    # the snapshot to search, which the caller holds open; None: the current one
+    # the snapshot to search, which the caller holds open; None means the current one
     loaded: LoadedSnapshot | None = None
     trace: RequestTrace | None = field(default_factory=CURRENT_TRACE.get)
     queued_at: int = field(default_factory=time.time_ns)  # nanoseconds since the epoch
@@ -128,7 +128,7 @@ class RequestQueue(Generic[_Reply]):
     """A fair queue: FIFO within a client, round robin between clients. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.question_count = 0  # of all requests
+        self.question_count = 0  # number of questions in all requests
         self._request_count = 0
         # in the order of their turns
         self._requests_by_client: dict[str, deque[QueuedRequest[_Reply]]] = {}
@@ -286,14 +286,14 @@ class Batcher(Generic[_Reply]):
 
         Args:
             questions: The questions of the request.
-            k: Passages a question; None: the default of the search or of the reader.
-            retriever: Canonical retriever expression; None: the default retriever.
+            k: Passages per question; None means the default of the search or of the reader.
+            retriever: Canonical retriever expression; None means the default retriever.
             seconds: Time limit.
             on_queued: Called with the request's number of questions, and the number now in the
                 queue.
             client: Identity of the client, for taking turns.
             progress: Receives partial results from `run_batch`.
-            loaded: The snapshot to search, held open by the caller; None: the current one.
+            loaded: The snapshot to search, held open by the caller; None means the current one.
 
         Raises:
             QueueFullError: The queue is full, or clients with fewer questions evicted this request.

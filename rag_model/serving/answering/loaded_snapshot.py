@@ -203,7 +203,7 @@ class ServedRef:
     ref: str
     number: int
     snapshot: str  # full id
-    created_at: str  # of the move: ISO 8601, UTC
+    created_at: str  # time of the move; ISO 8601, UTC
 
 
 class LoadedSnapshot:
@@ -401,7 +401,7 @@ class LoadedSnapshot:
 
         Args:
             questions: The questions.
-            k: Passages a question; None: the reader's default.
+            k: Passages per question; None means the reader's default.
             retriever: Canonical expression, as for `search`.
             callbacks: Called while the answers are generated.
 
@@ -412,7 +412,7 @@ class LoadedSnapshot:
         return self._get_reader(retriever).answer(questions, k, callbacks)
 
     def _get_reader(self, retriever: str | None) -> Reader:
-        """Return the `Reader` for a retriever expression; None: the default retriever."""
+        """Return the `Reader` for a retriever expression; None means the default retriever."""
         if self._model_context is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
         reader = self._readers.get(self._default_retriever if retriever is None else retriever)

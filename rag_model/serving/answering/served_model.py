@@ -63,8 +63,8 @@ class ServedModel:
 
     model: ReadingModel
     settings: ReaderSettings
-    question_encoder: SharedQuestionEncoder | None  # None: use the snapshot's
-    writer: Writer | None  # for readers with one prompt; None: each passage is read separately
+    question_encoder: SharedQuestionEncoder | None  # None means the snapshot's
+    writer: Writer | None  # for readers with one prompt; None if each passage is read separately
 
     @classmethod
     def load(

@@ -38,7 +38,7 @@ class _Pin:
     """A snapshot that requests name; times are of the monotonic clock."""
 
     last_request_time: float
-    state: LoadedSnapshot | _Failure | None  # None: the follower has not opened it yet
+    state: LoadedSnapshot | _Failure | None  # None until the follower has opened it
 
 
 class PinnedSnapshots:

@@ -21,13 +21,13 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rag_model.serving.settings import ServiceSettings
 
-_Base: Any = AutoHTTPProtocol  # of httptools if installed, else of h11
+_Base: Any = AutoHTTPProtocol  # the protocol of httptools if installed, else of h11
 _MIN_BYTES_PER_SECOND = 65_536  # slowest speed at which a client may read a long reply
 _CHECK_SECONDS = 1.0  # between two checks how much a client has read
 _PARSE_BYTES = 16_384  # parsed between two checks of the number of pipelined requests
 _MAX_OVERHEAD_BYTES = 16_384  # of a request without its body: head, chunk sizes, trailers
-_MAX_HEADERS = 100  # of a request; each takes 100 times its size in memory
-_MAX_PIPELINED = 64  # requests; uvicorn keeps all of them, at 100 times their size in memory
+_MAX_HEADERS = 100  # headers of a request; each takes 100 times its size in memory
+_MAX_PIPELINED = 64  # requests, which uvicorn keeps at 100 times their size in memory
 _IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client
 
 

@@ -117,7 +117,7 @@ class SearchRequest(Request):
 
     @property
     def expression(self) -> str | None:
-        """The canonical retriever expression; None: the service's default."""
+        """The canonical retriever expression; None means the service's default."""
         return add_condition(choose_expression(self.index, self.retriever), self.where)
 
 
@@ -133,7 +133,7 @@ class AnswerRequest(Request):
 
     @property
     def expression(self) -> str | None:
-        """The canonical retriever expression; None: the service's default."""
+        """The canonical retriever expression; None means the service's default."""
         return choose_expression(None, self.retriever)
 
 
@@ -178,8 +178,8 @@ class RetrieveReply(BaseModel):
 class RetrieveOptions:
     """The options of a request to /retrieve, which clients can only give in its URL."""
 
-    snapshot: str | None  # an id, or ref@number; None: the current one
-    expression: str | None  # canonical retriever expression; None: the service's default
+    snapshot: str | None  # an id, or ref@number; None means the current one
+    expression: str | None  # canonical retriever expression; None means the service's default
 
 
 @functools.cache

@@ -69,7 +69,7 @@ class ServedSnapshotInfo:
 
     snapshot: str
     ref: str
-    number: int  # of the ref's move
+    number: int  # number of the ref's move
     index: str  # the default retriever, an index or an expression
     created: float | None  # Unix time, by the builder's clock
     recall_mean: float | None
@@ -100,8 +100,8 @@ class ScrapeState:
 
     now: float
     served: ServedSnapshotInfo | None
-    refusal: Refusal | None  # of the version that the ref names
-    store_seen_at: float | None  # the last successful poll of the ref
+    refusal: Refusal | None  # refusal of the version that the ref names
+    store_seen_at: float | None  # time of the last successful poll of the ref
     quality: QualityMetrics
     probes: ProbeMetrics | None = None
 
@@ -248,8 +248,8 @@ class ServiceMetrics(Observer):
         self._override_answers: Counter | None = None
         self._unchecked_answers: Counter | None = None
         self.served: ServedSnapshotInfo | None = None
-        self.refusal: Refusal | None = None  # of the version that the ref names now
-        self.store_seen_at: float | None = None  # the last successful poll
+        self.refusal: Refusal | None = None  # refusal of the version that the ref names
+        self.store_seen_at: float | None = None  # time of the last successful poll
         if link is None:
             self._registry.register(_ScrapeCollector(self.collect_state))
             ProcessCollector(registry=self._registry)
@@ -400,7 +400,7 @@ class ServiceMetrics(Observer):
             self.overrides.record_answer(partial(create_override_checker, model), answer, unsupported=unsupported)
 
     def _record_check(self, check: OverrideCheck | None) -> None:
-        """Record the result of an override check; None: the check failed."""
+        """Record the result of an override check; None if the check failed."""
         if self._sampled_answers is None or self._override_answers is None or self._unchecked_answers is None:
             return
         if check is None:

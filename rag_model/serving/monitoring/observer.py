@@ -37,7 +37,7 @@ class Refusal:
     """A version that the ref names and that the service refused."""
 
     ref: str
-    number: int  # of the ref's move; 0: the ref record is unreadable
+    number: int  # number of the ref's move; 0 if the ref record is unreadable
     snapshot: str  # id; "" if unknown
     reason: str  # one sentence
     refused_at: str  # time of the last refusal; ISO 8601, UTC

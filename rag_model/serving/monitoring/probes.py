@@ -43,7 +43,7 @@ from rag_model.untrusted_text import parse_json
 
 _LOG = logging.getLogger(__name__)
 MAX_PROBES = 32  # a model of 135 million parameters answers them in half a minute on one core
-MIN_PROBES = 10  # with fewer, one changed answer looks like drift
+MIN_PROBES = 10  # with fewer probes, one changed answer would look like drift
 _BATCH = 8  # questions between two checks whether another model is served
 
 
@@ -52,7 +52,7 @@ class ProbeMetrics:
     """The drift of the served generator from the recorded answers."""
 
     same: float  # share of equal answers
-    difference: float | None  # mean, nats a token; None: the model gives no likelihoods
+    difference: float | None  # mean, in nats per token; None if the model gives no likelihoods
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class ProbeAnswer:
     """An answer without passages, either the recorded one or that of the served model."""
 
     text: str
-    log_likelihood: float | None  # of the text; None if unknown or if there is no text
-    tokens: int  # of the text
+    log_likelihood: float | None  # log-likelihood of the text; None if unknown, or without text
+    tokens: int  # number of tokens of the text
 
 
 def choose_probes(questions: Sequence[str]) -> list[str]:
@@ -177,7 +177,7 @@ class ProbeMonitor:
         self._changed = threading.Condition()
         self._model: ServedModel | None = None
         self._metrics: ProbeMetrics | None = None
-        self._next_time: float | None = None  # when the questions are due; None: after a swap
+        self._next_time: float | None = None  # when the questions are due; None until a swap
         self._is_closed = False
         self._is_started = False
         self.thread = SupervisedThread("probes", self._work)

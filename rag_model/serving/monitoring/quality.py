@@ -47,7 +47,7 @@ from rag_model.store.versions.snapshot import Snapshot
 _EXTRA_RANKS = 10  # exact ranks after k, so that hits with the score of rank k count too
 MIN_QUESTIONS = 20  # in each sample; with fewer, the distance is mostly noise
 MAX_QUESTIONS = 1000  # in the reference; more questions cost time and do not change the distance
-_MIN_RELATIVE_BANDWIDTH = 1e-5  # of the squared vector length; rounding errors stay below it
+_MIN_RELATIVE_BANDWIDTH = 1e-5  # share of the squared vector length; rounding errors are smaller
 # sampled questions that wait for exact search; one pass over the vectors serves all of them
 _QUEUE_LIMIT = 32
 QuestionEncodeFunction = Callable[[Sequence[str]], Vectors]
@@ -262,9 +262,9 @@ class MonitorSettings:
 
 @dataclass(frozen=True, slots=True)
 class QualityMetrics:
-    """The current quality metrics; None: not enough questions yet, or not measurable."""
+    """The current quality metrics; None if there are too few questions, or if not measurable."""
 
-    # by verb; a model may have its own encoder
+    # collapse by verb, since a model may search with its own encoder
     collapse: Mapping[str, CollapseStats] = field(default_factory=dict)
     recall_mean: float | None = None
     recall_p5: float | None = None
@@ -278,8 +278,8 @@ class SlidingWindows:
     settings: MonitorSettings
     corpus: int  # number of passages in the snapshot
     drift: float | None = None
-    _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question
-    # by verb and question
+    _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by digest of the question
+    # passage ids by verb and digest of the question
     _passages_by_verb: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)
     _samples: list[SampledQuery] = field(default_factory=list)
     _recalls: deque[float] = field(default_factory=deque)
