@@ -112,7 +112,7 @@ class WorkerLink:
         """Begin to receive messages; call it once, in the worker."""
         self._send_lock = threading.Lock()
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # replies to the leader's `open`
+        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # replies to `open`
         self.stop_signals: list[int] = []  # in the order of their arrival
         self.process_ids: list[int] = [os.getpid()]  # supervisor and all workers
         self.on_tick: Callable[[], None] = lambda: None  # called every second

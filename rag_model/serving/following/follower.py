@@ -295,7 +295,7 @@ class RefFollower(FollowerThread):
                 self._serve_last_pulled()
 
     def _serve_last_pulled(self) -> None:
-        """Serve the last pulled snapshot until the store answers, unless it has the model."""
+        """Serve the last pulled snapshot until the store answers, if the model needs no store."""
         target_ref, folder = self._target_ref, self._target_ref.find_last_pulled()
         if folder is None or not target_ref.is_model_local:
             return

@@ -250,7 +250,7 @@ def _run_model_trial(dest: Path, kind: str, folder: Path, subject: Any, n_bytes:
     run_trial(
         dest,
         [kind, subject],
-        f"a process that loaded the {kind} {folder} and asked it",
+        f"a process that loaded the {kind} {folder} and ran it",
         "give another model",
         lambda: run_in_child(
             __name__,

@@ -278,7 +278,7 @@ class SlidingWindows:
     settings: MonitorSettings
     corpus: int  # number of passages in the snapshot
     drift: float | None = None
-    _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by digest of the question
+    _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question digest
     # passage ids by verb and digest of the question
     _passages_by_verb: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)
     _samples: list[SampledQuery] = field(default_factory=list)

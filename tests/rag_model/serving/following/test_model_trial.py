@@ -53,7 +53,7 @@ def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
     monkeypatch.setattr(f"{TRIAL}._MODEL_SECONDS", 0.001)  # too little for any process
     monkeypatch.setattr(f"{TRIAL}._MODEL_BYTES_PER_SECOND", 1e12)
     try_encoders(folder, content, [])  # words need no encoder
-    with pytest.raises(RefusedError, match=r"loaded the encoder .*/encoder/question and asked it did not end within"):
+    with pytest.raises(RefusedError, match=r"loaded the encoder .*/encoder/question and ran it did not end within"):
         try_encoders(folder, content, ["hnsw"])
     monkeypatch.undo()
     (record,) = (dest / ".trials").iterdir()
