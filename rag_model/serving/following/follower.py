@@ -518,7 +518,7 @@ class RefFollower(FollowerThread):
 
 @dataclass(frozen=True, slots=True)
 class PulledFolder:
-    """A folder of `bookwheel pull` to serve."""
+    """A folder to serve, which `bookwheel pull` has written."""
 
     folder: Path
     model: None = None  # passages only
