@@ -270,7 +270,7 @@ class Supervisor:
             worker.send({**self._current, "is_served": True})
         if index and self._state is not None:
             worker.send(self._state)
-        ids = [os.getpid(), *(each.process.pid for each in self._workers.values())]
+        ids = [os.getpid(), *(worker.process.pid for worker in self._workers.values())]
         self._send_to(self._workers, {"kind": "processes", "ids": ids})
 
     def _step(self) -> None:

@@ -224,12 +224,12 @@ def _column_chart(
             "rect",
             tag("title", title),
             class_="s1 mark",
-            x=left + _GAP,
+            x=x0 + _GAP,
             y=y(count),
-            width=max(1.0, right - left - 2 * _GAP),
+            width=max(1.0, x1 - x0 - 2 * _GAP),
             height=_Y0 - y(count),
         )
-        for left, right, count, title in bars
+        for x0, x1, count, title in bars
     )
     level_lines = [_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, top)]
     return _svg(label, join(*level_lines, *marks, *labels, _caption(caption)))
