@@ -28,10 +28,11 @@ from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import Files, ScoreBlock, score_blocks
 
-BLOCK = 32  # examples a block: with 10 passages each, a minute of a core at 135 million weights
+# examples per block: with 10 passages each, one minute on one core for 135 million weights
+BLOCK = 32
 PLAIN_TEXT_PROMPT = "Background: {title}\n{text}\n\n{question}"
-"""Prompt for plain text (Lin et al. 2023, appendix C): `Background: {passage}`, an empty line."""
-_THREADS = 32  # blocks uploaded at a time
+"""Prompt for plain text (Lin et al. 2023, appendix C): `Background: {passage}`, an empty line, the text."""
+_THREADS = 32  # blocks uploaded at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class ScoringExample:
 class AnswerScores:
     """A generator's scores of one example."""
 
-    log_p: tuple[float, ...]  # log p_LM(y|c∘x) in nats, by passage
-    tokens: int  # number of tokens of y that count
+    log_p: tuple[float, ...]  # log p_LM(y|c∘x) in nats, one per passage c
+    tokens: int  # number of tokens of y that are scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,14 @@ class AnswerBlock(ScoreBlock):
     code: ClassVar[Any] = [1, PLAIN_TEXT_PROMPT]
 
     def compute(self, store: Store) -> list[list[Any]]:
-        """Return for each example log p by passage, and the number of tokens.
+        """Return (log p per passage, number of scored tokens) for each example.
 
         Raises:
             InputError: the generator's files are damaged, or a score is not finite.
         """
         generator = load_stored_generator(store.url, self.model, self.dtype)
         scores = [score_example(generator, example) for example in _load_examples(store, self.content)]
-        return [[list(scores_.log_p), scores_.tokens] for scores_ in scores]
+        return [[list(example_scores.log_p), example_scores.tokens] for example_scores in scores]
 
 
 def score_answers(
@@ -80,22 +81,22 @@ def score_answers(
     on_progress: OnProgress | None = None,
     dtype: str = "float32",
 ) -> list[AnswerScores]:
-    """Score examples after their passages with a generator, in order.
+    """Return a generator's scores of each example's answer, in order of the examples.
 
-    `generator` loads the generator; it is called if a block is not recorded yet. `identity` is the
-    digest of the generator's files. Without a `runner` this process scores. Scores of different
-    dtypes are recorded separately.
+    `generator` loads the generator; it is only called if a block is not recorded yet. `identity` is
+    the digest of the generator's files. Without a `runner` this process computes the scores. Scores
+    of different dtypes are recorded separately.
 
     Raises:
         InputError: a score is not finite.
     """
-    groups = [examples[start : start + BLOCK] for start in range(0, len(examples), BLOCK)]
-    with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
-        blocks = list(threads.map(partial(_put_block, store, identity, dtype), groups))
+    example_groups = [examples[start : start + BLOCK] for start in range(0, len(examples), BLOCK)]
+    with ThreadPoolExecutor(_THREADS) as threads:  # uploads to an object store mostly wait
+        blocks = list(threads.map(partial(_put_block, store, identity, dtype), example_groups))
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )
-    load_stored_generator.cache_clear()  # this process may have scored a small job itself
+    load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
     return [AnswerScores(tuple(log_p), tokens) for scores in block_scores for log_p, tokens in scores]
 
 
@@ -113,9 +114,9 @@ def put_generator(store: Store, generator: TransformersGenerator) -> Files:
 
 @torch.inference_mode()
 def score_example(generator: Generator, example: ScoringExample) -> AnswerScores:
-    """Score one example; its passages are one batch, so other examples do not change the scores.
+    """Score one example. Its passages form one batch, so other examples do not change its scores.
 
-    The end token of an answer counts; that of plain text does not, because the text goes on.
+    The end token of an answer is scored; that of plain text is not, because the text goes on.
 
     Raises:
         InputError: a score is not finite.
@@ -123,7 +124,7 @@ def score_example(generator: Generator, example: ScoringExample) -> AnswerScores
     prompted_generator = with_plain_text_prompt(generator) if example.is_plain_text else generator
     passages = [Passage("", "", 0, title, "", text, 0, 0, "") for title, text in example.passages]
     targets = prompted_generator.encode_targets([example.answer])
-    target_mask = _mask_without_end(targets) if example.is_plain_text else targets.mask
+    target_mask = _exclude_last_token(targets) if example.is_plain_text else targets.mask
     token_log_p, _ = target_log_p(
         prompted_generator.logits(prompted_generator.encode_contexts([example.text], [passages]), targets),
         targets.tokens,
@@ -150,31 +151,33 @@ def with_plain_text_prompt(generator: Any) -> Generator:
     return replace(generator, prompt_template=prompt)
 
 
-def _mask_without_end(targets: Targets) -> torch.Tensor:
-    """Return the mask without each target's last token."""
+def _exclude_last_token(targets: Targets) -> torch.Tensor:
+    """Return the targets' mask with the last token of each target excluded."""
     mask = targets.mask.clone()
-    last_token = mask.sum(1, keepdim=True) - 1
-    return mask.scatter_(1, last_token, value=False)
+    last_position = mask.sum(1, keepdim=True) - 1
+    return mask.scatter_(1, last_position, value=False)
 
 
 def _put_block(store: Store, identity: str, dtype: str, examples: Sequence[ScoringExample]) -> AnswerBlock:
-    values = [
+    payload = [
         [example.id, example.text, example.answer, example.passages, example.is_plain_text] for example in examples
     ]
-    blob = store.blobs.put_bytes(json.dumps(values, ensure_ascii=False).encode())
+    blob = store.blobs.put_bytes(json.dumps(payload, ensure_ascii=False).encode())
     return AnswerBlock(blob, identity, sum(len(example.passages) for example in examples), dtype=dtype)
 
 
 def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
     return [
-        ScoringExample(identity, text, answer, tuple((title, body) for title, body in passages), plain)
-        for identity, text, answer, passages, plain in json.loads(store.blobs.read(blob))
+        ScoringExample(
+            example_id, text, answer, tuple((title, passage_text) for title, passage_text in passages), is_plain_text
+        )
+        for example_id, text, answer, passages, is_plain_text in json.loads(store.blobs.read(blob))
     ]
 
 
 @lru_cache(maxsize=1)  # a worker loads the generator once
 def load_stored_generator(store_url: str, files: Files, dtype: str, cpu: bool = False) -> Generator:
-    """Load the generator whose files `put_generator` stored; with `cpu` not on a GPU."""
+    """Load the generator whose files `put_generator` stored; `cpu` keeps it off the GPU."""
     blobs = Store.open(store_url).blobs
     folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})
     return load_generator(folder, device="cpu" if cpu else None, dtype=dtype)

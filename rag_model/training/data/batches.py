@@ -19,7 +19,7 @@ from rag_model.retrieve.models import PairScorer
 from rag_model.training.data.examples import Example, index_passages
 from rag_model.training.data.pair_scores import check_teacher_scores
 
-Missing = Literal["drop", "refuse"]  # an example that cannot be trained on
+Missing = Literal["drop", "refuse"]  # what to do with an example that lacks a passage
 T = TypeVar("T")
 
 
@@ -33,8 +33,9 @@ class DprBatch:
 
 
 def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -> list[list[Example]]:
-    """Return shuffled groups of `size` examples; drop an incomplete one unless it is the only
-    one.
+    """Return shuffled groups of `size` examples.
+
+    An incomplete last group is dropped unless it is the only one.
     """
     order = rng.sample(range(len(examples)), len(examples))
     ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
@@ -48,7 +49,7 @@ def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> lis
 
 
 def build_dpr_batch(examples: Sequence[Example], hard_negatives: int, rng: random.Random | None) -> DprBatch:
-    """Build a batch of each example's first positive and up to `hard_negatives` of its negatives.
+    """Build a batch from each example's first positive and up to `hard_negatives` negatives.
 
     Negatives are drawn with `rng`; without it the first ones are taken. Equal passages occur once.
     """
@@ -69,10 +70,10 @@ def passage_keys(passages: Sequence[Passage]) -> Tensor:
 
 
 def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
-    """Return a (b, m) bool mask of passages that are no negatives of a question.
+    """Return a (b, m) bool mask of the passages that must not be negatives of a question.
 
-    They are its positives other than its row `gold`, and the document whose text is the question.
-    With several processes the gold passage itself may occur twice.
+    They are the question's positives except the one at position `gold`, and the document whose text
+    is the question. With several processes the gold passage may occur twice; its copy is masked.
     """
     known_passages = [
         (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples
@@ -102,22 +103,22 @@ class ListBatch:
         return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf).to(device)
 
     def pairs(self) -> tuple[list[str], list[Passage]]:
-        """Return the questions and the passages of all pairs, list after list."""
+        """Return (questions, passages) of all pairs, list after list."""
         examples_and_lists = zip(self.examples, self.lists, strict=True)
-        return [passage.question for passage, passages in examples_and_lists for _ in passages], [
-            passage for passages in self.lists for passage in passages
+        return [example.question for example, passages in examples_and_lists for _ in passages], [
+            example for passages in self.lists for example in passages
         ]
 
 
 def build_list_batch(examples: Sequence[Example], negatives: int, rng: random.Random | None) -> ListBatch:
-    """Build a batch of lists: each example's first positive and up to `negatives` of its negatives.
+    """Build a batch of lists: each example's first positive, then up to `negatives` negatives.
 
     Negatives are drawn with `rng`; without it the first ones are taken.
     """
     lists, scores = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
     for example in examples:
-        count = min(negatives, len(example.negatives))
-        negative_indexes = rng.sample(range(len(example.negatives)), count) if rng else range(count)
+        n_negatives = min(negatives, len(example.negatives))
+        negative_indexes = rng.sample(range(len(example.negatives)), n_negatives) if rng else range(n_negatives)
         lists.append((example.positives[0], *(example.negatives[index] for index in negative_indexes)))
         score_indexes = (0, *(index + 1 for index in negative_indexes)) if example.scores else ()
         scores.append(tuple(example.scores[index] for index in score_indexes))

@@ -1,7 +1,7 @@
-"""Score data with a model before a training, block by block, on workers.
+"""Score data with a model before training, block by block, on workers.
 
-The store's memo records each block. A run that resumes, or a second run, therefore scores no block
-twice, and does not load the model if there is nothing to score.
+The store's memo records each block. A resumed or repeated run therefore scores no block twice, and
+does not load the model if all blocks are recorded.
 """
 
 from abc import abstractmethod
@@ -18,15 +18,15 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.recorded_tasks import OnProgress, RecordedTask, TaskRunner, run_tasks
 from rag_model.store.store import Store
 
-# a model's files in the store, by name; hashable, as a cache key
+# (name, blob) of each file of a model; hashable, because it is part of a cache key
 Files = tuple[tuple[str, BlobRef], ...]
 
 TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
 ONNX_LIBRARIES = "onnxruntime", "tokenizers"
-# several distributions provide it, such as onnxruntime-gpu
+# libraries that several distributions provide, such as onnxruntime-gpu
 _MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
 _LOOKUP_THREADS = 32  # on an object store, look-ups mostly wait
-_TOKENS_PER_CONTEXT = 320  # of a passage, an input and an output: an upper bound
+_TOKENS_PER_CONTEXT = 320  # upper bound for a passage, an input and an output together
 _OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # per token and byte of weights: two per weight of four bytes
 # bytes of a worker without its weights: torch, transformers, and a batch's logits
 _WORKER_BYTES = 1 << 30
@@ -34,7 +34,7 @@ _WORKER_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ScoreBlock(RecordedTask):
-    """The task of a worker: the data to score, and the model."""
+    """A worker's task: a block of data to score, and the model that scores it."""
 
     content: BlobRef  # the data, as JSON
     identity: str  # digest of the model
@@ -76,7 +76,7 @@ class ScoreBlock(RecordedTask):
         return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
     def estimate_seconds(self) -> float:
-        """Return the seconds of the model's operations."""
+        """Return the estimated seconds of the model's operations on one core."""
         tokens = self.contexts * _TOKENS_PER_CONTEXT
         return tokens * _OPERATIONS_PER_TOKEN_BYTE * self.weight_bytes / CORE_FLOPS
 
@@ -101,16 +101,17 @@ def score_blocks(
     Args:
         store: has the contents of the blocks, and gets their records.
         blocks: the blocks, without a model.
-        put_model_files: puts the model's files into the store; called if a block is not recorded.
-        runner: runs the blocks; None: this process runs them.
+        put_model_files: puts the model's files into the store; only called if a block is not
+            recorded yet.
+        runner: runs the blocks; if None, this process runs them.
         on_progress: called with the number of finished blocks and of all blocks.
 
     Raises:
         InputError: see `ScoreBlock.compute`.
     """
     with ThreadPoolExecutor(_LOOKUP_THREADS) as threads:
-        recorded = all(threads.map(partial(_is_recorded, store), blocks))
-    if not recorded:
+        all_recorded = all(threads.map(partial(_is_recorded, store), blocks))
+    if not all_recorded:
         files = put_model_files()
         blocks = [replace(block, model=files) for block in blocks]
     return list(run_tasks(store, blocks, runner, on_progress))

@@ -38,13 +38,13 @@ _CHUNK = 1 << 20  # characters read at a time
 _MAX_VALUE_LENGTH = 1 << 26  # characters of one value
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
-_BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
+_READ_ERRORS = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
 
 
 def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the location (`train.json, line 12`) and the value of each item.
 
-    An array is detected by its first character.
+    A file that begins with `[` is one array; any other file has one value per line.
 
     Raises:
         InputError: a value is malformed or longer than 64 million characters (the message names its
@@ -56,7 +56,7 @@ def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
         if not character.isspace():
             break
     if character == "[":
-        return _Array(file, name, 1 + n_blank_lines).iter_values()
+        return _ArrayReader(file, name, 1 + n_blank_lines).iter_values()
     return _iter_lines(file, name, n_blank_lines, character.strip())
 
 
@@ -72,8 +72,8 @@ def _iter_lines(file: TextIO, name: str, n_blank_lines: int, head: str) -> Itera
             yield f"{name}, line {number}", value
 
 
-class _Array:
-    """The values of an array whose opening bracket has been read."""
+class _ArrayReader:
+    """Reads the values of a JSON array whose opening bracket has been read."""
 
     def __init__(self, file: TextIO, name: str, line: int) -> None:
         self._file, self._name, self._line = file, name, line
@@ -109,7 +109,7 @@ class _Array:
             size *= 2  # a long value is then decoded only a few times
 
     def _peek(self) -> str:
-        """Return the next non-blank character."""
+        """Return the next character that is not blank, without consuming it."""
         while True:
             self._advance(_BLANKS.match(self._text, self._position).end())  # type: ignore[union-attr]
             if self._position < len(self._text):
@@ -142,11 +142,11 @@ class Example:
     pages: tuple[str, ...] = ()  # ids of pages with an answer, if only pages are known (KILT)
     # the document whose text is the question (ArguAna and Quora of BEIR); no negative and no result
     own_document: Passage | None = None
-    # teacher scores of the first positive and of each negative; derived
+    # teacher scores of the first positive and of each negative; not part of `digest_examples`
     scores: tuple[float, ...] = ()
 
 
-# a row, its number, hard negatives to keep
+# (row, number of the row, maximum of hard negatives) -> example
 RowParser = Callable[[Mapping[str, Any], str, int], Example]
 
 
@@ -177,7 +177,10 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
 
 
 def draw_examples(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """Draw `count` examples without replacement, in their order; 0 or too many returns all."""
+    """Draw `count` examples without replacement, in their order.
+
+    A `count` of 0, or of at least the number of examples, returns all.
+    """
     if not 0 < count < len(examples):
         return list(examples)
     indexes = random.Random(f"{seed} dev").sample(range(len(examples)), count)
@@ -186,7 +189,7 @@ def draw_examples(examples: Sequence[Example], count: int, seed: int) -> list[Ex
 
 def digest_examples(examples: Iterable[Example]) -> str:
     """Return the digest of the examples' content, in order, without teacher scores."""
-    return digest_chunks(json.dumps(_content(example)).encode() for example in examples)
+    return digest_chunks(json.dumps(_list_content(example)).encode() for example in examples)
 
 
 def build_passage(title: str, text: str, identity: str = "", page: str = "") -> Passage:
@@ -198,10 +201,10 @@ def build_passage(title: str, text: str, identity: str = "", page: str = "") -> 
 def index_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str, int]]:
     """Return the distinct passages, in order, and the position of each by hash."""
     distinct = {passage.hash: passage for passage in passages}
-    return list(distinct.values()), {key: position for position, key in enumerate(distinct)}
+    return list(distinct.values()), {passage_hash: position for position, passage_hash in enumerate(distinct)}
 
 
-def _content(example: Example) -> list[Any]:
+def _list_content(example: Example) -> list[Any]:
     passage_hashes = [[passage.hash for passage in passages] for passages in (example.positives, example.negatives)]
     own_hashes = [example.own_document.hash] if example.own_document else []
     return [example.id, example.question, example.answers, *passage_hashes, example.pages, *own_hashes]
@@ -236,7 +239,7 @@ def _is_json(url: str) -> bool:
     with _open_text(url) as file:
         try:
             return str(file.read(1 << 12)).lstrip()[:1] in {"{", "["}
-        except add_client_errors(*_BROKEN) as error:
+        except add_client_errors(*_READ_ERRORS) as error:
             raise _unreadable_error(url, error) from error
 
 
@@ -244,7 +247,7 @@ def _iter_objects(url: str) -> Iterator[tuple[str, Any]]:
     with _open_text(url) as file:
         try:
             yield from iter_json_values(file, url)
-        except add_client_errors(*_BROKEN) as error:
+        except add_client_errors(*_READ_ERRORS) as error:
             raise _unreadable_error(url, error) from error
 
 
@@ -252,7 +255,7 @@ def _open_text(url: str) -> Any:
     refuse_secret(url)
     try:
         return fsspec.open(url, "rt", encoding="utf-8-sig", compression="infer").open()
-    except add_client_errors(*_BROKEN) as error:
+    except add_client_errors(*_READ_ERRORS) as error:
         raise _unreadable_error(url, error) from error
 
 
@@ -349,7 +352,7 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
 
 
 def _list_relevant(grades: Mapping[str, int]) -> list[str]:
-    """Return the documents graded above 0, best first."""
+    """Return the ids of the documents graded above 0, best first."""
     return sorted((doc for doc, grade in grades.items() if grade > 0), key=lambda doc: -grades[doc])
 
 

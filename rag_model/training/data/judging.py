@@ -1,10 +1,10 @@
 """Judge passages with a frozen generator, and build the pools of OpenRAG from the verdicts.
 
-A verdict is OpenRAG's RAG label, whether the generator answers right with the passage, and its RAG
-score, how likely the gold answer is. Judging dominates the cost of the training. Before the
+A verdict consists of OpenRAG's RAG label (whether the generator answers right with the passage) and
+RAG score (how likely the gold answer is). Judging dominates the cost of the training. Before the
 training, workers judge blocks of questions (`iter_judged`), and the store records each block. A
-judge is also a `PairScorer` with two numbers a pair, so that `CachedPairScorer` can cache the
-scores during the training. The pools are
+judge is also a `PairScorer` that returns two numbers per pair, so that `CachedPairScorer` can cache
+its scores during the training. The pools are
 the offline half of Zhou and Chen 2025, "OpenRAG: Optimizing RAG End-to-End via In-Context Retrieval
 Learning" (arXiv 2503.08398), section 3: the passages with which the generator answers right, and
 those with which it answers wrong.
@@ -37,11 +37,12 @@ from rag_model.training.data.answer_scores import load_stored_generator, put_gen
 from rag_model.training.data.blocks import ScoreBlock, score_blocks
 from rag_model.training.data.examples import Example, build_passage
 
-_BLOCK = 4  # questions a block: with 100 passages each, minutes of a core at 135 million weights
-_BATCH = 8  # pairs of one question that a generator judges in a batch
+# questions per block: with 100 passages each, minutes on one core for 135 million weights
+_BLOCK = 4
+_BATCH = 8  # passages of one question that a generator judges in one batch
 VERSION = 1  # increase it when the same pairs would get different scores
 _CHANCE_AGREEMENT = 0.5  # probability that a random score orders a right and a wrong passage
-_MIN_QUESTIONS = 5  # an interval of fewer questions says nothing
+_MIN_QUESTIONS = 5  # a confidence interval over fewer questions is meaningless
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,16 @@ class JudgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A generator's label and score of a question with one passage."""
+    """A generator's RAG label and RAG score of a question with one passage."""
 
-    right: bool  # the generated answer holds a gold answer; for choices: the likeliest one is gold
-    # log p(y|x,z) in nats of the first gold answer; for choices: of the likeliest gold one
+    # whether the generated answer holds a gold answer; with choices: the likeliest choice is gold
+    right: bool
+    # log p(y|x,z) in nats of the first gold answer; with choices: of the likeliest gold choice
     log_p: float
 
 
 class Judge:
-    """A generator that judges questions with passages; a `PairScorer` with two numbers a pair."""
+    """Judges questions with passages by a generator; a `PairScorer` with two numbers per pair."""
 
     def __init__(
         self,
@@ -81,10 +83,10 @@ class Judge:
         *,
         generates_answers: bool = True,
     ) -> None:
-        """Set the gold answers of `examples`; equal questions share their answers.
+        """Collect the gold answers of `examples`; equal questions share their answers.
 
         Without `generates_answers` the judge computes log p alone, which costs one forward pass
-        instead of one a token, and no free-form answer counts as right.
+        instead of one per token, and no free-form answer counts as right.
 
         Raises:
             InputError: an answer is not among the choices.
@@ -93,9 +95,9 @@ class Judge:
         self._gold_answers = collect_gold_answers(examples, settings)
 
     def identity(self, digest: str) -> str:
-        """Return the digest of a verdict's inputs except the pair; `digest` is the generator's.
+        """Return the digest of all inputs of a verdict except the pair.
 
-        Verdicts of other dtypes than float32 have another digest.
+        `digest` identifies the generator. Each dtype other than float32 has its own digest.
         """
         mode = [] if self._generates_answers else ["log p alone"]
         dtype = getattr(getattr(self._generator, "module", None), "dtype", torch.float32)
@@ -104,7 +106,7 @@ class Judge:
 
     @torch.inference_mode()
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return (n, 2) float32 verdicts of n pairs: 1 for a right answer, else 0; and log p."""
+        """Return (n, 2) float32 verdicts of n pairs: label (1 if right, else 0) and log p."""
         passages = [[build_passage(*title_and_text)] for title_and_text in zip(titles, texts, strict=True)]
         contexts = self._generator.encode_contexts(list(questions), passages)
         gold_answers = [self._gold_answers[question] for question in questions]
@@ -115,24 +117,26 @@ class Judge:
             AnswerMatcher(example_answers).match(text)
             for example_answers, text in zip(gold_answers, answers, strict=True)
         ]
-        log_p = self._log_p(contexts, [example_answers[0] for example_answers in gold_answers])
+        log_p = self._compute_log_p(contexts, [example_answers[0] for example_answers in gold_answers])
         return np.stack([np.array(is_right, np.float32), log_p], axis=1)
 
     def _score_choices(self, contexts: Contexts, gold_answers: Sequence[tuple[str, ...]]) -> npt.NDArray[np.float32]:
         choices = self._settings.choices
-        log_p = np.stack([self._log_p(contexts, [choice] * len(gold_answers)) for choice in choices], axis=1)  # (n, c)
+        log_p = np.stack(
+            [self._compute_log_p(contexts, [choice] * len(gold_answers)) for choice in choices], axis=1
+        )  # (n, c)
         is_gold = np.array([[choice in example_answers for choice in choices] for example_answers in gold_answers])
         is_right = is_gold[np.arange(len(gold_answers)), log_p.argmax(1)]
         return np.stack([is_right, np.where(is_gold, log_p, -np.inf).max(1)], axis=1).astype(np.float32)
 
     def _generate_answers(self, contexts: Contexts) -> list[str]:
-        count = len(contexts.tokens)
+        n_pairs = len(contexts.tokens)
         max_tokens = min(self._settings.max_new_tokens, self._generator.max_answer)
-        log_prior, decoding = torch.zeros(count, 1), DecodingSettings(max_new_tokens=max_tokens, mode="fast")
-        decoded = decode_sequence(self._generator, contexts, log_prior, decoding, [0] * count)
+        log_prior, decoding = torch.zeros(n_pairs, 1), DecodingSettings(max_new_tokens=max_tokens, mode="fast")
+        decoded = decode_sequence(self._generator, contexts, log_prior, decoding, [0] * n_pairs)
         return [self._generator.decode(answer.tokens) for answer in decoded]
 
-    def _log_p(self, contexts: Contexts, answers: Sequence[str]) -> npt.NDArray[np.float32]:
+    def _compute_log_p(self, contexts: Contexts, answers: Sequence[str]) -> npt.NDArray[np.float32]:
         targets = self._generator.encode_targets(answers)
         # (n, 1, t)
         log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)
@@ -153,8 +157,9 @@ def collect_gold_answers(examples: Sequence[Example], settings: JudgeSettings) -
         gold_answers[example.question] = tuple(dict.fromkeys((*known_answers, *example.answers)))
         if settings.choices and not set(example.answers) & set(settings.choices):
             raise InputError(
-                f"example {example.id} has the answers {', '.join(example.answers)}, and the "
-                f"choices are {', '.join(settings.choices)}: correct either"
+                f"example {example.id} has the answers {', '.join(example.answers)}, none of which "
+                f"is among the choices {', '.join(settings.choices)}: correct the example or the "
+                "choices"
             )
     return gold_answers
 
@@ -179,7 +184,7 @@ class JudgeBlock(ScoreBlock):
         return {**inputs, "dtype": self.dtype}
 
     def compute(self, store: Store) -> list[list[tuple[bool, float]]]:
-        """Return for each question the label and the score of each passage.
+        """Return the (label, score) of each passage, per question.
 
         Raises:
             InputError: the generator's files are damaged, or a score is not finite.
@@ -206,16 +211,16 @@ def iter_judged(
 ) -> Iterator[tuple[Example, Sequence[Passage], Sequence[Verdict]]]:
     """Yield each example with its passages and a generator's verdicts on them.
 
-    No more passages than those of a block are in memory.
+    At most the passages of one block are in memory.
 
     Args:
         store: gets the blocks and the verdicts.
         retrieved: the examples with their passages.
-        gold_answers: of each question.
-        settings: of the judge.
-        generator: loads the generator; called if a block is not recorded.
-        block: returns the task of a block with a `content` and a number of `contexts`.
-        runner: runs the blocks on workers; None: this process runs them.
+        gold_answers: the gold answers by question.
+        settings: settings of the judge.
+        generator: loads the generator; only called if a block is not recorded yet.
+        block: builds the task of a block from its `content` and its number of `contexts`.
+        runner: runs the blocks on workers; if None, this process runs them.
         on_progress: called with the number of judged questions and of all questions.
 
     Raises:
@@ -228,15 +233,15 @@ def iter_judged(
         ]
         content = {"settings": asdict(settings), "questions": questions}
         blob = store.blobs.put_bytes(json.dumps(content, ensure_ascii=False).encode())
-        # An answer is generated, and the gold one is scored.
+        # The generator reads each passage twice: it generates an answer, and scores the gold one.
         blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in group)))
         examples += [example for example, _ in group]
 
-    def report(done: int, _: int) -> None:
-        on_progress(min(done * _BLOCK, len(examples)), len(examples))
+    def report(n_finished: int, _: int) -> None:
+        on_progress(min(n_finished * _BLOCK, len(examples)), len(examples))
 
     results = score_blocks(store, blocks, lambda: put_generator(store, generator()), runner, report)
-    load_stored_generator.cache_clear()  # this process may have judged a small job itself
+    load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
     remaining_examples = iter(examples)
     for task, block_verdicts in zip(blocks, results, strict=True):
         questions = json.loads(store.blobs.read(task.content))["questions"]
@@ -284,7 +289,7 @@ def judge_pairs(judge: PairScorer, questions: Sequence[str], passages: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class PooledExample(Example):
-    """A question with both pools, `positives` and `negatives`, the likeliest answer first."""
+    """A question with both pools, `positives` and `negatives`, each by descending log p."""
 
     best_negative_log_p: float = 0.0  # largest log p of the gold answer over all negatives
     worst_positive_log_p: float = 0.0  # smallest log p of the gold answer over all positives
@@ -292,20 +297,20 @@ class PooledExample(Example):
 
 @dataclass(frozen=True, slots=True)
 class ExamplePools(Sequence[Example]):
-    """The questions that have both pools, in order, and the numbers of the others."""
+    """The questions that have both pools, in order, and how many questions lack a pool."""
 
     examples: tuple[PooledExample, ...]
-    all_right: int  # questions that are answered right with every passage
-    all_wrong: int  # questions that are answered wrong with every passage
-    agreement: Estimate  # of label and score, by question; see `compute_agreement`
+    all_right: int  # number of questions that are answered right with every passage
+    all_wrong: int  # number of questions that are answered wrong with every passage
+    agreement: Estimate  # mean over the questions of `compute_agreement`
 
     @overload
     def __getitem__(self, index: int) -> PooledExample: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[PooledExample]: ...
-    def __getitem__(self, place: int | slice) -> PooledExample | Sequence[PooledExample]:
+    def __getitem__(self, index: slice) -> Sequence[PooledExample]: ...
+    def __getitem__(self, index: int | slice) -> PooledExample | Sequence[PooledExample]:
         """Return the example at an index, or the examples of a slice."""
-        return self.examples[place]
+        return self.examples[index]
 
     def __len__(self) -> int:
         """Return the number of questions with both pools."""
@@ -335,30 +340,30 @@ def build_pooled_example(
 
 
 def compute_agreement(verdicts: Sequence[Verdict]) -> float:
-    """Return the share of pairs of a right and a wrong passage whose right passage scores higher.
+    """Return the fraction of (right, wrong) passage pairs whose right passage scores higher.
 
-    Equal scores count half, so this is the area under the ROC curve, 0.5 by chance. Both labels
-    must occur.
+    Equal scores count half, so this is the area under the ROC curve, 0.5 by chance. There must be
+    passages of both labels.
     """
     right_scores, wrong_scores = (
         np.array([verdict.log_p for verdict in verdicts if verdict.right is is_right]) for is_right in (True, False)
     )
-    above = (right_scores[:, None] > wrong_scores).mean() + (right_scores[:, None] == wrong_scores).mean() / 2
-    return float(above)
+    area = (right_scores[:, None] > wrong_scores).mean() + (right_scores[:, None] == wrong_scores).mean() / 2
+    return float(area)
 
 
 def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[Verdict]]], size: int) -> ExamplePools:
-    """Build the pools of examples, in order, from an iterator of passages and verdicts.
+    """Build the pools of judged examples, in order, with up to `size` passages each.
 
     Raises:
         InputError: no question has both pools.
     """
-    pooled_examples, areas, all_right, all_wrong = list[PooledExample](), list[float](), 0, 0
+    pooled_examples, agreements, all_right, all_wrong = list[PooledExample](), list[float](), 0, 0
     for example, passages, verdicts in judged:
         pooled_example = build_pooled_example(example, passages, verdicts, size)
         if pooled_example is not None:
             pooled_examples.append(pooled_example)
-            areas.append(compute_agreement(verdicts))
+            agreements.append(compute_agreement(verdicts))
         elif verdicts and verdicts[0].right:
             all_right += 1
         else:
@@ -367,10 +372,10 @@ def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[Verd
         raise InputError(
             f"none of {all_right + all_wrong:,} questions has a passage with which the generator "
             f"answers right and one with which it answers wrong ({all_right:,} are all right, "
-            f"{all_wrong:,} all wrong): use another generator, more passages a question, or other "
-            "examples"
+            f"{all_wrong:,} all wrong): use another generator, more passages per question, or "
+            "other examples"
         )
-    return ExamplePools(tuple(pooled_examples), all_right, all_wrong, estimate_mean(areas))
+    return ExamplePools(tuple(pooled_examples), all_right, all_wrong, estimate_mean(agreements))
 
 
 def check_agreement(pools: ExamplePools) -> None:
@@ -383,7 +388,7 @@ def check_agreement(pools: ExamplePools) -> None:
     if agreement.n < _MIN_QUESTIONS or not agreement.low > _CHANCE_AGREEMENT:
         raise RefusedError(
             "the generator's score does not separate right passages from wrong ones (area under "
-            f"the curve {agreement}, over {agreement.n:,} questions; chance is "
+            f"the ROC curve {agreement}, over {agreement.n:,} questions; chance is "
             f"{_CHANCE_AGREEMENT}): use another generator or more examples, or give the choices of "
             "a closed set"
         )

@@ -1,7 +1,8 @@
 """The non-parametric memory of a RAG model in training: a snapshot's passages and their vectors.
 
-The snapshot does not change. `read_passages` reads passages on workers. `rerank` and
-`drop_source_passages` select among candidates of a stale index with the current passage encoder.
+The snapshot does not change. `read_passages` reads passages on workers. `rerank` orders the
+candidates of a stale index by the current passage encoder, and `drop_source_passages` drops those
+that contain the statement they were retrieved for.
 """
 
 import io
@@ -31,14 +32,14 @@ from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import index_passages
 
-RankedRow = tuple[int, float]  # a global row, and its score by the retriever
-GROUP_SECONDS_PER_ROW = 5e-4  # of a core, to read the row group of a random row
+RankedRow = tuple[int, float]  # (global row, retriever score)
+GROUP_SECONDS_PER_ROW = 5e-4  # of one core, to read the row group that holds a random row
 Encode = Callable[[Sequence[Passage]], Vectors]  # m passages -> (m, d) float32
 
 
 @dataclass(frozen=True, slots=True)
 class PassageTask(PartTask):
-    """A part some of whose passages are read."""
+    """Reads some passages of a part."""
 
     rows: BlobRef  # .npy of (r,) int32 rows of the part, ascending
 
@@ -52,12 +53,12 @@ class PassageTask(PartTask):
             return [*map(asdict, file.read_rows(rows.tolist()))]
 
     def estimate_seconds(self) -> float:
-        """Return the seconds to read the row groups."""
+        """Return the estimated seconds to read the row groups that hold the rows."""
         return min(super(PassageTask, self).estimate_seconds(), self.rows.size / 4 * GROUP_SECONDS_PER_ROW)
 
 
 def open_passages(store: Store, file: BlobRef) -> PassageFile:
-    """Open a part's passages to read some rows: from an object store by range."""
+    """Open a part's passages to read some of them; an object store is read by byte ranges."""
     return PassageFile(store.blobs.get_local_path(file) if store.files.is_local else store.blobs.open(file))
 
 
@@ -67,9 +68,9 @@ def read_passages(
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
 ) -> dict[int, Passage]:
-    """Return the passages of distinct global rows, ascending, by row.
+    """Return passages by their global row; `rows` are distinct and ascending.
 
-    `runner` reads them on workers, one part for each task; None: this process does.
+    `runner` reads them on workers, one task per part; if None, this process reads them.
     """
     store, files, tasks = snapshot.store, snapshot.manifest.content.files, list[PassageTask]()
     for part, _, local_rows in Partition(part.rows for part in snapshot.parts).split(np.array(rows, np.int64)):
@@ -85,7 +86,7 @@ class RetrievedBatch:
     """The retrieved passages of b queries, k each."""
 
     hits: list[list[Hit]]  # best first
-    vectors: Vectors  # (b, k, d) float32, from the snapshot
+    vectors: Vectors  # (b, k, d) float32, from the snapshot or from the encoder of `rerank`
 
     @property
     def passages(self) -> list[list[Passage]]:
@@ -103,7 +104,7 @@ class PassageMemory:
             snapshot: the snapshot to search.
             encoder: the encoder whose vectors `retrieve` gets; None accepts vectors of any space,
                 such as those of an encoder that trains together with the passage encoder.
-            retriever: a retriever expression; None: the snapshot's default.
+            retriever: a retriever expression; None uses the snapshot's default.
 
         Raises:
             RefusedError: the encoder's space is not the snapshot's.
@@ -134,7 +135,7 @@ class PassageMemory:
         k = min(k, self.snapshot.n)
         retrieved = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
         hits = [self._pad_hits(query_hits, k) for query_hits in retrieved]
-        vectors = self.fetch_vectors(_hit_rows(hits))
+        vectors = self.fetch_vectors(_list_hit_rows(hits))
         products = inner_products(vectors, query_vectors).tolist()  # (b, k, d), (b, d) -> (b, k)
         return RetrievedBatch(
             [_add_products(*hits_and_products) for hits_and_products in zip(hits, products, strict=True)], vectors
@@ -145,40 +146,43 @@ class PassageMemory:
         k = min(k, self.snapshot.n)
         self._retriever.check_depth(k)
         rows = self._retriever.find(Queries.from_vectors(questions, self._encoder, query_vectors), k).rows
-        found_rows = [own[own >= 0].tolist() for own in rows]
-        return np.array([[*own, *_padding_rows(own, k)] for own in found_rows], np.int64)
+        row_lists = [query_rows[query_rows >= 0].tolist() for query_rows in rows]
+        return np.array([[*query_rows, *_choose_padding_rows(query_rows, k)] for query_rows in row_lists], np.int64)
 
     def fetch_rows(self, ranked: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
-        """Return passages by global row, equally many for every query, without inner products."""
+        """Return the passages in given global rows, equally many per query.
+
+        Their inner products are not set.
+        """
         passages = iter(self.snapshot.passages([row for query_rows in ranked for row, _ in query_rows]))
         hits = [
             [Hit(rank, score, row, next(passages), "", "") for rank, (row, score) in enumerate(query_rows, start=1)]
             for query_rows in ranked
         ]
-        return RetrievedBatch(hits, self.fetch_vectors(_hit_rows(hits)))
+        return RetrievedBatch(hits, self.fetch_vectors(_list_hit_rows(hits)))
 
     def fetch_vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
         """Return (…, d) float32 vectors of (…) int64 global rows; parts are read in row order."""
         unique_rows, inverse = np.unique(rows, return_inverse=True)
-        fetch_vectors = np.empty((len(unique_rows), self._parts[0].shape[1]), np.float32)
+        unique_vectors = np.empty((len(unique_rows), self._parts[0].shape[1]), np.float32)
         for part_index, span, part_rows in self._partition.split(unique_rows):
-            fetch_vectors[span] = self._parts[part_index][part_rows]
-        return fetch_vectors[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
+            unique_vectors[span] = self._parts[part_index][part_rows]
+        return unique_vectors[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
 
     def _pad_hits(self, hits: Sequence[Hit], k: int) -> list[Hit]:
-        rows = _padding_rows([hit.row for hit in hits], k)
+        rows = _choose_padding_rows([hit.row for hit in hits], k)
         passages = self.snapshot.passages(rows) if rows else []
         padding = [Hit(k, 0.0, row, passage, "", "") for row, passage in zip(rows, passages, strict=True)]
         return [*hits, *padding]
 
 
-def _padding_rows(rows: Sequence[int], k: int) -> list[int]:
-    """Return the lowest rows that are not in `rows`, so many that both together are `k`."""
+def _choose_padding_rows(rows: Sequence[int], k: int) -> list[int]:
+    """Return the lowest rows that are not in `rows`, as many as `rows` has fewer than `k`."""
     return [row for row in range(k) if row not in rows][: k - len(rows)]
 
 
 class _AnySpaceEncoder:
-    """A placeholder encoder: its space is the snapshot's, and callers always pass the vectors."""
+    """A placeholder encoder in the snapshot's space, for callers that always pass vectors."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -194,7 +198,7 @@ def _add_products(hits: Sequence[Hit], products: Sequence[float]) -> list[Hit]:
     return [replace(hit, inner_product=product) for hit, product in zip(hits, products, strict=True)]
 
 
-def _hit_rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:
+def _list_hit_rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:
     return np.array([[hit.row for hit in query_hits] for query_hits in hits], dtype=np.int64)
 
 
@@ -202,7 +206,7 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     """Return the best `k` candidates of each query by inner product with vectors from `encode`.
 
     `query_vectors` is (b, d) float32. Each passage is encoded once; ties keep the order of
-    `candidates`. The result has the vectors and scores of `encode`, best first.
+    `candidates`. The result has the vectors from `encode` and the scores by them, best first.
     """
     passages, positions = index_passages(hit.passage for hits in candidates.hits for hit in hits)
     # (b, c)
@@ -222,16 +226,17 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
 
 
 def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) -> tuple[list[int], RetrievedBatch]:
-    """Drop the candidates that contain their statement verbatim; keep equally many per statement.
+    """Drop the candidates that contain their statement verbatim.
 
-    Returns the positions of the statements that still have a candidate, and their candidates.
+    Returns the positions of the statements that still have a candidate, and their candidates, cut
+    to equally many per statement.
     """
     kept_positions = [
         [position for position, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]
         for hits, text in zip(candidates.hits, statements, strict=True)
     ]
     remaining = [index for index, positions in enumerate(kept_positions) if positions]
-    count = min((len(kept_positions[index]) for index in remaining), default=0)
-    hits = [[candidates.hits[index][position] for position in kept_positions[index][:count]] for index in remaining]
-    vectors = [candidates.vectors[index][kept_positions[index][:count]] for index in remaining]
+    n_kept = min((len(kept_positions[index]) for index in remaining), default=0)
+    hits = [[candidates.hits[index][position] for position in kept_positions[index][:n_kept]] for index in remaining]
+    vectors = [candidates.vectors[index][kept_positions[index][:n_kept]] for index in remaining]
     return remaining, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])

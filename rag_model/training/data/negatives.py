@@ -56,7 +56,7 @@ CHECKS = np.dtype(
         ("title_answers", "?"),
     ]
 )
-Checks = npt.NDArray[Any]  # of `CHECKS`
+Checks = npt.NDArray[Any]  # structured array of dtype `CHECKS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,11 @@ class MiningSettings:
     """Settings of mining negatives and positives."""
 
     depth: int = 100  # retrieved passages per question; DPR, section 4.2: 100
-    # kept per example, hardest first; DPR code: its sets have up to 30 for evaluation
+    # hard negatives kept per example, hardest first; DPR code: its sets have up to 30 for evaluation
     negatives: int = 30
-    skip: int = 0  # first passages to skip: they may answer in other words; DPR: 0
-    # for examples without a positive; DPR, section 4.2: the first passage with an answer
+    # first passages that are no negatives, because they may answer in other words; DPR: 0
+    skip: int = 0
+    # mine a positive for an example without one; DPR, section 4.2: the first passage with an answer
     find_positives: bool = True
 
     def __post_init__(self) -> None:
@@ -88,19 +89,25 @@ class CandidateChecker:
         pages: Sequence[str],
         own_document: Sequence[str],
     ) -> None:
-        """Set what the candidates are compared with.
+        """Store the answers and the passages that candidates are compared with.
 
-        `own_document` has the page and the hash of the document that is the question, or is empty.
+        `own_document` has the page id and the hash of the document whose text is the question, or
+        is empty.
         """
         self._answers, self._positive_hashes, self._pages = AnswerMatcher(answers), {*positive_hashes}, {*pages}
         self._own_names = {*own_document}
 
     @staticmethod
     def list_arguments(example: Example) -> list[Sequence[str]]:
-        """Return the arguments of the checker of an example, as JSON values."""
-        own = example.own_document
+        """Return the constructor's arguments for an example, as JSON values."""
+        own_document = example.own_document
         positive_hashes = [passage.hash for passage in example.positives]
-        return [example.answers, positive_hashes, example.pages, [own.id, own.hash] if own else []]
+        return [
+            example.answers,
+            positive_hashes,
+            example.pages,
+            [own_document.id, own_document.hash] if own_document else [],
+        ]
 
     def check(self, page_id: str, title: str, text: str, passage_hash: str) -> tuple[int | bool, ...]:
         """Return the values of `CHECKS` for a passage."""
@@ -115,11 +122,11 @@ class CandidateChecker:
 
 
 def select_candidates(example: Example, checks: Checks, settings: MiningSettings) -> tuple[list[int], list[int]]:
-    """Return the positions of a new positive, at most one, and of the negatives, hardest first.
+    """Return (positions of new positives, at most one; positions of negatives, hardest first).
 
     `checks` are those of the retrieved passages, best first. A negative holds no answer (DPR's
-    token match, in text or title), is not a positive, and is not of a page that the example names,
-    nor of the document whose text is the question.
+    token match, in text or title), is not a positive, and is neither from a page that the example
+    names nor from the document whose text is the question.
 
     An example without a positive gets the first passage of a named page that holds an answer, else
     the first passage of a named page, else the first passage that holds an answer.
@@ -162,7 +169,7 @@ class SearchTask(RecordedTask):
         return rows
 
     def estimate_seconds(self) -> float:
-        """Return the seconds of the search."""
+        """Return the estimated seconds of the search."""
         return self.count * self.n * _SEARCH_SECONDS
 
     @property
@@ -173,10 +180,10 @@ class SearchTask(RecordedTask):
 
 @dataclass(frozen=True, slots=True)
 class CheckTask(PartTask):
-    """A part of the corpus whose passages are checked as candidates of questions."""
+    """Checks the candidates that are passages of one part of the corpus."""
 
     checkers: BlobRef  # JSON list of the arguments of each question's `CandidateChecker`
-    # .npy of (2, p) int32: the numbers of the questions, and rows of the part, ascending
+    # .npy of (2, p) int32: question numbers, and ascending rows of the part
     candidates: BlobRef
 
     stage: ClassVar[str] = "mine-check"
@@ -185,9 +192,9 @@ class CheckTask(PartTask):
     def compute(self, store: Store) -> str:
         """Return the checks of each candidate, as hex digits."""
         arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
-        numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
+        question_numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
         distinct_rows, starts = np.unique(rows, return_index=True)
-        checkers = {number: CandidateChecker(*arguments[number]) for number in np.unique(numbers).tolist()}
+        checkers = {number: CandidateChecker(*arguments[number]) for number in np.unique(question_numbers).tolist()}
         with open_passages(store, self.file) as file:
             batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
             passages = chain.from_iterable(
@@ -195,16 +202,16 @@ class CheckTask(PartTask):
             )
             checks = [
                 checkers[number].check(*passage)
-                for passage, passage_numbers in zip(passages, np.split(numbers, starts[1:]), strict=True)
+                for passage, passage_numbers in zip(passages, np.split(question_numbers, starts[1:]), strict=True)
                 for number in passage_numbers.tolist()
             ]
         return np.array(checks, CHECKS).tobytes().hex()
 
     def estimate_seconds(self) -> float:
-        """Return the seconds to read the row groups and to match the answers."""
-        count = self.candidates.size / 8
-        read_seconds = min(super(CheckTask, self).estimate_seconds(), count * GROUP_SECONDS_PER_ROW)
-        return read_seconds + count * _CHECK_SECONDS
+        """Return the estimated seconds to read the row groups and to match the answers."""
+        n_candidates = self.candidates.size / 8
+        read_seconds = min(super(CheckTask, self).estimate_seconds(), n_candidates * GROUP_SECONDS_PER_ROW)
+        return read_seconds + n_candidates * _CHECK_SECONDS
 
 
 def mine_passages(
@@ -215,14 +222,14 @@ def mine_passages(
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
 ) -> list[Example]:
-    """Return the examples, in order, with the mined negatives and positives of `select_candidates`.
+    """Return the examples, in order, with the passages that `select_candidates` selects.
 
     Args:
         examples: the examples to mine passages for.
         rows: (q, k) global rows of the retrieved passages, best first; -1 after the last.
         snapshot: the snapshot that was searched.
         settings: which passages are selected.
-        runner: reads the texts on workers, one part for each task; None: this process does.
+        runner: reads the texts on workers, one task per part; if None, this process reads them.
         on_progress: called with the number of finished tasks and of all tasks.
     """
     checks = _check_candidates(examples, rows, snapshot, runner, lambda done, total: on_progress(done, 2 * total))
@@ -254,9 +261,11 @@ def _check_candidates(
     checkers = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
     positions = np.argsort(rows, axis=None, kind="stable")
     positions = positions[np.count_nonzero(rows < 0) :]
-    numbers, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
+    question_numbers, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
     for part, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[positions]):
-        np.save(candidates := io.BytesIO(), np.array([numbers[span], local_rows], np.int32), allow_pickle=False)
+        np.save(
+            candidates := io.BytesIO(), np.array([question_numbers[span], local_rows], np.int32), allow_pickle=False
+        )
         file = files[passages_path(snapshot.parts[part].name)]
         tasks.append(CheckTask(file, checkers, store.blobs.put_bytes(candidates.getvalue())))
         spans.append(span)
@@ -268,14 +277,14 @@ def _check_candidates(
 
 @dataclass(frozen=True, slots=True)
 class NegativesRecipe:
-    """Settings of negatives; examples that have negatives keep them."""
+    """Settings of mining negatives; examples that already have negatives keep them."""
 
-    # bm25: as DPR, section 5; snapshot: by `retriever`; own: only the negatives of the file
+    # bm25: as in DPR, section 5; snapshot: with `retriever`; own: only the negatives in the file
     search: SearchName = "bm25"
-    # retriever expression for the snapshot and its encoder; not set: its default
+    # retriever expression of the search `snapshot`; not set: the snapshot's default
     retriever: str | None = None
     mining: MiningSettings = field(default_factory=MiningSettings)
-    # passages of the snapshot that dev questions rank, besides those of the dev set
+    # passages of the snapshot that are ranked for dev questions, besides those of the dev set
     ranked: int = 10_000
 
     def __post_init__(self) -> None:
@@ -295,29 +304,29 @@ def add_mined_passages(
     An example with a blank question, or without answers, positives and pages, is unchanged.
 
     Args:
-        examples: by the name of their set.
+        examples: the examples by the name of their set.
         snapshot: the snapshot to search.
         recipe: settings of the search and of the selection.
         on_progress: called with the number of finished tasks and of all tasks.
-        indexer: builds the BM25 index that a snapshot lacks; None: this process does.
-        runner: searches BM25 and reads texts on workers; None: this process does.
+        indexer: builds the BM25 index that a snapshot lacks; if None, this process builds it.
+        runner: searches BM25 and reads texts on workers; if None, this process does both.
 
     Raises:
         ResourceError: the snapshot has no BM25 index, and the disk has no space to build one.
         UsageError: the retriever expression is wrong.
     """
-    completed = {name: list(group) for name, group in examples.items()}
-    minable = [
+    completed_sets = {name: list(group) for name, group in examples.items()}
+    minable_keys = [
         (name, index)
-        for name, group in completed.items()
+        for name, group in completed_sets.items()
         for index, example in enumerate(group)
         if not (example.positives and example.negatives)
         and example.question.strip()
         and (example.answers or example.positives or example.pages)
     ]
-    if recipe.search == "own" or not minable:
-        return completed
-    minable_examples = [completed[name][index] for name, index in minable]
+    if recipe.search == "own" or not minable_keys:
+        return completed_sets
+    minable_examples = [completed_sets[name][index] for name, index in minable_keys]
     questions = [example.question for example in minable_examples]
     check_queries(questions)
     if recipe.search == "bm25":
@@ -325,22 +334,22 @@ def add_mined_passages(
     else:
         rows = _search_snapshot(questions, snapshot, recipe, on_progress)
     mined = mine_passages(minable_examples, rows, snapshot, recipe.mining, runner, on_progress)
-    for (name, index), example in zip(minable, mined, strict=True):
-        completed[name][index] = example
-    return completed
+    for (name, index), example in zip(minable_keys, mined, strict=True):
+        completed_sets[name][index] = example
+    return completed_sets
 
 
 def sample_passages(snapshot: Snapshot, count: int, runner: TaskRunner | None = None) -> list[Passage]:
     """Return up to `count` passages of a snapshot, evenly spaced over its rows.
 
-    `runner` reads them on workers; None: this process does.
+    `runner` reads them on workers; if None, this process reads them.
     """
     rows = np.unique(np.linspace(0, snapshot.n - 1, min(count, snapshot.n), dtype=np.int64))
     return [*read_passages(snapshot, rows.tolist(), runner).values()]
 
 
 def estimate_mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
-    """Return the memory in bytes of the search for negatives.
+    """Return the estimated memory in bytes of the search for negatives.
 
     Raises:
         UsageError: the recipe's retriever expression is wrong.

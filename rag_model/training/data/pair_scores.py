@@ -4,9 +4,9 @@ A pair takes about 45 ms of a core. 64 passages for each of 14,000 questions tak
 core, too much for one process: `WorkerPairScorer` scores blocks of pairs on workers.
 
 `CachedPairScorer` caches scores in a file, so that a training that was killed scores no block
-twice. `scores.jsonl` in the work folder has a line a block: `key`, the digest of the teacher and
-the pairs; `scores`; and `digest`, the digest of both. A line that is damaged or incomplete is
-dropped, and its block is scored again.
+twice. `scores.jsonl` in the work folder has one line per block: `key`, the digest of the teacher
+and the pairs; `scores`; and `digest`, the digest of both. A damaged or incomplete line is dropped,
+and its block is scored again.
 """
 
 import json
@@ -41,11 +41,11 @@ from rag_model.training.data.blocks import (
 _Pairs = tuple[list[str], list[str], list[str]]  # questions, titles and texts of a block
 SCORES_FILE = "scores.jsonl"
 BLOCK = 1_024  # pairs: a cross-encoder's sorting window, so that blocks do not change its scores
-_THREADS = 32  # blocks uploaded at a time
+_THREADS = 32  # blocks uploaded at the same time
 
 
 class CachedPairScorer:
-    """A `PairScorer` that caches the scores of another one in a folder."""
+    """A `PairScorer` that caches the scores of another `PairScorer` in a folder."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CachedPairScorer:
     ) -> None:
         """Read the cache in `folder`; `identity` is the digest of the teacher's files.
 
-        With `joins_blocks` the teacher scores all missing blocks of a call at once.
+        With `joins_blocks` the teacher scores all missing blocks of a `scores` call together.
         """
         self._teacher, self._identity, self._on_progress, self._block = teacher, identity, on_progress, block
         self._joins_blocks = joins_blocks
@@ -73,16 +73,19 @@ class CachedPairScorer:
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n,) float32 scores of n pairs, in order; score and cache the missing blocks."""
-        windows = [slice(first, first + self._block) for first in range(0, len(questions), self._block)]
-        pairs = [(list(questions[part]), list(titles[part]), list(texts[part])) for part in windows]
+        block_slices = [slice(first, first + self._block) for first in range(0, len(questions), self._block)]
+        pairs = [
+            (list(questions[block_slice]), list(titles[block_slice]), list(texts[block_slice]))
+            for block_slice in block_slices
+        ]
         keys = [digest_json([self._identity, *block_pairs]) for block_pairs in pairs]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             if self._joins_blocks:
                 file.write("".join(self._score_blocks(dict(zip(keys, pairs, strict=True)))))
-            for window, key, block_pairs in zip(windows, keys, pairs, strict=True):
+            for window, key, block_pairs in zip(block_slices, keys, pairs, strict=True):
                 file.write("".join(self._score_blocks({key: block_pairs})))
-                file.flush()  # a killed process loses nothing
+                file.flush()  # a process that is killed later loses no block
                 self._on_progress(min(window.stop, len(questions)), len(questions))
         return np.array([score for key in keys for score in self._scores_by_key[key]], np.float32)
 
@@ -101,7 +104,7 @@ class CachedPairScorer:
 
 
 def _to_line(key: str, scores: list[float]) -> str:
-    return json.dumps({"key": key, "scores": scores, "digest": _digest(key, scores)}) + "\n"
+    return json.dumps({"key": key, "scores": scores, "digest": _digest_scores(key, scores)}) + "\n"
 
 
 def _parse_line(line: bytes) -> list[tuple[str, list[float]]]:
@@ -109,13 +112,13 @@ def _parse_line(line: bytes) -> list[tuple[str, list[float]]]:
     try:
         record = json.loads(line)
         key, scores = record["key"], record["scores"]
-        return [(key, scores)] if line.endswith(b"\n") and record["digest"] == _digest(key, scores) else []
+        return [(key, scores)] if line.endswith(b"\n") and record["digest"] == _digest_scores(key, scores) else []
     except (ValueError, KeyError, TypeError):
         return []
 
 
-def _digest(key: str, scores: list[float]) -> str:
-    # as text, because a score may be NaN; that is an error later
+def _digest_scores(key: str, scores: list[float]) -> str:
+    # Scores are digested as text, because one may be NaN; `check_teacher_scores` refuses it later.
     return digest_json([key, json.dumps(scores)])
 
 
@@ -127,11 +130,11 @@ class PairBlock(ScoreBlock):
     onnx: bool = False  # onnxruntime runs the cross-encoder, not torch
 
     stage: ClassVar[str] = "teach"
-    code: ClassVar[Any] = 2  # since 2, tokenizer_config.json is read
+    code: ClassVar[Any] = 2  # version 2 reads tokenizer_config.json
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether a GPU may be used: by setting, and by this onnxruntime for a graph."""
+        """Whether `cpu` allows a GPU and, for an ONNX graph, onnxruntime supports one."""
         return not self.cpu and (not self.onnx or has_onnx_gpu())
 
     @property
@@ -162,9 +165,9 @@ class WorkerPairScorer:
     identity: str  # digest of the cross-encoder's files
     runner: TaskRunner
     on_progress: OnProgress = lambda _, __: None
-    cpu: bool = False
-    block: int = BLOCK  # pairs a block
-    onnx: bool = False  # `runs_on_onnx` of the folder; the graph must be a single file
+    cpu: bool = False  # do not use a GPU
+    block: int = BLOCK  # pairs per block
+    onnx: bool = False  # result of `runs_on_onnx(folder)`; the graph must be a single file
     dtype: str = "float32"
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -173,23 +176,23 @@ class WorkerPairScorer:
         Raises:
             InputError: the cross-encoder's files are damaged, or a score is not finite.
         """
-        pair_count = len(questions)
-        slices = [slice(first, first + self.block) for first in range(0, pair_count, self.block)]
-        with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
+        n_pairs = len(questions)
+        block_slices = [slice(first, first + self.block) for first in range(0, n_pairs, self.block)]
+        with ThreadPoolExecutor(_THREADS) as threads:  # uploads to an object store mostly wait
             put_block = partial(self._put_block, questions, titles, texts)
-            blocks = list(threads.map(put_block, slices))
+            blocks = list(threads.map(put_block, block_slices))
 
-        def report(done: int, _: int) -> None:
-            self.on_progress(min(done * self.block, pair_count), pair_count)
+        def report(n_finished: int, _: int) -> None:
+            self.on_progress(min(n_finished * self.block, n_pairs), n_pairs)
 
         block_scores = score_blocks(self.store, blocks, self._put_files, self.runner, report)
-        _load_cross_encoder.cache_clear()  # this process may have scored a small job itself
+        _load_cross_encoder.cache_clear()  # frees the model if this process ran blocks itself
         return np.array([score for scores in block_scores for score in scores], np.float32)
 
     def _put_block(
-        self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], part: slice
+        self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], block_slice: slice
     ) -> PairBlock:
-        pairs = [list(questions[part]), list(titles[part]), list(texts[part])]
+        pairs = [list(questions[block_slice]), list(titles[block_slice]), list(texts[block_slice])]
         blob = self.store.blobs.put_bytes(json.dumps(pairs, ensure_ascii=False).encode())
         return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu, onnx=self.onnx, dtype=self.dtype)
 

@@ -22,8 +22,8 @@ from rag_model.training.data.texts import passages_overlap
 
 STAGE = "lists"
 VERSION = 1  # increase it when the same inputs would give different lists
-_AT_ONCE = 256  # questions of a search
-_READ_AT_ONCE = 4_096  # examples whose passages are in memory
+_AT_ONCE = 256  # examples per search
+_READ_AT_ONCE = 4_096  # examples whose passages are in memory at the same time
 _EXTRA_CANDIDATES = 3  # for plain texts: the passage itself, and overlapping windows on both sides
 _NO_ROW = -1  # padding after the end of a list
 
@@ -48,21 +48,24 @@ class PassageList:
 
 @dataclass(frozen=True, slots=True)
 class PassageLister:
-    """Retrieves the passages of examples with a fixed encoder; the store's memo records them."""
+    """Retrieves passages for examples with a fixed encoder; the store's memo records the rows."""
 
     memory: PassageMemory
     encoder: TrainableEncoder
     retriever: str | None  # the retriever expression of `memory`
     store: Store | None = None  # None: nothing is recorded
     identity: str = ""  # digest of the encoder's files
-    runner: TaskRunner | None = None  # reads passages on workers; None: this process does
+    runner: TaskRunner | None = None  # reads passages on workers; None: this process reads them
 
     def retrieve_lists(self, examples: Sequence[RetrievalExample], k: int) -> list[PassageList]:
-        """Return the examples, in order, with up to `k` passages each; drop those without any.
+        """Return the examples, in order, with up to `k` passages each.
 
-        The list of a plain text excludes its source passage and passages that overlap it.
+        The list of a plain text excludes its source passage and passages that overlap it. Examples
+        without a passage are dropped.
         """
-        rows = self._retrieve_rows(examples, k) if self.store is None else self._retrieve_once(self.store, examples, k)
+        rows = (
+            self._retrieve_rows(examples, k) if self.store is None else self._retrieve_memoized(self.store, examples, k)
+        )
         row_lists = [tuple(row for row in example_rows if row != _NO_ROW) for example_rows in rows.tolist()]
         return [
             PassageList(example, example_rows)
@@ -86,7 +89,7 @@ class PassageLister:
             for passage_list in lists
         ]
 
-    def _retrieve_once(self, store: Store, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
+    def _retrieve_memoized(self, store: Store, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
         inputs: dict[str, Any] = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,
@@ -96,7 +99,7 @@ class PassageLister:
             "code": VERSION,
             **list_inference_inputs(),  # of a cross-encoder in the expression
         }
-        # A name such as model:NAME can come to mean another model.
+        # The models are inputs too, because a name such as model:NAME may mean another one later.
         if models := resolve_retriever_models(store, self.memory.snapshot, [self.retriever]):
             inputs["models"] = models
 

@@ -1,7 +1,7 @@
-"""Search words or bags of tokens for a training, with a temporary index if the snapshot has none.
+"""Search by words or by bags of tokens in training, with a temporary index if there is none.
 
-Both stay valid while the encoder trains. Building an index reads all passages, so workers do that:
-an `Indexer` runs the jobs of a build, and its results are recorded like those of a build.
+Words and bags do not change while the encoder trains. Building an index reads all passages, so
+workers build it: an `Indexer` runs the jobs of a build and records their results.
 """
 
 from collections.abc import Callable
@@ -32,22 +32,22 @@ from rag_model.store.versions.manifest import TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
 Indexer = Callable[[IndexPlan, Path | None], BlobRef]
-"""Builds an index over the passages of a training's snapshot on workers, into its store.
+"""Builds an index over the snapshot's passages on workers and puts it into the snapshot's store.
 
-The index is over the texts, or, if a folder is given, over their bags by the tokenizer in it.
+The index is over the texts or, if a folder is given, over the bags of the tokenizer in it.
 """
 
 
 class BagMemory:
-    """A search over a snapshot's bag index, or over a temporary one."""
+    """Searches a snapshot's bag index, or a temporary one if the snapshot has none."""
 
     def __init__(
         self, snapshot: Snapshot, folder: Path, terms: int | None = None, indexer: Indexer | None = None
     ) -> None:
-        """Open the first bag index of the tokenizer in `folder`, or build one.
+        """Open the snapshot's first bag index of the tokenizer in `folder`, or build one.
 
         `terms` is the number of heaviest query terms that are looked up; None looks up all.
-        `indexer` builds the index; None: this process does.
+        `indexer` builds the index; if None, this process builds it.
 
         Raises:
             InputError: a file is damaged.
@@ -107,12 +107,12 @@ def build_temporary_index(
 
     Args:
         snapshot: the passages.
-        plan: of an index over texts, or over bags.
-        bags: a folder with the tokenizer of the bags; None: the index is over texts.
-        indexer: builds the index; None: this process does.
+        plan: the plan of an index over texts or over bags.
+        bags: a folder with the tokenizer of the bags; None for an index over texts.
+        indexer: builds the index; if None, this process builds it.
 
     Raises:
-        ResourceError: there is no space for the index.
+        ResourceError: the disk has no space for the index.
     """
     if indexer is not None:
         return indexer(plan, bags)
@@ -136,7 +136,7 @@ def _encode_bags(folder: Path, texts: list[Path], workdir: Path) -> list[Path]:
 
 
 def estimate_proposal_bytes(snapshot: Snapshot, folder: Path) -> int:
-    """Return the memory in bytes of a search over the bags."""
+    """Return the estimated memory in bytes of a search over the bags."""
     name = find_bag_index(snapshot, folder)
     if name is not None:
         return snapshot.manifest.content.files[snapshot.manifest.content.index_file(name)].size

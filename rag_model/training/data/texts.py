@@ -28,7 +28,7 @@ from rag_model.training.data.memory import read_passages
 
 Rows = npt.NDArray[np.int64]  # rows of passages in the snapshot
 _WORD = re.compile(r"\S+")
-_AT_ONCE, _MAX_AT_ONCE = 1_024, 16_384  # least and most passages read at a time
+_AT_ONCE, _MAX_AT_ONCE = 1_024, 16_384  # minimum and maximum of passages read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class TextBatch:
 
 
 class EpochBatches(Sequence[TextBatch]):
-    """The batches of an epoch: rows in an order given by seed and epoch; takes 8 bytes a row.
+    """The batches of an epoch: rows in a random order that seed and epoch determine.
 
-    An incomplete last batch is dropped unless it is the only one.
+    An incomplete last batch is dropped unless it is the only one. The order takes 8 bytes per row.
     """
 
     def __init__(self, rows: Rows, size: int, seed: int, epoch: int) -> None:
@@ -91,9 +91,9 @@ def sentences_in(text: str) -> list[tuple[int, int]]:
 
 
 def inverse_cloze(passage: Passage, removed: float, rng: random.Random) -> tuple[str, Passage] | None:
-    """Draw a sentence as the question; return it with the passage. None for a single sentence.
+    """Return (a random sentence as the question, the passage); None for a single sentence.
 
-    With probability `removed` the sentence is taken out of the passage, so that matching words
+    With probability `removed` the sentence is removed from the passage, so that matching words
     alone does not suffice; otherwise it stays, so that matching words is learned as well.
     """
     spans = sentences_in(passage.text)
@@ -116,8 +116,8 @@ def draw_text_examples(
     skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50 tokens
     and the chunk's last 50.
 
-    `tokenizer` is a fast tokenizer of transformers. `runner` reads the passages on workers; None:
-    this process does. Equal snapshots, tokenizers, numbers and seeds give equal examples.
+    `tokenizer` is a fast tokenizer of transformers. `runner` reads the passages on workers; if
+    None, this process reads them. Equal arguments give equal examples.
     """
     examples = list[tuple[Passage, str, str]]()
     order = np.random.default_rng(seed).permutation(snapshot.n)
@@ -138,7 +138,7 @@ def _iter_splits(passages: Sequence[Passage], tokenizer: Any, tokens: int) -> It
 
 
 def passages_overlap(first: Passage, second: Passage) -> bool:
-    """Return whether two passages are equal, or share words of a page as overlapping windows do."""
+    """Return whether two passages are equal or are overlapping windows of one page."""
     if first.hash == second.hash:
         return True
     ends = first.start_word + first.n_words, second.start_word + second.n_words
@@ -148,13 +148,13 @@ def passages_overlap(first: Passage, second: Passage) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SpanRowsTask(PartTask):
-    """A part's span file, to find the passages that have a span."""
+    """Finds the passages of a part that have a span, in the part's span file."""
 
     stage: ClassVar[str] = "span-rows"
     code: ClassVar[int] = 1
 
     def compute(self, store: Store) -> str:
-        """Return the rows in the part, as hex digits of a bitmap."""
+        """Return a bitmap of the part's rows that have a span, as hex digits."""
         rows = SpanFile(store.blobs.get_local_path(self.file)).rows
         return np.packbits(np.bincount(rows).astype(np.bool_)).tobytes().hex()
 
@@ -185,12 +185,15 @@ class SalientSpans:
     def find_rows(self, runner: TaskRunner | None = None) -> Rows:
         """Return the rows of the passages that have a span, ascending.
 
-        `runner` reads the files on workers; None: this process does.
+        `runner` reads the files on workers; if None, this process reads them.
         """
         blobs = [self._snapshot.manifest.content.files[path] for path in self._paths]
         bitmaps = run_tasks(self._snapshot.store, [*map(SpanRowsTask, blobs)], runner)
-        bits = (np.unpackbits(np.frombuffer(bytes.fromhex(bitmap), np.uint8)) for bitmap in bitmaps)
-        part_rows = [start + np.flatnonzero(part) for start, part in zip(self._partition.starts, bits, strict=False)]
+        bits_by_part = (np.unpackbits(np.frombuffer(bytes.fromhex(bitmap), np.uint8)) for bitmap in bitmaps)
+        part_rows = [
+            start + np.flatnonzero(part_bits)
+            for start, part_bits in zip(self._partition.starts, bits_by_part, strict=False)
+        ]
         return np.concatenate([np.zeros(0, np.int64), *part_rows])
 
     def read_spans(self, rows: Sequence[int]) -> list[list[SalientSpan]]:

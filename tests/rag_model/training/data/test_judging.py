@@ -84,7 +84,7 @@ def test_all_that_decides_a_verdict_is_in_its_identity(generator: Generator) -> 
 def test_what_cannot_be_is_refused(generator: Generator) -> None:
     with pytest.raises(UsageError, match="no choices or at least two different ones"):
         JudgeSettings(("yes",))
-    with pytest.raises(InputError, match="example 1 has the answers maybe, and the choices are yes, no"):
+    with pytest.raises(InputError, match="example 1 has the answers maybe, none of which is among the choices yes, no"):
         Judge(generator, [Example("1", QUESTION, ("maybe",))], JudgeSettings(("yes", "no")))
     weight = generator.module.get_output_embeddings().weight
     kept = weight.detach().clone()

@@ -58,7 +58,7 @@ def test_scores_that_are_equal_or_contrary_are_refused() -> None:
         with pytest.raises(RefusedError, match="score does not separate right passages from wrong ones"):
             check_agreement(pools)
     mixed = [told((True, -1), (False, -2)), told((True, -2), (False, -1))] * 10
-    with pytest.raises(RefusedError, match=r"area under the curve 0\.500"):
+    with pytest.raises(RefusedError, match=r"area under the ROC curve 0\.500"):
         check_agreement(build_pools([(EXAMPLE, FOUND[:2], one) for one in mixed], 5))
     good = (EXAMPLE, FOUND[:2], told((True, -1), (False, -2)))
     with pytest.raises(RefusedError, match="over 4 questions"):
