@@ -32,8 +32,8 @@ from rag_model.training.loop.checkpoint import (
     read_state,
 )
 
-_LEAVING, _ARRIVING = ".leaving-", ".arriving"
-_PATIENCE = 5.0  # seconds to wait for a running upload when a person ends the run
+_UPLOAD_PREFIX, _DOWNLOAD_FOLDER = ".leaving-", ".arriving"
+_PATIENCE = 5.0  # seconds to wait for a running upload when the user ends the run
 
 OnMessage = Callable[[str], None]
 
@@ -55,11 +55,11 @@ class _PendingUpload:
 
     folder: Path
     progress: TrainingProgress
-    digests: dict[str, str]  # digests computed before, by relative path
+    digests: dict[str, str]  # known digests, by relative path
 
 
 class CheckpointUploader:
-    """Upload the checkpoints of one training, one at a time, while the `with` block runs."""
+    """Uploads the checkpoints of one training, one at a time, while the `with` block runs."""
 
     def __init__(self, identity: TrainingIdentity, on_message: OnMessage) -> None:
         """Start the thread. The loop's thread calls `on_message` when an upload has failed."""
@@ -68,9 +68,9 @@ class CheckpointUploader:
         self._pending: _PendingUpload | None = None
         self._closing = self._aborting = False
         self._failure = self._reported_failure = ""
-        # by inode, size and modification time
+        # by (inode, size, modification time)
         self._blob_refs: dict[tuple[int, int, int], BlobRef] = {}
-        for stale_folder in identity.folder.glob(f"{_LEAVING}*"):  # left by a killed process
+        for stale_folder in identity.folder.glob(f"{_UPLOAD_PREFIX}*"):  # left by a killed process
             shutil.rmtree(stale_folder, ignore_errors=True)
         self._thread = threading.Thread(target=self._upload_pending, daemon=True, name="checkpoints")
         self._thread.start()
@@ -100,13 +100,13 @@ class CheckpointUploader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Stop the thread; if the training failed, first upload the checkpoint that waits.
 
-        A waiting checkpoint is not needed if the training succeeded or a person ended it.
+        A waiting checkpoint is not needed if the training succeeded or the user ended it.
         """
-        failed = isinstance(error, Exception)
+        has_failed = isinstance(error, Exception)
         with self._condition:
-            self._closing, self._aborting = True, not failed
+            self._closing, self._aborting = True, not has_failed
             self._condition.notify()
-        self._thread.join(_PATIENCE if error is not None and not failed else None)
+        self._thread.join(_PATIENCE if error is not None and not has_failed else None)
         self._report_failure()
 
     def _upload_pending(self) -> None:
@@ -143,7 +143,7 @@ class CheckpointUploader:
         return self._blob_refs[file_state]
 
     def _report_failure(self) -> None:
-        """Report a failed upload, once until an upload succeeds again."""
+        """Report a failed upload; do not repeat it until an upload has succeeded again."""
         failure = self._failure
         if failure and not self._reported_failure:
             self._on_message(f"{failure}; the training goes on, and this machine can resume it")
@@ -152,12 +152,12 @@ class CheckpointUploader:
     def _link_files(self, stage: str, step: int, steps: int) -> _PendingUpload:
         identity = self._identity
         timestamp = datetime.now(UTC)
-        folder = identity.folder / f"{_LEAVING}{timestamp.timestamp():.6f}"
+        folder = identity.folder / f"{_UPLOAD_PREFIX}{timestamp.timestamp():.6f}"
         digests: dict[str, str] = {}
-        for path, fixed in _iter_resume_files(identity.folder):
+        for path, immutable in _iter_resume_files(identity.folder):
             name = path.relative_to(identity.folder)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path, folder / name, fixed=fixed)
+            _link_or_copy(path, folder / name, immutable=immutable)
         for path in _list_newest_checkpoints(identity.folder):
             name = path.relative_to(identity.folder)
             digests |= {f"{name.as_posix()}/{file}": digest for file, digest in read_digests(path).items()}
@@ -170,7 +170,7 @@ class CheckpointUploader:
 def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> None:
     """Fetch a training's newest checkpoint from the store, unless the folder has one as recent.
 
-    If that fails and the folder has an older checkpoint, report why and resume from that one.
+    If that fails and the folder has an older checkpoint, report why; the training resumes from it.
 
     Raises:
         BookwheelError: the folder has no checkpoint, and the store's is damaged or not signed by a
@@ -182,9 +182,9 @@ def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> Non
             return
         _copy_into_folder(identity, stored_checkpoint)
     except BookwheelError as error:
-        if not any(_iter_sound_states(record.parent) for record in _list_records(identity.folder)):
+        if not any(_iter_undamaged_states(record.parent) for record in _list_records(identity.folder)):
             raise
-        on_message(f"{error}; the training goes on from what this machine has")
+        on_message(f"{error}; the training resumes from this machine's checkpoint")
         return
     progress = stored_checkpoint.progress
     stage_suffix = f" of {progress.stage}" if progress.stage else ""
@@ -193,25 +193,25 @@ def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> Non
 
 def _copy_into_folder(identity: TrainingIdentity, stored_checkpoint: StoredCheckpoint) -> None:
     """Fetch a checkpoint into a temporary folder, then move each file into place, states last."""
-    arriving = identity.folder / _ARRIVING
-    shutil.rmtree(arriving, ignore_errors=True)
+    download_folder = identity.folder / _DOWNLOAD_FOLDER
+    shutil.rmtree(download_folder, ignore_errors=True)
     try:
-        identity.store.trainings.fetch(identity.key, stored_checkpoint, arriving)
+        identity.store.trainings.fetch(identity.key, stored_checkpoint, download_folder)
         for name in sorted(
             stored_checkpoint.files, key=lambda name: ("checkpoints/" in name, name.endswith("state.json"))
         ):
             (identity.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (arriving / name).replace(identity.folder / name)
+            (download_folder / name).replace(identity.folder / name)
     finally:
-        shutil.rmtree(arriving, ignore_errors=True)
+        shutil.rmtree(download_folder, ignore_errors=True)
 
 
 def _is_up_to_date(folder: Path, progress: TrainingProgress) -> bool:
     """Return whether the folder has an undamaged checkpoint of this step or a later one."""
-    return any(state.step >= progress.step for state in _iter_sound_states(folder / progress.stage))
+    return any(state.step >= progress.step for state in _iter_undamaged_states(folder / progress.stage))
 
 
-def _iter_sound_states(folder: Path) -> Iterator[TrainerState]:
+def _iter_undamaged_states(folder: Path) -> Iterator[TrainerState]:
     """Yield the states of a stage's undamaged checkpoints, newest first."""
     for path in list_checkpoints(folder / "checkpoints"):
         with suppress(InputError):
@@ -237,10 +237,10 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
     for checkpoint in _list_newest_checkpoints(folder):
         best_folder = checkpoint.parent.parent / read_state(checkpoint).best.folder
         yield from (
-            (path, True) for folder_ in (checkpoint, best_folder) for path in folder_.rglob("*") if path.is_file()
+            (path, True) for subfolder in (checkpoint, best_folder) for path in subfolder.rglob("*") if path.is_file()
         )
     journals = {path.parent / METRICS for path in _list_records(folder)}
-    # a teacher's scores
+    # The other JSON-lines files hold a teacher's scores.
     yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journals)
     refreshes = folder / "refreshes"
     yield from ((path, True) for path in refreshes.glob("step-*.json"))
@@ -251,9 +251,9 @@ def _describe_failure(step: int, error: Exception) -> str:
     return f"the checkpoint of step {step:,} is not in the store: {error}"
 
 
-def _link_or_copy(path: Path, dest: Path, *, fixed: bool) -> None:
+def _link_or_copy(path: Path, dest: Path, *, immutable: bool) -> None:
     try:
-        if fixed:
+        if immutable:
             os.link(path, dest)
             return
     except OSError:  # the file system has no hard links

@@ -92,7 +92,7 @@ def write_card(card: Card) -> str:
     }
     lines = [
         "---",
-        # JSON is YAML
+        # A JSON value is a YAML value.
         *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()),
         "---",
         f"# {card.kind}, trained by bookwheel",
@@ -103,7 +103,7 @@ def write_card(card: Card) -> str:
         "",
         "## Where it comes from",
         "",
-        format_markdown_table(["what", "which"], _origin_rows(card)),
+        format_markdown_table(["what", "which"], _list_origin_rows(card)),
         "",
         f"## How it does after {card.trained.steps:,} steps",
         "",
@@ -121,7 +121,7 @@ def write_card(card: Card) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _origin_rows(card: Card) -> list[Sequence[str]]:
+def _list_origin_rows(card: Card) -> list[Sequence[str]]:
     return [
         *(
             (f"began as ({part})", f"{source}, {digest}" if HubName.parse(source) else digest)
@@ -209,7 +209,7 @@ class Finetuning:
             "examples": {name: digest_examples(examples) for name, examples in self.job.examples.items()},
             **self.objective.inputs(self.job),
             "version": VERSION,
-            # `batch_size` is that of a process
+            # `batch_size` counts per process, so the number of processes changes the model.
             **({"processes": processes} if processes > 1 else {}),
             **({"code": self.objective.version} if self.objective.version else {}),
         }
@@ -269,10 +269,10 @@ class Finetuning:
         for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
             if stage.name and report is not None:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
-            # initializes weights that the folder lacks, such as a pooler's
+            # The seed determines weights that the folder lacks, such as a pooler's.
             torch.manual_seed(stage.loop.seed)
             previous_best = stage_results[-1].best_folder if stage_results else None
-            create_task = partial(stage.task, previous_best, _report_scoring(report))
+            create_task = partial(stage.task, previous_best, _build_scoring_callback(report))
             task = processes.run_after_first(create_task)
             try:
                 on_stage_checkpoint = (
@@ -332,8 +332,10 @@ class Finetuning:
         return StoredModel(outcome.model, tag(self.store, f"{MODEL_PREFIX}{outcome.model}", name))
 
     def _check_parts(self, folder: Path) -> None:
-        saved = detect_model_parts(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        if missing_parts := self.objective.result.parts - saved:
+        saved_parts = detect_model_parts(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
+        if missing_parts := self.objective.result.parts - saved_parts:
             raise UsageError(
                 f"the task of objective {self.objective.name!r} saved no "
                 f"{', '.join(sorted(missing_parts))} in {folder}: write them in its `save`, or "
@@ -377,10 +379,10 @@ class Finetuning:
 
 
 def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -> WorkEstimate:
-    """Return the work of a fine-tuning, without loading a model and without mining.
+    """Estimate the memory and time of a fine-tuning, without loading a model or mining.
 
-    `rebuild` is the work of one rebuild of the index, which runs next to the training. None leaves
-    rebuilds out.
+    `rebuild` is the work of one rebuild of the index, which runs at the same time as the training;
+    None leaves rebuilds out.
 
     Raises:
         InputError: a model's folder is incomplete.
@@ -389,7 +391,7 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
     objective, job = finetuning.objective, finetuning.job
     models = {part: read_architecture(resolve_folder(name)) for part, name in job.origins.names.items()}
     costs, weight_bytes = objective.costs(job, models), estimate_weight_bytes(*models.values())
-    stages: dict[str, int] = {}
+    memory_by_stage: dict[str, int] = {}
     steps, operations, disk = 0, costs.rebuilds * costs.rebuild_operations, 0
     for stage_costs in (*costs.previous_stages, costs):
         loop = stage_costs.loop or job.settings.loop
@@ -402,9 +404,9 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
             + evaluations * stage_costs.evaluation_operations
         )
         disk += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
-        stages |= stage_costs.stage_bytes
-    unit, count = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
-    sizes = {"steps": f"{steps:,}", unit: f"{count:,}"}
+        memory_by_stage |= stage_costs.stage_bytes
+    unit, n_items = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
+    sizes = {"steps": f"{steps:,}", unit: f"{n_items:,}"}
     if costs.rebuilds:
         sizes["rebuilds of the index"] = (
             f"{costs.rebuilds:,}, each {costs.rebuild_operations / CORE_FLOPS:,.0f} s of a core"
@@ -412,14 +414,14 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
     if costs.preparation_operations:
         sizes["scores of the generator"] = f"{costs.preparation_operations / CORE_FLOPS:,.0f} s of a core"
     if rebuild is not None:
-        peak, disk = max(rebuild.compute_stage_memory(1).values()), disk + rebuild.disk
-        stages["rebuild"] = max(costs.stage_bytes.values()) + peak
-        sizes["a rebuild takes"] = f"{format_bytes(peak)} of memory, {format_bytes(rebuild.disk)} of disk"
-    return WorkEstimate(sizes, stages, operations, disk=disk)
+        peak_bytes, disk = max(rebuild.compute_stage_memory(1).values()), disk + rebuild.disk
+        memory_by_stage["rebuild"] = max(costs.stage_bytes.values()) + peak_bytes
+        sizes["a rebuild takes"] = f"{format_bytes(peak_bytes)} of memory, {format_bytes(rebuild.disk)} of disk"
+    return WorkEstimate(sizes, memory_by_stage, operations, disk=disk)
 
 
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
-    """Merge the results of stages: measures before the first stage, best weights of the last."""
+    """Merge the results of stages: initial measures of the first, best weights of the last."""
     last = stages[-1]
     previous_steps = sum(stage.steps for stage in stages[:-1])
     best_step = previous_steps + last.best_step if last.best_step else sum(stage.best_step for stage in stages)
@@ -428,7 +430,7 @@ def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
     )
 
 
-def _report_scoring(report: ReportCallback | None) -> OnProgress:
+def _build_scoring_callback(report: ReportCallback | None) -> OnProgress:
     return lambda done, total: None if report is None else report("score", done, total, {})
 
 

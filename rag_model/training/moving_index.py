@@ -1,11 +1,11 @@
-"""Rebuild the index of a training whose passage encoder learns, every n steps, and move to it.
+"""Rebuild the index every n steps while its passage encoder is trained, and move to it.
 
 A task owns a `MovingIndex` and delegates `asked`, `move` and `ask` to it (`SearchingTask`). After n
 steps the encoders of that step are saved in the training's folder, and a rebuild encodes the
 snapshot's passages with them while the training goes on. At a step boundary the trainer opens the
-new snapshot next to the current one and moves to it. Unlike a service's follower it pulls nothing,
-does not test the indexes in a child process, because the rebuild has just measured them in its own,
-and warms nothing up, because only a step waits.
+new snapshot next to the current one and moves to it. Unlike a service that follows a name, it pulls
+nothing, does not test the indexes in a child process (the rebuild's process has just measured
+them), and warms nothing up (only one training step waits).
 
 * synchronous: the trainer waits. The searched snapshot is a function of the step, so a run that was
   killed resumes to the same losses. A rebuild that was killed is started again.
@@ -59,9 +59,9 @@ _log = logging.getLogger(__name__)
 class MovingSettings:
     """Settings of a moving index, the table `[moving]` of trainings of a passage encoder."""
 
-    # steps, counted over the run, between two rebuilds; 0: never. Siriwardhana et al. 2023: 500
+    # training steps between two rebuilds; 0: never. Siriwardhana et al. 2023: 500
     every: int = 500
-    # wait for a rebuild, so runs are repeatable; asynchronous: go on (paper)
+    # synchronous: wait for each rebuild, so that runs are repeatable; asynchronous: go on (paper)
     mode: RebuildMode = "synchronous"
     # GPUs of the rebuild on this machine, as in CUDA_VISIBLE_DEVICES; empty: those of the trainer
     devices: str = ""
@@ -69,9 +69,9 @@ class MovingSettings:
     def __post_init__(self) -> None:
         check_bounds(self, "[moving]", {"every": 0})
 
-    def is_due(self, done: int) -> bool:
+    def is_due(self, n_steps: int) -> bool:
         """Return whether a rebuild starts after `done` steps."""
-        return bool(self.every and done) and done % self.every == 0
+        return bool(self.every and n_steps) and n_steps % self.every == 0
 
     def count_rebuilds(self, steps: int) -> int:
         """Return the number of rebuilds that start during `steps` steps, without the final one."""
@@ -142,7 +142,7 @@ class RebuildFolder:
 
     def create_order(self, step: int, save: Callable[[Path], Any]) -> RebuildOrder:
         """Store the encoders that `save` writes, and return the order to rebuild with them."""
-        order = RebuildOrder(step, self._snapshot, self._folder(step))
+        order = RebuildOrder(step, self._snapshot, self._get_step_folder(step))
         with atomic_folder(order.encoders) as folder:
             save(folder)
         return order
@@ -156,7 +156,7 @@ class RebuildFolder:
         """Delete the encoders of a step and of all previous steps."""
         for started_step in self._list_started_steps():
             if started_step <= step:
-                shutil.rmtree(self._folder(started_step), ignore_errors=True)
+                shutil.rmtree(self._get_step_folder(started_step), ignore_errors=True)
 
     def find_result(self, snapshot: str) -> RebuildResult | None:
         """Return the last rebuild that produced a snapshot; None for the initial snapshot.
@@ -174,7 +174,9 @@ class RebuildFolder:
         Raises:
             InputError: a record is corrupt.
         """
-        orders = (RebuildOrder(step, self._snapshot, self._folder(step)) for step in self._list_started_steps())
+        orders = (
+            RebuildOrder(step, self._snapshot, self._get_step_folder(step)) for step in self._list_started_steps()
+        )
         # Results are first, so that `max` prefers a finished rebuild.
         rebuilds: list[RebuildOrder | RebuildResult] = [*self._list_results()]
         rebuilds += [order for order in orders if order.encoders.is_dir()]
@@ -184,7 +186,7 @@ class RebuildFolder:
             default=None,
         )
 
-    def _folder(self, step: int) -> Path:
+    def _get_step_folder(self, step: int) -> Path:
         return self._root / f"step-{step:08d}"
 
     def _record_path(self, step: int) -> Path:
@@ -203,7 +205,7 @@ def _read_result(path: Path) -> RebuildResult:
     try:
         return RebuildResult(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} is corrupt ({error}): delete it, and the rebuild is made again") from error
+        raise InputError(f"{path} is corrupt ({error}): delete it to run the rebuild again") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ class MovingIndex:
         self._store, self._settings, self._rebuild, self._hooks = store, settings, rebuild, hooks
         self._snapshot_id = snapshot.id
         self._rebuild_folder = RebuildFolder(work, snapshot.id)
-        # produced the current snapshot; None: initial one
+        # the rebuild that produced the current snapshot; None for the initial snapshot
         self._current_rebuild: RebuildResult | None = None
         self._running_rebuild: tuple[RebuildOrder, RunningRebuild] | None = None
         self._overdue = self._resumed = False
@@ -270,14 +272,14 @@ class MovingIndex:
         it, which are 0 for the initial snapshot; `waited_seconds` of this call; and
         `refreshes_failed`, the number of failed rebuilds so far.
         """
-        start_time, done = time.perf_counter(), step - 1
+        start_time, n_steps = time.perf_counter(), step - 1
         is_main_process = PartialState().is_main_process
-        decision = [(self._choose_rebuild(done), self._failures) if is_main_process else None]
+        decision = [(self._choose_rebuild(n_steps), self._failures) if is_main_process else None]
         rebuild_result, self._failures = broadcast_object_list(decision)[0]
         if rebuild_result is not None:
             self._switch_to_rebuild(rebuild_result)
         return {
-            "snapshot_age": float(done - (self._current_rebuild.step if self._current_rebuild else 0)),
+            "snapshot_age": float(n_steps - (self._current_rebuild.step if self._current_rebuild else 0)),
             "encoding_seconds": self._current_rebuild.encoding_seconds if self._current_rebuild else 0.0,
             "rebuild_seconds": self._current_rebuild.seconds if self._current_rebuild else 0.0,
             "swap_seconds": self._swap_seconds,
@@ -285,39 +287,39 @@ class MovingIndex:
             "refreshes_failed": float(self._failures),
         }
 
-    def _choose_rebuild(self, done: int) -> RebuildResult | None:
-        """Return the rebuild to move to now, or None."""
-        is_due = self._settings.is_due(done)
+    def _choose_rebuild(self, n_steps: int) -> RebuildResult | None:
+        """Return the finished rebuild to move to after `n_steps` steps, or None."""
+        is_due = self._settings.is_due(n_steps)
         if self._settings.mode == "synchronous":
             if is_due:
-                self._start_rebuild(done)
+                self._start_rebuild(n_steps)
             return self._wait_for_rebuild() if is_due else None
-        resumed_rebuild, self._resumed = self._resume_rebuild(done) if self._resumed else None, False
-        # the previous run started this step's rebuild
-        is_due &= resumed_rebuild is None or resumed_rebuild.step < done
-        finished = resumed_rebuild if isinstance(resumed_rebuild, RebuildResult) else None
-        if finished is None and self._running_rebuild is not None and self._running_rebuild[1].done():
-            finished = self._wait_for_rebuild()
+        resumed_rebuild, self._resumed = self._resume_rebuild(n_steps) if self._resumed else None, False
+        # The previous run may already have started the rebuild of this step.
+        is_due &= resumed_rebuild is None or resumed_rebuild.step < n_steps
+        finished_rebuild = resumed_rebuild if isinstance(resumed_rebuild, RebuildResult) else None
+        if finished_rebuild is None and self._running_rebuild is not None and self._running_rebuild[1].done():
+            finished_rebuild = self._wait_for_rebuild()
         self._overdue |= is_due
         if self._overdue and self._running_rebuild is None:
             self._overdue = False
-            self._start_rebuild(done)
-        return finished
+            self._start_rebuild(n_steps)
+        return finished_rebuild
 
-    def _resume_rebuild(self, done: int) -> RebuildOrder | RebuildResult | None:
+    def _resume_rebuild(self, n_steps: int) -> RebuildOrder | RebuildResult | None:
         """Return the rebuild that the previous run did not move to; restart an unfinished one."""
         latest_rebuild = self._rebuild_folder.find_latest(
-            self._current_rebuild.step if self._current_rebuild else 0, done
+            self._current_rebuild.step if self._current_rebuild else 0, n_steps
         )
         if isinstance(latest_rebuild, RebuildOrder):
             self._start_order(latest_rebuild)
         return latest_rebuild
 
-    def _start_rebuild(self, done: int) -> None:
+    def _start_rebuild(self, n_steps: int) -> None:
         try:
-            order = self._rebuild_folder.create_order(done, self._hooks.save_encoders)
+            order = self._rebuild_folder.create_order(n_steps, self._hooks.save_encoders)
         except (ResourceError, OSError) as error:
-            self._record_failure(done, f"its encoders cannot be saved ({error})")
+            self._record_failure(n_steps, f"its encoders cannot be saved ({error})")
         else:
             self._start_order(order)
 
@@ -349,7 +351,7 @@ class MovingIndex:
     def _switch_to_rebuild(self, rebuild_result: RebuildResult) -> None:
         start_time, previous_snapshot = time.perf_counter(), self._snapshot_id
         error_message = self._try_switch(rebuild_result.snapshot)
-        # of any process, because all search the same snapshot
+        # An error in any process counts, because all must search the same snapshot.
         errors = filter(None, gather_object([error_message]))
         if first_error := next(errors, ""):
             if not error_message:

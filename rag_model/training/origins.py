@@ -43,8 +43,9 @@ class InitialModels:
         return {part: digest_folder(resolve_folder(name)) for part, name in self.names.items()}
 
     def pin(self) -> "InitialModels":
-        """Return the models with the commit of each hub name, which every process and a resumed
-        training then read.
+        """Return the models with each hub name pinned to its current commit.
+
+        All processes and a resumed training then read the same files.
 
         Raises:
             InputError: a model is not found.

@@ -15,8 +15,9 @@ batch_size = 32
 search = "bm25"
 ```
 
-An unedited file of `render_settings` trains exactly as no file does. A setting whose value TOML
-cannot express (None), or whose default depends on the encoder, is therefore written as a comment.
+Training with the unedited output of `render_settings` equals training without a file. A setting
+whose value TOML cannot express (None), or whose default depends on the encoder, is therefore
+written as a comment.
 """
 
 import ast
@@ -54,10 +55,12 @@ def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vec
     """
     objective = get_objective(kind)
     _check_tables(objective, tables)
-    merged: dict[str, Any] = {name: asdict(loop) for name, loop in find_loop_settings(objective.settings()).items()}
+    merged_tables: dict[str, Any] = {
+        name: asdict(loop) for name, loop in find_loop_settings(objective.settings()).items()
+    }
     for name, table in [*objective.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
-        merged[name] = {**merged.get(name, {}), **table}
-    settings: Any = from_table(objective.settings, merged, f"the recipe of finetune {objective.name}")
+        merged_tables[name] = {**merged_tables.get(name, {}), **table}
+    settings: Any = from_table(objective.settings, merged_tables, f"the recipe of finetune {objective.name}")
     if max_steps is not None:
         loops = find_loop_settings(settings)
         settings = replace(settings, **{name: replace(loop, max_steps=max_steps) for name, loop in loops.items()})
@@ -65,29 +68,37 @@ def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vec
 
 
 def _check_tables(objective: Objective[Any], tables: Mapping[str, Any]) -> None:
-    """Check that each setting is in the right table.
+    """Check that each known setting is in the right table.
 
     Raises:
-        UsageError: a setting is in no table, or in the wrong one; the message names the right one.
+        UsageError: a setting is in no table or in the wrong one; the message names the right one.
     """
     defaults = objective.settings()
-    known = {table.name: _setting_names(getattr(defaults, table.name)) for table in fields(defaults)}
-    all_names = frozenset[str]().union(*known.values())
+    names_by_table = {table.name: _list_setting_names(getattr(defaults, table.name)) for table in fields(defaults)}
+    all_names = frozenset[str]().union(*names_by_table.values())
     for name, table in tables.items():
         if isinstance(table, Mapping):
-            misplaced = {key: f"[{name}]" for key in table if key in all_names - known.get(name, all_names)}
+            locations_by_key = {
+                key: f"[{name}]" for key in table if key in all_names - names_by_table.get(name, all_names)
+            }
         else:
-            misplaced = {name: "no table"}
-        for key, location in misplaced.items():
-            homes = " or ".join(f"[{home}]" for home, names in known.items() if key in names)
-            advice = f"put it below {homes}" if homes else f"the tables are {', '.join(f'[{home}]' for home in known)}"
+            locations_by_key = {name: "no table"}
+        for key, location in locations_by_key.items():
+            right_tables = " or ".join(
+                f"[{right_table}]" for right_table, names in names_by_table.items() if key in names
+            )
+            advice = (
+                f"put it below {right_tables}"
+                if right_tables
+                else f"the tables are {', '.join(f'[{right_table}]' for right_table in names_by_table)}"
+            )
             raise UsageError(
                 f"the recipe's {key!r} is in {location}: {advice} (`bookwheel finetune "
                 f"{objective.name} --print-settings` shows all)"
             )
 
 
-def _setting_names(table: Any) -> frozenset[str]:
+def _list_setting_names(table: Any) -> frozenset[str]:
     return frozenset(setting.name for setting in fields(table)) if is_dataclass(table) else frozenset()
 
 
@@ -124,7 +135,7 @@ def list_deviations(objective: Objective[Any]) -> list[Deviation]:
     """Return the deviations that the comments of an objective's settings give.
 
     A comment has a clause `VALUE instead of PUBLISHED, because REASON`; clauses end at a semicolon.
-    Without VALUE the deviation is the default. In the comment of a table, VALUE is `NAME = VALUE`.
+    Without VALUE the value is the field's default. In a table's comment, VALUE is `NAME = VALUE`.
     """
     return list(_iter_deviations(objective.settings()))
 
@@ -154,12 +165,14 @@ def _parse_own_comments(kind: type[Any]) -> dict[str, str]:
     comments_by_field: dict[str, str] = {}
     for node in getattr(body, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            lines = [node.end_lineno] if node.end_lineno in comments else _comment_lines_above(node.lineno, comments)
+            lines = (
+                [node.end_lineno] if node.end_lineno in comments else _find_comment_lines_above(node.lineno, comments)
+            )
             comments_by_field[node.target.id] = " ".join(comments[line].string.lstrip("# ") for line in lines)
     return {name: comment for name, comment in comments_by_field.items() if comment}
 
 
-def _comment_lines_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) -> list[int]:
+def _find_comment_lines_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) -> list[int]:
     """Return the numbers of the comment lines directly above a line."""
     first = line
     while first - 1 in comments and not comments[first - 1].line[: comments[first - 1].start[1]].strip():

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: weights, Adam's moments and measures so far. No pickle.
+"""Checkpoints of a training: weights, Adam's moments and measures so far, without pickle.
 
 A checkpoint is a folder that appears complete or not at all: it is written under another name,
 synced and renamed. It holds the digests of its files, so that a damaged checkpoint is detected
@@ -10,8 +10,8 @@ kept checkpoint refers to stay as long as that checkpoint, so that the training 
 any kept checkpoint.
 
 `Journal` is the log of a training: `metrics.jsonl` with a row per step or evaluation, and
-TensorBoard. A run that resumes from a checkpoint first removes the rows after it: they will be written again
-with equal values.
+TensorBoard. A run that resumes from a checkpoint first removes the rows after it, because it will
+write them again with equal values.
 """
 
 import errno
@@ -96,14 +96,14 @@ class TrainerState:
             ValueError: a step is not a valid number, or the folder of the best weights is not next
                 to the checkpoints.
         """
-        # Checkpoints of version 0.1 lack it.
-        searched = tuple(SearchedSnapshot(**entry) for entry in value.get("asked", ()))
+        # Checkpoints of version 0.1 lack this field.
+        searched_snapshots = tuple(SearchedSnapshot(**entry) for entry in value.get("asked", ()))
         best = BestWeights(**value["best"])
         if not all(type(step) is int and 0 <= step < _MAX_STEPS for step in (value["step"], best.step)):
             raise ValueError("its step is not a valid number")
         if not _BEST_NAME.fullmatch(best.folder):
             raise ValueError(f"its best weights are in {best.folder!r}")
-        return cls(value["step"], value["before"], best, value["scaler"], searched)
+        return cls(value["step"], value["before"], best, value["scaler"], searched_snapshots)
 
 
 def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState) -> Path:
@@ -130,14 +130,14 @@ def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Opti
         weights, moments = load_file(folder / _WEIGHTS), load_file(folder / _OPTIMIZER)
     except (OSError, SafetensorError) as error:
         raise _corrupt_error(folder, str(error)) from error
-    trained = _trained_tensors(module)
+    trained_tensors = _trained_tensors(module)
     if {name: tensor.shape for name, tensor in weights.items()} != {
-        name: parameter.shape for name, parameter in trained.items()
+        name: parameter.shape for name, parameter in trained_tensors.items()
     }:
         raise InputError(f"checkpoint {folder} belongs to another model: train in another folder")
     with torch.no_grad():
         for name, tensor in weights.items():
-            trained[name].copy_(tensor)
+            trained_tensors[name].copy_(tensor)
     _load_moments(moments, module, optimizer)
     return state
 
@@ -150,11 +150,11 @@ def read_checkpoint(folder: Path) -> TrainerState:
     """
     digests, state = _read_state_file(folder)
     try:
-        damaged = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
+        damaged_names = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
     except (OSError, ValueError, TypeError) as error:
         raise _corrupt_error(folder, str(error)) from error
-    if damaged:
-        raise _corrupt_error(folder, f"{damaged[0]} is damaged")
+    if damaged_names:
+        raise _corrupt_error(folder, f"{damaged_names[0]} is damaged")
     return state
 
 
@@ -185,7 +185,7 @@ def _read_state_file(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
     if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # other files would stay unchecked
         raise _corrupt_error(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
     if folder.name != _folder_name(state.step):
-        raise _corrupt_error(folder, f"it is of step {state.step}")
+        raise _corrupt_error(folder, f"its state is that of step {state.step}")
     return digests, state
 
 
@@ -269,7 +269,7 @@ class TrainingFolder:
         self.checkpoints = path / "checkpoints"
 
     def claim(self, settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
-        """Record the training of this folder; do nothing if it is already recorded.
+        """Record the training that uses this folder; if there is a record, compare with it.
 
         Raises:
             InputError: the record is corrupt.
@@ -284,14 +284,14 @@ class TrainingFolder:
                 temporary.write_text(json.dumps(training, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             return
         try:
-            recorded = parse_json(record_path.read_bytes())
+            recorded_training = parse_json(record_path.read_bytes())
         except (OSError, ValueError) as error:
             raise InputError(f"{record_path} is corrupt ({error}): train in another folder") from error
-        if difference := next(_iter_differences(recorded, training), None):
+        if difference := next(_iter_differences(recorded_training, training), None):
             raise UsageError(f"{self.path} holds another training, whose {difference}: train in another folder")
 
     def resume(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> TrainerState | None:
-        """Load the newest undamaged checkpoint and log damaged ones; None without a checkpoint.
+        """Load the newest undamaged checkpoint and log damaged ones; None if there is none.
 
         Raises:
             InputError: there are checkpoints, and all are damaged.
@@ -309,13 +309,13 @@ class TrainingFolder:
     def save_and_prune(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState, count: int
     ) -> None:
-        """Write a checkpoint; delete all but the last `count`, and best weights that none needs."""
+        """Write a checkpoint; keep the last `count` with their best weights, and delete others."""
         save_checkpoint(self.checkpoints, module, optimizer, state)
         paths = list_checkpoints(self.checkpoints)
         incomplete_folders = [
             path for folder in (self.path, self.checkpoints) for path in folder.glob(f"{TEMPORARY_PREFIX}*/")
         ]
-        # a killed process leaves incomplete folders
+        # A killed process leaves incomplete folders.
         for path in [*paths[count:], *incomplete_folders]:
             shutil.rmtree(path)
         referenced_names = {name for path in paths[:count] for name in _list_best_folders(path)}
@@ -331,16 +331,16 @@ def _list_best_folders(checkpoint: Path) -> list[str]:
         return []
 
 
-def _iter_differences(theirs: Any, ours: Any, path: str = "") -> Iterator[str]:
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in [*theirs, *(key for key in ours if key not in theirs)]:
-            yield from _iter_differences(theirs.get(key), ours.get(key), f"{path}.{key}" if path else key)
-    elif theirs != ours:
-        yield f"{path} is {theirs!r}, not {ours!r}"
+def _iter_differences(recorded: Any, current: Any, path: str = "") -> Iterator[str]:
+    if isinstance(recorded, dict) and isinstance(current, dict):
+        for key in [*recorded, *(key for key in current if key not in recorded)]:
+            yield from _iter_differences(recorded.get(key), current.get(key), f"{path}.{key}" if path else key)
+    elif recorded != current:
+        yield f"{path} is {recorded!r}, not {current!r}"
 
 
 class Journal:
-    """The rows of one training folder, open for writing."""
+    """The log of one training folder, `metrics.jsonl` and TensorBoard, open for writing."""
 
     def __init__(self, folder: Path, step: int) -> None:
         """Open the journal of `folder` and drop the rows after `step`; -1 drops all rows."""
@@ -351,7 +351,8 @@ class Journal:
             temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
         board = folder / "tensorboard"
-        undrawn_rows = [] if board.exists() else rows  # another machine drew them
+        # Without a TensorBoard folder, another machine wrote the rows.
+        undrawn_rows = [] if board.exists() else rows
         self._board = SummaryWriter(str(board), purge_step=step + 1)
         for row in undrawn_rows:
             values = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
@@ -359,11 +360,11 @@ class Journal:
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
         """Append a row; `kind` (`train`, `dev`) groups curves, `snapshot` is the searched one."""
-        # JSON has no NaN
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        searched = {"snapshot": snapshot} if snapshot else {}
-        self._file.write(json.dumps({"kind": kind, "step": step, **searched, **finite}) + "\n")
-        self._file.flush()  # a killed process loses nothing
+        # JSON has no NaN and no infinity.
+        finite_values = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        snapshot_field = {"snapshot": snapshot} if snapshot else {}
+        self._file.write(json.dumps({"kind": kind, "step": step, **snapshot_field, **finite_values}) + "\n")
+        self._file.flush()  # a process that is killed later loses no row
         self._add_scalars(kind, step, values)
 
     def _add_scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
@@ -396,4 +397,4 @@ def _parse_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
             return dict(row)
     except (ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{path} is corrupt in line {number}: delete it, and the curves begin with the next step")
+    raise InputError(f"{path} is corrupt in line {number}: delete the file; the curves then begin with the next step")

@@ -71,7 +71,7 @@ def _is_transformers_model(model: nn.Module) -> bool:
 
 
 class ForwardSplitter:
-    """Splits forward passes of a module's transformers models; the first passes are not split."""
+    """Splits the forward passes of a module's transformers models into parts, after `halve`."""
 
     def __init__(self, module: nn.Module) -> None:
         """Store the module; its models are unchanged until the first `halve`."""
@@ -85,7 +85,7 @@ class ForwardSplitter:
             self._largest_batch = 2
             for model in self._module.modules():
                 if _is_transformers_model(model):
-                    model.forward = self._wrap(model.forward)
+                    model.forward = self._wrap_forward(model.forward)
         elif self._parts >= self._largest_batch:
             return False
         self._parts *= 2
@@ -96,19 +96,19 @@ class ForwardSplitter:
         """Number of parts of a forward pass."""
         return self._parts
 
-    def _wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(forward)
         def run_split(*args: Any, **kwargs: Any) -> Any:
-            rows = next((len(tensor) for tensor in _iter_tensors((args, kwargs))), 1)
+            n_rows = next((len(tensor) for tensor in _iter_tensors((args, kwargs))), 1)
             # Within a part, nested models are not split, also when the part is recomputed.
-            if rows == 1 or self._is_running_part or not torch.is_grad_enabled():
+            if n_rows == 1 or self._is_running_part or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            self._largest_batch = max(self._largest_batch, rows)
-            size = ceil(rows / self._parts)
+            self._largest_batch = max(self._largest_batch, n_rows)
+            size = ceil(n_rows / self._parts)
             run_part = partial(self._run_part, forward)
-            parts = [slice(start, start + size) for start in range(0, rows, size)]
+            parts = [slice(start, start + size) for start in range(0, n_rows, size)]
             outputs = [
-                checkpoint(run_part, *_take_rows((args, kwargs), rows, part), use_reentrant=False) for part in parts
+                checkpoint(run_part, *_take_rows((args, kwargs), n_rows, part), use_reentrant=False) for part in parts
             ]
             return _concatenate(outputs)
 
@@ -134,19 +134,19 @@ def _iter_tensors(value: Any) -> Any:
             yield from _iter_tensors(element)
 
 
-def _take_rows(value: Any, rows: int, part: slice) -> Any:
+def _take_rows(value: Any, n_rows: int, part: slice) -> Any:
     """Return nested arguments with the rows of a part; tensors of another length are kept whole."""
     if isinstance(value, Tensor):
-        return value[part] if value.ndim and len(value) == rows else value
+        return value[part] if value.ndim and len(value) == n_rows else value
     if isinstance(value, dict):
-        return {name: _take_rows(element, rows, part) for name, element in value.items()}
+        return {name: _take_rows(element, n_rows, part) for name, element in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_take_rows(element, rows, part) for element in value)
+        return type(value)(_take_rows(element, n_rows, part) for element in value)
     return value
 
 
 def _concatenate(outputs: list[Any]) -> Any:
-    """Concatenate the outputs of parts by rows; drop outputs without rows, such as a cache."""
+    """Concatenate the outputs of parts by rows; drop outputs that are no tensors, like a cache."""
     first = outputs[0]
     if isinstance(first, Tensor):
         return torch.cat(outputs)
@@ -190,7 +190,7 @@ def train(
     `dev` after it; `move`, without measures, before a step at which a task that searches a snapshot
     may move to another one.
 
-    From now on this process returns freed memory at once (`process.release_freed_memory`).
+    After the call this process returns freed memory at once (`process.release_freed_memory`).
 
     The function writes `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/`
     and `best-<n>/` to `workdir`.
@@ -206,7 +206,7 @@ def train(
     release_freed_memory()
     settings = resolve_precision(settings)
     trainer = _Trainer(
-        task, settings, TrainingFolder(workdir), _accelerator(settings), on_checkpoint or (lambda _, __: None)
+        task, settings, TrainingFolder(workdir), _build_accelerator(settings), on_checkpoint or (lambda _, __: None)
     )
     state = trainer.resume()
     with trainer.journal(-1 if state is None else state.step) as journal:
@@ -242,11 +242,11 @@ def train(
             move_measures = trainer.move(step)
             write("train", step, {**trainer.step(step), **move_measures})
             best = state.best
-            if evaluates := step % settings.evaluate_every == 0 or step == trainer.steps:
+            if is_evaluation_step := step % settings.evaluate_every == 0 or step == trainer.steps:
                 measures = evaluate(step)
                 if task.goal.is_better(measures, best.measures):
                     best = trainer.save_best(step, measures)
-            if evaluates or step % settings.checkpoint_every == 0:
+            if is_evaluation_step or step % settings.checkpoint_every == 0:
                 state = trainer.save_checkpoint(
                     TrainerState(step, state.initial_measures, best, searched_snapshots=trainer.searched_snapshots)
                 )
@@ -270,7 +270,7 @@ class _LossModule(nn.Module):
 
 @dataclass
 class _Trainer(Generic[Batch]):
-    """The training of one process."""
+    """Runs the training in one process."""
 
     task: Task[Batch]
     settings: LoopSettings
@@ -282,11 +282,11 @@ class _Trainer(Generic[Batch]):
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # snapshots, by step
 
     def __post_init__(self) -> None:
-        processes = self.accelerator.num_processes
+        n_processes = self.accelerator.num_processes
         self.is_main_process = self.accelerator.is_main_process
         self.optimizer = build_adamw(self.task.module, self.settings, self.accelerator.device)
-        # In evaluation mode accelerate adds the device and the precision, but no averages of
-        # gradients: see `average_gradients`.
+        # In evaluation mode accelerate sets the device and the precision, but does not average
+        # gradients, because `average_gradients` does.
         self.loss_module = self.accelerator.prepare_model(_LossModule(self.task), evaluation_mode=True)
         self.prepared_optimizer = self.accelerator.prepare_optimizer(self.optimizer)
         copy_weights_of_first(self.task.module)
@@ -296,9 +296,9 @@ class _Trainer(Generic[Batch]):
             raise UsageError(
                 "there is nothing to train on: an epoch has no batch; give more examples or smaller batches"
             )
-        self.steps = self.settings.count_steps(len(self.epoch[1]), processes)
+        self.steps = self.settings.count_steps(len(self.epoch[1]), n_processes)
         with self.accelerator.main_process_first():
-            self.folder.claim({**self.settings.loss_settings(), "processes": processes}, self.task.recipe())
+            self.folder.claim({**self.settings.loss_settings(), "processes": n_processes}, self.task.recipe())
         self.searched_snapshots = self.list_searched_snapshots(0)
 
     def move(self, step: int) -> Measures:
@@ -311,45 +311,48 @@ class _Trainer(Generic[Batch]):
 
     def list_searched_snapshots(self, step: int) -> tuple[SearchedSnapshot, ...]:
         """Return the snapshots searched so far; append the current one with `step` if it is new."""
-        current = self.task.asked if isinstance(self.task, SearchingTask) else None
-        if current is None or (self.searched_snapshots and self.searched_snapshots[-1].snapshot == current):
+        current_snapshot = self.task.asked if isinstance(self.task, SearchingTask) else None
+        if current_snapshot is None or (
+            self.searched_snapshots and self.searched_snapshots[-1].snapshot == current_snapshot
+        ):
             return self.searched_snapshots
-        return (*self.searched_snapshots, SearchedSnapshot(step, current))
+        return (*self.searched_snapshots, SearchedSnapshot(step, current_snapshot))
 
     def step(self, step: int) -> Measures:
         """Run one optimizer step and return its measures."""
-        rate = compute_learning_rate(self.settings, step, self.steps)
+        learning_rate = compute_learning_rate(self.settings, step, self.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
         batches = self.list_batches(step)
         while (values_and_names := self.try_gradients(step, batches)) is None:
-            # This is outside the exception handler, because the exception keeps tensors alive.
+            # Memory is freed outside the exception handler, because the exception keeps tensors
+            # alive.
             self.prepared_optimizer.zero_grad()
             torch.cuda.empty_cache()
         own_values, names = values_and_names
-        limit = self.settings.max_gradient_norm or _NEVER
-        norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), limit)
+        max_norm = self.settings.max_gradient_norm or _NEVER
+        gradient_norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), max_norm)
         # (batches of all processes, 1 + measures)
         values = self.accelerator.gather(own_values)
-        self.check_finite_step(step, batches, values[:, 0], norm)
+        self.check_finite_step(step, batches, values[:, 0], gradient_norm)
         self.prepared_optimizer.step()
         self.prepared_optimizer.zero_grad()
         means = dict(zip(names, values.mean(0).tolist(), strict=True))
-        return {**means, "gradient_norm": float(norm), "learning_rate": rate}
+        return {**means, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
 
     def try_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
         """Add the gradients of a step's batches; return their measures and the measures' names.
 
         The gradients are the means over all processes. Return None if the memory of a process was
-        too small; its next call computes in smaller parts.
+        too small; that process computes in smaller parts at the next call.
 
         Raises:
             ResourceError: the parts of a process cannot be smaller.
         """
         torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
         self.loss_module.train()
-        rows, names = list[Tensor](), list[str]()
-        can_repeat, parts = None, self.splitter.parts
+        measure_rows, names = list[Tensor](), list[str]()
+        can_repeat, n_parts = None, self.splitter.parts
         try:
             for batch in batches:
                 loss, measures = self.loss_module(batch)
@@ -357,7 +360,7 @@ class _Trainer(Generic[Batch]):
                 names = ["loss", *measures]
                 # (1 + measures,)
                 values = [torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]
-                rows.append(torch.stack(values))
+                measure_rows.append(torch.stack(values))
             exchange_counts()
         except torch.OutOfMemoryError:
             can_repeat = abandon_step(can_repeat=self.splitter.halve())
@@ -365,13 +368,13 @@ class _Trainer(Generic[Batch]):
             can_repeat = error.can_repeat
         if can_repeat is None:
             average_gradients(self.task.module)
-            return torch.stack(rows), names
+            return torch.stack(measure_rows), names
         if not can_repeat:
             raise ResourceError(
                 f"the GPU's memory does not hold step {step}: use a smaller batch_size with a larger "
                 "accumulation, or end other programs on this GPU"
             )
-        if self.splitter.parts > parts:
+        if self.splitter.parts > n_parts:
             _log.warning(
                 "step %d does not fit into the GPU's memory: forward passes run in %d parts from now on",
                 step,
@@ -381,9 +384,9 @@ class _Trainer(Generic[Batch]):
 
     def list_batches(self, step: int) -> list[Batch]:
         """Return this process's batches of a step; a step may span two epochs."""
-        each, processes = self.settings.accumulation, self.accelerator.num_processes
-        start = (step - 1) * each * processes + self.accelerator.process_index
-        return [self.get_batch(start + number * processes) for number in range(each)]
+        n_batches, n_processes = self.settings.accumulation, self.accelerator.num_processes
+        start = (step - 1) * n_batches * n_processes + self.accelerator.process_index
+        return [self.get_batch(start + number * n_processes) for number in range(n_batches)]
 
     def get_batch(self, position: int) -> Batch:
         epoch, number = divmod(position, len(self.epoch[1]))
@@ -417,8 +420,8 @@ class _Trainer(Generic[Batch]):
         last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
             f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
-            f"the last good checkpoint is {last_checkpoint}; leave them out or lower the learning "
-            "rate, and train in another folder"
+            f"the last good checkpoint is {last_checkpoint}; leave these examples out or lower the "
+            "learning rate, and train in another folder"
         )
 
     def evaluate(self) -> Measures:
@@ -468,11 +471,11 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
     a parameter is not contiguous: `fused` reads parameters and moments in memory order, but a
     checkpoint restores the moments in row order.
     """
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+    trained_parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained_parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained_parameters if parameter.ndim <= 1]
     can_fuse = device.type in ("cpu", "cuda") and settings.precision != "fp16"
-    fused = can_fuse and all(parameter.is_contiguous() for parameter in trained)
+    is_fused = can_fuse and all(parameter.is_contiguous() for parameter in trained_parameters)
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -480,7 +483,7 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
         betas=(settings.adam_beta1, settings.adam_beta2),
         eps=settings.adam_epsilon,
         weight_decay=settings.weight_decay,
-        fused=fused or None,
+        fused=is_fused or None,
     )
 
 
@@ -505,14 +508,14 @@ def choose_frozen_dtype(settings: LoopSettings) -> str:
     return "bfloat16" if uses_gpu and resolve_precision(settings).precision == "bf16" else "float32"
 
 
-def _accelerator(settings: LoopSettings) -> Accelerator:
+def _build_accelerator(settings: LoopSettings) -> Accelerator:
     join_processes()
-    # a previous training may have used another precision
+    # A previous training in this process may have used another precision.
     AcceleratorState._reset_state(reset_partial_state=True)
     # Without a GPU, accelerate would let each of several processes train alone.
     cpu = settings.cpu or (is_launched_together() and not torch.cuda.is_available())
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=cpu)
-    # accelerate would silently train in float32
+    # Without this check accelerate would silently train in float32.
     if settings.precision == "fp16" and accelerator.scaler is None:
         raise UsageError("precision fp16 needs a GPU: use auto, bf16 or no")
     return accelerator

@@ -22,7 +22,7 @@ class LoopSettings:
     """Settings of the training loop; one step is one update of the weights."""
 
     epochs: int = 40  # passes over the examples; DPR: 40, and 100 for small sets
-    max_steps: int = 0  # steps; 0: computed from the epochs
+    max_steps: int = 0  # number of steps; 0: computed from the epochs
     accumulation: int = 1  # batches per process and step; DPR code: gradient_accumulation_steps 1
     learning_rate: float = 2e-5  # peak rate; DPR code: 2e-5 (the paper says 1e-5)
     schedule: ScheduleKind = "linear"  # of the learning rate after its warm-up; DPR: linear
@@ -40,11 +40,12 @@ class LoopSettings:
     precision: Precision = "auto"
     seed: int = 12345  # of dropout; DPR code: 12345
     cpu: bool = False  # use the CPU even if there is a GPU
-    evaluate_every: int = 500  # steps; the last step is always evaluated
+    evaluate_every: int = 500  # steps between evaluations; the last step is always evaluated
     dev_examples: int = 0  # number of dev examples to draw by the seed; 0: all
-    checkpoint_every: int = 500  # steps; each evaluation writes one too
-    keep: int = 2  # checkpoints; older ones are deleted
-    stored: bool = True  # put the newest checkpoint into the store too, for another machine
+    checkpoint_every: int = 500  # steps between checkpoints; each evaluation also writes one
+    keep: int = 2  # number of newest checkpoints to keep; older ones are deleted
+    # also put the newest checkpoint into the store, so that another machine can resume
+    stored: bool = True
 
     def __post_init__(self) -> None:
         at_least_1 = ("epochs", "accumulation", "evaluate_every", "checkpoint_every", "keep")
@@ -55,7 +56,7 @@ class LoopSettings:
             raise UsageError(f"warmup_share of a training is {self.warmup_share}: use 1 or less")
 
     def loss_settings(self) -> dict[str, Any]:
-        """Return the settings that determine the losses; a run resumes only if they are equal.
+        """Return the settings that determine the losses; a run with others does not resume.
 
         `dev_examples` is left out, because the digest of the examples covers the draw.
         """
@@ -74,10 +75,10 @@ def compute_learning_rate(settings: LoopSettings, step: int, steps: int) -> floa
     `learning_rate`. Then `linear` falls to 0, and `cosine` falls as (1 + cos(pi t)) / 2 for t from
     0 to 1; the step after the last one would have rate 0. `constant` does not change.
     """
-    warmup = round(settings.warmup_share * steps)
-    if step <= warmup:
-        return settings.learning_rate * (step / warmup)
-    progress = (step - 1 - warmup) / max(1, steps - warmup)
+    warmup_steps = round(settings.warmup_share * steps)
+    if step <= warmup_steps:
+        return settings.learning_rate * (step / warmup_steps)
+    progress = (step - 1 - warmup_steps) / max(1, steps - warmup_steps)
     factors = {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}
     return settings.learning_rate * factors[settings.schedule]
 

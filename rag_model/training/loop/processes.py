@@ -24,7 +24,7 @@ _Value = TypeVar("_Value")
 # wait. If a process dies, the launcher ends the others, so this limit only has to end a deadlock.
 _TIMEOUT = timedelta(days=7)
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
-_ABANDONS_STEP, _CANNOT_REPEAT = -1, -2  # instead of a count
+_ABANDONS_STEP, _CANNOT_REPEAT = -1, -2  # sent instead of a count
 
 
 class StepAbandonedError(Exception):
@@ -69,7 +69,7 @@ class TrainingProcesses:
     def run_after_first(self, compute: Callable[[], _Value]) -> _Value:
         """Call `compute` in the first process, and then in all others.
 
-        So the others find the results that the first process has cached.
+        The others then find the results that the first process has cached.
 
         Raises:
             BookwheelError: the first process failed, and raised its own error there.
@@ -121,14 +121,14 @@ def exchange_counts(count: int = 0) -> list[int]:
     Raises:
         StepAbandonedError: another process called `abandon_step`.
     """
-    processes = find_processes().count
-    if processes == 1:
+    n_processes = find_processes().count
+    if n_processes == 1:
         return [count]
-    # It is on the CPU, because a process without GPU memory must be able to join.
-    local = torch.tensor([count])
-    gathered = [torch.empty_like(local) for _ in range(processes)]
-    distributed.all_gather(gathered, local)
-    counts = [int(other) for other in gathered]
+    # The tensor is on the CPU, because a process without free GPU memory must be able to join.
+    own_count = torch.tensor([count])
+    gathered_counts = [torch.empty_like(own_count) for _ in range(n_processes)]
+    distributed.all_gather(gathered_counts, own_count)
+    counts = [int(process_count) for process_count in gathered_counts]
     if min(counts) < 0:
         raise StepAbandonedError(can_repeat=min(counts) == _ABANDONS_STEP)
     return counts
@@ -143,7 +143,7 @@ def abandon_step(*, can_repeat: bool) -> bool:
         exchange_counts(_ABANDONS_STEP if can_repeat else _CANNOT_REPEAT)
     except StepAbandonedError as error:
         return error.can_repeat
-    return can_repeat  # the only process
+    return can_repeat  # there is no other process
 
 
 def copy_weights_of_first(module: nn.Module) -> None:
@@ -162,20 +162,20 @@ def average_gradients(module: nn.Module) -> None:
 
     A parameter without a gradient in this process, but with one in another, has gradient 0 here.
     The gradients are averaged after the backward pass, not during it as
-    `DistributedDataParallel` does, so that a step without memory can be abandoned.
+    `DistributedDataParallel` does, so that a step that runs out of memory can be abandoned.
     """
-    processes = find_processes().count
-    if processes == 1:
+    n_processes = find_processes().count
+    if n_processes == 1:
         return
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     has_gradient = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
     distributed.all_reduce(has_gradient, distributed.ReduceOp.MAX)
-    gradients, pending = list[torch.Tensor](), list[Any]()
+    gradients, reductions = list[torch.Tensor](), list[Any]()
     for parameter in (parameters[index] for index in has_gradient.nonzero().flatten().tolist()):
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         parameter.grad = gradient.contiguous()
         gradients.append(parameter.grad)
-        pending.append(distributed.all_reduce(parameter.grad, async_op=True))
-    for work in pending:
-        work.wait()
-    torch._foreach_div_(gradients, processes)
+        reductions.append(distributed.all_reduce(parameter.grad, async_op=True))
+    for reduction in reductions:
+        reduction.wait()
+    torch._foreach_div_(gradients, n_processes)

@@ -84,7 +84,7 @@ class Task(Protocol[Batch]):
 
 @runtime_checkable
 class DescribedTask(Protocol):
-    """Optional property of a `Task` that is one of several stages: a sentence for the card."""
+    """Optional property of a `Task` that is one of several stages, for the model card."""
 
     @property
     def trained_on(self) -> str:
@@ -117,7 +117,7 @@ class SearchingTask(Protocol):
         ...
 
     def ask(self, snapshot: str) -> None:
-        """Search the snapshot with this id again: the checkpoint that was loaded searched it.
+        """Search the snapshot with this id, which the loaded checkpoint searched.
 
         Raises:
             BookwheelError: the snapshot no longer exists, or cannot be searched.

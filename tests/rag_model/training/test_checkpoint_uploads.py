@@ -133,7 +133,7 @@ def test_what_is_damaged_in_the_store_is_one_sentence_and_no_matter_to_who_is_fu
     with pytest.raises(LostError):
         run(store, tmp_path / "one", told, 9)
     (said,) = told
-    assert said.endswith("; the training goes on from what this machine has")
+    assert said.endswith("; the training resumes from this machine's checkpoint")
     shutil.rmtree(tmp_path / "one")
     run(store, tmp_path / "two", told)  # the record was replaced by the next checkpoint
     assert told[1:] == ["goes on after step 8, whose checkpoint is in the store"]
