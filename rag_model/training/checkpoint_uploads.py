@@ -240,7 +240,7 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
             (path, True) for subfolder in (checkpoint, best_folder) for path in subfolder.rglob("*") if path.is_file()
         )
     journals = {path.parent / METRICS for path in _list_records(folder)}
-    # The other JSON-lines files hold a teacher's scores.
+    # The other JSON-lines files are caches of scores.
     yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journals)
     refreshes = folder / "refreshes"
     yield from ((path, True) for path in refreshes.glob("step-*.json"))

@@ -85,7 +85,7 @@ def write_batch(folder: Path, stage: str) -> None:
     task = _open_task(folder, stage)
     batch = task.batches(0)[0]
     if stage == "lm":
-        form, passages = task._generator.prompt_template, task._passages(batch, task._recipe.k)
+        form, passages = task._generator.prompt_template, task._read_passages(batch, task._recipe.k)
         batch_rows = [
             [
                 [form.render(training_example.example.text, passage).text for passage in example_passages],

@@ -22,7 +22,7 @@ from rag_model.encoders.spec import DIM, TokenSpec, is_token_encoder, read_token
 from rag_model.encoders.token_encoder import ColbertTokenizer, TokenEncoder, as_tensors
 from rag_model.encoders.token_model import TokenModel
 from rag_model.errors import UsageError
-from rag_model.index.tokens.search import maxsim as scored
+from rag_model.index.tokens.search import maxsim
 from rag_model.resources import estimate_weight_bytes
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import COLBERT as PART
@@ -88,7 +88,8 @@ class ColbertRecipe(GroupRecipe):
     passages_at_once: int = 256
     # cross-entropy over all passages of the batch; ColBERTv2 adds it to the distillation
     in_batch: bool = True
-    missing: Missing = "drop"  # an example without a positive or a negative passage
+    # what to do with an example without a positive or a negative passage
+    missing: Missing = "drop"
     # selects the best weights, on the dev set; instead of the benchmark's measure, because evaluations do
     # not encode the corpus
     goal: GoalName = "average_rank"
@@ -136,8 +137,8 @@ class InitialColbert:
             spec = read_token_spec(folder)
             return cls(TokenModel.load(folder, device=device), ColbertTokenizer.load(folder, spec), folder)
         spec = TokenSpec(question_length=recipe.question_length, passage_length=recipe.passage_length)
-        marker = ColbertTokenizer.load(folder, spec)
-        return cls(TokenModel.from_encoder(folder, recipe.dim, seed=recipe.seed, device=device), marker, folder)
+        tokenizer = ColbertTokenizer.load(folder, spec)
+        return cls(TokenModel.from_encoder(folder, recipe.dim, seed=recipe.seed, device=device), tokenizer, folder)
 
 
 class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
@@ -154,7 +155,7 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
         corpus: Sequence[Passage] = (),
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
+        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
 
         `digests` are those of the encoder's and the teacher's files.
 
@@ -216,19 +217,24 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
         encoder = self.encoder()
         question_vectors = encoder.encode_questions(self._ranking.questions)
         pool = self._ranking.pool
-        passages_encoded = encoder.encode_passages(
+        encoded_passages = encoder.encode_passages(
             [passage.title for passage in pool], [passage.text for passage in pool]
         )
         return self._ranking.evaluate_scores(
-            scored(vectors[None], passages_encoded.vectors, passages_encoded.offsets) for vectors in question_vectors
+            maxsim(vectors[None], encoded_passages.vectors, encoded_passages.offsets) for vectors in question_vectors
         )
 
     def encoder(self) -> TokenEncoder:
         """Return the encoder of the current weights."""
         initial = self._initial
-        budget = get_max_batch_tokens(self.module.device)
+        max_batch_tokens = get_max_batch_tokens(self.module.device)
         return TokenEncoder(
-            str(initial.folder), initial.folder, initial.tokenizer.spec, initial.tokenizer, self.module, budget
+            str(initial.folder),
+            initial.folder,
+            initial.tokenizer.spec,
+            initial.tokenizer,
+            self.module,
+            max_batch_tokens,
         )
 
     def save(self, folder: Path) -> None:
@@ -264,7 +270,7 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
         return compute_maxsim(question_vectors, self.module(*tensors), token_mask)
 
     def _tokenize_passages(self, passages: Sequence[Passage]) -> tuple[Tensor, ...]:
-        """Return the (m, t) bool mask of tokens that count, and the inputs of the encoder."""
+        """Return the (m, t) bool mask of the tokens that MaxSim compares, and the model's inputs."""
         token_lists = self._initial.tokenizer.encode_passages(
             [self._initial.tokenizer.spec.format_passage(passage.title, passage.text) for passage in passages]
         )
@@ -302,11 +308,11 @@ class Colbert(Objective[ColbertTraining]):
         examples = mine_passages(job)
         if teacher is None:
             return examples
-        count = settings.colbert.count_negatives(has_teacher=True)
-        return {**examples, "train": add_teacher_scores(examples["train"], teacher, count)}
+        n_negatives = settings.colbert.count_negatives(has_teacher=True)
+        return {**examples, "train": add_teacher_scores(examples["train"], teacher, n_negatives)}
 
     def task(self, job: Job[ColbertTraining]) -> ColbertTask:
-        """Load the encoder; dev questions also rank passages of the snapshot."""
+        """Load the encoder; passages of the snapshot are also ranked for dev questions."""
         settings = job.settings
         initial = InitialColbert.load(resolve_folder(job.origins.names[PART]), settings.colbert)
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
@@ -315,28 +321,28 @@ class Colbert(Objective[ColbertTraining]):
     def costs(self, job: Job[ColbertTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding and comparing a batch, of mining, and of the teacher."""
         recipe, model, teacher = job.settings.colbert, models[PART], models.get(TEACHER)
-        passages = recipe.batch_size * (1 + recipe.count_negatives(has_teacher=teacher is not None))
-        similarities = 4 * recipe.batch_size * recipe.question_length * passages * recipe.passage_length
-        part = min(passages, recipe.passages_at_once)
-        activations = model.estimate_activation_bytes(recipe.batch_size, recipe.question_length)
-        activations += model.estimate_activation_bytes(part, recipe.passage_length)
-        activations += 2 * similarities * part // passages
-        stages = {
-            "train": TRAINED_COPIES * estimate_weight_bytes(model) + activations,
+        n_passages = recipe.batch_size * (1 + recipe.count_negatives(has_teacher=teacher is not None))
+        n_similarities = 4 * recipe.batch_size * recipe.question_length * n_passages * recipe.passage_length
+        n_at_once = min(n_passages, recipe.passages_at_once)
+        activation_bytes = model.estimate_activation_bytes(recipe.batch_size, recipe.question_length)
+        activation_bytes += model.estimate_activation_bytes(n_at_once, recipe.passage_length)
+        activation_bytes += 2 * n_similarities * n_at_once // n_passages
+        stage_bytes = {
+            "train": TRAINED_COPIES * estimate_weight_bytes(model) + activation_bytes,
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
             **({"teach": 2 * estimate_weight_bytes(teacher)} if teacher else {}),
         }
-        tokens = recipe.batch_size * recipe.question_length + passages * recipe.passage_length
+        n_tokens = recipe.batch_size * recipe.question_length + n_passages * recipe.passage_length
         ranked_count = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        passes = TRAINING_PASSES + (passages > recipe.passages_at_once)  # one more to compute again
-        step = passes * (tokens * model.operations_per_token + 2.0 * similarities / 4 * recipe.dim)
+        passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)  # one more to compute again
+        step_operations = passes * (n_tokens * model.operations_per_token + 2.0 * n_similarities / 4 * recipe.dim)
         scored_pairs = len(job.examples["train"]), 1 + recipe.count_negatives(has_teacher=True)
         teacher_operations = count_teacher_operations(*scored_pairs, teacher) if teacher else 0.0
         return TrainingCosts(
-            stages,
+            stage_bytes,
             batches,
-            step,
+            step_operations,
             ranked_count * recipe.passage_length * model.operations_per_token,
             preparation_operations=teacher_operations,
         )

@@ -44,8 +44,9 @@ class CrossEncoderRecipe(GroupRecipe):
     batch_size: int = 4
     # per question, drawn in each epoch; code: train_group_size 8, with the positive
     negatives: int = 7
-    ranked: int = 30  # hardest negatives of a dev question to rank; mining keeps 30
-    missing: Missing = "drop"  # an example without a positive or a negative passage
+    ranked: int = 30  # hardest negatives ranked with a dev question's positive; mining keeps 30
+    # what to do with an example without a positive or a negative passage
+    missing: Missing = "drop"
     goal: GoalName = "MRR"  # selects the best weights, on the dev set
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class CrossEncoderTask(ListTask[TrainableCrossEncoder, CrossEncoderRecipe]):
     kind = "cross-encoder"
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the batch's lists; `accuracy` counts the best positives."""
+        """Return the loss over the batch's lists, and the `accuracy` of `listwise_loss`."""
         loss, accuracy = listwise_loss(pad_lists(self.module(*batch.pairs()), batch.lengths))
         return loss, {"accuracy": accuracy}
 
@@ -80,7 +81,7 @@ class CrossEncoderTask(ListTask[TrainableCrossEncoder, CrossEncoderRecipe]):
         # (n,) -> (b, l)
         scores = pad_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)
         loss, is_first = listwise_loss(scores)
-        # (b,), from 1, because the positive counts itself
+        # (b,) ranks from 1, because >= counts the positive itself
         ranks = (scores >= scores[:, :1]).sum(1).numpy()
         return {"loss": loss.item(), "MRR": float(np.mean(1 / ranks)), "Success@1": is_first.item()}
 
@@ -117,15 +118,18 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of scoring the pairs of a batch, and of mining."""
         recipe, model = job.settings.cross_encoder, models[PART]
-        pairs, tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
-        stages = {
-            "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(pairs, tokens),
+        n_pairs, pair_tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
+        stage_bytes = {
+            "train": TRAINED_COPIES * estimate_weight_bytes(model)
+            + model.estimate_activation_bytes(n_pairs, pair_tokens),
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
         }
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
-        pair = tokens * model.operations_per_token
-        return TrainingCosts(stages, batches, TRAINING_PASSES * pairs * pair, evaluated_pairs * pair)
+        pair_operations = pair_tokens * model.operations_per_token
+        return TrainingCosts(
+            stage_bytes, batches, TRAINING_PASSES * n_pairs * pair_operations, evaluated_pairs * pair_operations
+        )
 
 
 CROSS_ENCODER = CrossEncoderObjective()

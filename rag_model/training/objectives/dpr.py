@@ -41,7 +41,7 @@ class DprRecipe(PairRecipe):
     # because the published size must fit one process
     batch_size: int = 128
     hard_negatives: int = 1  # per question; DPR, section 5: one from BM25
-    # an example without a positive passage; DPR, section 4.2: discarded
+    # what to do with an example without a positive passage; DPR, section 4.2: discarded
     without_positive: Missing = "drop"
     # selects the best weights; DPR code: average rank on the dev set
     goal: GoalName = "average_rank"
@@ -74,7 +74,7 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
         recipe: DprRecipe,
         corpus: Sequence[Passage] = (),
     ) -> None:
-        """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
+        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
 
         Raises:
             InputError: no training example has a positive passage; or one has none, and the recipe
@@ -136,13 +136,14 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
         measures = self._ranking.evaluate(question_vectors, passage_vectors)
         losses = [
             in_batch_loss(
-                *self._dev_batch(positions, question_vectors, passage_vectors), temperature=self._recipe.temperature
+                *self._build_dev_batch(positions, question_vectors, passage_vectors),
+                temperature=self._recipe.temperature,
             )[0].item()
             for positions in _split_positions(self._ranking.with_positives, self._recipe.batch_size)
         ]
         return {**({"loss": sum(losses) / len(losses)} if losses else {}), **measures}
 
-    def _dev_batch(
+    def _build_dev_batch(
         self, positions: Sequence[int], question_vectors: Vectors, passage_vectors: Vectors
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         examples = [self._ranking.examples[position] for position in positions]
@@ -181,7 +182,7 @@ class Dpr(MiningObjective[DprTraining]):
     )
 
     def task(self, job: Job[DprTraining]) -> DprTask:
-        """Load the encoders; dev questions also rank passages of the snapshot."""
+        """Load the encoders; passages of the snapshot are also ranked for dev questions."""
         names, settings = job.origins.names, job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         examples = job.examples["train"], job.examples["dev"]

@@ -1,9 +1,9 @@
 """End-to-end RAG: question encoder, passage encoder and generator are trained together.
 
 "Paper" is Siriwardhana et al. 2023 (TACL 11, 1-17), "code" its authors' repository. -log p(y|x) is
-that of RAG, but p(z|x) has the gradient of both encoders: the current passage encoder encodes the
+that of RAG, but p(z|x) has a gradient to both encoders: the current passage encoder encodes the
 passages that an older index returns. A second loss is -log p(s|z) of statements s: the generator
-reconstructs each one from the passages that it retrieves, without those that contain it verbatim.
+reconstructs s from the passages retrieved for s, without those that contain s verbatim.
 """
 
 import lzma
@@ -64,7 +64,7 @@ from rag_model.training.objectives.rag import (
 from rag_model.training.origins import choose_end_to_end_models
 
 _MIN_WORDS = 5  # of a statement; shorter leads are headings and broken text
-_BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
+_READ_ERRORS = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
 LOOP = LoopSettings(
     epochs=10,  # paper: 10
     accumulation=8,  # paper: batches of 4, 8 times
@@ -76,7 +76,7 @@ LOOP = LoopSettings(
 )
 LEADS, NONE = "leads", "none"
 _EXTRA_CANDIDATES = 2  # candidates to spare, because those that contain the statement are dropped
-_STATEMENT = 40  # tokens a statement
+_STATEMENT_TOKENS = 40  # estimated tokens per statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,9 @@ class Statement:
 
 
 def read_statements(source: str) -> list[Statement]:
-    """Read a JSON-lines file whose lines have a `statement` and perhaps an `id`, else their number.
+    """Read a JSON-lines file of statements.
+
+    Each line has a `statement` and may have an `id`; the default id is its number from 0.
 
     Raises:
         InputError: the file is unreadable, a line has no statement (the message names its number),
@@ -103,7 +105,7 @@ def read_statements(source: str) -> list[Statement]:
                 if not isinstance(text, str) or not text.strip():
                     raise InputError(f'{location} has no statement: write {{"statement": "…"}} on each line')
                 statements.append(Statement(str(value.get("id", number)), " ".join(text.split())))
-    except add_client_errors(*_BROKEN) as error:
+    except add_client_errors(*_READ_ERRORS) as error:
         raise InputError(f"statements {source} cannot be read ({format_error(error)}): check the file") from error
     if not statements:
         raise InputError(f"{source} holds no statement: give a file with at least one")
@@ -112,7 +114,7 @@ def read_statements(source: str) -> list[Statement]:
 
 @dataclass(frozen=True, slots=True)
 class LeadCountTask(PartTask):
-    """A part whose leads are counted."""
+    """Counts the leads of a part."""
 
     stage: ClassVar[str] = "count-leads"
     code: ClassVar[int] = 1
@@ -128,7 +130,7 @@ class LeadCountTask(PartTask):
 
 @dataclass(frozen=True, slots=True)
 class LeadTask(PartTask):
-    """A part some of whose leads are read."""
+    """Reads some leads of a part."""
 
     numbers: tuple[int, ...]  # of the leads, ascending
 
@@ -145,16 +147,16 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
     """Draw up to `limit` leads, the first sentences of pages, in the order of the pages.
 
     Sentences of fewer than 5 words are left out. `runner` reads the parts on workers, which count
-    the leads and then read the drawn ones; None: this process does.
+    the leads and then read the drawn ones; if None, this process does both.
     """
     files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
-    counts, skipped, previous_page = list[int](), list[int](), ""
+    lead_counts, skipped_counts, previous_page = list[int](), list[int](), ""
     for result in run_tasks(snapshot.store, [LeadCountTask(file) for file in files], runner):
-        # The page may begin in the part before.
-        skipped.append(int(result["starts_with_lead"] and result["first"] == previous_page))
-        counts.append(result["leads"] - skipped[-1])
+        # Row 0 holds no lead if its page began in the previous part.
+        skipped_counts.append(int(result["starts_with_lead"] and result["first"] == previous_page))
+        lead_counts.append(result["leads"] - skipped_counts[-1])
         previous_page = result["last"]
-    rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(counts)
+    rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(lead_counts)
     # reservoir sampling (Vitter's algorithm R)
     for number in range(partition.n):
         slot = number if number < limit else rng.randrange(number + 1)
@@ -162,7 +164,8 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
             reservoir[slot] = number
     numbers = np.sort(np.array([*reservoir.values()], np.int64))
     tasks = [
-        LeadTask(files[part], tuple((local + skipped[part]).tolist())) for part, _, local in partition.split(numbers)
+        LeadTask(files[part], tuple((local_numbers + skipped_counts[part]).tolist()))
+        for part, _, local_numbers in partition.split(numbers)
     ]
     results = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
     statements = dict(zip(numbers.tolist(), starmap(Statement, results), strict=True))
@@ -215,14 +218,14 @@ class End2EndRecipe:
 class ReconstructionSettings:
     """Settings of the auxiliary task, generating a statement from passages; paper, section 3.2."""
 
-    # leads: those of the corpus; none; or a JSON-lines file with a `statement` a line; first
+    # leads: those of the corpus; none; or a JSON-lines file with a `statement` per line; first
     # sentences of articles instead of summaries of the data's domain, because a snapshot has no
     # summaries
     statements: str = LEADS
-    most: int = 20_000  # leads
+    most: int = 20_000  # maximum number of leads
     batch_size: int = 1  # statements per batch and process
     weight: float = 1.0  # of the auxiliary loss; paper: the two losses are added
-    # before a statement as the query, and in place of the question of the generator
+    # precedes the statement in the query, and replaces the question in the generator's input
     marker: str = "<p>"
 
     def __post_init__(self) -> None:
@@ -354,7 +357,7 @@ class End2EndTask(RagTask):
         answer_loss, measures = super().loss(tuple(pair for pair in batch if not isinstance(pair, StatementPair)))
         if not self._statements:
             return answer_loss, measures
-        reconstruction_loss = self._reconstruction_loss(statement_pairs)
+        reconstruction_loss = self._compute_reconstruction_loss(statement_pairs)
         all_measures = {
             **measures,
             "answer_loss": answer_loss.detach(),
@@ -364,17 +367,17 @@ class End2EndTask(RagTask):
 
     def _get_statement(self, number: int) -> Statement:
         """Return the statement with a number, from 0; each round has its own random order."""
-        round_, index = divmod(number, len(self._statements))
-        return self._statements[self._round_order(round_)[index]]
+        round_number, index = divmod(number, len(self._statements))
+        return self._statements[self._get_round_order(round_number)[index]]
 
-    def _round_order(self, round_: int) -> list[int]:
-        if self._round[0] != round_:
+    def _get_round_order(self, round_number: int) -> list[int]:
+        if self._round[0] != round_number:
             numbers = range(len(self._statements))
-            rng = random.Random(f"{self._settings.rag.seed} statements {round_}")
-            self._round = round_, rng.sample(numbers, len(numbers))
+            rng = random.Random(f"{self._settings.rag.seed} statements {round_number}")
+            self._round = round_number, rng.sample(numbers, len(numbers))
         return self._round[1]
 
-    def _reconstruction_loss(self, batch: Sequence[QuestionAnswer]) -> Tensor:
+    def _compute_reconstruction_loss(self, batch: Sequence[QuestionAnswer]) -> Tensor:
         """Return the mean -log p(s|z) of statements; 0 if no statement has a passage left."""
         marker, texts = self._settings.reconstruction.marker, [pair.answer for pair in batch]
         # (s, d)
@@ -382,22 +385,24 @@ class End2EndTask(RagTask):
         candidates = self._memory.retrieve(
             texts, to_numpy(question_vectors), self._settings.candidates + _EXTRA_CANDIDATES
         )
-        remaining, retrieved = drop_source_passages(candidates, texts)
-        if not remaining:
+        remaining_indexes, retrieved = drop_source_passages(candidates, texts)
+        if not remaining_indexes:
             return mean_over_processes(question_vectors.sum() * 0, 0)
-        question_vectors = question_vectors[remaining]
+        question_vectors = question_vectors[remaining_indexes]
         retrieved = rerank(retrieved, to_numpy(question_vectors), self._encode, self._recipe.k)
-        marked_pairs = [QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in remaining]
+        marked_pairs = [
+            QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in remaining_indexes
+        ]
         losses = self.module.loss(
-            self._compute_logits(question_vectors, retrieved), *self._reader_inputs(marked_pairs, retrieved)
+            self._compute_logits(question_vectors, retrieved), *self._encode_reader_inputs(marked_pairs, retrieved)
         )
-        return mean_over_processes(losses.sum(), len(remaining))
+        return mean_over_processes(losses.sum(), len(remaining_indexes))
 
     def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
         candidates = self._memory.retrieve(
             [pair.example.question for pair in batch], to_numpy(question_vectors), self._settings.candidates
         )
-        if self._settings.candidates == self._recipe.k:  # the same passages in any order
+        if self._settings.candidates == self._recipe.k:  # reranking would only change the order
             return candidates
         return rerank(candidates, to_numpy(question_vectors), self._encode, self._recipe.k)
 
@@ -458,24 +463,24 @@ class End2EndObjective(Objective[End2EndTraining]):
         rag_costs = RagObjective(settings.end2end.marginal, "").costs(rag_job, models)
         statement_count = 0 if reconstruction.statements == NONE else reconstruction.batch_size
         k, candidate_count = min(rag.k, job.snapshot.n), min(settings.candidates, job.snapshot.n)
-        texts = (rag.batch_size + statement_count) * k
+        n_contexts = (rag.batch_size + statement_count) * k
         extra_bytes = TRAINED_COPIES * estimate_weight_bytes(passage) + passage.estimate_activation_bytes(
-            texts, PASSAGE_TOKENS
+            n_contexts, PASSAGE_TOKENS
         )
-        extra_bytes += generator.estimate_activation_bytes(statement_count * k, PROMPT_TOKENS + _STATEMENT)
+        extra_bytes += generator.estimate_activation_bytes(statement_count * k, PROMPT_TOKENS + _STATEMENT_TOKENS)
         passage_operations = PASSAGE_TOKENS * passage.operations_per_token
         rerank_operations = (
             passage_operations * (rag.batch_size + statement_count) * candidate_count * (candidate_count > k)
         )
-        step = rag_costs.step_operations + TRAINING_PASSES * (
-            texts * passage_operations
-            + statement_count * k * generator.operations_per_token * (PROMPT_TOKENS + _STATEMENT)
+        step_operations = rag_costs.step_operations + TRAINING_PASSES * (
+            n_contexts * passage_operations
+            + statement_count * k * generator.operations_per_token * (PROMPT_TOKENS + _STATEMENT_TOKENS)
         )
         steps = settings.loop.count_steps(rag_costs.batches, 1)
         return TrainingCosts(
             {**rag_costs.stage_bytes, "train": rag_costs.stage_bytes["train"] + extra_bytes},
             rag_costs.batches,
-            step + rerank_operations,
+            step_operations + rerank_operations,
             rag_costs.evaluation_operations + passage_operations * len(job.examples["dev"]) * candidate_count,
             rebuild_operations=passage_operations * job.snapshot.n,
             # one at the end, for the published weights

@@ -1,4 +1,4 @@
-"""The inverse cloze task: train encoders to retrieve a sentence's passage (Lee et al. 2019, ORQA).
+"""Inverse cloze task (ICT): learn to retrieve a sentence's passage (Lee et al. 2019, ORQA).
 
 It needs no examples, and its encoders initialize REALM: a retriever without such a warm start
 returns useless passages at first and learns nothing from them (Guu et al. 2020, section 3.4).
@@ -53,7 +53,7 @@ class IctRecipe(GroupRecipe):
     # of the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too little
     temperature: float = 1.0
     dev_texts: int = 256  # held-out passages for the evaluation
-    ranked: int = 1_000  # other passages that held-out sentences rank
+    ranked: int = 1_000  # other passages that are ranked for held-out sentences
     goal: GoalName = "average_rank"  # selects the best weights, on the held-out texts
 
     def __post_init__(self) -> None:
@@ -97,10 +97,10 @@ class IctTask(TextTask):
         )
 
     def draw_pairs(self, batch: TextBatch) -> tuple[list[str], list[Passage]]:
-        """Draw the sentences of a batch; return them with their passages.
+        """Return (sentences, their passages) drawn for a batch.
 
         Equal batches give equal pairs. Passages of one sentence are dropped; if there are no
-        others, the first passage is its own sentence.
+        others, the whole first passage is its own sentence.
         """
         passages = self._snapshot.passages(batch.rows)
         cloze_pairs = [
@@ -117,12 +117,12 @@ class IctTask(TextTask):
         passage_vectors, start = gather_all_processes(self.module.embed_passages(sentence_passages))
         keys, _ = gather_all_processes(passage_keys(sentence_passages).to(passage_vectors.device))
         gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + start  # (b,)
-        # equal passages, (b, m)
+        # (b, m): copies of the positive, which must not be negatives
         ignored = (keys[None] == keys[gold][:, None]).scatter(1, gold[:, None], False)
         loss, accuracy = in_batch_loss(
             self.module.embed_questions(sentences), passage_vectors, gold, ignored, self._recipe.temperature
         )
-        # processes may have dropped different numbers of passages
+        # Processes may have dropped different numbers of passages.
         return mean_over_processes(loss * len(sentences), len(sentences)), {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
@@ -159,16 +159,20 @@ class IctObjective(Objective[IctTraining]):
         """Return the costs of encoding the sentences and passages of a batch."""
         recipe, question, passage = job.settings.ict, models["question"], models["passage"]
         b, n = recipe.batch_size, job.snapshot.n
-        activations = question.estimate_activation_bytes(b, QUESTION_TOKENS) + passage.estimate_activation_bytes(
+        activation_bytes = question.estimate_activation_bytes(b, QUESTION_TOKENS) + passage.estimate_activation_bytes(
             b, PASSAGE_TOKENS
         )
         pair_operations = (
             QUESTION_TOKENS * question.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
         )
         dev_count = min(recipe.dev_texts, max(1, n // 2))
-        evaluation = dev_count * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
-        stages = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activations}
-        return TrainingCosts(stages, max(1, (n - dev_count) // b), TRAINING_PASSES * b * pair_operations, evaluation)
+        evaluation_operations = (
+            dev_count * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
+        )
+        stage_bytes = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activation_bytes}
+        return TrainingCosts(
+            stage_bytes, max(1, (n - dev_count) // b), TRAINING_PASSES * b * pair_operations, evaluation_operations
+        )
 
 
 ICT = IctObjective()

@@ -19,11 +19,12 @@ from rag_model.training.loop.processes import exchange_counts, find_processes
 def in_batch_loss(
     questions: Tensor, passages: Tensor, gold: Tensor, ignored: Tensor | None = None, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return DPR's loss with in-batch negatives, and the share of questions with the best positive.
+    """Return DPR's loss with in-batch negatives, and the in-batch accuracy.
 
     L = -log (exp(q . p+ / T) / sum_j exp(q . p_j / T)), the sum over all passages of the batch:
     Karpukhin et al. 2020, eq. 2, with a temperature T, which vectors of unit length need (their
-    scores are in [-1, 1]). The loss is the mean over the questions.
+    scores are in [-1, 1]). The loss is the mean over the questions. The accuracy is the share of
+    questions whose positive has the highest score.
 
     `questions` (b, d), `passages` (m, d), `gold` (b,) int64: the positive's row; `ignored` (b, m)
     bool: passages to leave out of the sum, such as a question's other positives. Scores are
@@ -35,7 +36,7 @@ def in_batch_loss(
 
 
 def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
-    """Concatenate rows (n, ...) of all processes, with gradient; return them and the own start.
+    """Return the rows (n, ...) of all processes, and the position of this process's first row.
 
     n may differ between processes. The gradient of each process's rows is the sum over the losses
     of all processes; because gradients of weights are averaged over processes, the result is the
@@ -44,7 +45,7 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     processes = find_processes()
     if processes.count == 1:
         return rows, 0
-    if rows.dtype is torch.bool:  # gloo does not gather it
+    if rows.dtype is torch.bool:  # gloo cannot gather bool
         gathered_bytes, start = gather_all_processes(rows.byte())
         return gathered_bytes.bool(), start
     sizes = exchange_counts(len(rows))
@@ -66,10 +67,10 @@ def locate_positives(
 ) -> tuple[Tensor, Tensor]:
     """Return the (b,) rows of the positives among the m passages of all processes, and a mask.
 
-    The (b, m) bool mask has the passages that are no negatives of a question, as in
-    `mask_other_positives`. With `counts_once` it also has all but the first of equal passages, as
-    in a `DprBatch`, which holds each passage once. `passages` and `gold`, the rows of the
-    positives, are this process's.
+    The (b, m) bool mask marks the passages that must not be negatives of a question, as in
+    `mask_other_positives`. With `counts_once` it also marks all but the first of equal passages, as
+    in a `DprBatch`, which holds each passage once. `passages` are those of this process, and `gold`
+    are the positions of the positives in them.
     """
     keys, start = gather_all_processes(passage_keys(passages).to(device))
     rows = torch.tensor(gold, device=device) + start
@@ -94,7 +95,7 @@ def mean_over_processes(total: Tensor, count: int) -> Tensor:
 
 
 class _AllGather(Function):
-    """Gather equal shapes into (processes, ...); torch's function may have no gradient."""
+    """Gathers tensors of equal shape into (processes, ...), with a gradient."""
 
     @staticmethod
     def forward(_: object, rows: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ def to_float32(vectors: Tensor) -> Tensor:
 
 
 def distillation_loss(scores: Tensor, teacher_scores: Tensor) -> Tensor:
-    """Return the mean KL divergence of the student's from the teacher's distribution over lists.
+    """Return the mean over the lists of KL(teacher ‖ student).
 
     L = mean over q of sum_d p(d) (log p(d) - log s(d)), where p is the softmax of the teacher's
     scores of q's passages and s that of the student's: Santhanam et al. 2022 (ColBERTv2), section

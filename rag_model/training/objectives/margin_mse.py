@@ -41,7 +41,7 @@ from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 LOOP = LoopSettings(epochs=25, learning_rate=7e-6, schedule="constant", warmup_share=0.0)
-"""Clipping is that of `LoopSettings`."""
+"""Gradient clipping is the default of `LoopSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class MarginMseRecipe(PairRecipe):
     # each epoch instead of one triple of a file, because negatives are mined
     negatives: int = 1
     scored: int = 8  # hardest negatives of a question that the teacher scores
-    missing: Missing = "drop"  # an example without a positive or a negative passage
+    # what to do with an example without a positive or a negative passage
+    missing: Missing = "drop"
     # selects the best weights, on the dev set; instead of the benchmark's measure, because evaluations do
     # not encode the corpus
     goal: GoalName = "average_rank"
@@ -84,8 +85,8 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
         question_vectors = self.module.embed_questions([example.question for example in batch.examples])  # (b, d)
         passage_vectors = self.module.embed_passages(batch.pairs()[1])  # (n, d), list by list
         loss = self._loss(batch, question_vectors, passage_vectors)
-        pair_count = sum(batch.lengths) - len(batch.lists)  # a positive with each negative of its list
-        return mean_over_processes(loss * pair_count, pair_count), {}
+        n_pairs = sum(batch.lengths) - len(batch.lists)  # a positive with each negative of its list
+        return mean_over_processes(loss * n_pairs, n_pairs), {}
 
     def evaluate(self) -> Measures:
         """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
@@ -133,14 +134,14 @@ class MarginMse(Objective[MarginMseTraining]):
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
         teacher = load_teacher(job)  # first, so that a wrong teacher fails early
-        completed = mine_passages(job)
+        mined_examples = mine_passages(job)
         return {
             name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)
-            for name, examples in completed.items()
+            for name, examples in mined_examples.items()
         }
 
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:
-        """Load the encoders; dev questions also rank passages of the snapshot."""
+        """Load the encoders; passages of the snapshot are also ranked for dev questions."""
         names, settings = job.origins.names, job.settings
         recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoder = BiEncoder.load(

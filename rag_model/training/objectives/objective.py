@@ -31,7 +31,7 @@ from rag_model.training.loop.task import Measures, Task
 from rag_model.training.moving_index import Rebuilder
 from rag_model.training.origins import InitialModels, NamedModels
 
-UNIT_TEMPERATURE = 0.05  # of scores of unit vectors: sentence-transformers' scale of 20
+UNIT_TEMPERATURE = 0.05  # for scores of unit vectors; sentence-transformers' scale of 20
 TRAINED_COPIES = 4  # copies of a trained weight: the weight, its gradient, and Adam's two moments
 # cost of a training step in forward passes: backward costs two (Kaplan et al. 2020, section 2.1)
 TRAINING_PASSES = 3
@@ -69,7 +69,7 @@ class Job(Generic[S]):
     origins: InitialModels  # the initial models
     settings: S
     examples: Examples
-    # of the initial models' files, by part; {} for `costs`
+    # digests of the initial models' files, by part; empty for `costs`
     digests: Mapping[str, str] = field(default_factory=dict)
     work: Path | None = None  # the training's folder, where `prepare` may cache slow results
     # called with the finished and the total amount
@@ -88,7 +88,7 @@ class ModelDescription:
     # of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
     pipeline_tag: str
     parts: frozenset[str]  # folders that `Task.save` writes; see `store.versions.model_manifest`
-    # the passage encoder is trained, so the passages are encoded again at the end
+    # whether the passage encoder is trained, so that passages are encoded again at the end
     rebuilds: bool = False
 
 
@@ -120,7 +120,7 @@ class TrainingStage:
 
 @runtime_checkable
 class Objective(Protocol[S]):
-    """One training. Subclass it: methods with a body are defaults."""
+    """Defines one kind of training. Subclass it; methods with a body are defaults."""
 
     # name for `finetune`, and kind of the models: up to 40 lower-case letters, digits and dashes
     name: str
@@ -152,9 +152,9 @@ class Objective(Protocol[S]):
         ...
 
     def inputs(self, job: Job[S]) -> Mapping[str, Any]:
-        """Return further inputs that determine the model as JSON values.
+        """Return further inputs that determine the model, as JSON values.
 
-        Examples are digests of files that the settings name.
+        An example is the digest of a file that the settings name.
         """
         return {}
 
@@ -256,10 +256,10 @@ def get_objective(name: str) -> Objective[Any]:
 
 def list_objectives() -> list[Objective[Any]]:
     """Return all objectives in the order of their names; log and skip those that fail to load."""
-    loaded: list[Objective[Any]] = []
+    objectives: list[Objective[Any]] = []
     for name in list_objective_names():
         try:
-            loaded.append(get_objective(name))
+            objectives.append(get_objective(name))
         except BookwheelError as error:
             _log.warning("%s", error)
-    return loaded
+    return objectives

@@ -74,9 +74,9 @@ from rag_model.training.origins import InitialModels, NamedModels, choose_bi_enc
 GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
 """Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
-_AT_ONCE = 256  # questions of a search
-_READ_AT_ONCE = 1_024  # questions whose passages are in memory
-_ONLINE_BATCH = 32  # pairs of different questions that a generator judges in a batch
+_AT_ONCE = 256  # questions per search
+_READ_AT_ONCE = 1_024  # questions whose passages are in memory at the same time
+_ONLINE_BATCH = 32  # (question, passage) pairs that a generator judges in one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class OpenRagRecipe(GroupRecipe):
     """Settings of OpenRAG. "Paper" is arXiv 2503.08398; settings that it leaves open are SiDR's."""
 
     depth: int = 100  # passages per question to judge before the training; paper: 100
-    # retriever expression for them; None: the bag index with the initial encoder
+    # retriever expression for these passages; None: the bag index with the initial encoder
     retriever: str | None = None
     # passages of each pool to keep, those with the likeliest answers; instead of an unpublished
     # number, because the paper leaves it open
     pooled: int = 30
     online: bool = True  # judge the current encoder's passages; False: train on the pools alone
     proposed: int = 20  # passages per question that the bag index proposes online; paper: 20
-    asked_terms: int = 768  # heaviest terms of a question in a search of the bag index
+    asked_terms: int = 768  # heaviest terms of a question that a search of the bag index looks up
     batch_size: int = 32  # questions per batch and process; SiDR's code: 32
     terms: int = 768  # heaviest terms of a text in the loss; SiDR's code: 768
     temperature: float = 1.0  # of the scores in the loss; SiDR's code: 1
@@ -133,7 +133,7 @@ class OnlineLabels:
 
     positive: Passage | None
     negative: Passage | None
-    judged: int  # passages that the generator judged
+    judged: int  # number of passages that the generator judged
 
 
 class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
@@ -183,7 +183,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         return build_dpr_batch([_draw_from_pools(example, rng) for example in examples], 1, None)
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return SiDR's loss with one positive and one hard negative a question.
+        """Return SiDR's loss with one positive and one hard negative per question.
 
         The measures count the passages judged online, and the positives and negatives among them.
         """
@@ -245,18 +245,20 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         try:
             self.module.eval()
             query_terms = self.module.encode_questions(questions)
-            proposed = self._online.memory.propose(query_terms, self._recipe.proposed)
-            distinct, positions = index_passages(passage for passages in proposed for passage in passages)
-            if not distinct:
-                return proposed
-            scores = self.module.scores(query_terms, distinct)[0].cpu()  # (q, m)
+            candidate_lists = self._online.memory.propose(query_terms, self._recipe.proposed)
+            distinct_passages, positions = index_passages(
+                passage for passages in candidate_lists for passage in passages
+            )
+            if not distinct_passages:
+                return candidate_lists
+            scores = self.module.scores(query_terms, distinct_passages)[0].cpu()  # (q, m)
         finally:
             self.module.train(was_training)
-        ranked = list[list[Passage]]()
-        for passages, row in zip(proposed, scores.tolist(), strict=True):
-            by_hash = {passage.hash: row[positions[passage.hash]] for passage in passages}
-            ranked.append(sorted(passages, key=lambda passage: -by_hash[passage.hash]))
-        return ranked
+        ranked_lists = list[list[Passage]]()
+        for passages, question_scores in zip(candidate_lists, scores.tolist(), strict=True):
+            score_by_hash = {passage.hash: question_scores[positions[passage.hash]] for passage in passages}
+            ranked_lists.append(sorted(passages, key=lambda passage: -score_by_hash[passage.hash]))
+        return ranked_lists
 
     @torch.no_grad()
     def _label_online(self, examples: Sequence[Example]) -> list["OnlineLabels"]:
@@ -274,42 +276,41 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             for example_and_passages in zip(examples, ranked_passages, strict=True)
         ]
         labels: dict[int, OnlineLabels] = {}
-        answers: dict[int, Verdict | None] = dict.fromkeys(range(len(searches)))
-        while answers:
-            pending: dict[int, Passage] = {}
-            for index, verdict in answers.items():
+        verdicts_by_index: dict[int, Verdict | None] = dict.fromkeys(range(len(searches)))
+        while verdicts_by_index:
+            passages_by_index: dict[int, Passage] = {}
+            for index, verdict in verdicts_by_index.items():
                 try:
-                    pending[index] = searches[index].send(verdict)
-                except StopIteration as end:
-                    labels[index] = end.value
+                    passages_by_index[index] = searches[index].send(verdict)
+                except StopIteration as stop:
+                    labels[index] = stop.value
             verdicts = self._judge_pairs(
-                [(examples[index].question, passage) for index, passage in pending.items()], self._online.scorer
+                [(examples[index].question, passage) for index, passage in passages_by_index.items()],
+                self._online.scorer,
             )
-            answers = dict(zip(pending, verdicts, strict=True))
+            verdicts_by_index = dict(zip(passages_by_index, verdicts, strict=True))
         return [labels[index] for index in range(len(searches))]
 
     def _search_labels(
-        self, example: Example, ranked: Sequence[Passage]
+        self, example: Example, ranked_passages: Sequence[Passage]
     ) -> abc.Generator[Passage, Verdict | None, "OnlineLabels"]:
         """Yield each passage to judge, receive its verdict, and return the labels."""
-        positive, judged = None, 0
-        for passage in ranked:
-            helps = _find_pool_label(example, passage)
-            if helps is None:
-                judged += 1
+        positive, n_judged = None, 0
+        for passage in ranked_passages:
+            is_helpful = _find_pool_label(example, passage)
+            if is_helpful is None:
+                n_judged += 1
                 verdict = yield passage
                 assert verdict is not None  # only the first `send` has none
-                helps = self._is_helpful(example, verdict)
-            if helps is False:
-                return OnlineLabels(positive, passage, judged)
-            if helps and positive is None:
+                is_helpful = self._is_helpful(example, verdict)
+            if is_helpful is False:
+                return OnlineLabels(positive, passage, n_judged)
+            if is_helpful and positive is None:
                 positive = passage
-        return OnlineLabels(positive, None, judged)
+        return OnlineLabels(positive, None, n_judged)
 
     def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[Verdict]:
-        """Return the verdicts on pairs of a question and a passage, `_ONLINE_BATCH` pairs at a
-        time.
-        """
+        """Return the verdicts on (question, passage) pairs, judged in batches."""
         verdicts = list[Verdict]()
         for first in range(0, len(pairs), _ONLINE_BATCH):
             questions, passages = zip(*pairs[first : first + _ONLINE_BATCH], strict=True)
@@ -419,11 +420,11 @@ class OpenRag(Objective[OpenRagTraining]):
         recipe, generator, judge = job.settings.openrag, models[GENERATOR], job.settings.judge
         loss_recipe = SidrRecipe(batch_size=recipe.batch_size, terms=recipe.terms)
         sidr_training = estimate_sidr_costs(job, loss_recipe, recipe.answered * recipe.proposed, models)
-        tokens = (
+        pair_tokens = (
             PROMPT_TOKENS + sum(2 for _ in judge.choices) if judge.choices else PROMPT_TOKENS + judge.max_new_tokens
         )
-        # generates an answer, and scores the gold one
-        pair_operations = 2.0 * tokens * generator.operations_per_token
+        # For each pair the generator generates an answer, and scores the gold one.
+        pair_operations = 2.0 * pair_tokens * generator.operations_per_token
         proposed_count = recipe.batch_size * min(recipe.proposed, job.snapshot.n)
         online_operations = (
             proposed_count * (pair_operations / 2 + PASSAGE_TOKENS * count_token_operations(models[PASSAGE]))
@@ -434,19 +435,19 @@ class OpenRag(Objective[OpenRagTraining]):
         generator_bytes = estimate_weight_bytes(generator) + estimate_decoding_bytes(
             generator, _ONLINE_BATCH, judge.max_new_tokens
         )
-        retriever_memory = estimate_proposal_bytes(job.snapshot, resolve_folder(job.origins.names[PASSAGE]))
+        retriever_bytes = estimate_proposal_bytes(job.snapshot, resolve_folder(job.origins.names[PASSAGE]))
         if recipe.retriever is not None:
-            retriever_memory += estimate_retriever_bytes(job.snapshot, recipe.retriever)
-        stages = {
-            "train": sidr_training.stage_bytes["train"] + generator_bytes + retriever_memory,
-            "judge": generator_bytes + retriever_memory + estimate_weight_bytes(models[QUESTION]),
+            retriever_bytes += estimate_retriever_bytes(job.snapshot, recipe.retriever)
+        stage_bytes = {
+            "train": sidr_training.stage_bytes["train"] + generator_bytes + retriever_bytes,
+            "judge": generator_bytes + retriever_bytes + estimate_weight_bytes(models[QUESTION]),
         }
         evaluation_operations = (
             sidr_training.evaluation_operations
             + min(recipe.answered or len(job.examples["dev"]), len(job.examples["dev"])) * pair_operations
         )
         return TrainingCosts(
-            stages,
+            stage_bytes,
             sidr_training.batches,
             sidr_training.step_operations + online_operations,
             evaluation_operations,

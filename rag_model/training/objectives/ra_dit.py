@@ -44,7 +44,7 @@ from rag_model.training.objectives.rag import ANSWER_TOKENS, LOGITS_COPIES
 from rag_model.training.origins import choose_rag_models, digest_folder
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
-_MIN_PASSAGES = 2  # passages
+_MIN_PASSAGES = 2  # of a snapshot on which a retriever is trained
 
 
 class RaDit(Objective[RaDitTraining]):
@@ -120,7 +120,7 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     settings, device = job.settings, "cpu" if job.settings.lm_loop.cpu else None
     question = _load_question_encoder(job, settings.lm_loop)
     lister = _open_lister(job, question)
-    # may fail, so it comes before the slow lists
+    # This may fail, so it comes before the slow retrieval of lists.
     dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)
     generator = load_generator(job.origins.names["generator"], device=device, dtype="float32")
     passage_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
@@ -129,7 +129,7 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     )
 
 
-def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progress: OnProgress) -> RetrieverTask:
+def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on_progress: OnProgress) -> RetrieverTask:
     """Load the question encoder, draw plain texts, retrieve passages, and score them once.
 
     `tuned` is the model of LM-ft. It answers dev questions, and it scores if the recipe says so.
@@ -139,8 +139,8 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
     lister, shared, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared)
     frozen_dtype = choose_frozen_dtype(settings.loop)
-    load_answering_generator = partial(_load_generator, job, tuned, frozen_dtype)
-    scoring_model = tuned if recipe.scored_by == "tuned" else None
+    load_answering_generator = partial(_load_generator, job, tuned_folder, frozen_dtype)
+    scoring_model = tuned_folder if recipe.scored_by == "tuned" else None
     labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared.k, settings.lm.k))
     text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared.k)
     dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared.k)
@@ -160,14 +160,17 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         on_progress,
         frozen_dtype,
     )
-    scored = [ScoredList(*list_and_scores) for list_and_scores in zip(all_lists, all_scores, strict=True)]
+    scored_lists = [ScoredList(*list_and_scores) for list_and_scores in zip(all_lists, all_scores, strict=True)]
     train = [
         scored_list
-        for scored_list in scored[: len(labelled_lists) + len(text_lists)]
+        for scored_list in scored_lists[: len(labelled_lists) + len(text_lists)]
         if len(scored_list.passage_list.rows) > 1
     ]
     scores_digest = digest_json(
-        [[scored_list.passage_list.rows, scored_list.scores.log_p, scored_list.scores.tokens] for scored_list in scored]
+        [
+            [scored_list.passage_list.rows, scored_list.scores.log_p, scored_list.scores.tokens]
+            for scored_list in scored_lists
+        ]
     )
     data_identity = {**_build_data_identity(job), "texts": len(text_lists), "scores": scores_digest}
     return RetrieverTask(
@@ -175,32 +178,39 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         load_answering_generator,
         lister.memory,
         train,
-        (dev, scored[len(labelled_lists) + len(text_lists) :]),
+        (dev, scored_lists[len(labelled_lists) + len(text_lists) :]),
         recipe,
         shared,
         data_identity,
     )
 
 
-def _draw_texts(job: Job[RaDitTraining], labelled: int) -> list[RetrievalExample]:
-    recipe, count, seed = job.settings.retriever, job.settings.count_texts(labelled), job.settings.ra_dit.seed
-    if not count:
+def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[RetrievalExample]:
+    recipe, n_texts, seed = job.settings.retriever, job.settings.count_texts(n_labelled), job.settings.ra_dit.seed
+    if not n_texts:
         return []  # without loading the generator's tokenizer
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
-    found = draw_text_examples(job.snapshot, tokenizer, count, recipe.text_tokens, seed, job.runner)
-    return [RetrievalExample(f"text {passage.id}", text, rest, passage) for passage, text, rest in found]
+    drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
+    return [
+        RetrievalExample(f"text {passage.id}", beginning, continuation, passage)
+        for passage, beginning, continuation in drawn_texts
+    ]
 
 
-def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
+def _digest_generator(job: Job[RaDitTraining], tuned_folder: Path | None) -> str:
     """Return the digest of a generator's files."""
-    return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
+    return (
+        job.digests.get("generator") or job.origins.digests()["generator"]
+        if tuned_folder is None
+        else digest_folder(tuned_folder)
+    )
 
 
-def _load_generator(job: Job[RaDitTraining], tuned: Path | None, dtype: str = "float32") -> Any:
+def _load_generator(job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32") -> Any:
     """Load the generator of LM-ft, or the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
-    if tuned is not None:
-        return load_rag(tuned, device=device, dtype=dtype).generator
+    if tuned_folder is not None:
+        return load_rag(tuned_folder, device=device, dtype=dtype).generator
     return load_generator(job.origins.names["generator"], device=device, dtype=dtype)
 
 

@@ -56,10 +56,11 @@ LM_LOOP = LoopSettings(
 )
 """LM-ft, table 8: cosine from 1e-5 to 1e-7, 200 of 500 steps warm-up; clipping is not given."""
 LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.067, dev_examples=500)
-"""R-ft: 1e-5, one epoch, DRAGON's 1,237 warm-up steps, here as DPR's share; evaluated every 500 steps. Both
-stages use the same dev examples: the paper's (appendix D) are at most 2,500 of a task."""
+"""R-ft: 1e-5, one epoch, DRAGON's 1,237 warm-up steps, here as DPR's share; evaluated every 500
+steps. Both stages use the same dev examples: the paper's (appendix D) are at most 2,500 per task.
+"""
 LmBatch = tuple[PassageList, ...]
-_UNIFORM_SHARE = 0.99  # of log k: the target counts as uniform if its entropy is above
+_UNIFORM_SHARE = 0.99  # a target is uniform if its entropy exceeds this share of log k
 _AT_ONCE = 256  # lists evaluated together
 _log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -83,7 +84,7 @@ class RetrieverRecipe:
     # examples per batch and process; 32 in one process instead of 32 on each of 16 GPUs, because
     # the defaults fit one machine
     batch_size: int = 32
-    # generator's score; paper: probability, which underflows for long answers
+    # the generator's score of a passage; paper: probability, which underflows for long answers
     preference: Preference = "probability"
     preference_temperature: float = 0.01  # τ of p_LSR; paper: .01
     # the scoring generator; paper, section 5.2: the tuned one gave no further gain
@@ -151,7 +152,7 @@ class DevSet:
     """The dev set of both stages, for the likelihood of answers and for retrieval."""
 
     def __init__(self, memory: PassageMemory, dev: Sequence[Example], recipe: RaDitRecipe) -> None:
-        """Set the questions that have an answer.
+        """Keep the dev examples that have an answer.
 
         Raises:
             UsageError: no question has an answer.
@@ -181,7 +182,7 @@ class DevSet:
     def losses(self, generator: Generator, retrieved: RetrievedBatch) -> list[float]:
         """Return -log p(y|x) of each question's first answer, given passages and inner products."""
         rows = zip(self.examples, retrieved.hits, retrieved.passages, strict=True)
-        values = list[float]()
+        nlls = list[float]()
         for example, hits, passages in rows:
             targets = generator.encode_targets([example.answers[0]])
             log_p, _ = target_log_p(
@@ -190,8 +191,8 @@ class DevSet:
             # (1, k)
             products = torch.tensor([[hit.inner_product for hit in hits]], device=log_p.device)
             prior = log_prior(products, self._recipe.temperature)
-            values.append(-float(sequence_likelihood(prior, log_p, targets.mask).log_p))
-        return values
+            nlls.append(-float(sequence_likelihood(prior, log_p, targets.mask).log_p))
+        return nlls
 
 
 class StageTask(Generic[Item]):
@@ -216,8 +217,7 @@ class StageTask(Generic[Item]):
 class LmTask(StageTask[PassageList]):
     """LM-ft, the first stage: a generator learns to answer from passages of the initial retriever.
 
-        L = -Σ_i Σ_j log p_LM(y_i | c_ij ∘ x_i)        Lin et al. 2023, section 2.3, eq. 3; j = 1 …
-        3
+        L = -Σ_i Σ_j log p_LM(y_i | c_ij ∘ x_i)    Lin et al. 2023, section 2.3, eq. 3; j = 1 … 3
 
     Each of the best k passages precedes the question in an input of its own, so that the generator
     also learns to answer if a passage does not help. The loss counts only the answer's tokens. The
@@ -267,7 +267,7 @@ class LmTask(StageTask[PassageList]):
         """Return the mean over examples of eq. 3, and `token_nll` in nats per answer token."""
         k = min(self._recipe.k, max(len(passage_list.rows) for passage_list in batch))
         contexts = self._generator.encode_contexts(
-            [passage_list.example.text for passage_list in batch], self._passages(batch, k)
+            [passage_list.example.text for passage_list in batch], self._read_passages(batch, k)
         )
         targets = self._generator.encode_targets([passage_list.example.answer for passage_list in batch])
         # (b, k, t)
@@ -289,7 +289,7 @@ class LmTask(StageTask[PassageList]):
         rag = Rag(self._question, self._generator, self._shared_recipe.model_settings())
         save_rag(rag, folder, Space.from_json(self._snapshot.space or {}))
 
-    def _passages(self, batch: LmBatch, k: int) -> list[list[Passage]]:
+    def _read_passages(self, batch: LmBatch, k: int) -> list[list[Passage]]:
         """Return k passages per example; short lists repeat their first, which the loss masks."""
         row_lists = [
             (*passage_list.rows[:k], *passage_list.rows[:1] * (k - len(passage_list.rows))) for passage_list in batch
@@ -393,8 +393,11 @@ class RetrieverTask(StageTask[ScoredList]):
     @property
     def trained_on(self) -> str:
         """Sentence for the model card."""
-        texts = sum(scored_list.passage_list.example.source is not None for scored_list in self._train)
-        counts, snapshot = f"{len(self._train) - texts:,} questions and {texts:,} plain texts", self._memory.snapshot.id
+        n_texts = sum(scored_list.passage_list.example.source is not None for scored_list in self._train)
+        counts, snapshot = (
+            f"{len(self._train) - n_texts:,} questions and {n_texts:,} plain texts",
+            self._memory.snapshot.id,
+        )
         scoring = f"scored by the {self._recipe.scored_by} generator"
         return (
             f"Trained on {counts} of snapshot {snapshot[:12]}, each with {self._shared_recipe.k} passages, {scoring}."
@@ -407,7 +410,7 @@ class RetrieverTask(StageTask[ScoredList]):
     def loss(self, batch: RetrieverBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean of KL(p_R ‖ p_LSR), and the mean entropies of p_LSR and p_R in nats."""
         question_vectors = self._question([scored_list.passage_list.example.text for scored_list in batch])  # (b, d)
-        losses, target_entropy, retriever_entropy = self._losses(question_vectors, batch)
+        losses, target_entropy, retriever_entropy = self._compute_losses(question_vectors, batch)
         return mean_over_processes(losses.sum(), len(batch)), {
             "target_entropy": target_entropy.mean(),
             "prior_entropy": retriever_entropy.mean(),
@@ -421,7 +424,7 @@ class RetrieverTask(StageTask[ScoredList]):
             question_vectors = torch.from_numpy(
                 self._question.encode_questions([scored_list.passage_list.example.text for scored_list in batch])
             )
-            losses, entropies, _ = self._losses(question_vectors, batch)
+            losses, entropies, _ = self._compute_losses(question_vectors, batch)
             kl_losses.append(losses)
             target_entropies.append(entropies)
         list_measures = {
@@ -447,18 +450,18 @@ class RetrieverTask(StageTask[ScoredList]):
         scores = compute_preference_scores(log_p, tokens, self._recipe.preference)
         return compute_log_target(scores, mask, self._recipe.preference_temperature).float(), mask
 
-    def _losses(self, question_vectors: Tensor, batch: Sequence[ScoredList]) -> tuple[Tensor, Tensor, Tensor]:
+    def _compute_losses(self, question_vectors: Tensor, batch: Sequence[ScoredList]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the (b,) losses, and the (b,) entropies of target and retriever."""
         target, mask = (tensor.to(question_vectors.device) for tensor in self.compute_target(batch))
         with torch.autocast(question_vectors.device.type, enabled=False):
-            vectors = torch.from_numpy(self._vectors(batch, mask.shape[1])).to(question_vectors.device)
+            vectors = torch.from_numpy(self._fetch_vectors(batch, mask.shape[1])).to(question_vectors.device)
             # (b, k, d) * (b, 1, d) -> (b, k)
             scores = (vectors * question_vectors.float()[:, None]).sum(-1)
         losses = retriever_loss(scores, target, mask, self._shared_recipe.temperature)
         log_p = (scores.detach() / self._shared_recipe.temperature).masked_fill(~mask, -torch.inf).log_softmax(1)
         return losses, compute_entropy(target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
 
-    def _vectors(self, batch: Sequence[ScoredList], k: int) -> Any:
+    def _fetch_vectors(self, batch: Sequence[ScoredList], k: int) -> Any:
         """Return (b, k, d) float32 vectors of the snapshot; short lists repeat their first."""
         rows = [
             [
@@ -481,12 +484,12 @@ class RetrieverTask(StageTask[ScoredList]):
             if batch:
                 target, mask = self.compute_target(batch)
                 is_uniform += (compute_entropy(target, mask) > _UNIFORM_SHARE * mask.sum(1).log()).tolist()
-        share = sum(is_uniform) / len(is_uniform) if is_uniform else math.nan
-        if share > 1 / 2:
+        uniform_share = sum(is_uniform) / len(is_uniform) if is_uniform else math.nan
+        if uniform_share > 1 / 2:
             _log.warning(
                 "%.0f %% of the examples have a uniform target, which teaches the encoder not to "
                 "choose: set "
                 'preference = "mean_log_probability" in [retriever]%s',
-                100 * share,
+                100 * uniform_share,
                 ", or lower text_share" if self._recipe.text_share else "",
             )

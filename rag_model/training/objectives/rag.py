@@ -93,15 +93,15 @@ class RagRecipe:
     # a retriever expression; not set: the snapshot's default. Paper, section 3: HNSW
     retriever: str | None = None
     index: str | None = None  # an index of the snapshot: the short form of `retriever`
-    # paper, section 2.4: with the current encoder; once: with the initial one
+    # batch: with the current encoder (paper, section 2.4); once: with the initial encoder
     retrieve: RetrievalTiming = "batch"
     # logits of p(z|x); paper, section 4.5: scores, with BM25 as retriever
     weighed_by: PassageWeighting = "products"
     # part that is not trained; paper, section 4.5: the question encoder, as an ablation
     frozen: FrozenPart = "none"
-    # of several answers; paper, appendix D: each answer makes a separate pair
+    # which of several answers are trained on; paper, appendix D: each, as a separate pair
     targets: AnswerTargets = "each"
-    without_answer: Missing = "drop"  # an example without an answer cannot be trained on
+    without_answer: Missing = "drop"  # what to do with an example without an answer
     # selects the best weights, on the dev set; instead of EM, because EM needs decoding at each
     # evaluation
     goal: GoalName = "nll"
@@ -166,7 +166,7 @@ class AnswerEvaluator:
     """Evaluates a RAG model's answers to dev questions, given the retrieved passages."""
 
     def __init__(self, rag: Rag, dev: Sequence[Example], max_new_tokens: int, batch: int, seed: int) -> None:
-        """Set the questions, which may be none; `seed` permutes passages between questions."""
+        """Set the dev questions, if any; `seed` determines how questions exchange passages."""
         self._dev, self._seed = tuple(dev), seed
         self._reader = MarginalReader(None, rag, DecodingSettings(max_new_tokens=max_new_tokens), batch=batch)
 
@@ -186,8 +186,8 @@ class AnswerEvaluator:
             "F1": sum(token_f1(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
         }
         if len(answers) > 1:
-            shuffled = self._reader.answer_from(questions, shuffle_hits(dev_hits, self._seed))
-            measures["unchanged"] = unchanged_share(answers, [answer.text for answer in shuffled])
+            shuffled_answers = self._reader.answer_from(questions, shuffle_hits(dev_hits, self._seed))
+            measures["unchanged"] = unchanged_share(answers, [answer.text for answer in shuffled_answers])
         return measures
 
 
@@ -226,7 +226,7 @@ class RagTask:
         if not isinstance(question, TrainableEncoder):
             raise UsageError(f"question encoder {type(question).__name__} cannot be trained: use TrainableEncoder")
         self.module, self._question, self._recipe = rag, question, recipe
-        _freeze(rag, recipe)
+        _freeze_parts(rag, recipe)
         self.goal = Goal.of(recipe.goal)
         self._train = _build_pairs(train, recipe)
         self._dev = [QuestionAnswer(example, example.answers[0]) for example in dev if example.answers]
@@ -296,7 +296,7 @@ class RagTask:
         question_vectors = self.module.embed_questions(questions)  # (b, d)
         retrieved = self._retrieve_batch(batch, question_vectors)
         logits = self._compute_logits(question_vectors, retrieved)  # (b, k)
-        losses = self.module.loss(logits, *self._reader_inputs(batch, retrieved))  # (b,)
+        losses = self.module.loss(logits, *self._encode_reader_inputs(batch, retrieved))  # (b,)
         prior = self.module.prior(logits.detach())
         # (b, k) -> (b,) -> scalar
         return mean_over_processes(losses.sum(), len(batch)), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
@@ -362,12 +362,12 @@ class RagTask:
         if self._recipe.weighed_by == "scores":
             return torch.tensor([[hit.score for hit in hits] for hits in retrieved.hits]).to(question_vectors)
         # sums like `retrieve.dense.inner_products`
-        vectors = self._passage_vectors(retrieved).to(question_vectors)
+        vectors = self._get_passage_vectors(retrieved).to(question_vectors)
         return (
             (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)
         )  # (b, k, d) * (b, 1, d) -> (b, k)
 
-    def _passage_vectors(self, retrieved: RetrievedBatch) -> Tensor:
+    def _get_passage_vectors(self, retrieved: RetrievedBatch) -> Tensor:
         """Return (b, k, d) passage vectors: those of the snapshot, without gradient.
 
         If a passage encoder is trained, they are computed by it, with gradient.
@@ -378,7 +378,9 @@ class RagTask:
         rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieved.passages])
         return self.module.passage.embed_passages(passages)[rows]  # (m, d) -> (b, k, d)
 
-    def _reader_inputs(self, batch: Sequence[QuestionAnswer], retrieved: RetrievedBatch) -> tuple[Contexts, Targets]:
+    def _encode_reader_inputs(
+        self, batch: Sequence[QuestionAnswer], retrieved: RetrievedBatch
+    ) -> tuple[Contexts, Targets]:
         generator = self.module.generator
         contexts = generator.encode_contexts([pair.example.question for pair in batch], retrieved.passages)
         return contexts, generator.encode_targets([pair.answer for pair in batch])
@@ -392,13 +394,13 @@ class RagTask:
             question_vectors = self.module.embed_questions([pair.example.question for pair in batch])
             reader_inputs = (
                 self._compute_logits(question_vectors, retrieved_part),
-                *self._reader_inputs(batch, retrieved_part),
+                *self._encode_reader_inputs(batch, retrieved_part),
             )
             total -= float(self.module.log_likelihood(*reader_inputs).log_p.sum().detach())
         return total / len(self._dev)
 
 
-def _freeze(rag: Rag, recipe: RagRecipe) -> None:
+def _freeze_parts(rag: Rag, recipe: RagRecipe) -> None:
     """Freeze the untrained parts; retriever scores give the question encoder no gradient."""
     if recipe.frozen == "question" or recipe.weighed_by == "scores":
         rag.question.requires_grad_(False)
@@ -433,7 +435,7 @@ class RagObjective(Objective[RagTraining]):
     tempered = "rag"
 
     def __init__(self, marginal: Variant, when_summed: str) -> None:
-        """Set the marginal; `when_summed` tells help and card when passages are summed over."""
+        """Set the variant of RAG; `when_summed` says in the help when passages are summed over."""
         self._marginal = marginal
         self.name = f"rag-{marginal}"
         self.summary = f"a question encoder and a generator, passages summed over {when_summed}"
@@ -460,24 +462,27 @@ class RagObjective(Objective[RagTraining]):
         """Return the costs of generating from a batch's passages, and of dev answers."""
         recipe, question, generator = job.settings.rag, models["question"], models["generator"]
         k = min(recipe.k, job.snapshot.n)
-        texts = recipe.batch_size * k
-        activations = generator.estimate_activation_bytes(
-            texts, PROMPT_TOKENS + ANSWER_TOKENS
+        n_contexts = recipe.batch_size * k
+        activation_bytes = generator.estimate_activation_bytes(
+            n_contexts, PROMPT_TOKENS + ANSWER_TOKENS
         ) + question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
-        logits = LOGITS_COPIES * FLOAT32_BYTES * texts * ANSWER_TOKENS * generator.vocabulary
+        logit_bytes = LOGITS_COPIES * FLOAT32_BYTES * n_contexts * ANSWER_TOKENS * generator.vocabulary
         weight_bytes = TRAINED_COPIES * estimate_weight_bytes(question, generator) + estimate_retriever_bytes(
             job.snapshot, recipe.expression
         )
         prompt_operations = generator.operations_per_token * (PROMPT_TOKENS + ANSWER_TOKENS)
-        pair_count = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
+        n_pairs = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
         dev_questions = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
-        stages = {
-            "train": weight_bytes + activations + logits,
-            "answer": weight_bytes + estimate_decoding_bytes(generator, texts, recipe.max_new_tokens),
+        stage_bytes = {
+            "train": weight_bytes + activation_bytes + logit_bytes,
+            "answer": weight_bytes + estimate_decoding_bytes(generator, n_contexts, recipe.max_new_tokens),
         }
-        batches = max(1, -(-pair_count // recipe.batch_size))
+        batches = max(1, -(-n_pairs // recipe.batch_size))
         return TrainingCosts(
-            stages, batches, TRAINING_PASSES * texts * prompt_operations, dev_questions * k * prompt_operations
+            stage_bytes,
+            batches,
+            TRAINING_PASSES * n_contexts * prompt_operations,
+            dev_questions * k * prompt_operations,
         )
 
 

@@ -75,7 +75,7 @@ _LOGITS = 3  # copies of the logits at masks: logits, their exponentials, and a 
 class RealmRecipe:
     """Settings of REALM. "Paper" is Guu et al. 2020, "code" google-research's language/realm."""
 
-    # paper: salient spans 38.2, random masks 32.3 (Natural Questions, dev)
+    # salient spans or random wordpieces; paper: 38.2 and 32.3 EM (Natural Questions, dev)
     masks: Masks = "salient"
     # sequence: one sum over passages per text; token: one per masked wordpiece, and the loss is
     # divided by the masks of the batch and not by its texts; instead of "token" in the code,
@@ -142,7 +142,7 @@ class RealmTask(TextTask):
 
         `digests` are those of the initial models' files. `index` builds the moving index, with the
         settings `moving`, from the hooks of this task; without it `snapshot` is searched to the
-        end. `runner` finds the texts with salient spans on workers; None: this process does.
+        end. `runner` finds the texts with salient spans on workers; if None, this process does.
 
         Raises:
             UsageError: masks are salient but the snapshot has no spans, or the retriever expression
@@ -201,9 +201,9 @@ class RealmTask(TextTask):
         `utility` is the retrieval utility in nats per text, `null_prior` is p(null|x),
         `prior_entropy` is in nats, and `candidates` is the number of retrieved passages per text.
         """
-        log_y, log_p, log_prior, candidates, mask_count = self._likelihood(batch)
-        mask_ = torch.from_numpy(candidates.mask).to(log_prior.device)
-        masked_log_prior = log_prior.detach().masked_fill(~mask_, 0)
+        log_y, log_p, log_prior, candidates, mask_count = self._compute_likelihoods(batch)
+        candidate_mask = torch.from_numpy(candidates.mask).to(log_prior.device)
+        masked_log_prior = log_prior.detach().masked_fill(~candidate_mask, 0)
         return (
             compute_nll(log_y, mask_count, self._recipe.marginal),
             {
@@ -224,7 +224,7 @@ class RealmTask(TextTask):
         """
         size, rows = self._recipe.batch_size, self._split.dev.tolist()
         batches = [TextBatch(_DEV, tuple(rows[start : start + size])) for start in range(0, len(rows), size)]
-        likelihoods = [self._likelihood(batch) for batch in batches]
+        likelihoods = [self._compute_likelihoods(batch) for batch in batches]
         ids = [[passage.id for passage in passages[1:]] for passage in likelihoods for passages in passage[3].passages]
         collapse = measure_collapse(ids, self._snapshot.n)
         sums = {
@@ -238,16 +238,16 @@ class RealmTask(TextTask):
     def mask_batch(self, batch: TextBatch) -> list[MaskedText]:
         """Mask the texts of a batch; equal batches give equal masks."""
         passages = self._snapshot.passages(batch.rows)
-        pieces = self.module.reader.tokenizer.tokenize([passage.text for passage in passages])
-        rows = zip(batch.rows, passages, pieces, self._read_spans(batch.rows), strict=True)
-        seed, tokens = self._recipe.seed, self.module.reader.tokenizer
+        encodings = self.module.reader.tokenizer.tokenize([passage.text for passage in passages])
+        rows = zip(batch.rows, passages, encodings, self._read_spans(batch.rows), strict=True)
+        seed, tokenizer = self._recipe.seed, self.module.reader.tokenizer
         return [
             mask_text(
                 passage.text,
                 encoding,
                 spans,
                 random.Random(f"{seed} {batch.epoch} {row}"),
-                tokens,
+                tokenizer,
                 self._masking_limits,
             )
             for row, passage, encoding, spans in rows
@@ -255,10 +255,10 @@ class RealmTask(TextTask):
 
     @property
     def _masking_limits(self) -> MaskingLimits:
-        recipe, tokens = self._recipe, self.module.reader.tokenizer
-        special_tokens = tokens.template.size - len(tokens.template.separator)
+        recipe, tokenizer = self._recipe, self.module.reader.tokenizer
+        special_tokens = tokenizer.template.size - len(tokenizer.template.separator)
         # leave half of a short model for the passage
-        text_tokens = min(recipe.question_tokens, tokens.max_tokens // 2)
+        text_tokens = min(recipe.question_tokens, tokenizer.max_tokens // 2)
         return MaskingLimits(text_tokens - special_tokens, recipe.most_masks, recipe.random_share)
 
     def _read_spans(self, rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
@@ -266,9 +266,10 @@ class RealmTask(TextTask):
             return [None] * len(rows)
         return [[(span.start, span.end) for span in spans] for spans in self._salient.read_spans(rows)]
 
-    def _likelihood(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor, Candidates, int]:
-        """Return (b,) log p(y|x), (b, c, m) log p(y_j|z,x), (b, c) log p(z|x), the candidates, and
-        the number of masks.
+    def _compute_likelihoods(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor, Candidates, int]:
+        """Return the probabilities, the candidates, and the number of masks of a batch.
+
+        The probabilities are (b,) log p(y|x), (b, c, m) log p(y_j|z,x), and (b, c) log p(z|x).
         """
         texts = self.mask_batch(batch)
         query_vectors = self.module.embed_texts(texts)  # (b, d)
@@ -292,7 +293,7 @@ class RealmObjective(Objective[RealmTraining]):
     settings = RealmTraining
     origins = staticmethod(choose_realm_models)
     tempered = "realm"
-    version = 1  # since then passages are read without titles, and `token` divides by masks
+    version = 1  # version 1 reads passages without titles, and `token` divides by masks
     takes_examples = False
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "
@@ -316,7 +317,7 @@ class RealmObjective(Objective[RealmTraining]):
         encoders = BiEncoder.load(names["question"], names["passage"], device="cpu")
         check_same_space(encoders.question.space(), Space.from_json(job.snapshot.space or {}))
         realm = Realm(encoders, TrainableMaskedLM.load(names[MASKED_LM]), frozen=recipe.freeze_encoders)
-        moving = _moving_settings(job.settings)
+        moving = _resolve_moving_settings(job.settings)
         index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
         return RealmTask(realm, job.snapshot, recipe, job.digests, moving, index, job.runner)
 
@@ -324,37 +325,41 @@ class RealmObjective(Objective[RealmTraining]):
         """Return the costs of encoding texts and candidates, and of reading their pairs."""
         recipe, question, passage, reader = job.settings.realm, models["question"], models["passage"], models[MASKED_LM]
         b, n = recipe.batch_size, job.snapshot.n
-        pairs, tokens = b * min(recipe.candidates, n), recipe.question_tokens + recipe.passage_tokens
-        trained = [reader] if recipe.freeze_encoders else [question, passage, reader]
-        activations = (
-            reader.estimate_activation_bytes(pairs, tokens)
-            + _LOGITS * FLOAT32_BYTES * pairs * recipe.most_masks * reader.vocabulary
+        n_pairs, tokens = b * min(recipe.candidates, n), recipe.question_tokens + recipe.passage_tokens
+        trained_models = [reader] if recipe.freeze_encoders else [question, passage, reader]
+        activation_bytes = (
+            reader.estimate_activation_bytes(n_pairs, tokens)
+            + _LOGITS * FLOAT32_BYTES * n_pairs * recipe.most_masks * reader.vocabulary
         )
         if not recipe.freeze_encoders:
-            activations += question.estimate_activation_bytes(
+            activation_bytes += question.estimate_activation_bytes(
                 b, recipe.question_tokens
-            ) + passage.estimate_activation_bytes(pairs, PASSAGE_TOKENS)
+            ) + passage.estimate_activation_bytes(n_pairs, PASSAGE_TOKENS)
         weight_bytes = estimate_weight_bytes(question, passage, reader) + (TRAINED_COPIES - 1) * estimate_weight_bytes(
-            *trained
+            *trained_models
         )
-        forward = pairs * (tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token)
-        forward += b * recipe.question_tokens * question.operations_per_token
+        forward_operations = n_pairs * (
+            tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
+        )
+        forward_operations += b * recipe.question_tokens * question.operations_per_token
         dev_count = min(recipe.dev_texts, max(1, n // 2))
-        stages = {"train": weight_bytes + activations + estimate_retriever_bytes(job.snapshot, recipe.expression)}
+        stage_bytes = {
+            "train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)
+        }
         batches, rebuild_operations = max(1, (n - dev_count) // b), PASSAGE_TOKENS * passage.operations_per_token * n
         steps = job.settings.loop.count_steps(batches, 1)
         return TrainingCosts(
-            stages,
+            stage_bytes,
             batches,
-            TRAINING_PASSES * forward,
-            dev_count / b * forward,
+            TRAINING_PASSES * forward_operations,
+            dev_count / b * forward_operations,
             rebuild_operations=rebuild_operations,
-            rebuilds=_moving_settings(job.settings).count_rebuilds(steps)
+            rebuilds=_resolve_moving_settings(job.settings).count_rebuilds(steps)
             + 1,  # one at the end, for the published weights
         )
 
 
-def _moving_settings(settings: RealmTraining) -> MovingSettings:
+def _resolve_moving_settings(settings: RealmTraining) -> MovingSettings:
     """Return the settings of the moving index; no rebuilds if the encoders are frozen."""
     return replace(settings.moving, every=0) if settings.realm.freeze_encoders else settings.moving
 

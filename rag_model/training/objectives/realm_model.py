@@ -35,7 +35,8 @@ from typing import Literal
 
 Span = tuple[int, int]  # characters of a text: start, and end (exclusive)
 _WORDS = re.compile(r"\w+")
-_CLUE = 8  # wordpieces on each side of a mask; two texts share so many only if one copies the other
+# wordpieces on each side of a mask; texts share that many only if one is a copy of the other
+_CLUE_PIECES = 8
 NULL = Passage("null", "null", 0, "", "", "", 0, 0, Passage.hash_of("", ""))
 """The empty null passage, for masks that need no retrieval (Guu et al. 2020)."""
 _EXTRA_CANDIDATES = 8  # to spare, because the source passage and its copies are dropped
@@ -77,14 +78,20 @@ def mask_text(
     if there is no other, and are masked in part. With `spans` None, a share of the window's
     wordpieces is masked, at least one.
     """
-    length, window, max_masks = len(pieces.ids), limits.window, limits.max_masks
-    hidden = _choose_span(pieces, spans, rng, max_masks) if spans is not None else []
-    start = _window_start(hidden, length, window) if hidden else rng.randint(0, max(0, length - window))
-    end = min(start + window, length)
+    n_pieces, window, max_masks = len(pieces.ids), limits.window, limits.max_masks
+    masked_indexes = _choose_span(pieces, spans, rng, max_masks) if spans is not None else []
+    start = (
+        _find_window_start(masked_indexes, n_pieces, window)
+        if masked_indexes
+        else rng.randint(0, max(0, n_pieces - window))
+    )
+    end = min(start + window, n_pieces)
     if spans is None:
-        count = min(max_masks, max(1, round(limits.share * (end - start))), end - start)
-        hidden = sorted(rng.sample(range(start, end), count))
-    return _build_masked_text(text, pieces, (start, end), [index for index in hidden if start <= index < end], tokens)
+        n_masks = min(max_masks, max(1, round(limits.share * (end - start))), end - start)
+        masked_indexes = sorted(rng.sample(range(start, end), n_masks))
+    return _build_masked_text(
+        text, pieces, (start, end), [index for index in masked_indexes if start <= index < end], tokens
+    )
 
 
 def words_of(text: str) -> str:
@@ -107,53 +114,53 @@ def _choose_span(pieces: "Encoding", spans: Sequence[Span], rng: random.Random, 
     return rng.choice(candidates)[:max_masks] if candidates else []
 
 
-def _window_start(hidden: Sequence[int], length: int, window: int) -> int:
+def _find_window_start(masked_indexes: Sequence[int], n_pieces: int, window: int) -> int:
     """Return the start of a window centred on the masks, as far as the text's ends allow."""
-    middle = (hidden[0] + hidden[-1]) // 2
-    return max(0, min(middle - window // 2, length - window))
+    middle = (masked_indexes[0] + masked_indexes[-1]) // 2
+    return max(0, min(middle - window // 2, n_pieces - window))
 
 
 def _build_masked_text(
-    text: str, pieces: "Encoding", window: Span, hidden: Sequence[int], tokens: MaskedLMTokenizer
+    text: str, pieces: "Encoding", window: Span, masked_indexes: Sequence[int], tokens: MaskedLMTokenizer
 ) -> MaskedText:
     start, end = window
     if start >= end:
         return MaskedText((), text, (), (), ())
     ids = list(pieces.ids[start:end])
-    targets = tuple(pieces.ids[index] for index in hidden)
-    for index in hidden:
+    targets = tuple(pieces.ids[index] for index in masked_indexes)
+    for index in masked_indexes:
         ids[index - start] = tokens.mask_id
     question_parts, position = [], pieces.offsets[start][0]
-    for index in hidden:
+    for index in masked_indexes:
         piece_start, piece_end = pieces.offsets[index]
         question_parts += [text[position:piece_start], f" {tokens.mask_token} "]
         position = piece_end
     question_parts.append(text[position : pieces.offsets[end - 1][1]])
     masked_question = " ".join("".join(question_parts).split())
-    clues = _find_clues(text, pieces, hidden)
-    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in hidden), targets)
+    clues = _find_clues(text, pieces, masked_indexes)
+    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in masked_indexes), targets)
 
 
-def _find_clues(text: str, pieces: "Encoding", hidden: Sequence[int]) -> tuple[str, ...]:
+def _find_clues(text: str, pieces: "Encoding", masked_indexes: Sequence[int]) -> tuple[str, ...]:
     """Return the words around each run of masks; a passage that holds them reveals the masks."""
     runs: list[list[int]] = []
-    for index in hidden:
+    for index in masked_indexes:
         if runs and index == runs[-1][-1] + 1:
             runs[-1].append(index)
         else:
             runs.append([index])
     clues = []
     for run in runs:
-        first, last = max(0, run[0] - _CLUE), min(len(pieces.ids), run[-1] + 1 + _CLUE)
+        first, last = max(0, run[0] - _CLUE_PIECES), min(len(pieces.ids), run[-1] + 1 + _CLUE_PIECES)
         clues.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
     return tuple(dict.fromkeys(clue for clue in clues if clue))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The candidates of b texts, c a text with the null passage first; a small corpus has fewer."""
+    """The candidates of b texts: up to c per text, the null passage first."""
 
-    passages: list[list[Passage]]  # at most c a text
+    passages: list[list[Passage]]  # at most c per text; fewer in a small corpus
     width: int  # c
 
     @property
@@ -188,8 +195,10 @@ class CandidateRetriever:
         )
         candidate_lists = []
         for source, text, hits in zip(self.snapshot.passages(list(rows)), texts, retrieved.hits, strict=True):
-            others = {hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)}
-            candidate_lists.append([NULL, *list(others.values())[: self._width - 1]])
+            passages_by_hash = {
+                hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)
+            }
+            candidate_lists.append([NULL, *list(passages_by_hash.values())[: self._width - 1]])
         return Candidates(candidate_lists, self._width)
 
 
@@ -307,10 +316,10 @@ class Realm(nn.Module):
         `CandidateRetriever` also searches only the texts for the masked words, not the titles.
         Null passages are a separate batch, because their inputs are a quarter as long.
         """
-        passage_pieces = self._passage_pieces(candidates, max_passage_pieces)
-        null_inputs = [self._join(text, ()) for text in texts]
+        passage_pieces = self._tokenize_passages(candidates, max_passage_pieces)
+        null_inputs = [self._join_pair(text, ()) for text in texts]
         candidate_inputs = [
-            (row, column, self._join(text, passage_pieces[passage.hash]))
+            (row, column, self._join_pair(text, passage_pieces[passage.hash]))
             for row, (text, passages) in enumerate(zip(texts, candidates.passages, strict=True))
             for column, passage in enumerate(passages)
             if column
@@ -328,15 +337,18 @@ class Realm(nn.Module):
         self.reader.save(folder / MASKED_LM)
         return self.encoders.save(folder)
 
-    def _passage_pieces(self, candidates: Candidates, max_pieces: int) -> dict[str, list[int]]:
+    def _tokenize_passages(self, candidates: Candidates, max_pieces: int) -> dict[str, list[int]]:
         """Return the wordpieces of each passage's text, cut to `max_pieces`, by hash."""
         texts_by_hash = {passage.hash: passage.text for passages in candidates.passages for passage in passages}
         pieces = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))
-        return {key: encoding.ids[:max_pieces] for key, encoding in zip(texts_by_hash, pieces, strict=True)}
+        return {
+            passage_hash: encoding.ids[:max_pieces]
+            for passage_hash, encoding in zip(texts_by_hash, pieces, strict=True)
+        }
 
-    def _join(self, text: MaskedText, passage: Sequence[int]) -> MaskedInput:
-        tokens = self.reader.tokenizer
-        capacity = max(0, tokens.max_tokens - tokens.template.size - len(text.ids))
-        ids, types = tokens.join_pair(text.ids, passage[:capacity])
-        start = len(tokens.template.prefix)
-        return MaskedInput(ids, types, [start + position for position in text.positions], text.targets)
+    def _join_pair(self, text: MaskedText, passage: Sequence[int]) -> MaskedInput:
+        tokenizer = self.reader.tokenizer
+        capacity = max(0, tokenizer.max_tokens - tokenizer.template.size - len(text.ids))
+        ids, type_ids = tokenizer.join_pair(text.ids, passage[:capacity])
+        start = len(tokenizer.template.prefix)
+        return MaskedInput(ids, type_ids, [start + position for position in text.positions], text.targets)

@@ -1,8 +1,8 @@
 """SiDR: learned sparse encoders that search an index of weights, or a bag index that stays valid.
 
 Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens Index" (arXiv 2405.01924). The loss
-contrasts weights with weights, and weights with bags of tokens, so that either may be the index.
-Training changes the weights, but not the bags.
+contrasts term weights with term weights, and term weights with binary bags of tokens, so that an
+index may hold either. Training changes the weights, but not the bags.
 """
 
 import random
@@ -85,7 +85,7 @@ class SidrRecipe(GroupRecipe):
     scale: int = 8
     temperature: float = 1.0  # of the scores; code: 1
     both_ways: bool = True  # also contrast the questions of a passage; code: sym_loss True
-    without_positive: Missing = "drop"  # an example without a positive passage
+    without_positive: Missing = "drop"  # what to do with an example without a positive passage
     # selects the best weights, on the dev set; bag_…: by the bag index; instead of the benchmark's
     # measure, because evaluations do not encode the corpus
     goal: GoalName = "average_rank"
@@ -138,17 +138,17 @@ def semi_parametric_loss(
             (to_float32(weights), bag) for weights, bag in (questions, passages)
         )
         pairs = {
-            "kept_asked": (keep_terms(question_weights, question_bags, terms), passage_weights),
-            "kept_read": (question_weights, keep_terms(passage_weights, passage_bags, terms)),
-            "bag_asked": (question_bags.to(question_weights), passage_weights),
-            "bag_read": (question_weights, passage_bags.to(question_weights)),
+            "kept_questions": (keep_terms(question_weights, question_bags, terms), passage_weights),
+            "kept_passages": (question_weights, keep_terms(passage_weights, passage_bags, terms)),
+            "question_bags": (question_bags.to(question_weights), passage_weights),
+            "passage_bags": (question_weights, passage_bags.to(question_weights)),
         }
         # (b, m)
         scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}
-        losses = [two_way_loss(term_scores, gold, ignored, both_ways=both_ways) for term_scores in scores.values()]
-    measured = {"accuracy": scores["kept_read"], "bag_accuracy": scores["bag_read"]}
+        losses = [two_way_loss(pair_scores, gold, ignored, both_ways=both_ways) for pair_scores in scores.values()]
+    scores_by_measure = {"accuracy": scores["kept_passages"], "bag_accuracy": scores["passage_bags"]}
     return torch.stack(losses).mean(), {
-        name: _compute_accuracy(term_scores, gold, ignored) for name, term_scores in measured.items()
+        name: _compute_accuracy(pair_scores, gold, ignored) for name, pair_scores in scores_by_measure.items()
     }
 
 
@@ -218,8 +218,8 @@ class TrainableSidr(nn.Module):
 
     def encoder(self) -> SparseEncoder:
         """Return an encoder with the current weights, for retrieval."""
-        budget = get_batch_tokens(self.model.device)
-        return SparseEncoder(str(self.folder), self.folder, self.spec, self._tokenizer, self.model, budget)
+        max_batch_tokens = get_batch_tokens(self.model.device)
+        return SparseEncoder(str(self.folder), self.folder, self.spec, self._tokenizer, self.model, max_batch_tokens)
 
 
 class SidrPair(nn.Module):
@@ -294,8 +294,8 @@ class SidrPair(nn.Module):
     def save(self, folder: Path) -> None:
         """Write `passage/`, and `question/`, which searches the space of the passages."""
         self.passage.model.save(folder / PASSAGE, self.passage.folder, self.passage.spec)
-        asks = compute_sparse_space(folder / PASSAGE, self.passage.spec)
-        self.question.model.save(folder / QUESTION, self.question.folder, self.question.spec, asks)
+        passage_space = compute_sparse_space(folder / PASSAGE, self.passage.spec)
+        self.question.model.save(folder / QUESTION, self.question.folder, self.question.spec, passage_space)
 
     def _to_sparse(self, query_terms: Vectors) -> Tensor:
         """Return (n, V) sparse weights of (n, l, 2) terms."""
@@ -322,7 +322,7 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
         corpus: Sequence[Passage] = (),
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
+        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
 
         Raises:
             InputError: no training example has a positive passage; or one has none, and the recipe
@@ -355,7 +355,7 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
         """Return the dev set's `average_rank` and `Success@k` by weights, and `bag_…` by bags."""
         ranking = self._ranking
         scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
-        by_weights, by_bags = (ranking.evaluate_scores([scores_.cpu().numpy()]) for scores_ in scores)
+        by_weights, by_bags = (ranking.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
         return {**by_weights, **{f"{BAG}{name}": value for name, value in by_bags.items()}}
 
 
@@ -365,8 +365,8 @@ def sidr_loss(
     """Return the loss over the questions and passages of all processes, and measures.
 
     Every process computes the loss of the whole batch, because the second direction contrasts a
-    passage's questions with the questions of all processes. `heaviest` is the largest weight of a
-    passage; the index cuts weights above 255 / scale.
+    passage's questions with the questions of all processes. `heaviest` is the largest term weight
+    of the passages; the index clips weights at 255 / scale.
     """
     passages = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
     # (b,), (b, m of all)
@@ -377,9 +377,9 @@ def sidr_loss(
     return loss, {**measures, "heaviest": passages[0].detach().max()}
 
 
-def _gather_weights_and_bags(local: WeightsAndBags) -> WeightsAndBags:
-    """Return the rows of all processes."""
-    return gather_all_processes(local[0])[0], gather_all_processes(local[1])[0]
+def _gather_weights_and_bags(weights_and_bags: WeightsAndBags) -> WeightsAndBags:
+    """Return the weights and bags of the texts of all processes."""
+    return gather_all_processes(weights_and_bags[0])[0], gather_all_processes(weights_and_bags[1])[0]
 
 
 class Sidr(MiningObjective[SidrTraining]):
@@ -402,7 +402,7 @@ class Sidr(MiningObjective[SidrTraining]):
     )
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
-        """Load the encoders; dev questions also rank passages of the snapshot."""
+        """Load the encoders; passages of the snapshot are also ranked for dev questions."""
         settings = job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         pair = load_initial_pair(job.origins, settings.sidr)
@@ -435,23 +435,23 @@ def estimate_sidr_costs(
 ) -> TrainingCosts:
     """Return the costs of the term weights of a batch: products of every token with every term."""
     question, passage = models["question"], models["passage"]
-    passage_count = recipe.batch_size * (1 + recipe.hard_negatives)
-    trained = [passage] if recipe.shared else [question, passage]
-    activations = question.estimate_activation_bytes(
+    n_passages = recipe.batch_size * (1 + recipe.hard_negatives)
+    trained_models = [passage] if recipe.shared else [question, passage]
+    activation_bytes = question.estimate_activation_bytes(
         recipe.batch_size, QUESTION_TOKENS
-    ) + passage.estimate_activation_bytes(passage_count, PASSAGE_TOKENS)
-    activations += (
+    ) + passage.estimate_activation_bytes(n_passages, PASSAGE_TOKENS)
+    activation_bytes += (
         FLOAT32_BYTES
         * passage.vocabulary
-        * (_ROWS * (passage_count + recipe.batch_size) + PASSAGE_TOKENS + 2 * passage.hidden)
+        * (_ROWS * (n_passages + recipe.batch_size) + PASSAGE_TOKENS + 2 * passage.hidden)
     )
     forward_operations = recipe.batch_size * QUESTION_TOKENS * count_token_operations(
         question
-    ) + passage_count * PASSAGE_TOKENS * count_token_operations(passage)
+    ) + n_passages * PASSAGE_TOKENS * count_token_operations(passage)
     pool_size = min(ranked_count, job.snapshot.n) + len(job.examples["dev"])
     batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
-        {"train": TRAINED_COPIES * estimate_weight_bytes(*trained) + activations},
+        {"train": TRAINED_COPIES * estimate_weight_bytes(*trained_models) + activation_bytes},
         batches,
         TRAINING_PASSES * forward_operations,
         pool_size * PASSAGE_TOKENS * count_token_operations(passage),

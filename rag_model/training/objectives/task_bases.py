@@ -67,7 +67,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class RankingEvaluator:
-    """Dev questions and the pool of passages that they rank: corpus and examples' passages."""
+    """Ranks a pool of passages, of the corpus and of the examples, for dev questions."""
 
     def __init__(self, examples: Sequence[Example], corpus: Sequence[Passage] = ()) -> None:
         """Build the pool, in which equal passages occur once.
@@ -105,7 +105,7 @@ class RankingEvaluator:
         score_rows = (pool_scores for block in blocks for pool_scores in block)
         for index, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
             pool_scores = self._exclude_own_document(index, all_scores)
-            answer_ranks.append(self._rank_of_first_answer(example, pool_scores))
+            answer_ranks.append(self._find_first_answer_rank(example, pool_scores))
             if example.positives:
                 positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
         success = {
@@ -116,9 +116,11 @@ class RankingEvaluator:
         return {**({"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}), **success}
 
     def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
-        """Return (n,) bool: whether the first `k` passages of an example answer it; k <= 20."""
+        """Return (n,) bool: whether one of an example's first `k` passages answers it; k <= 20."""
         answer_ranks = [
-            self._rank_of_first_answer(example, self._exclude_own_document(index, question_vector @ passage_vectors.T))
+            self._find_first_answer_rank(
+                example, self._exclude_own_document(index, question_vector @ passage_vectors.T)
+            )
             for index, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
         ]
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
@@ -132,8 +134,11 @@ class RankingEvaluator:
         for row, passage in enumerate(self.pool if own_documents else ()):
             rows_by_page.setdefault(passage.page_id, []).append(row)
         return {
-            index: [*rows_by_page.get(own.id, ()), *([self.rows[own.hash]] if own.hash in self.rows else [])]
-            for index, own in own_documents.items()
+            index: [
+                *rows_by_page.get(own_document.id, ()),
+                *([self.rows[own_document.hash]] if own_document.hash in self.rows else []),
+            ]
+            for index, own_document in own_documents.items()
         }
 
     def _exclude_own_document(self, index: int, scores: Vectors) -> Vectors:
@@ -144,7 +149,7 @@ class RankingEvaluator:
         other_scores[self._own_rows[index]] = -np.inf
         return other_scores
 
-    def _rank_of_first_answer(self, example: Example, scores: Vectors) -> int | None:
+    def _find_first_answer_rank(self, example: Example, scores: Vectors) -> int | None:
         """Return the rank, from 1, of the first answering passage; None if it is above 20."""
         depth = min(CUTOFFS[-1], len(scores))
         top_rows = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
@@ -187,7 +192,7 @@ class GroupTask(ABC, Generic[B, M, R]):
         corpus: Sequence[Passage] = (),
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
+        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
 
         `digests` are those of the initial models' and the teacher's files.
 
@@ -274,24 +279,27 @@ def pair_costs(
     """Return the costs of encoding a batch; each question has a positive and `negatives`."""
     question = models["question"]
     passage = models.get("passage", question)
-    trained = [question] if recipe.shared or recipe.freeze_passages else [question, passage]
-    passages = recipe.batch_size * (1 + negatives)
-    activations = question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
-    activations += 0 if recipe.freeze_passages else passage.estimate_activation_bytes(passages, PASSAGE_TOKENS)
-    stages = {
+    trained_models = [question] if recipe.shared or recipe.freeze_passages else [question, passage]
+    n_passages = recipe.batch_size * (1 + negatives)
+    activation_bytes = question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
+    activation_bytes += 0 if recipe.freeze_passages else passage.estimate_activation_bytes(n_passages, PASSAGE_TOKENS)
+    stage_bytes = {
         "train": estimate_weight_bytes(question, passage)
-        + (TRAINED_COPIES - 1) * estimate_weight_bytes(*trained)
-        + activations,
+        + (TRAINED_COPIES - 1) * estimate_weight_bytes(*trained_models)
+        + activation_bytes,
         "mine": estimate_mining_bytes(job.snapshot, mining),
     }
-    forward = (
+    forward_operations = (
         recipe.batch_size * QUESTION_TOKENS * question.operations_per_token
-        + passages * PASSAGE_TOKENS * passage.operations_per_token
+        + n_passages * PASSAGE_TOKENS * passage.operations_per_token
     )
     ranked_count = min(mining.ranked, job.snapshot.n) + len(job.examples["dev"])
     batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
-        stages, batches, TRAINING_PASSES * forward, ranked_count * PASSAGE_TOKENS * passage.operations_per_token
+        stage_bytes,
+        batches,
+        TRAINING_PASSES * forward_operations,
+        ranked_count * PASSAGE_TOKENS * passage.operations_per_token,
     )
 
 
@@ -353,8 +361,8 @@ class MiningObjective(Objective[S]):
 def load_teacher(job: Job[Any]) -> PairScorer:
     """Load the teacher of a training; a run that resumes reuses its scores.
 
-    With workers, the teacher scores on them, and the store records the scores. Otherwise this
-    process scores, and the training's folder caches the scores. The latter also applies to an ONNX
+    Workers compute the scores if there are any, and the store records them. Otherwise this process
+    computes the scores, and the training's folder caches them. The latter also applies to an ONNX
     graph with external weight files, because onnxruntime does not follow the links to a worker's
     model files.
 
@@ -364,7 +372,7 @@ def load_teacher(job: Job[Any]) -> PairScorer:
     folder, identity, cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
     onnx = runs_on_onnx(folder)
     dtype = "float32" if onnx else choose_frozen_dtype(job.settings.loop)
-    # a wrong teacher fails before any work
+    # The teacher is always loaded here, so that a wrong one fails before any work.
     teacher = CrossEncoder.load(folder, device="cpu" if cpu else None, dtype=dtype)
     if job.runner is not None and identity and not (onnx and may_have_external_data(folder)):
         return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx, dtype=dtype)
@@ -436,11 +444,11 @@ class BiEncoder(nn.Module):
         """
         if not self.frozen:
             return self.passage.embed_passages(passages)
-        if uncached := list(
+        if new_passages := list(
             {passage.hash: passage for passage in passages if passage.hash not in self._cached_vectors}.values()
         ):
-            encoded = torch.from_numpy(self.encode_passages(uncached)).to(self.passage.device)
-            self._cached_vectors.update(zip([passage.hash for passage in uncached], encoded, strict=True))
+            new_vectors = torch.from_numpy(self.encode_passages(new_passages)).to(self.passage.device)
+            self._cached_vectors.update(zip([passage.hash for passage in new_passages], new_vectors, strict=True))
         # m times (d,) -> (m, d)
         return torch.stack([self._cached_vectors[passage.hash] for passage in passages])
 

@@ -169,9 +169,11 @@ class Watched(End2EndTask):
 
     read: tuple[Sequence[QuestionAnswer], RetrievedBatch]
 
-    def _reader_inputs(self, batch: Sequence[QuestionAnswer], recalled: RetrievedBatch) -> tuple[Contexts, Targets]:
+    def _encode_reader_inputs(
+        self, batch: Sequence[QuestionAnswer], recalled: RetrievedBatch
+    ) -> tuple[Contexts, Targets]:
         self.read = batch, recalled
-        return super()._reader_inputs(batch, recalled)
+        return super()._encode_reader_inputs(batch, recalled)
 
 
 def test_a_statement_is_written_from_other_passages_than_its_own(given: Path, tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_a_statement_is_written_from_other_passages_than_its_own(given: Path, tm
     for turn in (stated[:6], stated[6:12]):
         assert sorted(pair.example.id for pair in turn) == [f"statement {x}" for x in "abcdef"], "each once a round"
     assert stated[:6] != stated[6:12]
-    task._reconstruction_loss(stated[:4]).backward()
+    task._compute_reconstruction_loss(stated[:4]).backward()
     pairs, recalled = task.read
     assert [pair.example.question for pair in pairs] == ["<p>"] * 4
     for pair, passages in zip(stated[:4], recalled.passages, strict=True):

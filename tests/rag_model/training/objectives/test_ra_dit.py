@@ -215,7 +215,7 @@ def test_the_first_loss_is_that_of_transformers(job_of: Any, models: dict[str, P
     (batch,) = [tuple(task._train[:2])]
     model, generator = AutoModelForCausalLM.from_pretrained(models["llama"]).eval(), task._generator
     total, tokens = 0.0, 0
-    for one, passages in zip(batch, task._passages(batch, 3), strict=True):
+    for one, passages in zip(batch, task._read_passages(batch, 3), strict=True):
         answer = generator.tokenizer(" " + one.example.answer, add_special_tokens=False)["input_ids"]
         answer.append(generator.end_token)
         for passage in passages:
