@@ -332,10 +332,8 @@ class Finetuning:
         return StoredModel(outcome.model, tag(self.store, f"{MODEL_PREFIX}{outcome.model}", name))
 
     def _check_parts(self, folder: Path) -> None:
-        saved_parts = detect_model_parts(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        )
-        if missing_parts := self.objective.result.parts - saved_parts:
+        parts = detect_model_parts(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        if missing_parts := self.objective.result.parts - parts:
             raise UsageError(
                 f"the task of objective {self.objective.name!r} saved no "
                 f"{', '.join(sorted(missing_parts))} in {folder}: write them in its `save`, or "

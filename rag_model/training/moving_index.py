@@ -142,7 +142,7 @@ class RebuildFolder:
 
     def create_order(self, step: int, save: Callable[[Path], Any]) -> RebuildOrder:
         """Store the encoders that `save` writes, and return the order to rebuild with them."""
-        order = RebuildOrder(step, self._snapshot, self._get_step_folder(step))
+        order = RebuildOrder(step, self._snapshot, self._step_folder(step))
         with atomic_folder(order.encoders) as folder:
             save(folder)
         return order
@@ -156,7 +156,7 @@ class RebuildFolder:
         """Delete the encoders of a step and of all previous steps."""
         for started_step in self._list_started_steps():
             if started_step <= step:
-                shutil.rmtree(self._get_step_folder(started_step), ignore_errors=True)
+                shutil.rmtree(self._step_folder(started_step), ignore_errors=True)
 
     def find_result(self, snapshot: str) -> RebuildResult | None:
         """Return the last rebuild that produced a snapshot; None for the initial snapshot.
@@ -174,9 +174,7 @@ class RebuildFolder:
         Raises:
             InputError: a record is corrupt.
         """
-        orders = (
-            RebuildOrder(step, self._snapshot, self._get_step_folder(step)) for step in self._list_started_steps()
-        )
+        orders = (RebuildOrder(step, self._snapshot, self._step_folder(step)) for step in self._list_started_steps())
         # Results are first, so that `max` prefers a finished rebuild.
         rebuilds: list[RebuildOrder | RebuildResult] = [*self._list_results()]
         rebuilds += [order for order in orders if order.encoders.is_dir()]
@@ -186,7 +184,7 @@ class RebuildFolder:
             default=None,
         )
 
-    def _get_step_folder(self, step: int) -> Path:
+    def _step_folder(self, step: int) -> Path:
         return self._root / f"step-{step:08d}"
 
     def _record_path(self, step: int) -> Path:

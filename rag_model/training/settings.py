@@ -55,12 +55,10 @@ def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vec
     """
     objective = get_objective(kind)
     _check_tables(objective, tables)
-    merged_tables: dict[str, Any] = {
-        name: asdict(loop) for name, loop in find_loop_settings(objective.settings()).items()
-    }
+    recipe: dict[str, Any] = {name: asdict(loop) for name, loop in find_loop_settings(objective.settings()).items()}
     for name, table in [*objective.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
-        merged_tables[name] = {**merged_tables.get(name, {}), **table}
-    settings: Any = from_table(objective.settings, merged_tables, f"the recipe of finetune {objective.name}")
+        recipe[name] = {**recipe.get(name, {}), **table}
+    settings: Any = from_table(objective.settings, recipe, f"the recipe of finetune {objective.name}")
     if max_steps is not None:
         loops = find_loop_settings(settings)
         settings = replace(settings, **{name: replace(loop, max_steps=max_steps) for name, loop in loops.items()})
@@ -78,19 +76,15 @@ def _check_tables(objective: Objective[Any], tables: Mapping[str, Any]) -> None:
     all_names = frozenset[str]().union(*names_by_table.values())
     for name, table in tables.items():
         if isinstance(table, Mapping):
-            locations_by_key = {
-                key: f"[{name}]" for key in table if key in all_names - names_by_table.get(name, all_names)
-            }
+            locations = {key: f"[{name}]" for key in table if key in all_names - names_by_table.get(name, all_names)}
         else:
-            locations_by_key = {name: "no table"}
-        for key, location in locations_by_key.items():
-            right_tables = " or ".join(
-                f"[{right_table}]" for right_table, names in names_by_table.items() if key in names
-            )
+            locations = {name: "no table"}
+        for key, location in locations.items():
+            owners = " or ".join(f"[{owner}]" for owner, names in names_by_table.items() if key in names)
             advice = (
-                f"put it below {right_tables}"
-                if right_tables
-                else f"the tables are {', '.join(f'[{right_table}]' for right_table in names_by_table)}"
+                f"put it below {owners}"
+                if owners
+                else f"the tables are {', '.join(f'[{owner}]' for owner in names_by_table)}"
             )
             raise UsageError(
                 f"the recipe's {key!r} is in {location}: {advice} (`bookwheel finetune "
@@ -165,14 +159,12 @@ def _parse_own_comments(kind: type[Any]) -> dict[str, str]:
     comments_by_field: dict[str, str] = {}
     for node in getattr(body, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            lines = (
-                [node.end_lineno] if node.end_lineno in comments else _find_comment_lines_above(node.lineno, comments)
-            )
+            lines = [node.end_lineno] if node.end_lineno in comments else _find_comments_above(node.lineno, comments)
             comments_by_field[node.target.id] = " ".join(comments[line].string.lstrip("# ") for line in lines)
     return {name: comment for name, comment in comments_by_field.items() if comment}
 
 
-def _find_comment_lines_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) -> list[int]:
+def _find_comments_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) -> list[int]:
     """Return the numbers of the comment lines directly above a line."""
     first = line
     while first - 1 in comments and not comments[first - 1].line[: comments[first - 1].start[1]].strip():

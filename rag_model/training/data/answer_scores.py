@@ -31,7 +31,7 @@ from rag_model.training.data.blocks import Files, ScoreBlock, score_blocks
 # examples per block: with 10 passages each, one minute on one core for 135 million weights
 BLOCK = 32
 PLAIN_TEXT_PROMPT = "Background: {title}\n{text}\n\n{question}"
-"""Prompt for plain text (Lin et al. 2023, appendix C): `Background: {passage}`, an empty line, the text."""
+"""Prompt for plain text, of which Lin et al. 2023, appendix C, give `Background: {passage}`."""
 _THREADS = 32  # blocks uploaded at the same time
 
 
@@ -168,9 +168,7 @@ def _put_block(store: Store, identity: str, dtype: str, examples: Sequence[Scori
 
 def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
     return [
-        ScoringExample(
-            example_id, text, answer, tuple((title, passage_text) for title, passage_text in passages), is_plain_text
-        )
+        ScoringExample(example_id, text, answer, tuple((title, body) for title, body in passages), is_plain_text)
         for example_id, text, answer, passages, is_plain_text in json.loads(store.blobs.read(blob))
     ]
 

@@ -64,7 +64,7 @@ class MiningSettings:
     """Settings of mining negatives and positives."""
 
     depth: int = 100  # retrieved passages per question; DPR, section 4.2: 100
-    # hard negatives kept per example, hardest first; DPR code: its sets have up to 30 for evaluation
+    # hard negatives per example, hardest first; DPR code: its sets have up to 30 for evaluation
     negatives: int = 30
     # first passages that are no negatives, because they may answer in other words; DPR: 0
     skip: int = 0
@@ -100,14 +100,9 @@ class CandidateChecker:
     @staticmethod
     def list_arguments(example: Example) -> list[Sequence[str]]:
         """Return the constructor's arguments for an example, as JSON values."""
-        own_document = example.own_document
+        document = example.own_document
         positive_hashes = [passage.hash for passage in example.positives]
-        return [
-            example.answers,
-            positive_hashes,
-            example.pages,
-            [own_document.id, own_document.hash] if own_document else [],
-        ]
+        return [example.answers, positive_hashes, example.pages, [document.id, document.hash] if document else []]
 
     def check(self, page_id: str, title: str, text: str, passage_hash: str) -> tuple[int | bool, ...]:
         """Return the values of `CHECKS` for a passage."""
@@ -192,9 +187,9 @@ class CheckTask(PartTask):
     def compute(self, store: Store) -> str:
         """Return the checks of each candidate, as hex digits."""
         arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
-        question_numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
+        numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
         distinct_rows, starts = np.unique(rows, return_index=True)
-        checkers = {number: CandidateChecker(*arguments[number]) for number in np.unique(question_numbers).tolist()}
+        checkers = {number: CandidateChecker(*arguments[number]) for number in np.unique(numbers).tolist()}
         with open_passages(store, self.file) as file:
             batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
             passages = chain.from_iterable(
@@ -202,7 +197,7 @@ class CheckTask(PartTask):
             )
             checks = [
                 checkers[number].check(*passage)
-                for passage, passage_numbers in zip(passages, np.split(question_numbers, starts[1:]), strict=True)
+                for passage, passage_numbers in zip(passages, np.split(numbers, starts[1:]), strict=True)
                 for number in passage_numbers.tolist()
             ]
         return np.array(checks, CHECKS).tobytes().hex()
@@ -261,11 +256,9 @@ def _check_candidates(
     checkers = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
     positions = np.argsort(rows, axis=None, kind="stable")
     positions = positions[np.count_nonzero(rows < 0) :]
-    question_numbers, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
+    numbers, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
     for part, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[positions]):
-        np.save(
-            candidates := io.BytesIO(), np.array([question_numbers[span], local_rows], np.int32), allow_pickle=False
-        )
+        np.save(candidates := io.BytesIO(), np.array([numbers[span], local_rows], np.int32), allow_pickle=False)
         file = files[passages_path(snapshot.parts[part].name)]
         tasks.append(CheckTask(file, checkers, store.blobs.put_bytes(candidates.getvalue())))
         spans.append(span)

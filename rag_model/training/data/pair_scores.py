@@ -73,20 +73,17 @@ class CachedPairScorer:
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n,) float32 scores of n pairs, in order; score and cache the missing blocks."""
-        block_slices = [slice(first, first + self._block) for first in range(0, len(questions), self._block)]
-        pairs = [
-            (list(questions[block_slice]), list(titles[block_slice]), list(texts[block_slice]))
-            for block_slice in block_slices
-        ]
+        spans = [slice(first, first + self._block) for first in range(0, len(questions), self._block)]
+        pairs = [(list(questions[span]), list(titles[span]), list(texts[span])) for span in spans]
         keys = [digest_json([self._identity, *block_pairs]) for block_pairs in pairs]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             if self._joins_blocks:
                 file.write("".join(self._score_blocks(dict(zip(keys, pairs, strict=True)))))
-            for window, key, block_pairs in zip(block_slices, keys, pairs, strict=True):
+            for span, key, block_pairs in zip(spans, keys, pairs, strict=True):
                 file.write("".join(self._score_blocks({key: block_pairs})))
                 file.flush()  # a process that is killed later loses no block
-                self._on_progress(min(window.stop, len(questions)), len(questions))
+                self._on_progress(min(span.stop, len(questions)), len(questions))
         return np.array([score for key in keys for score in self._scores_by_key[key]], np.float32)
 
     def _score_blocks(self, pairs_by_key: Mapping[str, _Pairs]) -> list[str]:
@@ -177,10 +174,10 @@ class WorkerPairScorer:
             InputError: the cross-encoder's files are damaged, or a score is not finite.
         """
         n_pairs = len(questions)
-        block_slices = [slice(first, first + self.block) for first in range(0, n_pairs, self.block)]
+        spans = [slice(first, first + self.block) for first in range(0, n_pairs, self.block)]
         with ThreadPoolExecutor(_THREADS) as threads:  # uploads to an object store mostly wait
             put_block = partial(self._put_block, questions, titles, texts)
-            blocks = list(threads.map(put_block, block_slices))
+            blocks = list(threads.map(put_block, spans))
 
         def report(n_finished: int, _: int) -> None:
             self.on_progress(min(n_finished * self.block, n_pairs), n_pairs)
@@ -190,9 +187,9 @@ class WorkerPairScorer:
         return np.array([score for scores in block_scores for score in scores], np.float32)
 
     def _put_block(
-        self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], block_slice: slice
+        self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], span: slice
     ) -> PairBlock:
-        pairs = [list(questions[block_slice]), list(titles[block_slice]), list(texts[block_slice])]
+        pairs = [list(questions[span]), list(titles[span]), list(texts[span])]
         blob = self.store.blobs.put_bytes(json.dumps(pairs, ensure_ascii=False).encode())
         return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu, onnx=self.onnx, dtype=self.dtype)
 

@@ -63,9 +63,7 @@ class PassageLister:
         The list of a plain text excludes its source passage and passages that overlap it. Examples
         without a passage are dropped.
         """
-        rows = (
-            self._retrieve_rows(examples, k) if self.store is None else self._retrieve_memoized(self.store, examples, k)
-        )
+        rows = self._retrieve_rows(examples, k) if self.store is None else self._retrieve_once(self.store, examples, k)
         row_lists = [tuple(row for row in example_rows if row != _NO_ROW) for example_rows in rows.tolist()]
         return [
             PassageList(example, example_rows)
@@ -89,7 +87,7 @@ class PassageLister:
             for passage_list in lists
         ]
 
-    def _retrieve_memoized(self, store: Store, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
+    def _retrieve_once(self, store: Store, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
         inputs: dict[str, Any] = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,

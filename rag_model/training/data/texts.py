@@ -189,11 +189,8 @@ class SalientSpans:
         """
         blobs = [self._snapshot.manifest.content.files[path] for path in self._paths]
         bitmaps = run_tasks(self._snapshot.store, [*map(SpanRowsTask, blobs)], runner)
-        bits_by_part = (np.unpackbits(np.frombuffer(bytes.fromhex(bitmap), np.uint8)) for bitmap in bitmaps)
-        part_rows = [
-            start + np.flatnonzero(part_bits)
-            for start, part_bits in zip(self._partition.starts, bits_by_part, strict=False)
-        ]
+        masks = (np.unpackbits(np.frombuffer(bytes.fromhex(bitmap), np.uint8)) for bitmap in bitmaps)
+        part_rows = [start + np.flatnonzero(mask) for start, mask in zip(self._partition.starts, masks, strict=False)]
         return np.concatenate([np.zeros(0, np.int64), *part_rows])
 
     def read_spans(self, rows: Sequence[int]) -> list[list[SalientSpan]]:

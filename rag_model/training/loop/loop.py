@@ -311,12 +311,10 @@ class _Trainer(Generic[Batch]):
 
     def list_searched_snapshots(self, step: int) -> tuple[SearchedSnapshot, ...]:
         """Return the snapshots searched so far; append the current one with `step` if it is new."""
-        current_snapshot = self.task.asked if isinstance(self.task, SearchingTask) else None
-        if current_snapshot is None or (
-            self.searched_snapshots and self.searched_snapshots[-1].snapshot == current_snapshot
-        ):
+        snapshot = self.task.asked if isinstance(self.task, SearchingTask) else None
+        if snapshot is None or (self.searched_snapshots and self.searched_snapshots[-1].snapshot == snapshot):
             return self.searched_snapshots
-        return (*self.searched_snapshots, SearchedSnapshot(step, current_snapshot))
+        return (*self.searched_snapshots, SearchedSnapshot(step, snapshot))
 
     def step(self, step: int) -> Measures:
         """Run one optimizer step and return its measures."""

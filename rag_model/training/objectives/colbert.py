@@ -90,8 +90,8 @@ class ColbertRecipe(GroupRecipe):
     in_batch: bool = True
     # what to do with an example without a positive or a negative passage
     missing: Missing = "drop"
-    # selects the best weights, on the dev set; instead of the benchmark's measure, because evaluations do
-    # not encode the corpus
+    # selects the best weights, on the dev set; instead of the benchmark's measure, because
+    # evaluations do not encode the corpus
     goal: GoalName = "average_rank"
     seed: int = 12345  # of the new projection, the order and the negatives
 
@@ -227,14 +227,9 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
     def encoder(self) -> TokenEncoder:
         """Return the encoder of the current weights."""
         initial = self._initial
-        max_batch_tokens = get_max_batch_tokens(self.module.device)
+        max_tokens = get_max_batch_tokens(self.module.device)
         return TokenEncoder(
-            str(initial.folder),
-            initial.folder,
-            initial.tokenizer.spec,
-            initial.tokenizer,
-            self.module,
-            max_batch_tokens,
+            str(initial.folder), initial.folder, initial.tokenizer.spec, initial.tokenizer, self.module, max_tokens
         )
 
     def save(self, folder: Path) -> None:
@@ -270,7 +265,7 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
         return compute_maxsim(question_vectors, self.module(*tensors), token_mask)
 
     def _tokenize_passages(self, passages: Sequence[Passage]) -> tuple[Tensor, ...]:
-        """Return the (m, t) bool mask of the tokens that MaxSim compares, and the model's inputs."""
+        """Return the (m, t) bool mask of tokens that MaxSim compares, and the model's inputs."""
         token_lists = self._initial.tokenizer.encode_passages(
             [self._initial.tokenizer.spec.format_passage(passage.title, passage.text) for passage in passages]
         )

@@ -118,18 +118,15 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of scoring the pairs of a batch, and of mining."""
         recipe, model = job.settings.cross_encoder, models[PART]
-        n_pairs, pair_tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
-        stage_bytes = {
-            "train": TRAINED_COPIES * estimate_weight_bytes(model)
-            + model.estimate_activation_bytes(n_pairs, pair_tokens),
+        n_pairs, tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
+        stages = {
+            "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(n_pairs, tokens),
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
         }
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
-        pair_operations = pair_tokens * model.operations_per_token
-        return TrainingCosts(
-            stage_bytes, batches, TRAINING_PASSES * n_pairs * pair_operations, evaluated_pairs * pair_operations
-        )
+        pair = tokens * model.operations_per_token
+        return TrainingCosts(stages, batches, TRAINING_PASSES * n_pairs * pair, evaluated_pairs * pair)
 
 
 CROSS_ENCODER = CrossEncoderObjective()

@@ -164,8 +164,8 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
             reservoir[slot] = number
     numbers = np.sort(np.array([*reservoir.values()], np.int64))
     tasks = [
-        LeadTask(files[part], tuple((local_numbers + skipped_counts[part]).tolist()))
-        for part, _, local_numbers in partition.split(numbers)
+        LeadTask(files[part], tuple((local + skipped_counts[part]).tolist()))
+        for part, _, local in partition.split(numbers)
     ]
     results = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
     statements = dict(zip(numbers.tolist(), starmap(Statement, results), strict=True))
@@ -385,18 +385,16 @@ class End2EndTask(RagTask):
         candidates = self._memory.retrieve(
             texts, to_numpy(question_vectors), self._settings.candidates + _EXTRA_CANDIDATES
         )
-        remaining_indexes, retrieved = drop_source_passages(candidates, texts)
-        if not remaining_indexes:
+        indexes, retrieved = drop_source_passages(candidates, texts)
+        if not indexes:
             return mean_over_processes(question_vectors.sum() * 0, 0)
-        question_vectors = question_vectors[remaining_indexes]
+        question_vectors = question_vectors[indexes]
         retrieved = rerank(retrieved, to_numpy(question_vectors), self._encode, self._recipe.k)
-        marked_pairs = [
-            QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in remaining_indexes
-        ]
+        marked_pairs = [QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in indexes]
         losses = self.module.loss(
-            self._compute_logits(question_vectors, retrieved), *self._encode_reader_inputs(marked_pairs, retrieved)
+            self._compute_logits(question_vectors, retrieved), *self._encode_inputs(marked_pairs, retrieved)
         )
-        return mean_over_processes(losses.sum(), len(remaining_indexes))
+        return mean_over_processes(losses.sum(), len(indexes))
 
     def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
         candidates = self._memory.retrieve(

@@ -166,13 +166,9 @@ class IctObjective(Objective[IctTraining]):
             QUESTION_TOKENS * question.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
         )
         dev_count = min(recipe.dev_texts, max(1, n // 2))
-        evaluation_operations = (
-            dev_count * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
-        )
-        stage_bytes = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activation_bytes}
-        return TrainingCosts(
-            stage_bytes, max(1, (n - dev_count) // b), TRAINING_PASSES * b * pair_operations, evaluation_operations
-        )
+        evaluation = dev_count * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
+        stages = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activation_bytes}
+        return TrainingCosts(stages, max(1, (n - dev_count) // b), TRAINING_PASSES * b * pair_operations, evaluation)
 
 
 ICT = IctObjective()

@@ -245,17 +245,15 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         try:
             self.module.eval()
             query_terms = self.module.encode_questions(questions)
-            candidate_lists = self._online.memory.propose(query_terms, self._recipe.proposed)
-            distinct_passages, positions = index_passages(
-                passage for passages in candidate_lists for passage in passages
-            )
+            candidates = self._online.memory.propose(query_terms, self._recipe.proposed)
+            distinct_passages, positions = index_passages(passage for passages in candidates for passage in passages)
             if not distinct_passages:
-                return candidate_lists
+                return candidates
             scores = self.module.scores(query_terms, distinct_passages)[0].cpu()  # (q, m)
         finally:
             self.module.train(was_training)
         ranked_lists = list[list[Passage]]()
-        for passages, question_scores in zip(candidate_lists, scores.tolist(), strict=True):
+        for passages, question_scores in zip(candidates, scores.tolist(), strict=True):
             score_by_hash = {passage.hash: question_scores[positions[passage.hash]] for passage in passages}
             ranked_lists.append(sorted(passages, key=lambda passage: -score_by_hash[passage.hash]))
         return ranked_lists
@@ -278,17 +276,16 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         labels: dict[int, OnlineLabels] = {}
         verdicts_by_index: dict[int, Verdict | None] = dict.fromkeys(range(len(searches)))
         while verdicts_by_index:
-            passages_by_index: dict[int, Passage] = {}
+            passages: dict[int, Passage] = {}
             for index, verdict in verdicts_by_index.items():
                 try:
-                    passages_by_index[index] = searches[index].send(verdict)
+                    passages[index] = searches[index].send(verdict)
                 except StopIteration as stop:
                     labels[index] = stop.value
             verdicts = self._judge_pairs(
-                [(examples[index].question, passage) for index, passage in passages_by_index.items()],
-                self._online.scorer,
+                [(examples[index].question, passage) for index, passage in passages.items()], self._online.scorer
             )
-            verdicts_by_index = dict(zip(passages_by_index, verdicts, strict=True))
+            verdicts_by_index = dict(zip(passages, verdicts, strict=True))
         return [labels[index] for index in range(len(searches))]
 
     def _search_labels(

@@ -129,7 +129,7 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     )
 
 
-def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on_progress: OnProgress) -> RetrieverTask:
+def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progress: OnProgress) -> RetrieverTask:
     """Load the question encoder, draw plain texts, retrieve passages, and score them once.
 
     `tuned` is the model of LM-ft. It answers dev questions, and it scores if the recipe says so.
@@ -139,8 +139,8 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     lister, shared, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared)
     frozen_dtype = choose_frozen_dtype(settings.loop)
-    load_answering_generator = partial(_load_generator, job, tuned_folder, frozen_dtype)
-    scoring_model = tuned_folder if recipe.scored_by == "tuned" else None
+    load_answering_generator = partial(_load_generator, job, tuned, frozen_dtype)
+    scoring_model = tuned if recipe.scored_by == "tuned" else None
     labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared.k, settings.lm.k))
     text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared.k)
     dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared.k)
@@ -191,26 +191,19 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[RetrievalExamp
         return []  # without loading the generator's tokenizer
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
-    return [
-        RetrievalExample(f"text {passage.id}", beginning, continuation, passage)
-        for passage, beginning, continuation in drawn_texts
-    ]
+    return [RetrievalExample(f"text {passage.id}", text, rest, passage) for passage, text, rest in drawn_texts]
 
 
-def _digest_generator(job: Job[RaDitTraining], tuned_folder: Path | None) -> str:
+def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
     """Return the digest of a generator's files."""
-    return (
-        job.digests.get("generator") or job.origins.digests()["generator"]
-        if tuned_folder is None
-        else digest_folder(tuned_folder)
-    )
+    return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
 
 
-def _load_generator(job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32") -> Any:
+def _load_generator(job: Job[RaDitTraining], tuned: Path | None, dtype: str = "float32") -> Any:
     """Load the generator of LM-ft, or the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
-    if tuned_folder is not None:
-        return load_rag(tuned_folder, device=device, dtype=dtype).generator
+    if tuned is not None:
+        return load_rag(tuned, device=device, dtype=dtype).generator
     return load_generator(job.origins.names["generator"], device=device, dtype=dtype)
 
 

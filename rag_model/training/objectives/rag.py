@@ -296,7 +296,7 @@ class RagTask:
         question_vectors = self.module.embed_questions(questions)  # (b, d)
         retrieved = self._retrieve_batch(batch, question_vectors)
         logits = self._compute_logits(question_vectors, retrieved)  # (b, k)
-        losses = self.module.loss(logits, *self._encode_reader_inputs(batch, retrieved))  # (b,)
+        losses = self.module.loss(logits, *self._encode_inputs(batch, retrieved))  # (b,)
         prior = self.module.prior(logits.detach())
         # (b, k) -> (b,) -> scalar
         return mean_over_processes(losses.sum(), len(batch)), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
@@ -378,9 +378,7 @@ class RagTask:
         rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieved.passages])
         return self.module.passage.embed_passages(passages)[rows]  # (m, d) -> (b, k, d)
 
-    def _encode_reader_inputs(
-        self, batch: Sequence[QuestionAnswer], retrieved: RetrievedBatch
-    ) -> tuple[Contexts, Targets]:
+    def _encode_inputs(self, batch: Sequence[QuestionAnswer], retrieved: RetrievedBatch) -> tuple[Contexts, Targets]:
         generator = self.module.generator
         contexts = generator.encode_contexts([pair.example.question for pair in batch], retrieved.passages)
         return contexts, generator.encode_targets([pair.answer for pair in batch])
@@ -394,7 +392,7 @@ class RagTask:
             question_vectors = self.module.embed_questions([pair.example.question for pair in batch])
             reader_inputs = (
                 self._compute_logits(question_vectors, retrieved_part),
-                *self._encode_reader_inputs(batch, retrieved_part),
+                *self._encode_inputs(batch, retrieved_part),
             )
             total -= float(self.module.log_likelihood(*reader_inputs).log_p.sum().detach())
         return total / len(self._dev)
@@ -473,16 +471,13 @@ class RagObjective(Objective[RagTraining]):
         prompt_operations = generator.operations_per_token * (PROMPT_TOKENS + ANSWER_TOKENS)
         n_pairs = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
         dev_questions = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
-        stage_bytes = {
+        stages = {
             "train": weight_bytes + activation_bytes + logit_bytes,
             "answer": weight_bytes + estimate_decoding_bytes(generator, n_contexts, recipe.max_new_tokens),
         }
         batches = max(1, -(-n_pairs // recipe.batch_size))
         return TrainingCosts(
-            stage_bytes,
-            batches,
-            TRAINING_PASSES * n_contexts * prompt_operations,
-            dev_questions * k * prompt_operations,
+            stages, batches, TRAINING_PASSES * n_contexts * prompt_operations, dev_questions * k * prompt_operations
         )
 
 

@@ -338,21 +338,17 @@ class RealmObjective(Objective[RealmTraining]):
         weight_bytes = estimate_weight_bytes(question, passage, reader) + (TRAINED_COPIES - 1) * estimate_weight_bytes(
             *trained_models
         )
-        forward_operations = n_pairs * (
-            tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
-        )
-        forward_operations += b * recipe.question_tokens * question.operations_per_token
+        forward = n_pairs * (tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token)
+        forward += b * recipe.question_tokens * question.operations_per_token
         dev_count = min(recipe.dev_texts, max(1, n // 2))
-        stage_bytes = {
-            "train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)
-        }
+        stages = {"train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)}
         batches, rebuild_operations = max(1, (n - dev_count) // b), PASSAGE_TOKENS * passage.operations_per_token * n
         steps = job.settings.loop.count_steps(batches, 1)
         return TrainingCosts(
-            stage_bytes,
+            stages,
             batches,
-            TRAINING_PASSES * forward_operations,
-            dev_count / b * forward_operations,
+            TRAINING_PASSES * forward,
+            dev_count / b * forward,
             rebuild_operations=rebuild_operations,
             rebuilds=_resolve_moving_settings(job.settings).count_rebuilds(steps)
             + 1,  # one at the end, for the published weights

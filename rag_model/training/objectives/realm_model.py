@@ -79,19 +79,13 @@ def mask_text(
     wordpieces is masked, at least one.
     """
     n_pieces, window, max_masks = len(pieces.ids), limits.window, limits.max_masks
-    masked_indexes = _choose_span(pieces, spans, rng, max_masks) if spans is not None else []
-    start = (
-        _find_window_start(masked_indexes, n_pieces, window)
-        if masked_indexes
-        else rng.randint(0, max(0, n_pieces - window))
-    )
+    masks = _choose_span(pieces, spans, rng, max_masks) if spans is not None else []
+    start = _find_window_start(masks, n_pieces, window) if masks else rng.randint(0, max(0, n_pieces - window))
     end = min(start + window, n_pieces)
     if spans is None:
         n_masks = min(max_masks, max(1, round(limits.share * (end - start))), end - start)
-        masked_indexes = sorted(rng.sample(range(start, end), n_masks))
-    return _build_masked_text(
-        text, pieces, (start, end), [index for index in masked_indexes if start <= index < end], tokens
-    )
+        masks = sorted(rng.sample(range(start, end), n_masks))
+    return _build_masked_text(text, pieces, (start, end), [index for index in masks if start <= index < end], tokens)
 
 
 def words_of(text: str) -> str:
@@ -114,37 +108,37 @@ def _choose_span(pieces: "Encoding", spans: Sequence[Span], rng: random.Random, 
     return rng.choice(candidates)[:max_masks] if candidates else []
 
 
-def _find_window_start(masked_indexes: Sequence[int], n_pieces: int, window: int) -> int:
+def _find_window_start(masks: Sequence[int], n_pieces: int, window: int) -> int:
     """Return the start of a window centred on the masks, as far as the text's ends allow."""
-    middle = (masked_indexes[0] + masked_indexes[-1]) // 2
+    middle = (masks[0] + masks[-1]) // 2
     return max(0, min(middle - window // 2, n_pieces - window))
 
 
 def _build_masked_text(
-    text: str, pieces: "Encoding", window: Span, masked_indexes: Sequence[int], tokens: MaskedLMTokenizer
+    text: str, pieces: "Encoding", window: Span, masks: Sequence[int], tokens: MaskedLMTokenizer
 ) -> MaskedText:
     start, end = window
     if start >= end:
         return MaskedText((), text, (), (), ())
     ids = list(pieces.ids[start:end])
-    targets = tuple(pieces.ids[index] for index in masked_indexes)
-    for index in masked_indexes:
+    targets = tuple(pieces.ids[index] for index in masks)
+    for index in masks:
         ids[index - start] = tokens.mask_id
     question_parts, position = [], pieces.offsets[start][0]
-    for index in masked_indexes:
+    for index in masks:
         piece_start, piece_end = pieces.offsets[index]
         question_parts += [text[position:piece_start], f" {tokens.mask_token} "]
         position = piece_end
     question_parts.append(text[position : pieces.offsets[end - 1][1]])
     masked_question = " ".join("".join(question_parts).split())
-    clues = _find_clues(text, pieces, masked_indexes)
-    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in masked_indexes), targets)
+    clues = _find_clues(text, pieces, masks)
+    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in masks), targets)
 
 
-def _find_clues(text: str, pieces: "Encoding", masked_indexes: Sequence[int]) -> tuple[str, ...]:
+def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
     """Return the words around each run of masks; a passage that holds them reveals the masks."""
     runs: list[list[int]] = []
-    for index in masked_indexes:
+    for index in masks:
         if runs and index == runs[-1][-1] + 1:
             runs[-1].append(index)
         else:
@@ -195,10 +189,8 @@ class CandidateRetriever:
         )
         candidate_lists = []
         for source, text, hits in zip(self.snapshot.passages(list(rows)), texts, retrieved.hits, strict=True):
-            passages_by_hash = {
-                hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)
-            }
-            candidate_lists.append([NULL, *list(passages_by_hash.values())[: self._width - 1]])
+            passages = {hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)}
+            candidate_lists.append([NULL, *list(passages.values())[: self._width - 1]])
         return Candidates(candidate_lists, self._width)
 
 
@@ -341,10 +333,7 @@ class Realm(nn.Module):
         """Return the wordpieces of each passage's text, cut to `max_pieces`, by hash."""
         texts_by_hash = {passage.hash: passage.text for passages in candidates.passages for passage in passages}
         pieces = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))
-        return {
-            passage_hash: encoding.ids[:max_pieces]
-            for passage_hash, encoding in zip(texts_by_hash, pieces, strict=True)
-        }
+        return {digest: encoding.ids[:max_pieces] for digest, encoding in zip(texts_by_hash, pieces, strict=True)}
 
     def _join_pair(self, text: MaskedText, passage: Sequence[int]) -> MaskedInput:
         tokenizer = self.reader.tokenizer

@@ -218,8 +218,8 @@ class TrainableSidr(nn.Module):
 
     def encoder(self) -> SparseEncoder:
         """Return an encoder with the current weights, for retrieval."""
-        max_batch_tokens = get_batch_tokens(self.model.device)
-        return SparseEncoder(str(self.folder), self.folder, self.spec, self._tokenizer, self.model, max_batch_tokens)
+        max_tokens = get_batch_tokens(self.model.device)
+        return SparseEncoder(str(self.folder), self.folder, self.spec, self._tokenizer, self.model, max_tokens)
 
 
 class SidrPair(nn.Module):

@@ -105,7 +105,7 @@ class RankingEvaluator:
         score_rows = (pool_scores for block in blocks for pool_scores in block)
         for index, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
             pool_scores = self._exclude_own_document(index, all_scores)
-            answer_ranks.append(self._find_first_answer_rank(example, pool_scores))
+            answer_ranks.append(self._rank_first_answer(example, pool_scores))
             if example.positives:
                 positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
         success = {
@@ -118,9 +118,7 @@ class RankingEvaluator:
     def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
         """Return (n,) bool: whether one of an example's first `k` passages answers it; k <= 20."""
         answer_ranks = [
-            self._find_first_answer_rank(
-                example, self._exclude_own_document(index, question_vector @ passage_vectors.T)
-            )
+            self._rank_first_answer(example, self._exclude_own_document(index, question_vector @ passage_vectors.T))
             for index, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
         ]
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
@@ -134,11 +132,8 @@ class RankingEvaluator:
         for row, passage in enumerate(self.pool if own_documents else ()):
             rows_by_page.setdefault(passage.page_id, []).append(row)
         return {
-            index: [
-                *rows_by_page.get(own_document.id, ()),
-                *([self.rows[own_document.hash]] if own_document.hash in self.rows else []),
-            ]
-            for index, own_document in own_documents.items()
+            index: [*rows_by_page.get(doc.id, ()), *([self.rows[doc.hash]] if doc.hash in self.rows else [])]
+            for index, doc in own_documents.items()
         }
 
     def _exclude_own_document(self, index: int, scores: Vectors) -> Vectors:
@@ -149,7 +144,7 @@ class RankingEvaluator:
         other_scores[self._own_rows[index]] = -np.inf
         return other_scores
 
-    def _find_first_answer_rank(self, example: Example, scores: Vectors) -> int | None:
+    def _rank_first_answer(self, example: Example, scores: Vectors) -> int | None:
         """Return the rank, from 1, of the first answering passage; None if it is above 20."""
         depth = min(CUTOFFS[-1], len(scores))
         top_rows = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
@@ -283,23 +278,20 @@ def pair_costs(
     n_passages = recipe.batch_size * (1 + negatives)
     activation_bytes = question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
     activation_bytes += 0 if recipe.freeze_passages else passage.estimate_activation_bytes(n_passages, PASSAGE_TOKENS)
-    stage_bytes = {
+    stages = {
         "train": estimate_weight_bytes(question, passage)
         + (TRAINED_COPIES - 1) * estimate_weight_bytes(*trained_models)
         + activation_bytes,
         "mine": estimate_mining_bytes(job.snapshot, mining),
     }
-    forward_operations = (
+    forward = (
         recipe.batch_size * QUESTION_TOKENS * question.operations_per_token
         + n_passages * PASSAGE_TOKENS * passage.operations_per_token
     )
     ranked_count = min(mining.ranked, job.snapshot.n) + len(job.examples["dev"])
     batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
-        stage_bytes,
-        batches,
-        TRAINING_PASSES * forward_operations,
-        ranked_count * PASSAGE_TOKENS * passage.operations_per_token,
+        stages, batches, TRAINING_PASSES * forward, ranked_count * PASSAGE_TOKENS * passage.operations_per_token
     )
 
 
@@ -376,7 +368,8 @@ def load_teacher(job: Job[Any]) -> PairScorer:
     teacher = CrossEncoder.load(folder, device="cpu" if cpu else None, dtype=dtype)
     if job.runner is not None and identity and not (onnx and may_have_external_data(folder)):
         return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx, dtype=dtype)
-    identity += "" if dtype == "float32" else f" {dtype}"  # scores of different dtypes must not be mixed
+    # Scores of different dtypes must not be mixed.
+    identity += "" if dtype == "float32" else f" {dtype}"
     return CachedPairScorer(teacher, identity, job.work, job.on_progress) if job.work else teacher
 
 

@@ -169,11 +169,11 @@ class Watched(End2EndTask):
 
     read: tuple[Sequence[QuestionAnswer], RetrievedBatch]
 
-    def _encode_reader_inputs(
+    def _encode_inputs(
         self, batch: Sequence[QuestionAnswer], recalled: RetrievedBatch
     ) -> tuple[Contexts, Targets]:
         self.read = batch, recalled
-        return super()._encode_reader_inputs(batch, recalled)
+        return super()._encode_inputs(batch, recalled)
 
 
 def test_a_statement_is_written_from_other_passages_than_its_own(given: Path, tmp_path: Path) -> None:

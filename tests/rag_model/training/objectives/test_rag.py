@@ -118,7 +118,7 @@ def test_with_bm25_the_passages_are_weighed_by_its_scores(
     recalled = task._retrieve_batch(batch, torch.zeros(len(batch), 32))
     assert torch.allclose(task._compute_logits(torch.zeros(len(batch), 32), recalled), scores, atol=1e-5)
     loss, _ = task.loss(batch)
-    given = task._encode_reader_inputs(batch, recalled)
+    given = task._encode_inputs(batch, recalled)
     spread = torch.log_softmax(task.module.generator.logits(*given), -1)  # (b, k, l, v)
     log_p = spread.gather(-1, given[1].tokens[:, None, :, None].expand(-1, 3, -1, 1))[..., 0]  # (b, k, l)
     prior = torch.log_softmax(scores / 2.0, 1)
