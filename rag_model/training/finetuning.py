@@ -278,14 +278,14 @@ class Finetuning:
                 on_stage_checkpoint = (
                     partial(on_checkpoint, stage.name) if on_checkpoint is not None and stage.loop.stored else None
                 )
-                trained = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
+                stage_result = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
             finally:
                 if processes.is_first:
                     self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
-            self.objective.check(task, trained.best_measures)
-            stage_results.append(trained)
+            self.objective.check(task, stage_result.best_measures)
+            stage_results.append(stage_result)
             description = task.trained_on if isinstance(task, DescribedTask) else ""
-            summaries.append(StageSummary(stage.name, trained, description))
+            summaries.append(StageSummary(stage.name, stage_result, description))
         self._stage_summaries = summaries
         return _combine_stages(stage_results)
 
@@ -319,13 +319,13 @@ class Finetuning:
         trained_model = ModelMetadata(
             self.objective.name, space.to_json() if space else None, self._build_lineage(), metrics, provenance
         )
-        published = put_model(self.store, folder, trained_model, name)
+        stored_model = put_model(self.store, folder, trained_model, name)
         result = FinetuningResult(
-            published.model, trained.steps, trained.best_step, trained.initial_measures, trained.best_measures
+            stored_model.model, trained.steps, trained.best_step, trained.initial_measures, trained.best_measures
         )
-        files = self.store.models.get(published.model).content.files
+        files = self.store.models.get(stored_model.model).content.files
         self.store.memo.write_record(STAGE, self.key, files, result.to_json(), self.inputs)
-        return result, published
+        return result, stored_model
 
     def tag_model(self, outcome: FinetuningResult, name: str) -> StoredModel:
         """Move the model ref `name` to a model that is already in the store."""
@@ -377,7 +377,7 @@ class Finetuning:
 
 
 def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -> WorkEstimate:
-    """Estimate the memory and time of a fine-tuning, without loading a model or mining.
+    """Estimate the memory, time and disk of a fine-tuning, without loading a model or mining.
 
     `rebuild` is the work of one rebuild of the index, which runs at the same time as the training;
     None leaves rebuilds out.

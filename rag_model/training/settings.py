@@ -166,10 +166,10 @@ def _parse_own_comments(kind: type[Any]) -> dict[str, str]:
 
 def _find_comments_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) -> list[int]:
     """Return the numbers of the comment lines directly above a line."""
-    first = line
-    while first - 1 in comments and not comments[first - 1].line[: comments[first - 1].start[1]].strip():
-        first -= 1
-    return list(range(first, line))
+    first_line = line
+    while first_line - 1 in comments and not comments[first_line - 1].line[: comments[first_line - 1].start[1]].strip():
+        first_line -= 1
+    return list(range(first_line, line))
 
 
 def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[str, Any]) -> Iterator[str]:

@@ -37,15 +37,15 @@ def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -
 
     An incomplete last group is dropped unless it is the only one.
     """
-    order = rng.sample(range(len(examples)), len(examples))
-    ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
-    return [[examples[index] for index in order[max(0, end - size) : end]] for end in ends]
+    shuffled_indexes = rng.sample(range(len(examples)), len(examples))
+    ends = range(size, len(shuffled_indexes) + 1, size) if size <= len(shuffled_indexes) else [len(shuffled_indexes)]
+    return [[examples[index] for index in shuffled_indexes[max(0, end - size) : end]] for end in ends]
 
 
 def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
     """Return batches of `size` items, shuffled by seed and epoch; the last one may be smaller."""
-    order = random.Random(f"{seed} {epoch}").sample(items, len(items))
-    return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
+    shuffled_items = random.Random(f"{seed} {epoch}").sample(items, len(items))
+    return [tuple(shuffled_items[start : start + size]) for start in range(0, len(shuffled_items), size)]
 
 
 def build_dpr_batch(examples: Sequence[Example], hard_negatives: int, rng: random.Random | None) -> DprBatch:
@@ -133,17 +133,19 @@ def keep_complete_examples(
     Raises:
         InputError: an example lacks one and `missing` is "refuse"; or no example is complete.
     """
-    complete = [example for example in examples if example.positives and (example.negatives or not needs_negatives)]
-    if missing == "refuse" and len(complete) < len(examples):
+    complete_examples = [
+        example for example in examples if example.positives and (example.negatives or not needs_negatives)
+    ]
+    if missing == "refuse" and len(complete_examples) < len(examples):
         first_incomplete = next(
             example for example in examples if not (example.positives and (example.negatives or not needs_negatives))
         )
         missing_kind = "negative" if first_incomplete.positives else "positive"
         raise InputError(f"example {first_incomplete.id} has no {missing_kind} passage: find one by mining, or drop it")
-    if not complete:
+    if not complete_examples:
         requirement = "a positive and a negative passage" if needs_negatives else "a positive passage"
         raise InputError(f"no example has {requirement}: mine passages, or give another file")
-    return complete
+    return complete_examples
 
 
 def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, negatives: int) -> list[Example]:

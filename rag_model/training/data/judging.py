@@ -133,8 +133,8 @@ class Judge:
         n_pairs = len(contexts.tokens)
         max_tokens = min(self._settings.max_new_tokens, self._generator.max_answer)
         log_prior, decoding = torch.zeros(n_pairs, 1), DecodingSettings(max_new_tokens=max_tokens, mode="fast")
-        decoded = decode_sequence(self._generator, contexts, log_prior, decoding, [0] * n_pairs)
-        return [self._generator.decode(answer.tokens) for answer in decoded]
+        decoded_answers = decode_sequence(self._generator, contexts, log_prior, decoding, [0] * n_pairs)
+        return [self._generator.decode(answer.tokens) for answer in decoded_answers]
 
     def _compute_log_p(self, contexts: Contexts, answers: Sequence[str]) -> npt.NDArray[np.float32]:
         targets = self._generator.encode_targets(answers)
@@ -226,8 +226,8 @@ def iter_judged(
     Raises:
         InputError: a score is not finite.
     """
-    examples, blocks, remaining = list[Example](), list[JudgeBlock](), iter(retrieved)
-    while group := list(islice(remaining, _BLOCK)):
+    examples, blocks, remaining_pairs = list[Example](), list[JudgeBlock](), iter(retrieved)
+    while group := list(islice(remaining_pairs, _BLOCK)):
         questions = [
             [example.question, gold_answers[example.question], [*map(asdict, passages)]] for example, passages in group
         ]
@@ -240,10 +240,10 @@ def iter_judged(
     def report(n_finished: int, _: int) -> None:
         on_progress(min(n_finished * _BLOCK, len(examples)), len(examples))
 
-    results = score_blocks(store, blocks, lambda: put_generator(store, generator()), runner, report)
+    verdicts_by_block = score_blocks(store, blocks, lambda: put_generator(store, generator()), runner, report)
     load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
     remaining_examples = iter(examples)
-    for task, block_verdicts in zip(blocks, results, strict=True):
+    for task, block_verdicts in zip(blocks, verdicts_by_block, strict=True):
         questions = json.loads(store.blobs.read(task.content))["questions"]
         for (_, _, passages), verdicts in zip(questions, block_verdicts, strict=True):
             yield next(remaining_examples), [*map(_to_passage, passages)], [Verdict(*verdict) for verdict in verdicts]
@@ -255,8 +255,8 @@ def _to_passage(fields_by_name: Mapping[str, Any]) -> Passage:
 
 def _judge_question(judge: PairScorer, question: str, passages: Iterable[Passage]) -> list[Verdict]:
     """Judge the passages of a question; the batches do not depend on other questions."""
-    remaining, verdicts = iter(passages), list[Verdict]()
-    while batch := list(islice(remaining, _BATCH)):
+    remaining_passages, verdicts = iter(passages), list[Verdict]()
+    while batch := list(islice(remaining_passages, _BATCH)):
         verdicts += judge_passages(judge, question, batch)
     return verdicts
 
@@ -321,9 +321,9 @@ def build_pooled_example(
     example: Example, passages: Sequence[Passage], verdicts: Sequence[Verdict], size: int
 ) -> PooledExample | None:
     """Return an example with its pools, each cut to `size` passages; None if a pool is empty."""
-    order = sorted(range(len(passages)), key=lambda index: -verdicts[index].log_p)
+    ranked_indexes = sorted(range(len(passages)), key=lambda index: -verdicts[index].log_p)
     right_indexes, wrong_indexes = (
-        [index for index in order if verdicts[index].right is is_right] for is_right in (True, False)
+        [index for index in ranked_indexes if verdicts[index].right is is_right] for is_right in (True, False)
     )
     if not right_indexes or not wrong_indexes:
         return None

@@ -133,8 +133,8 @@ class PassageMemory:
         so that every question has k passages.
         """
         k = min(k, self.snapshot.n)
-        retrieved = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
-        hits = [self._pad_hits(query_hits, k) for query_hits in retrieved]
+        hit_lists = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
+        hits = [self._pad_hits(query_hits, k) for query_hits in hit_lists]
         vectors = self.fetch_vectors(_list_hit_rows(hits))
         products = inner_products(vectors, query_vectors).tolist()  # (b, k, d), (b, d) -> (b, k)
         return RetrievedBatch(

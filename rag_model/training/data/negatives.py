@@ -326,8 +326,8 @@ def add_mined_passages(
         rows = _search_bm25(questions, snapshot, recipe.mining.depth, indexer, runner)
     else:
         rows = _search_snapshot(questions, snapshot, recipe, on_progress)
-    mined = mine_passages(minable_examples, rows, snapshot, recipe.mining, runner, on_progress)
-    for (name, index), example in zip(minable_keys, mined, strict=True):
+    mined_examples = mine_passages(minable_examples, rows, snapshot, recipe.mining, runner, on_progress)
+    for (name, index), example in zip(minable_keys, mined_examples, strict=True):
         completed_sets[name][index] = example
     return completed_sets
 

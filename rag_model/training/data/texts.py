@@ -109,7 +109,7 @@ def inverse_cloze(passage: Passage, removed: float, rng: random.Random) -> tuple
 def draw_text_examples(
     snapshot: Snapshot, tokenizer: Any, count: int, tokens: int, seed: int, runner: TaskRunner | None = None
 ) -> list[tuple[Passage, str, str]]:
-    """Draw up to `count` passages; return each with its beginning x and its continuation y.
+    """Return up to `count` random passages, each with its beginning x and its continuation y.
 
     Passages are not repeated. x is the first `tokens` tokens of the text, y the next `tokens` or
     fewer; both are slices of the text, one after the other. A text of `tokens` tokens or fewer is

@@ -60,11 +60,11 @@ class LoopSettings:
 
         `dev_examples` is left out, because the digest of the examples covers the draw.
         """
-        excluded = {"checkpoint_every", "keep", "stored", "dev_examples"}
-        return {name: value for name, value in asdict(self).items() if name not in excluded}
+        excluded_names = {"checkpoint_every", "keep", "stored", "dev_examples"}
+        return {name: value for name, value in asdict(self).items() if name not in excluded_names}
 
     def count_steps(self, batches: int, processes: int) -> int:
-        """Return the number of steps for `batches` batches an epoch over `processes` processes."""
+        """Return the number of steps; all processes share the `batches` batches of an epoch."""
         return self.max_steps or max(1, -(-self.epochs * batches // (self.accumulation * processes)))
 
 

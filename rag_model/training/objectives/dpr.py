@@ -149,12 +149,12 @@ class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
         examples = [self._ranking.examples[position] for position in positions]
         batch = build_dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
-        rows = [self._ranking.rows[passage.hash] for passage in batch.passages]
+        pool_rows = [self._ranking.rows[passage.hash] for passage in batch.passages]
         ignored = mask_other_positives(examples, passage_keys(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
         return (
             torch.from_numpy(question_vectors[list(positions)]),
-            torch.from_numpy(passage_vectors[rows]),
+            torch.from_numpy(passage_vectors[pool_rows]),
             gold,
             ignored,
         )

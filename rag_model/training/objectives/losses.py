@@ -50,8 +50,8 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
         return gathered_bytes.bool(), start
     sizes = exchange_counts(len(rows))
     # (n, ...) -> (max n, ...)
-    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
-    gathered = _AllGather.apply(padded)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
+    padded_rows = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
+    gathered = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
     # (sum of n, ...)
     gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])
     return gathered_rows, sum(sizes[: processes.index])
@@ -77,11 +77,11 @@ def locate_positives(
     if not counts_once:
         return rows, mask_other_positives(examples, keys, rows)
     positions = torch.arange(len(keys), device=device)
-    distinct, groups = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    distinct_keys, group_ids = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     # (distinct,) -> (m,): position of the first equal passage
-    firsts = torch.full_like(distinct, len(keys)).scatter_reduce(0, groups, positions, "amin")[groups]
-    rows = firsts[rows]
-    return rows, mask_other_positives(examples, keys, rows) | (firsts != positions)
+    first_rows = torch.full_like(distinct_keys, len(keys)).scatter_reduce(0, group_ids, positions, "amin")[group_ids]
+    rows = first_rows[rows]
+    return rows, mask_other_positives(examples, keys, rows) | (first_rows != positions)
 
 
 def mean_over_processes(total: Tensor, count: int) -> Tensor:
@@ -100,17 +100,17 @@ class _AllGather(Function):
     @staticmethod
     def forward(_: object, rows: Tensor) -> Tensor:
         rows = rows.contiguous()
-        gathered = rows.new_empty(dist.get_world_size(), *rows.shape)
+        gathered_rows = rows.new_empty(dist.get_world_size(), *rows.shape)
         exchange_counts()
-        dist.all_gather(list(gathered.unbind()), rows)
-        return gathered
+        dist.all_gather(list(gathered_rows.unbind()), rows)
+        return gathered_rows
 
     @staticmethod
     def backward(_: object, gradient: Tensor) -> Tensor:
-        total = gradient.contiguous()
+        total_gradient = gradient.contiguous()
         exchange_counts()
-        dist.all_reduce(total)
-        return total[dist.get_rank()]
+        dist.all_reduce(total_gradient)
+        return total_gradient[dist.get_rank()]
 
 
 def compute_maxsim(questions: Tensor, passages: Tensor, token_mask: Tensor) -> Tensor:

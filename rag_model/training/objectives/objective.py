@@ -75,8 +75,8 @@ class Job(Generic[S]):
     # called with the finished and the total amount
     on_progress: Callable[[int, int], None] = lambda _, __: None
     rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; None: there are none
-    runner: TaskRunner | None = None  # runs tasks on workers; None: in this process
-    indexer: Indexer | None = None  # builds temporary indexes on workers; None: in this process
+    runner: TaskRunner | None = None  # runs tasks on workers; None: this process runs them
+    indexer: Indexer | None = None  # builds temporary indexes on workers; None: this process does
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class ModelDescription:
 class TrainingCosts:
     """Estimated costs of a training, computed from sizes alone."""
 
-    stage_bytes: Mapping[str, int]  # memory of each stage, without the process's own
-    batches: int  # batches an epoch, in one process; 1 or more
+    stage_bytes: Mapping[str, int]  # memory of each stage, without that of a bare process
+    batches: int  # batches per epoch, in one process; 1 or more
     step_operations: float  # floating-point operations of a batch, forward and backward
     evaluation_operations: float  # operations of one evaluation
     rebuild_operations: float = 0.0  # operations of encoding all passages once
@@ -128,9 +128,9 @@ class Objective(Protocol[S]):
     options: frozenset[Option]  # accepted command-line options
     settings: type[S]
     result: ModelDescription
-    # table of `settings` whose `temperature` depends on vector length; empty: none
+    # table of `settings` whose `temperature` depends on the length of vectors; empty: no table
     tempered: str = ""
-    # False: trains on the snapshot's own text; `Job.examples` are empty
+    # False: it trains on the snapshot's own text, and `Job.examples` is empty
     takes_examples: bool = True
     # increase it when the same inputs would give a different model, to invalidate the memo
     version: int = 0
@@ -242,16 +242,16 @@ def get_objective(name: str) -> Objective[Any]:
             or two packages register it.
         UsageError: there is no such objective.
     """
-    registered: Any = OBJECTIVES.find(name)
-    if registered is None:
+    objective: Any = OBJECTIVES.find(name)
+    if objective is None:
         raise UsageError(f"there is no objective {name!r}: choose one of {', '.join(list_objective_names())}")
-    if not isinstance(registered, Objective):
+    if not isinstance(objective, Objective):
         raise OBJECTIVES.wrong_plugin_error(
-            name, f"is {type(registered).__name__}", "register an instance of a subclass of Objective"
+            name, f"is {type(objective).__name__}", "register an instance of a subclass of Objective"
         )
-    if registered.name != name:
-        raise OBJECTIVES.wrong_plugin_error(name, f"has the name {registered.name!r}", "register it by that name")
-    return registered
+    if objective.name != name:
+        raise OBJECTIVES.wrong_plugin_error(name, f"has the name {objective.name!r}", "register it by that name")
+    return objective
 
 
 def list_objectives() -> list[Objective[Any]]:

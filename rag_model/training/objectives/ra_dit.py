@@ -136,16 +136,16 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
     """
     settings = job.settings
     question = _load_question_encoder(job, settings.loop)
-    lister, shared, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
-    dev = DevSet(lister.memory, job.examples["dev"], shared)
+    lister, shared_recipe, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
+    dev = DevSet(lister.memory, job.examples["dev"], shared_recipe)
     frozen_dtype = choose_frozen_dtype(settings.loop)
     load_answering_generator = partial(_load_generator, job, tuned, frozen_dtype)
     scoring_model = tuned if recipe.scored_by == "tuned" else None
-    labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared.k, settings.lm.k))
-    text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared.k)
-    dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared.k)
+    labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared_recipe.k, settings.lm.k))
+    text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared_recipe.k)
+    dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared_recipe.k)
     all_lists = [
-        *(PassageList(passage_list.example, passage_list.rows[: shared.k]) for passage_list in labelled_lists),
+        *(PassageList(passage_list.example, passage_list.rows[: shared_recipe.k]) for passage_list in labelled_lists),
         *text_lists,
         *dev_lists,
     ]
@@ -180,7 +180,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         train,
         (dev, scored_lists[len(labelled_lists) + len(text_lists) :]),
         recipe,
-        shared,
+        shared_recipe,
         data_identity,
     )
 
@@ -220,11 +220,11 @@ def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architectur
         + estimate_retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
     )
     batches = max(1, -(-len(_list_answered(job.examples["train"])) // recipe.batch_size))
-    step = TRAINING_PASSES * context_count * tokens * generator.operations_per_token
+    step_operations = TRAINING_PASSES * context_count * tokens * generator.operations_per_token
     return TrainingCosts(
         {"lm": weight_bytes + activations},
         batches,
-        step,
+        step_operations,
         _count_evaluation_operations(job, generator),
         loop=job.settings.lm_loop,
     )

@@ -336,13 +336,13 @@ class RagTask:
     def _retrieve_initial_hits(self) -> dict[str, list[RankedRow]]:
         """Retrieve the passages of all training questions with the initial encoder."""
         questions = list(dict.fromkeys(pair.example.question for pair in self._train))
-        ranked: dict[str, list[RankedRow]] = {}
+        rows_by_question: dict[str, list[RankedRow]] = {}
         for start in range(0, len(questions), _AT_ONCE):
             for question, hits in zip(
                 batch := questions[start : start + _AT_ONCE], self._retrieve_questions(batch).hits, strict=True
             ):
-                ranked[question] = [(hit.row, hit.score) for hit in hits]
-        return ranked
+                rows_by_question[question] = [(hit.row, hit.score) for hit in hits]
+        return rows_by_question
 
     def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
         if self._recipe.retrieve == "batch":
@@ -385,7 +385,7 @@ class RagTask:
 
     def _compute_nll(self, retrieved: RetrievedBatch) -> float:
         """Return the mean -log p(y|x) of the dev set's first answers, without label smoothing."""
-        size, total = self._recipe.batch_size, 0.0
+        size, total_nll = self._recipe.batch_size, 0.0
         for start in range(0, len(self._dev), size):
             window = slice(start, start + size)
             batch, retrieved_part = self._dev[window], RetrievedBatch(retrieved.hits[window], retrieved.vectors[window])
@@ -394,8 +394,8 @@ class RagTask:
                 self._compute_logits(question_vectors, retrieved_part),
                 *self._encode_inputs(batch, retrieved_part),
             )
-            total -= float(self.module.log_likelihood(*reader_inputs).log_p.sum().detach())
-        return total / len(self._dev)
+            total_nll -= float(self.module.log_likelihood(*reader_inputs).log_p.sum().detach())
+        return total_nll / len(self._dev)
 
 
 def _freeze_parts(rag: Rag, recipe: RagRecipe) -> None:
@@ -408,9 +408,9 @@ def _freeze_parts(rag: Rag, recipe: RagRecipe) -> None:
 
 def _build_pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[QuestionAnswer]:
     if recipe.without_answer == "refuse" and (
-        unanswered := next((example for example in examples if not example.answers), None)
+        unanswered_example := next((example for example in examples if not example.answers), None)
     ):
-        raise InputError(f"example {unanswered.id} has no answer: give it one, or drop it")
+        raise InputError(f"example {unanswered_example.id} has no answer: give it one, or drop it")
     answer_limit = None if recipe.targets == "each" else 1
     pairs = [QuestionAnswer(example, answer) for example in examples for answer in example.answers[:answer_limit]]
     if not pairs:

@@ -225,12 +225,12 @@ class RealmTask(TextTask):
         size, rows = self._recipe.batch_size, self._split.dev.tolist()
         batches = [TextBatch(_DEV, tuple(rows[start : start + size])) for start in range(0, len(rows), size)]
         likelihoods = [self._compute_likelihoods(batch) for batch in batches]
-        ids = [[passage.id for passage in passages[1:]] for passage in likelihoods for passages in passage[3].passages]
+        ids = [[passage.id for passage in passages[1:]] for result in likelihoods for passages in result[3].passages]
         collapse = measure_collapse(ids, self._snapshot.n)
         sums = {
-            "nll": sum(-likelihood[0].sum().item() for likelihood in likelihoods),
-            "utility": sum(compute_utility(likelihood[0], likelihood[1]).sum().item() for likelihood in likelihoods),
-            "null_prior": sum(likelihood[2][:, 0].exp().sum().item() for likelihood in likelihoods),
+            "nll": sum(-result[0].sum().item() for result in likelihoods),
+            "utility": sum(compute_utility(result[0], result[1]).sum().item() for result in likelihoods),
+            "null_prior": sum(result[2][:, 0].exp().sum().item() for result in likelihoods),
         }
         means = {name: value / len(rows) for name, value in sums.items()}
         return {**means, "distinct": float(collapse.distinct), "spread": collapse.spread}
