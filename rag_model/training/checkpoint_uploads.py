@@ -182,7 +182,7 @@ def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> Non
             return
         _copy_into_folder(identity, stored_checkpoint)
     except BookwheelError as error:
-        if not any(_iter_undamaged_states(record.parent) for record in _list_records(identity.folder)):
+        if not any(_iter_valid_states(record.parent) for record in _list_records(identity.folder)):
             raise
         on_message(f"{error}; the training resumes from this machine's checkpoint")
         return
@@ -208,10 +208,10 @@ def _copy_into_folder(identity: TrainingIdentity, stored_checkpoint: StoredCheck
 
 def _is_up_to_date(folder: Path, progress: TrainingProgress) -> bool:
     """Return whether the folder has an undamaged checkpoint of this step or a later one."""
-    return any(state.step >= progress.step for state in _iter_undamaged_states(folder / progress.stage))
+    return any(state.step >= progress.step for state in _iter_valid_states(folder / progress.stage))
 
 
-def _iter_undamaged_states(folder: Path) -> Iterator[TrainerState]:
+def _iter_valid_states(folder: Path) -> Iterator[TrainerState]:
     """Yield the states of a stage's undamaged checkpoints, newest first."""
     for path in list_checkpoints(folder / "checkpoints"):
         with suppress(InputError):

@@ -278,14 +278,14 @@ class Finetuning:
                 on_stage_checkpoint = (
                     partial(on_checkpoint, stage.name) if on_checkpoint is not None and stage.loop.stored else None
                 )
-                stage_result = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
+                result = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
             finally:
                 if processes.is_first:
                     self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
-            self.objective.check(task, stage_result.best_measures)
-            stage_results.append(stage_result)
+            self.objective.check(task, result.best_measures)
+            stage_results.append(result)
             description = task.trained_on if isinstance(task, DescribedTask) else ""
-            summaries.append(StageSummary(stage.name, stage_result, description))
+            summaries.append(StageSummary(stage.name, result, description))
         self._stage_summaries = summaries
         return _combine_stages(stage_results)
 

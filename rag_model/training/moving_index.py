@@ -203,7 +203,7 @@ def _read_result(path: Path) -> RebuildResult:
     try:
         return RebuildResult(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} is corrupt ({error}): delete it to run the rebuild again") from error
+        raise InputError(f"{path} is corrupt ({error}): delete it to rebuild again") from error
 
 
 @dataclass(frozen=True, slots=True)

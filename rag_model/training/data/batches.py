@@ -37,15 +37,15 @@ def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -
 
     An incomplete last group is dropped unless it is the only one.
     """
-    shuffled_indexes = rng.sample(range(len(examples)), len(examples))
-    ends = range(size, len(shuffled_indexes) + 1, size) if size <= len(shuffled_indexes) else [len(shuffled_indexes)]
-    return [[examples[index] for index in shuffled_indexes[max(0, end - size) : end]] for end in ends]
+    permutation = rng.sample(range(len(examples)), len(examples))
+    ends = range(size, len(permutation) + 1, size) if size <= len(permutation) else [len(permutation)]
+    return [[examples[index] for index in permutation[max(0, end - size) : end]] for end in ends]
 
 
 def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
     """Return batches of `size` items, shuffled by seed and epoch; the last one may be smaller."""
-    shuffled_items = random.Random(f"{seed} {epoch}").sample(items, len(items))
-    return [tuple(shuffled_items[start : start + size]) for start in range(0, len(shuffled_items), size)]
+    permutation = random.Random(f"{seed} {epoch}").sample(items, len(items))
+    return [tuple(permutation[start : start + size]) for start in range(0, len(permutation), size)]
 
 
 def build_dpr_batch(examples: Sequence[Example], hard_negatives: int, rng: random.Random | None) -> DprBatch:

@@ -133,8 +133,8 @@ class Judge:
         n_pairs = len(contexts.tokens)
         max_tokens = min(self._settings.max_new_tokens, self._generator.max_answer)
         log_prior, decoding = torch.zeros(n_pairs, 1), DecodingSettings(max_new_tokens=max_tokens, mode="fast")
-        decoded_answers = decode_sequence(self._generator, contexts, log_prior, decoding, [0] * n_pairs)
-        return [self._generator.decode(answer.tokens) for answer in decoded_answers]
+        sequences = decode_sequence(self._generator, contexts, log_prior, decoding, [0] * n_pairs)
+        return [self._generator.decode(answer.tokens) for answer in sequences]
 
     def _compute_log_p(self, contexts: Contexts, answers: Sequence[str]) -> npt.NDArray[np.float32]:
         targets = self._generator.encode_targets(answers)

@@ -88,16 +88,16 @@ class CachedPairScorer:
 
     def _score_blocks(self, pairs_by_key: Mapping[str, _Pairs]) -> list[str]:
         """Score the blocks that are not cached in one call; return their lines for the file."""
-        missing_pairs = {key: pairs for key, pairs in pairs_by_key.items() if key not in self._scores_by_key}
-        if not missing_pairs:
+        new_pairs = {key: pairs for key, pairs in pairs_by_key.items() if key not in self._scores_by_key}
+        if not new_pairs:
             return []
         questions, titles, texts = (
-            [text for pairs in missing_pairs.values() for text in pairs[column]] for column in range(3)
+            [text for pairs in new_pairs.values() for text in pairs[column]] for column in range(3)
         )
         scores = iter(self._teacher.scores(questions, titles, texts).tolist())
-        for key, pairs in missing_pairs.items():
+        for key, pairs in new_pairs.items():
             self._scores_by_key[key] = list(islice(scores, len(pairs[0])))
-        return [_to_line(key, self._scores_by_key[key]) for key in missing_pairs]
+        return [_to_line(key, self._scores_by_key[key]) for key in new_pairs]
 
 
 def _to_line(key: str, scores: list[float]) -> str:

@@ -118,15 +118,15 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of scoring the pairs of a batch, and of mining."""
         recipe, model = job.settings.cross_encoder, models[PART]
-        n_pairs, tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
+        pairs, tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
         stages = {
-            "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(n_pairs, tokens),
+            "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(pairs, tokens),
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
         }
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
         pair = tokens * model.operations_per_token
-        return TrainingCosts(stages, batches, TRAINING_PASSES * n_pairs * pair, evaluated_pairs * pair)
+        return TrainingCosts(stages, batches, TRAINING_PASSES * pairs * pair, evaluated_pairs * pair)
 
 
 CROSS_ENCODER = CrossEncoderObjective()

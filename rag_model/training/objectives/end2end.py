@@ -123,9 +123,9 @@ class LeadCountTask(PartTask):
         """Return the number of leads, the first and the last page, and whether row 0 is a lead."""
         path = store.blobs.get_local_path(self.file)
         with PassageFile(path) as file:
-            first_page, last_page = (passage.page_id for passage in file.read_rows([0, file.n_rows - 1]))
+            first, last = (passage.page_id for passage in file.read_rows([0, file.n_rows - 1]))
         rows = [row for row, _, _ in _iter_leads(path)]
-        return {"leads": len(rows), "first": first_page, "last": last_page, "starts_with_lead": rows[:1] == [0]}
+        return {"leads": len(rows), "first": first, "last": last, "starts_with_lead": rows[:1] == [0]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class IctObjective(Objective[IctTraining]):
         """Return the costs of encoding the sentences and passages of a batch."""
         recipe, question, passage = job.settings.ict, models["question"], models["passage"]
         b, n = recipe.batch_size, job.snapshot.n
-        activation_bytes = question.estimate_activation_bytes(b, QUESTION_TOKENS) + passage.estimate_activation_bytes(
+        activations = question.estimate_activation_bytes(b, QUESTION_TOKENS) + passage.estimate_activation_bytes(
             b, PASSAGE_TOKENS
         )
         pair_operations = (
@@ -167,7 +167,7 @@ class IctObjective(Objective[IctTraining]):
         )
         dev_count = min(recipe.dev_texts, max(1, n // 2))
         evaluation = dev_count * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
-        stages = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activation_bytes}
+        stages = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activations}
         return TrainingCosts(stages, max(1, (n - dev_count) // b), TRAINING_PASSES * b * pair_operations, evaluation)
 
 

@@ -50,8 +50,8 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
         return gathered_bytes.bool(), start
     sizes = exchange_counts(len(rows))
     # (n, ...) -> (max n, ...)
-    padded_rows = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
-    gathered = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
+    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
+    gathered = _AllGather.apply(padded)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
     # (sum of n, ...)
     gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])
     return gathered_rows, sum(sizes[: processes.index])

@@ -186,8 +186,8 @@ class AnswerEvaluator:
             "F1": sum(token_f1(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
         }
         if len(answers) > 1:
-            shuffled_answers = self._reader.answer_from(questions, shuffle_hits(dev_hits, self._seed))
-            measures["unchanged"] = unchanged_share(answers, [answer.text for answer in shuffled_answers])
+            new_answers = self._reader.answer_from(questions, shuffle_hits(dev_hits, self._seed))
+            measures["unchanged"] = unchanged_share(answers, [answer.text for answer in new_answers])
         return measures
 
 
@@ -464,7 +464,7 @@ class RagObjective(Objective[RagTraining]):
         activation_bytes = generator.estimate_activation_bytes(
             n_contexts, PROMPT_TOKENS + ANSWER_TOKENS
         ) + question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
-        logit_bytes = LOGITS_COPIES * FLOAT32_BYTES * n_contexts * ANSWER_TOKENS * generator.vocabulary
+        logits = LOGITS_COPIES * FLOAT32_BYTES * n_contexts * ANSWER_TOKENS * generator.vocabulary
         weight_bytes = TRAINED_COPIES * estimate_weight_bytes(question, generator) + estimate_retriever_bytes(
             job.snapshot, recipe.expression
         )
@@ -472,7 +472,7 @@ class RagObjective(Objective[RagTraining]):
         n_pairs = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
         dev_questions = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
         stages = {
-            "train": weight_bytes + activation_bytes + logit_bytes,
+            "train": weight_bytes + activation_bytes + logits,
             "answer": weight_bytes + estimate_decoding_bytes(generator, n_contexts, recipe.max_new_tokens),
         }
         batches = max(1, -(-n_pairs // recipe.batch_size))

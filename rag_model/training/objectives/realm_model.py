@@ -36,7 +36,7 @@ from typing import Literal
 Span = tuple[int, int]  # characters of a text: start, and end (exclusive)
 _WORDS = re.compile(r"\w+")
 # wordpieces on each side of a mask; texts share that many only if one is a copy of the other
-_CLUE_PIECES = 8
+_CLUE_SIZE = 8
 NULL = Passage("null", "null", 0, "", "", "", 0, 0, Passage.hash_of("", ""))
 """The empty null passage, for masks that need no retrieval (Guu et al. 2020)."""
 _EXTRA_CANDIDATES = 8  # to spare, because the source passage and its copies are dropped
@@ -145,7 +145,7 @@ def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[st
             runs.append([index])
     clues = []
     for run in runs:
-        first, last = max(0, run[0] - _CLUE_PIECES), min(len(pieces.ids), run[-1] + 1 + _CLUE_PIECES)
+        first, last = max(0, run[0] - _CLUE_SIZE), min(len(pieces.ids), run[-1] + 1 + _CLUE_PIECES)
         clues.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
     return tuple(dict.fromkeys(clue for clue in clues if clue))
 

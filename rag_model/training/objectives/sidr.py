@@ -146,9 +146,9 @@ def semi_parametric_loss(
         # (b, m)
         scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}
         losses = [two_way_loss(pair_scores, gold, ignored, both_ways=both_ways) for pair_scores in scores.values()]
-    scores_by_measure = {"accuracy": scores["kept_passages"], "bag_accuracy": scores["passage_bags"]}
+    measure_scores = {"accuracy": scores["kept_passages"], "bag_accuracy": scores["passage_bags"]}
     return torch.stack(losses).mean(), {
-        name: _compute_accuracy(pair_scores, gold, ignored) for name, pair_scores in scores_by_measure.items()
+        name: _compute_accuracy(pair_scores, gold, ignored) for name, pair_scores in measure_scores.items()
     }
 
 
@@ -377,9 +377,9 @@ def sidr_loss(
     return loss, {**measures, "heaviest": passages[0].detach().max()}
 
 
-def _gather_weights_and_bags(weights_and_bags: WeightsAndBags) -> WeightsAndBags:
+def _gather_weights_and_bags(batch: WeightsAndBags) -> WeightsAndBags:
     """Return the weights and bags of the texts of all processes."""
-    return gather_all_processes(weights_and_bags[0])[0], gather_all_processes(weights_and_bags[1])[0]
+    return gather_all_processes(batch[0])[0], gather_all_processes(batch[1])[0]
 
 
 class Sidr(MiningObjective[SidrTraining]):

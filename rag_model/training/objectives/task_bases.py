@@ -440,8 +440,8 @@ class BiEncoder(nn.Module):
         if new_passages := list(
             {passage.hash: passage for passage in passages if passage.hash not in self._cached_vectors}.values()
         ):
-            new_vectors = torch.from_numpy(self.encode_passages(new_passages)).to(self.passage.device)
-            self._cached_vectors.update(zip([passage.hash for passage in new_passages], new_vectors, strict=True))
+            vectors = torch.from_numpy(self.encode_passages(new_passages)).to(self.passage.device)
+            self._cached_vectors.update(zip([passage.hash for passage in new_passages], vectors, strict=True))
         # m times (d,) -> (m, d)
         return torch.stack([self._cached_vectors[passage.hash] for passage in passages])
 
