@@ -106,7 +106,7 @@ class ListBatch:
         """Return (questions, passages) of all pairs, list after list."""
         examples_and_lists = zip(self.examples, self.lists, strict=True)
         return [example.question for example, passages in examples_and_lists for _ in passages], [
-            example for passages in self.lists for example in passages
+            passage for passages in self.lists for passage in passages
         ]
 
 

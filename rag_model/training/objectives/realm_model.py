@@ -145,7 +145,7 @@ def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[st
             runs.append([index])
     clues = []
     for run in runs:
-        first, last = max(0, run[0] - _CLUE_SIZE), min(len(pieces.ids), run[-1] + 1 + _CLUE_PIECES)
+        first, last = max(0, run[0] - _CLUE_SIZE), min(len(pieces.ids), run[-1] + 1 + _CLUE_SIZE)
         clues.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
     return tuple(dict.fromkeys(clue for clue in clues if clue))
 
