@@ -19,7 +19,7 @@ from rag_model.retrieve.models import PairScorer
 from rag_model.training.data.examples import Example, index_passages
 from rag_model.training.data.pair_scores import check_teacher_scores
 
-Missing = Literal["drop", "refuse"]  # what to do with an example that lacks a passage
+Missing = Literal["drop", "refuse"]  # what to do with an incomplete example
 T = TypeVar("T")
 
 

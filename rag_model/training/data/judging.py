@@ -302,7 +302,7 @@ class ExamplePools(Sequence[Example]):
     examples: tuple[PooledExample, ...]
     all_right: int  # number of questions that are answered right with every passage
     all_wrong: int  # number of questions that are answered wrong with every passage
-    agreement: Estimate  # mean over the questions of `compute_agreement`
+    agreement: Estimate  # `compute_agreement`, averaged over the questions
 
     @overload
     def __getitem__(self, index: int) -> PooledExample: ...

@@ -177,7 +177,7 @@ class PassageMemory:
 
 
 def _choose_padding_rows(rows: Sequence[int], k: int) -> list[int]:
-    """Return the lowest rows that are not in `rows`, as many as `rows` has fewer than `k`."""
+    """Return the lowest rows that are not in `rows`, enough to extend `rows` to `k` rows."""
     return [row for row in range(k) if row not in rows][: k - len(rows)]
 
 

@@ -66,7 +66,7 @@ class MiningSettings:
     depth: int = 100  # retrieved passages per question; DPR, section 4.2: 100
     # hard negatives per example, hardest first; DPR code: its sets have up to 30 for evaluation
     negatives: int = 30
-    # first passages that are no negatives, because they may answer in other words; DPR: 0
+    # number of first passages to skip, because they may answer in other words; DPR: 0
     skip: int = 0
     # mine a positive for an example without one; DPR, section 4.2: the first passage with an answer
     find_positives: bool = True

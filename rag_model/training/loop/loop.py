@@ -190,7 +190,7 @@ def train(
     `dev` after it; `move`, without measures, before a step at which a task that searches a snapshot
     may move to another one.
 
-    After the call this process returns freed memory at once (`process.release_freed_memory`).
+    The call makes this process return freed memory at once (`process.release_freed_memory`).
 
     The function writes `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/`
     and `best-<n>/` to `workdir`.

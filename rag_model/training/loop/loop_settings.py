@@ -25,20 +25,20 @@ class LoopSettings:
     max_steps: int = 0  # number of steps; 0: computed from the epochs
     accumulation: int = 1  # batches per process and step; DPR code: gradient_accumulation_steps 1
     learning_rate: float = 2e-5  # peak rate; DPR code: 2e-5 (the paper says 1e-5)
-    schedule: ScheduleKind = "linear"  # of the learning rate after its warm-up; DPR: linear
-    # of all steps; DPR code: 1,237 of about 18,400 steps; a share of all steps instead of a number
-    # of steps, because a number fits one data set
+    schedule: ScheduleKind = "linear"  # course of the learning rate after the warm-up; DPR: linear
+    # share of all steps; DPR code: 1,237 of about 18,400 steps; a share of all steps instead of a
+    # number of steps, because a number fits one data set
     warmup_share: float = 0.067
     adam_beta1: float = 0.9  # DPR code: 0.9
     adam_beta2: float = 0.999  # DPR code: 0.999
     adam_epsilon: float = 1e-8  # DPR code: 1e-8
-    weight_decay: float = 0.0  # of matrices, not of biases and norms; DPR code: 0.0
+    weight_decay: float = 0.0  # applies to matrices, not to biases and norms; DPR code: 0.0
     max_gradient_norm: float = 2.0  # 0: no clipping; DPR code: max_grad_norm 2.0
     # precision of the forward pass; weights and moments are float32; auto is bf16 on a GPU that
     # supports it, else no (float32), instead of fp16, because bf16 needs no scaling of the loss and
     # half precision is slower on most CPUs
     precision: Precision = "auto"
-    seed: int = 12345  # of dropout; DPR code: 12345
+    seed: int = 12345  # seeds dropout; DPR code: 12345
     cpu: bool = False  # use the CPU even if there is a GPU
     evaluate_every: int = 500  # steps between evaluations; the last step is always evaluated
     dev_examples: int = 0  # number of dev examples to draw by the seed; 0: all

@@ -93,7 +93,7 @@ class ColbertRecipe(GroupRecipe):
     # selects the best weights, on the dev set; instead of the benchmark's measure, because
     # evaluations do not encode the corpus
     goal: GoalName = "average_rank"
-    seed: int = 12345  # of the new projection, the order and the negatives
+    seed: int = 12345  # seeds the new projection, the order and the negatives
 
     def __post_init__(self) -> None:
         check_bounds(self, "[colbert]", {"dim": 8, "batch_size": 1, "ways": 0, "passages_at_once": 1})

@@ -50,7 +50,8 @@ class IctRecipe(GroupRecipe):
     # machine
     batch_size: int = 128
     removed: float = 0.9  # share of passages from which the sentence is removed; paper: 90 %
-    # of the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    # divides the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too
+    # little
     temperature: float = 1.0
     dev_texts: int = 256  # held-out passages for the evaluation
     ranked: int = 1_000  # other passages that are ranked for held-out sentences

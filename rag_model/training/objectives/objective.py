@@ -114,7 +114,7 @@ class TrainingStage:
 
     name: str  # subfolder of the training's folder; empty: the folder itself
     loop: LoopSettings
-    # arguments: best weights of the previous stage, on_progress
+    # builds the task from the folder of the previous stage's best weights, and on_progress
     task: Callable[[Path | None, OnProgress], Task[Any]]
 
 
@@ -143,7 +143,7 @@ class Objective(Protocol[S]):
         return {self.tempered: {"temperature": UNIT_TEMPERATURE}} if unit_vectors and self.tempered else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the initial models; models outside of `options` are never named.
+        """Return the initial models; `named_models` names only models that `options` accepts.
 
         Raises:
             StoreError: the store has no such model, or the snapshot carries none.

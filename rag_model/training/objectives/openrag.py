@@ -94,7 +94,7 @@ class OpenRagRecipe(GroupRecipe):
     asked_terms: int = 768  # heaviest terms of a question that a search of the bag index looks up
     batch_size: int = 32  # questions per batch and process; SiDR's code: 32
     terms: int = 768  # heaviest terms of a text in the loss; SiDR's code: 768
-    temperature: float = 1.0  # of the scores in the loss; SiDR's code: 1
+    temperature: float = 1.0  # divides the scores in the loss; SiDR's code: 1
     both_ways: bool = True  # also contrast the questions of a passage; SiDR's code: true
     answered: int = 100  # dev questions to answer at each evaluation, from one passage; 0: all
     refuse_disagreement: bool = True  # fail if label and score of free-form answers disagree

@@ -109,13 +109,14 @@ class RaDitRecipe:
 
     stages: Stages = "both"  # paper: both; table 6 has either alone
     k: int = 10  # passages per example of R-ft, and per answered question; paper: 10
-    # of p_R; 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    # divides the scores of p_R; 0.05 for vectors of unit length instead of 1, because cosines
+    # differ too little
     temperature: float = 1.0
     retriever: str | None = None  # a retriever expression; None: the snapshot's default
     index: str | None = None  # an index of the snapshot: the short form of `retriever`
     refuse_collapse: bool = True  # fail if all questions get the same passages
     limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
-    seed: int = 12345  # of the order, and of the plain texts
+    seed: int = 12345  # seeds the order and the choice of plain texts
 
     def __post_init__(self) -> None:
         self.model_settings()  # checks k and temperature

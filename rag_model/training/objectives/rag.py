@@ -85,7 +85,8 @@ class RagRecipe:
     """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
 
     k: int = 5  # passages per question; paper, section 3: 5 or 10 in training
-    # of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    # divides the logits of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines
+    # differ too little
     temperature: float = 1.0
     label_smoothing: float = 0.1  # code: 0.1
     exclude_bos: bool = False  # code: false
@@ -110,7 +111,7 @@ class RagRecipe:
     # fail if all questions get the same passages, or answers ignore the passages
     refuse_collapse: bool = True
     limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
-    seed: int = 12345  # of the order
+    seed: int = 12345  # seeds the order
 
     def __post_init__(self) -> None:
         check_bounds(self, "[rag]", {"batch_size": 1, "answered": 0, "max_new_tokens": 1})
@@ -399,7 +400,7 @@ class RagTask:
 
 
 def _freeze_parts(rag: Rag, recipe: RagRecipe) -> None:
-    """Freeze the untrained parts; retriever scores give the question encoder no gradient."""
+    """Freeze the parts that are not trained: no gradient reaches an encoder through scores."""
     if recipe.frozen == "question" or recipe.weighed_by == "scores":
         rag.question.requires_grad_(False)
     if recipe.frozen == "generator":

@@ -82,7 +82,8 @@ class RealmRecipe:
     # because the paper's equation has one sum
     marginal: Marginal = "sequence"
     candidates: int = 8  # passages per text, including the null passage; paper: 8
-    # of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    # divides the logits of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines
+    # differ too little
     temperature: float = 1.0
     # texts per batch and process; instead of 512 over 64 TPUs, because it fits one machine
     batch_size: int = 8
@@ -96,7 +97,7 @@ class RealmRecipe:
     index: str | None = None  # an index of the snapshot: the short form of `retriever`
     freeze_encoders: bool = False  # train only the masked language model; paper: all three models
     goal: GoalName = "nll"  # selects the best weights, on the held-out texts
-    seed: int = 12345  # of the order and of the masks
+    seed: int = 12345  # seeds the order and the masks
 
     def __post_init__(self) -> None:
         minimums = {"candidates": 2, "batch_size": 1, "question_tokens": 8, "passage_tokens": 8, "most_masks": 1}

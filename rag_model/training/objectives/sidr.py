@@ -83,7 +83,7 @@ class SidrRecipe(GroupRecipe):
     # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9; weights
     # in bytes instead of float weights, because the index is a quarter of the size
     scale: int = 8
-    temperature: float = 1.0  # of the scores; code: 1
+    temperature: float = 1.0  # divides the scores; code: 1
     both_ways: bool = True  # also contrast the questions of a passage; code: sym_loss True
     without_positive: Missing = "drop"  # what to do with an example without a positive passage
     # selects the best weights, on the dev set; bag_…: by the bag index; instead of the benchmark's

@@ -167,7 +167,7 @@ class GroupRecipe:
 
     batch_size: int = 32  # questions per batch and process
     goal: str = "average_rank"  # selects the best weights, on the dev set
-    seed: int = 12345  # of the order and of the negatives
+    seed: int = 12345  # seeds the order and the negatives
 
 
 R = TypeVar("R", bound=GroupRecipe)
@@ -233,7 +233,7 @@ class GroupTask(ABC, Generic[B, M, R]):
 
     @abstractmethod
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that have the passages a batch needs; raise if the recipe says so."""
+        """Return the examples with the passages that a batch needs; or raise, as the recipe says."""
 
     @abstractmethod
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> B:
@@ -264,7 +264,8 @@ class PairRecipe(GroupRecipe):
     shared: bool = False  # one encoder for questions and passages; DPR: two; MarginMSE's paper: one
     # train only the question encoder, so that an index stays valid; papers: both
     freeze_passages: bool = False
-    # of the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too little
+    # divides the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too
+    # little
     temperature: float = 1.0
 
 
