@@ -400,7 +400,7 @@ class RagTask:
 
 
 def _freeze_parts(rag: Rag, recipe: RagRecipe) -> None:
-    """Freeze the parts that are not trained: no gradient reaches an encoder through scores."""
+    """Freeze untrained parts: with retriever scores, also the question encoder."""
     if recipe.frozen == "question" or recipe.weighed_by == "scores":
         rag.question.requires_grad_(False)
     if recipe.frozen == "generator":

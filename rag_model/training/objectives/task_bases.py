@@ -233,7 +233,7 @@ class GroupTask(ABC, Generic[B, M, R]):
 
     @abstractmethod
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples with the passages that a batch needs; or raise, as the recipe says."""
+        """Return the examples with the passages that a batch needs, or raise if the recipe says."""
 
     @abstractmethod
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> B:

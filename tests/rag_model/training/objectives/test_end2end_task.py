@@ -169,9 +169,7 @@ class Watched(End2EndTask):
 
     read: tuple[Sequence[QuestionAnswer], RetrievedBatch]
 
-    def _encode_inputs(
-        self, batch: Sequence[QuestionAnswer], recalled: RetrievedBatch
-    ) -> tuple[Contexts, Targets]:
+    def _encode_inputs(self, batch: Sequence[QuestionAnswer], recalled: RetrievedBatch) -> tuple[Contexts, Targets]:
         self.read = batch, recalled
         return super()._encode_inputs(batch, recalled)
 
