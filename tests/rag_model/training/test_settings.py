@@ -46,7 +46,7 @@ def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
 
 def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
     assert parse_field_comments(CollapseLimits)["most_unchanged"].startswith(
-        "Most answers change if a model uses its passages"
+        "Maximum share of unchanged answers. Most answers change if a model uses its passages"
     )
     said = parse_field_comments(DprRecipe)
     assert said["seed"] == "seeds the order and the negatives"  # of the base
