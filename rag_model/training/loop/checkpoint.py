@@ -397,4 +397,4 @@ def _parse_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
             return dict(row)
     except (ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{path} is corrupt in line {number}: delete the file; the curves then begin with the next step")
+    raise InputError(f"{path} is corrupt in line {number}: delete it; the curves then begin with the next step")
