@@ -153,7 +153,7 @@ def test_other_texts_than_those_of_the_new_passages_are_refused(before: Path, tm
     batch = pa.RecordBatch.from_pylist([{"title": "", "text": "alpha"}])
     rows = kept(BEFORE, [*BEFORE[:9], *NEW[:2], *BEFORE[9:]])
     postings = count_texts(iter_texts(gather_batches([batch] * texts)), Analyzer())
-    with pytest.raises(InputError, match=f"there are {texts} rows of 2 new passages"):
+    with pytest.raises(InputError, match=f"there are postings of {texts} passages, but 2 passages are new"):
         derive_index(before, rows, lambda _: postings, tmp_path / "derived", 1000)
     assert not (tmp_path / "derived").exists()
 
