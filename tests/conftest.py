@@ -9,20 +9,17 @@ import secrets
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import s3fs
 from absl import logging as absl_logging
-from execnet import XSpec
 from hypothesis import settings
 
 from rag_model.store.objects.s3 import S3
 from tests.benchmarks.s3_server import environment_of, seaweed
-from tests.fixtures.forked_workers import start_server
 
 settings.register_profile("bookwheel", deadline=None)  # no test is about time
 settings.load_profile("bookwheel")
@@ -46,15 +43,6 @@ DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-sh
 def pytest_configure() -> None:
     """Look for garbage seldom: to read all tests and what they import makes millions of objects, and drops few."""
     gc.set_threshold(50_000)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[XSpec]) -> None:
-    """Fork the workers from a process that has imported all tests."""
-    folder = TemporaryDirectory(prefix="workers-")
-    server = start_server(Path(folder.name), config.invocation_params.args, specs)
-    config.add_cleanup(folder.cleanup)
-    config.add_cleanup(server.communicate)  # closes its input, at which it ends
 
 
 def pytest_collection_finish() -> None:
