@@ -50,7 +50,7 @@ def test_a_model_is_converted_and_a_hostile_one_refused(pickled: Path, bookwheel
     assert (whole.code, "has safetensors, which need no conversion" in whole.complaint) == (2, True)
     torch.save({"a": _Attack(tmp_path / "attacked")}, pickled / "pytorch_model.bin")
     hostile = bookwheel("convert-weights", pickled, tmp_path / "hostile")
-    assert (hostile.code, "mkdir, and only a table of tensors is read" in hostile.complaint) == (1, True)
+    assert (hostile.code, "mkdir, but only a table of tensors is accepted" in hostile.complaint) == (1, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "new", "pickled"]
 
 

@@ -95,7 +95,7 @@ def test_a_takedown_ends_the_deltas_with_the_page(
     opened, dest = Store.open(str(store)), store.with_name("dest")
     old = opened.snapshots.resolve("latest")
     pull(opened, old, dest)
-    new = reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"]
+    new = reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot
     files = opened.snapshots.get(new).content.files
     select = select_files(opened.snapshots.get(new).content)
     report = pull(opened, new, dest, select=select, derive=derive_index_file)
@@ -111,7 +111,7 @@ def test_a_takedown_ends_the_deltas_with_the_page(
 
     for blob in made:  # as `verify` advises if deltas are damaged
         (store / "blobs" / blob[:2] / blob).unlink()
-    assert reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"] == new
+    assert reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot == new
     assert all((store / "blobs" / blob[:2] / blob).exists() for blob in made)
 
     assert {*told(store, SECRET)} & made, "or there is nothing to take down"
@@ -134,7 +134,7 @@ def test_inverted_indexes_are_derived_from_the_parents(
         return sum(one["plan"]["kind"] in ("bm25", "impact") for one in opened.memo.iter_inputs("scatter"))
 
     before = counted()
-    made = [reindex.fn(dumps[1], str(url), str(tiny), recipe).to_json()["snapshot"] for url in (store, fresh)]
+    made = [reindex.fn(dumps[1], str(url), str(tiny), recipe).snapshot for url in (store, fresh)]
     files = [Store.open(str(url)).snapshots.get(one).content for url, one in zip((store, fresh), made, strict=True)]
     for name in ("words", "bag"):
         assert len({content.files[content.index_file(name)] for content in files}) == 1
@@ -149,7 +149,7 @@ def test_a_build_whose_deltas_cannot_be_made_is_published(
     opened = Store.open(str(store))
     before = opened.snapshots.get(opened.snapshots.resolve("latest")).content
     (store / before.files[before.index_file("lists")].path).unlink()  # what the new lists are compared with
-    made = reindex.fn(dumps[1], str(store), str(tiny), recipe).to_json()["snapshot"]
+    made = reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot
     assert opened.snapshots.resolve("latest") == made
     assert "deltas not written, so clients pull whole files: " in capfd.readouterr().err
 
@@ -175,8 +175,8 @@ def test_updates_on_updates_after_a_rollback_equal_full_builds(
         dump.write_bytes(export_xml(*(page_xml(page, text, rev_id=9) for page, text in pages.items())))
         contents = []
         for url in (store, tmp_path / f"fresh-{name}"):
-            told = reindex.fn(str(dump), str(url), str(tiny), loose).to_json()
-            contents.append(Store.open(str(url)).snapshots.get(told["snapshot"]).content)
+            outcome = reindex.fn(str(dump), str(url), str(tiny), loose)
+            contents.append(Store.open(str(url)).snapshots.get(outcome.snapshot).content)
         updated, fresh = contents
         same = [updated.index_file("words"), updated.index_file("bag"), *map(passages_path, ["part-00000"])]
         assert [updated.files[path] for path in same] == [fresh.files[path] for path in same], name

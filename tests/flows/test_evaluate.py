@@ -264,7 +264,7 @@ def test_an_edited_model_folder_is_another_model(
         (["--judge", "passages"], 2, "question 'p' names no passages"),
         (["--model", "reader", "--judge", "pages"], 2, "question 'p' names no pages"),
         (["--retriever", "hnsw", "--retriever", "hnsw"], 2, "the retriever hnsw is given twice"),
-        (["--model", "reader", "--trec", "run"], 2, "--trec measures retrieval alone"),
+        (["--model", "reader", "--trec", "run"], 2, "--trec only applies to retrieval without a model"),
         (["--model", "reader", "--answers", "labels"], 2, "no question has one of the labels"),
         (["--model", "reader", "-k", "0"], 2, "at least 1"),
         (["-k", "0"], 2, "at least 1"),

@@ -11,7 +11,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def build(dumps: tuple[str, str], tiny: Path) -> Build:
 
     def run(url: str, month: int) -> dict[str, Any]:
         recipe = ONE_INDEX if url.startswith("memory:") else SMALL
-        return reindex.fn(dumps[month], url, str(tiny), recipe).to_json()
+        return asdict(reindex.fn(dumps[month], url, str(tiny), recipe))
 
     return run
 

@@ -320,7 +320,7 @@ def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: P
     ("kind", "more", "why"),
     [
         ("dpr", "", "trains no model that answers questions"),
-        ("rag-end2end", "", "makes an index of its own"),
+        ("rag-end2end", "", "builds a separate index for its model"),
         ("rag-sequence", "model", "leave one out"),
         ("rag-sequence", "steps = 1", "has no setting 'steps'"),
     ],

@@ -119,7 +119,7 @@ def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"},
             False,
-            "faiss-cpu 1.15.1 and faiss-gpu 1.15.1, over each other",
+            "faiss-cpu 1.15.1 and faiss-gpu 1.15.1, installed over each other",
             "pip uninstall --yes faiss-cpu faiss-gpu, then pip install --no-deps 'faiss-gpu<1.16,>=1.15.1'",
         ),
     ],

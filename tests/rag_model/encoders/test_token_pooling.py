@@ -60,5 +60,5 @@ def test_a_colbert_pools_its_passages_and_not_its_questions(tmp_path: Path) -> N
     assert compute_token_space(folder, half.spec).pooling == "tokens, pooled by 2"
     assert "pool" not in whole.spec.to_json(), "what earlier versions wrote stays equal"
     assert whole.spec.with_fields(half.spec.to_json()) == half.spec
-    with pytest.raises(UsageError, match="pool of a ColBERT is 0: use 1, or 2"):
+    with pytest.raises(UsageError, match="pool of a ColBERT is 0: use 1 to 8"):
         TokenEncoder.load(folder, {"pool": 0})

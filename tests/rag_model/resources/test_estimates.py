@@ -121,7 +121,7 @@ def test_cores_that_memory_has_no_room_for_are_not_asked_for(base: Path) -> None
     ("passages", "memory", "says"),
     [
         (SMALL, "500MB", r"embed needs \d\.\d GB of memory, and a run may use 500 MB: raise the limit"),
-        (SMALL, "1500MB", "memory to embed"),
+        (SMALL, "1500MB", "the stage embed needs .* of memory"),
         (WIKIPEDIA, "4GB", r"HNSW32 over .* are free: use IVF\S+$"),
     ],
 )

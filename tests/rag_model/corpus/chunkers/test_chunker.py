@@ -278,7 +278,7 @@ def test_what_is_no_chunker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
     [
         ({"chunker": "topics"}, "choose one of words, sections"),
         ({"words": 0}, "at least 1"),
-        ({"settings": {"overlap": 3}}, "the recipe's chunker 'recursive' has no setting 'overlap': it knows words"),
+        ({"settings": {"overlap": 3}}, "the recipe's chunker 'recursive' has no setting 'overlap': choose from words"),
         ({"settings": {"words": "ten"}}, "the recipe's chunker 'recursive', words must be a whole number"),
         ({"words": 3, "settings": {"words": 3}}, "gives words twice"),
     ],

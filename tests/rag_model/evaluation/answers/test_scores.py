@@ -98,7 +98,7 @@ def test_every_kind_has_a_measure_of_right(kind: str) -> None:
 
 
 def test_golds_that_can_not_be_compared_with_are_told_before_the_work() -> None:
-    with pytest.raises(UsageError, match="no question has an answer"):
+    with pytest.raises(UsageError, match="no question has a gold answer"):
         check_gold_answers([Question("a", "Q")], "spans")
     with pytest.raises(UsageError, match="measure its answers as spans"):
         check_gold_answers([Question("a", "Q", ("Paris",))], "labels")

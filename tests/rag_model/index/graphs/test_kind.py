@@ -203,7 +203,7 @@ def test_bytes_do_not_depend_on_the_block_size_of_the_merge(
 ) -> None:
     parts, plan = write_parts(make_vectors(1500), [0, 400]), resolve(IndexRecipe("HNSW8", cells=3), 1500, 32)
     run_stages(plan, parts, tmp_path / "whole", tmp_path)
-    monkeypatch.setattr(hnsw, "_candidate_block_rows", lambda cells: 100 * cells)
+    monkeypatch.setattr(hnsw, "_choose_block_rows", lambda cells: 100 * cells)
     run_stages(plan, parts, tmp_path / "pieces", tmp_path)
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "pieces").read_bytes()
 
@@ -577,7 +577,7 @@ def test_cells_are_learnt_again_if_one_held_only_removed_vectors(make_vectors: M
     np.save(tmp_path / "rows.npy", vectors)
     cells = learn_cells(plan, vectors)
     cells.centroids[4] = far
-    hnsw._write_trained(plan, cells, hnsw._new_index(plan), vectors, tmp_path / "trained")
+    hnsw._write_trained(plan, cells, hnsw._create_index(plan), vectors, tmp_path / "trained")
     stats = hnsw.KIND.redact(plan, tmp_path / "trained", [tmp_path / "rows.npy"], [far], tmp_path / "out")
     assert stats["reason"] == "a cell held only vectors that were removed"
     hnsw.KIND.train(plan, [tmp_path / "rows.npy"], tmp_path / "trained")

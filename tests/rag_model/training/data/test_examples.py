@@ -127,7 +127,7 @@ def test_beir_folders(tmp_path: Path) -> None:
         ("[" + json.dumps(DPR[0]) + ",\n {]", r"line 2: not a JSON value"),
         (lines(KILT, {**KILT, "output": None}), r"line 2 does not match the first"),
         ("[]", "write one JSON object per line"),
-        ("", "holds no question"),
+        ("", "contains no questions"),
     ],
 )
 def test_what_is_malformed_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
