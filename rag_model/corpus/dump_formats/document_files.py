@@ -1,7 +1,7 @@
-"""Folders of documents: find their files; base class of document formats.
+"""Find the files of folders of documents; base classes of formats with one document per file.
 
 The files of a folder may have different formats. A file from which no document can be read is
-dropped and counted by the reason.
+dropped; the dropped files are counted by reason.
 """
 
 import re
@@ -32,7 +32,7 @@ from rag_model.errors import InputError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, ChildWorker, temporary_folder
 
-# Descriptions of the reasons for which files of a folder are dropped.
+# Descriptions of files by the reason why they are dropped.
 _DROP_REASONS = {
     "hidden": "hidden",
     "link": "symbolic links",
@@ -55,8 +55,8 @@ _DROP_REASONS = {
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MAX_HEADING_PART = 100  # characters of one heading in a path of headings
-_MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30  # limits of a child process: CPU seconds for one file; bytes
-_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for bytes that are not UTF-8
+_MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30  # of a child: CPU seconds per file; bytes
+_SURROGATE = re.compile("[\ud800-\udfff]")  # represents a byte that is not UTF-8 in a file name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class DumpFiles:
 
     urls: Sequence[str]
     folder: str  # URL of the folder that document ids and titles are relative to
-    dropped: Mapping[str, int] = field(default_factory=dict)  # dropped files of a folder by reason
+    dropped: Mapping[str, int] = field(default_factory=dict)  # number of dropped files by reason
 
 
 class DroppedFileError(Exception):
@@ -82,16 +82,16 @@ class ParsedFile:
 
     sections: list[tuple[str, str]]  # (path of headings, text)
     revised: int | None = None  # seconds since 1970, UTC, if the file states it
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # as `corpus.metadata.metadata_to_dict`
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # made by `metadata_to_dict`
 
 
 class DocumentFiles(RecordFormat):
-    """A document format: each file is one document. Subclasses name the endings and parse bytes.
+    """A format with one document per file. Subclasses name the file endings and parse the bytes.
 
     The id and the title of a document are its path in the folder.
     """
 
-    endings: ClassVar[frozenset[str]]  # of file names, in lower case
+    endings: ClassVar[frozenset[str]]  # file name endings with the dot, in lower case
     max_bytes: ClassVar[int] = 16 << 20  # larger files are dropped
     keeps_lines: ClassVar[bool] = True  # see `Article.keeps_lines`
 
@@ -104,7 +104,7 @@ class DocumentFiles(RecordFormat):
         """Parse the bytes of a file.
 
         Raises:
-            DroppedFileError: The file has no document.
+            DroppedFileError: No document can be read from the file.
             MissingExtraError: The library that parses it is not installed.
         """
 
@@ -112,7 +112,7 @@ class DocumentFiles(RecordFormat):
         """Yield the only document of a file, with the file's name as its id.
 
         Raises:
-            InputError: The file has no document.
+            InputError: No document can be read from the file.
         """
         try:
             yield self.read_document(url, basename(url))
@@ -124,8 +124,8 @@ class DocumentFiles(RecordFormat):
         """Read the document of a file, whose id and title are its path.
 
         Raises:
-            DroppedFileError: The file has no document.
-            InputError: The file cannot be read.
+            DroppedFileError: No document can be read from the file.
+            InputError: The file itself is unreadable.
         """
         if get_size(url) > self.max_bytes:
             raise DroppedFileError("too_large")
@@ -143,7 +143,7 @@ class DocumentFiles(RecordFormat):
         """Plan the parts of the documents, and count the dropped files by reason.
 
         Raises:
-            InputError: No file has a document.
+            InputError: No document can be read from any file.
         """
         dropped = Counter(request.dropped)
         plan = self.plan_records(_read_files(urls, request.folder, dropped), urls, request)
@@ -153,24 +153,24 @@ class DocumentFiles(RecordFormat):
 
 
 class IsolatedFiles(DocumentFiles):
-    """A document format whose libraries run in a child process, bounded in time and memory.
+    """A document format whose libraries run in a child process with limited time and memory.
 
-    A file can be crafted to crash a library or to exhaust the memory. Then only that file is dropped.
+    A crafted file can crash a library or exhaust the memory; then only that file is dropped.
     """
 
     module: ClassVar[str]  # run as the child process; its main block calls `process.serve_call`
-    extra: ClassVar[str]
-    libraries: ClassVar[Mapping[str, str]]  # file ending -> import name of the library that parses it
+    extra: ClassVar[str]  # the package extra that installs the libraries
+    libraries: ClassVar[Mapping[str, str]]  # import name of the library by file ending
 
     def parse(self, data: bytes, name: str) -> ParsedFile:
         """Parse the bytes of a file in the child process.
 
         The function that the child serves takes the path of the file. It returns a dictionary:
-        either `sections` and `revised`, the fields of a `ParsedFile`, or `dropped`, the reason to
-        drop the file.
+        either with `sections` and `revised`, the fields of a `ParsedFile`, or with `dropped`, the
+        reason to drop the file.
 
         Raises:
-            DroppedFileError: The file is damaged, or has no document for another reason.
+            DroppedFileError: The file is damaged, or no document can be read from it.
             MissingExtraError: The library is not installed.
         """
         ending = f".{name.lower().rpartition('.')[2]}"
@@ -193,7 +193,7 @@ def _get_worker(module: str) -> ChildWorker:
 
 
 def decode_text(data: bytes) -> str:
-    """Return the text of a file in UTF-8, with plain line ends and without control characters.
+    """Decode a file from UTF-8; control characters become spaces, and all line ends line feeds.
 
     Raises:
         DroppedFileError: The file is binary, or not UTF-8.
@@ -208,21 +208,21 @@ def decode_text(data: bytes) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return a text with plain line ends, and without control characters and lone surrogates."""
+    """Replace line ends by line feeds, and control characters and surrogates by spaces."""
     return _CONTROL_CHARACTER.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 class SectionBuilder:
-    """Collect the blocks of a document below their headings.
+    """Builds the sections of a document from its headings and blocks of text.
 
     The text of a section starts with its path of headings, so that a query finds it by their words.
     """
 
     def __init__(self) -> None:
         self.sections: list[tuple[str, str]] = []
-        self._headings: list[tuple[int, str]] = []
+        self._headings: list[tuple[int, str]] = []  # (level, text), the outermost first
         self._blocks: list[str] = []
-        self._is_heading_new = False  # whether the last heading is in no section so far
+        self._is_heading_new = False  # whether no section has the last heading yet
 
     def start_section(self, level: int, heading: str) -> None:
         """Start a section below the headings of lower levels."""
@@ -234,18 +234,18 @@ class SectionBuilder:
             self._is_heading_new = True
 
     def add_block(self, text: str) -> None:
-        """Add a paragraph, a table or a block of code, which is cut only if it is too long."""
+        """Add a paragraph, a table or a block of code; chunkers cut it only if it is too long."""
         lines = [line.rstrip() for line in text.split("\n") if line.strip()]
         if lines and self._blocks and self._blocks[-1].endswith(":"):
-            self._blocks[-1] += "\n" + "\n".join(lines)  # the last block introduces it
+            self._blocks[-1] += "\n" + "\n".join(lines)  # the previous block introduces this one
         elif lines:
             self._blocks.append("\n".join(lines))
 
     def add_table(self, head: Sequence[str], rows: Sequence[str]) -> None:
-        """Add a table; cut a long one between rows, and repeat its head in each group of rows."""
+        """Add a table; a long one is cut between rows, and each group of rows repeats its head."""
         words = " ".join([*head, *rows]).split()
         if head and rows and len(words) > DEFAULT_WORDS:
-            # Chunkers of documents count the bars between cells, which `group_rows` does not.
+            # Document chunkers count the bars between cells as words, but `group_rows` does not.
             max_words = DEFAULT_WORDS * (len(words) - words.count("|")) // len(words)
             for _, text, _ in group_rows(Structure("table", tuple(rows), tuple(head)), max(max_words, 1)):
                 self.add_block(text)
@@ -253,7 +253,10 @@ class SectionBuilder:
             self.add_block("\n".join([*head, *rows]))
 
     def add_rows(self, rows: Iterable[Iterable[str]]) -> None:
-        """Add a table of the rows that have text; its header ends with the first row with text in several cells."""
+        """Add a table of the rows that have text.
+
+        Its header ends with the first row that has text in several cells.
+        """
         lines: list[str] = []
         n_headers = 0
         for row in rows:
@@ -271,7 +274,7 @@ class SectionBuilder:
         return self.sections
 
     def _end_section(self, *, has_subsection: bool) -> None:
-        """Add the current section; one without text only if no subsection's path has its heading."""
+        """Add the current section; without text, only if its heading is in no other section."""
         if self._blocks or (self._is_heading_new and not has_subsection):
             path = " > ".join(heading for _, heading in self._headings)[:MAX_HEADING]
             text = "\n\n".join(self._blocks)
@@ -280,7 +283,7 @@ class SectionBuilder:
 
 
 def find_dump_files(pattern: str) -> DumpFiles:
-    """Return the files that a path, URL or glob names; of a folder or a web site, only the documents.
+    """Return the files that a path, URL or glob matches; for a folder or web site, its documents.
 
     Hidden files, links and files of unknown formats in a folder are counted as dropped.
 
@@ -341,17 +344,17 @@ def _find_drop_reason(entry: FolderEntry, formats: Sequence["DocumentFiles"]) ->
         return "unknown_format"
     if entry.size > dump_format.max_bytes:
         return "too_large"
-    # fsspec separates chained URLs by `::`.
+    # fsspec would read `::` in a path as a separator of chained URLs.
     is_valid = "::" not in entry.path and _SURROGATE.search(entry.path) is None
     return "" if is_valid and len(_build_document_id(entry.path)) <= MAX_ID else "bad_name"
 
 
 def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:
-    """Yield the documents of files of any formats, and count the dropped files by reason."""
+    """Yield the documents of files of any document format; count dropped files in `dropped`."""
     for url in urls:
         dump_format = get_format(detect_format(url))
         path = url.removeprefix(f"{folder}/") if url.startswith(f"{folder}/") else basename(url)
-        if not isinstance(dump_format, DocumentFiles):  # `has_document_files` refuses such a dump
+        if not isinstance(dump_format, DocumentFiles):  # such a dump is rejected earlier
             continue
         try:
             yield dump_format.read_document(url, path)

@@ -1,8 +1,8 @@
 """Dump formats: the protocol, the registry, and the detection of a file's format.
 
 This module lists the accepted dumps once; help texts, error messages and the documentation take
-them from here (`DUMP_HELP`, `describe_formats`). It imports no format, so that the command line
-stays light.
+them from here (`DUMP_HELP`, `describe_formats`). It imports no module of a format, so that the
+command line starts quickly.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from rag_model.corpus.wiki_mirror import Mirror
 
 T = TypeVar("T")
-HEAD_BYTES = 1 << 12  # decoded bytes of a file that `recognize` may look at
+HEAD_BYTES = 1 << 12  # first decoded bytes of a file, which `recognize` may read
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """How to divide a dump into parts."""
 
-    workdir: Path  # folder for temporary files before `stage`
+    workdir: Path  # folder for temporary files that are not staged yet
     stage: "StageFile"  # called with each file that planning wrote for the workers; returns its URL
     limit: int | None = None  # maximum number of articles, documents or passages
-    # Compressed bytes of a part; None: derived from the size of the dump.
+    # Target size of a part in compressed bytes. None derives it from the size of the dump.
     part_bytes: int | None = None
-    parent_boundaries: "PartBoundaries | None" = None  # parts of the parent snapshot
+    parent_boundaries: "PartBoundaries | None" = None  # boundaries of the parent snapshot's parts
     part_format: str = ""  # value of `Part.format` for parts that only this format can read
-    site: SiteSettings = field(default_factory=SiteSettings)  # what is read of a MediaWiki site
+    site: SiteSettings = field(default_factory=SiteSettings)  # what to read from a MediaWiki site
     mirror: "Mirror | None" = None  # the pages of a site that earlier builds fetched
     folder: str = ""  # URL of the folder that document ids are relative to
-    dropped: Mapping[str, int] = field(default_factory=dict)  # dropped files of the folder by reason
+    dropped: Mapping[str, int] = field(default_factory=dict)  # number of dropped files by reason
 
     def find_boundaries(self, kind: SourceKind, dbname: str = "") -> "PartBoundaries | None":
-        """Return the boundaries of the parent's parts if its dump has this kind and is of this wiki."""
+        """Return the boundaries of the parent's parts; None if its kind or its wiki differs."""
         boundaries = self.parent_boundaries
         is_same = boundaries is not None and (boundaries.kind, boundaries.dbname) == (kind, dbname)
         return boundaries if is_same else None
@@ -55,20 +55,20 @@ class DumpFormat(Protocol):
     """
 
     kind: ClassVar[SourceKind]
-    """How pages are identified: by page ids of a wiki, by ids of documents, or ready passages."""
+    """What the files contain: pages of a wiki, documents, or ready-made passages."""
 
     version: ClassVar[str]
-    """Part of the keys of parts that only this format can read: change it when an equal part would
-    give other pages or other text. The code of built-in formats has the version `chunk.VERSION`."""
+    """Version of the format's code, a part of memo keys: change it when the same file or part would
+    give different pages or text. `chunk.VERSION` covers the code of most built-in formats."""
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a file has this format.
 
         Args:
             name: file name without folder.
-            read_head: returns the first `HEAD_BYTES` decoded bytes, of a tar archive those of its
-                first file; of a Parquet file they are followed by the start of its footer, which
-                names its columns. Reads the file, so call it only if the name does not decide.
+            read_head: returns the first `HEAD_BYTES` decoded bytes: for a tar archive, those of its
+                first file; for a Parquet file, followed by the start of its footer, which names
+                its columns. It reads the file, so call it only if the name is not conclusive.
 
         Raises:
             InputError: `read_head` cannot read the file.
@@ -76,17 +76,17 @@ class DumpFormat(Protocol):
         ...
 
     def is_companion(self, name: str) -> bool:
-        """Return whether a file belongs to a dump of this format but is not one (an index)."""
+        """Return whether a file only accompanies dumps of this format, as an offset index does."""
         ...
 
     def can_plan_fast(self, url: str) -> bool:
-        """Return whether planning reads much less than the whole file, so a plan is not stored."""
+        """Return whether planning reads only a small part of the file; such plans are not stored."""
         ...
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
-        """Return the parts of files of this format, in row order, and the siteinfo.
+        """Return the parts of files of this format, in the order of their rows, and the siteinfo.
 
-        Equal files and parent boundaries give equal parts on every machine.
+        The same files and parent boundaries give the same parts on every machine.
 
         Raises:
             InputError: A file is damaged or empty.
@@ -96,8 +96,8 @@ class DumpFormat(Protocol):
     def read(self, part: Part) -> Iterator[Page | Article | Passage]:
         """Yield the content of a part, in bounded memory.
 
-        Articles are chunked and passages are used unchanged. Pages need a `PageFormat`, which
-        classifies and cleans them.
+        Articles are chunked, and passages are used unchanged. Only a `PageFormat` may yield pages,
+        because it also classifies and cleans them.
 
         Raises:
             InputError: A slice is unreadable, or its content does not fit the plan.
@@ -106,7 +106,7 @@ class DumpFormat(Protocol):
 
 
 class BuiltInFormat(NamedTuple):
-    """A line of the list of accepted dumps."""
+    """An entry of the list of accepted dumps."""
 
     target: str  # `module:object` in this package
     kind: SourceKind  # as `DumpFormat.kind`
@@ -141,15 +141,15 @@ FORMATS: Registry[DumpFormat] = Registry(
     "bookwheel.dump_formats",
     {name: f"{_PACKAGE}.{entry.target}" for name, entry in BUILT_IN_FORMATS.items()},
 )
-# Help of the option --dump. Names no plugins, since looking them up takes time.
+# Help text of the option --dump. It names no plugins, because looking them up takes time.
 DUMP_HELP = (
     f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}; "
-    "files but Parquet also compressed (.bz2, .gz, .xz, .zst, .7z)."
+    "all files except Parquet may be compressed (.bz2, .gz, .xz, .zst, .7z)."
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG, _PARQUET_MAGIC = b"<mediawiki", b"PAR1"
-_GENERIC_FORMATS = {"jsonl", "parquet"}  # tried after formats whose files they can read too
-SITE = "wiki_site"  # recognized by its URL; not loaded for files, because it imports httpx
+_GENERIC_FORMATS = {"jsonl", "parquet"}  # tried after the formats that are special cases of them
+SITE = "wiki_site"  # recognized by its URL; detection does not load it, because it imports httpx
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
 
@@ -231,7 +231,7 @@ def can_plan_fast(name: str, url: str) -> bool:
 
 
 def _ask(name: str, member: str, *arguments: Any) -> bool:
-    """Return the answer of a method of a format, which must be a bool.
+    """Call a method of a format that must return a bool, and return the result.
 
     Raises:
         InputError: As for `get_format`, or the method raised an exception or returned no bool; the
@@ -245,7 +245,7 @@ def _ask(name: str, member: str, *arguments: Any) -> bool:
 
 @contextmanager
 def explain_format_errors(dump_format: object, member: str) -> Iterator[None]:
-    """Convert an exception of an installed format to an InputError that names the format.
+    """Convert an exception raised by an installed format to an InputError that names the format.
 
     Exceptions of built-in formats are raised unchanged.
 
@@ -338,12 +338,12 @@ def get_part_format(part: Part) -> DumpFormat:
 
 
 def get_format_identity(part: Part) -> dict[str, Any]:
-    """Return the entries of memo keys that a part's format adds; none for standard formats."""
+    """Return the entries that a part's format adds to memo keys; none for standard formats."""
     return get_plugin_identity([part.format] if part.format else [])
 
 
 def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
-    """Return the entries of memo keys that formats add: the versions of their packages.
+    """Return the entries that formats add to memo keys: the versions of their code.
 
     Most built-in formats add none, because `chunk.VERSION` covers their code.
     """
@@ -353,12 +353,12 @@ def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
 
 
 def is_standard(name: str) -> bool:
-    """Return whether a format is built in, so that its parts need no identity in memo keys."""
+    """Return whether a format is built in."""
     return name in BUILT_IN_FORMATS
 
 
 def choose_part_format(name: str) -> str:
-    """Return the `Part.format` of a format's parts: empty if it is the standard one of its kind."""
+    """Return the `Part.format` of a format's parts; "" if the standard format can read them."""
     return "" if name in BUILT_IN_FORMATS and not BUILT_IN_FORMATS[name].has_own_parts else name
 
 

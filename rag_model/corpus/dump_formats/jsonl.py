@@ -31,9 +31,9 @@ class JsonLines(RecordFormat):
         """Yield a record per line: an object with `id` or `_id`, `title`, and `text` or `sections`.
 
         `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents`
-        has the title, a line break and the text, as in Pyserini and FlashRAG; a single line is
-        text. The optional `revised`, the time of the last change, is an ISO 8601 date or time, or
-        whole seconds since 1970.
+        has the title, a line break and the text, as in Pyserini and FlashRAG; if it is a single
+        line, that is the text. The optional `revised`, the time of the last change, is an ISO 8601
+        date or time, or whole seconds since 1970.
 
         Raises:
             InputError: A line is not such an object.
@@ -59,9 +59,9 @@ def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = describe_json_error(line, error)
-        raise InputError(f"line {number} of {basename(url)} is not JSON ({reason}): give one object a line") from error
+        raise InputError(f"line {number} of {basename(url)} is not JSON ({reason}): give one object per line") from error
     if not isinstance(value, dict):
-        raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object a line")
+        raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object per line")
     return value
 
 
@@ -93,7 +93,7 @@ class KiltPages(JsonLines):
 
 
 def _split_sections(title: Any, paragraphs: list[str]) -> list[dict[str, str]]:
-    """Return the sections with text; a heading such as `Section::::History.:Origin.` is `Origin`."""
+    """Return the sections with text; the heading `Section::::History.:Origin.` becomes `Origin`."""
     sections: list[tuple[str, list[str]]] = [("", [])]
     for i, paragraph in enumerate(paragraphs):
         text = paragraph.strip()

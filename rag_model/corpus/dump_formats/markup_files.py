@@ -1,4 +1,4 @@
-"""Read Markdown and HTML files: a section per heading, with unchanged tables and code blocks."""
+"""Read Markdown and HTML files: a section per heading, with tables as rows and unchanged code."""
 
 import re
 import tomllib
@@ -36,21 +36,21 @@ _BLOCK_TAG_NAMES = (
     "hr html li main p section summary table tbody td tfoot th thead tr"
 )
 _BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
-_LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)  # not in cells of data tables
+_LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)  # a table with these is no data
 _SKIPPED_TAG_NAMES = "aside button footer form head header iframe nav noscript script select style svg template"
 _SKIPPED_TAGS = frozenset(_SKIPPED_TAG_NAMES.split())
 _SKIPPED_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
 
 
 class Markdown(DocumentFiles):
-    """Files of CommonMark with tables, whose front matter gives a title, a description and a date."""
+    """CommonMark files with tables; their front matter may have a title, description and date."""
 
     version = f"2, {format_versions('markdown-it-py')}"
     endings = frozenset({".md", ".markdown"})
     max_bytes = 2 << 20
 
     def parse(self, data: bytes, name: str) -> ParsedFile:
-        """Return the sections of a file, by headings.
+        """Return a section for each heading of a file.
 
         Raises:
             DroppedFileError: The file is binary, or not UTF-8.
@@ -82,7 +82,7 @@ def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Parse YAML; aliases share one value, so that nested aliases cannot fill the memory."""
+    """Parse YAML. Aliases share one value, so that nested aliases cannot exhaust the memory."""
     yaml = require("yaml", extra="markdown")
     try:
         return yaml.safe_load(text)
@@ -107,11 +107,11 @@ class _TokenReader:
 
     def __init__(self, builder: SectionBuilder) -> None:
         self._builder = builder
-        self._lists: list[str] = []  # marks of the enclosing lists
-        self._lines: list[str] = []  # lines of the outermost list or the table
+        self._lists: list[str] = []  # marks of the enclosing lists, empty for numbered ones
+        self._lines: list[str] = []  # lines of the outermost list or of the table
         self._cells: list[str] = []
-        self._mark = ""  # mark of a list item without text so far
-        self._level = 0  # level of the heading whose text is next
+        self._mark = ""  # mark of the list item that has no text yet
+        self._level = 0  # level of the heading whose text is the next token
         self._is_in_table = False
 
     def read(self, tokens: "Iterable[Token]") -> None:
@@ -174,17 +174,17 @@ def _render_inline(token: "Token") -> str:
 
 
 class HtmlPages(DocumentFiles):
-    """Pages of HTML: headings, paragraphs, lists, tables and code of the main part of each page."""
+    """HTML pages: headings, paragraphs, lists, tables and code of the main part of each page."""
 
     version = f"3, {format_versions('lxml')}"
     endings = frozenset({".html", ".htm", ".xhtml"})
     max_bytes = 8 << 20
 
     def parse(self, data: bytes, name: str) -> ParsedFile:
-        """Return the sections of a page, by headings.
+        """Return a section for each heading of a page.
 
         Raises:
-            DroppedFileError: The page is binary, of an unknown encoding, or cannot be parsed.
+            DroppedFileError: The page is binary, has an unknown encoding, or cannot be parsed.
         """
         from lxml import etree  # noqa: PLC0415 - takes long to import
 
@@ -198,7 +198,7 @@ class HtmlPages(DocumentFiles):
         except (etree.ParseError, UnparsablePageError) as error:
             raise DroppedFileError("damaged") from error
         if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
-            raise DroppedFileError("damaged")  # the parser leaves out what is nested too deeply
+            raise DroppedFileError("damaged")  # the parser left out elements that are nested too deeply
         builder = SectionBuilder()
         if root is not None:
             if title := root.findtext("head/title"):
@@ -248,7 +248,7 @@ class _ElementReader:
                 self._add_text(element.text)
 
     def _replace(self, element: Any) -> bool:
-        """Add a code block or a data table; return whether the whole element was added."""
+        """Add a code block or data table; return whether the rest of the element is skipped."""
         name = element.tag
         if name == "pre":
             self._add_block("".join(element.itertext()))
@@ -318,7 +318,7 @@ class _ElementReader:
 
 
 def _iter_cell_text(cell: Any) -> Iterator[str]:
-    """Yield the text of a cell, with a blank at each line break and around each block."""
+    """Yield the text of a cell, with a space at each line break and around each block."""
     from lxml import etree  # noqa: PLC0415 - takes long to import
 
     for event, element in etree.iterwalk(cell, events=("start", "end")):

@@ -1,16 +1,16 @@
 """MediaWiki export XML (schemas 0.3 to 0.11), with or without an offset index.
 
-**Parsing.** The parser is expat from the standard library. It was faster than lxml (362 and 297
-MB/s on the real extract), builds no tree, and has no limit for text nodes, whereas libxml2 needs
-its protections disabled beyond 10 MB. Constructs that an export never contains are rejected at
-once: a document type (and with it every entity), deep nesting, very long tokens.
+**Parsing.** The parser is expat from the standard library. It was faster than lxml (362 versus 297
+MB/s on an extract of a real dump), builds no tree, and has no limit for text nodes, whereas libxml2
+must be run without its protections for more than 10 MB. Constructs that an export never contains
+are rejected at once: a document type (and with it every entity), deep nesting, very long tokens.
 
 **Splitting.** A multistream dump consists of bz2 streams of about 100 pages, and an index with one
-line `offset:page id:title` per page. Only the streams are kept in memory, which takes tens of
+line `offset:page id:title` per page. Memory holds only one entry per stream, which takes tens of
 megabytes for English Wikipedia. A dump without an offset index is read once from start to end. Runs
-of pages are written as gzip members of about 256 KiB of XML, many to a file, and `stage` puts each
+of pages are written as gzip members of about 256 KiB of XML, many per file, and `stage` puts each
 file where workers can read it. Plain XML can be read at any offset, so its runs are byte ranges of
-the dump itself. At most one file is on the disk at a time, and at most one run of pages in memory.
+the dump itself. At most one such file is on disk at a time, and at most one run in memory.
 """
 
 import gzip
@@ -72,12 +72,12 @@ MAX_TOKEN = 16 << 20  # bytes of one tag or comment
 _REVISION = "/page/revision"
 _REVISION_FIELDS = [f"{_REVISION}/{name}" for name in ("id", "timestamp", "model", "text")]
 _NAMESPACE = "/siteinfo/namespaces/namespace"
-_CAPTURED = {
+_CAPTURED = {  # paths of the elements whose text is stored
     *("/siteinfo/dbname", "/siteinfo/base", "/siteinfo/case", _NAMESPACE),
     # Exports have no `metadata`; it is in the staged pages of other dump formats.
     *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS, "/page/metadata"),
 }
-_NAMESPACE_HEAD = 4096  # bytes of a page's start, which has its title and namespace
+_NAMESPACE_HEAD = 4096  # first bytes of a page, which contain its title and namespace
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = b"<mediawiki>"
 _PAGE_END = b"</page>"
@@ -88,8 +88,8 @@ _MIN_NUMBER, _MAX_NUMBER = -2, (1 << 63) - 1
 _TIME_LIMIT = parse_seconds("2200-01-01")
 _MAX_HEAD_BYTES = 1 << 16  # bytes of white space before the first element
 _EXPORT_ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
-# Every wiki accepts the English names in addition to its own. These have the keys 0, 2, 4, …, and
-# their talk pages the keys between them.
+# English namespace names, which every wiki accepts in addition to its own. They have the keys 0, 2,
+# 4, …, and the namespaces of their talk pages have the keys in between.
 _SUBJECTS = ("", "user", "project", "file", "mediawiki", "template", "help", "category")
 CANONICAL_NAMESPACES: dict[str, int] = {
     **{"media": -2, "special": -1, "image": 6, "image talk": 7},
@@ -99,11 +99,11 @@ CANONICAL_NAMESPACES: dict[str, int] = {
 _DUMP_NAME = re.compile(r"(?P<stem>.*?)(?P<number>\d*)\.xml(?P<range>-p\d+p\d+)?\.bz2")
 _INDEX_NAME = re.compile(r".*-index\d*\.txt(-p\d+p\d+)?\.bz2")
 _STREAM_MAGIC = re.compile(rb"BZh[1-9]1AY&SY")
-_ADVICE = "download the dump and its index again, both of one date"
+_ADVICE = "download the dump and its index again, both with the same date"
 _IndexEntry = tuple[int, int, bool]  # offset of the stream, page id, whether it defines a template
 _PROPERTIES_NAME = re.compile(r".*-page_props\.sql(\.gz)?")
-MIN_RUN_BYTES = 256 << 10  # bytes of XML in a run, at least; four make a part of the smallest size
-MIN_FILE_BYTES = 8 << 20  # compressed bytes in a staged file, at least
+MIN_RUN_BYTES = 256 << 10  # minimum bytes of XML in a run; four runs make the smallest part
+MIN_FILE_BYTES = 8 << 20  # minimum compressed bytes in a staged file
 _ENDING = re.compile(r"\.xml\b.*$|\.(bz2|gz|xz|zst|7z)$", re.IGNORECASE)
 _OTHER_ENDING = re.compile(rf"\.(zip|tar|tgz|json|csv|txt|sql){COMPRESSED_ENDING}", re.IGNORECASE)
 _ROOT_TAG = b"<mediawiki"
@@ -112,8 +112,8 @@ _ROOT_TAG = b"<mediawiki"
 def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
     """Yield the pages of an export, or of a run of `<page>` elements from one, in order.
 
-    If a page has several revisions, the newest is used: that with the latest time, then the highest
-    id.
+    If a page has several revisions, the newest is used: the one with the latest time, and of several
+    with this time the one with the highest id.
 
     Raises:
         InputError: The bytes are not well-formed, not a MediaWiki export, or hostile; the message
@@ -127,11 +127,11 @@ def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
 
 
 def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: IdentifyPage) -> Iterator[Page]:
-    """Yield the pages of a run of `<page>` elements; those that a log holds are not parsed.
+    """Yield the pages of a run of `<page>` elements; those that a log contains are not parsed.
 
     An element ends at the first `</page>`, because in XML without comments, CDATA sections and
-    instructions every `<` begins a tag. From the first data that are not such an element (the end
-    of an export, for example), everything is parsed.
+    instructions every `<` begins a tag. Once the data are no such element, for example at the end
+    of an export, all further data are parsed.
 
     Raises:
         InputError: As for `parse_pages`.
@@ -155,9 +155,9 @@ def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: Identify
 def parse_namespace_pages(
     chunks: Iterable[bytes], where: str, namespaces: Collection[int], *, redirects: bool = False
 ) -> Iterator[Page]:
-    """Yield the pages of some namespaces, and with `redirects` all redirects.
+    """Yield the pages of the given namespaces and, if `redirects` is set, all redirects.
 
-    Other pages, and damaged ones, are not parsed.
+    Other pages are not parsed, and damaged pages are left out.
     """
     # The pages of a mirror have `<redirect/>` without the target.
     tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect"] * redirects
@@ -178,7 +178,7 @@ def _is_plain_element(data: bytes) -> bool:
 
 
 def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the data of chunks, split after each `</page>`, in pieces of bounded size."""
+    """Yield the data of the chunks, split after each `</page>`; the pieces have a bounded size."""
     rest = b""
     for chunk in chunks:
         rest += chunk
@@ -207,23 +207,23 @@ class PageParser:
         self._expat.StartElementHandler = self._start_element
         self._expat.EndElementHandler = self._end_element
         self._expat.StartDoctypeDeclHandler = self._reject_doctype
-        # First bytes, until it is known whether they start with <page>.
+        # The first bytes, until it is known whether they start with <page>; then None.
         self._head_bytes: bytes | None = b""
         self._root_bytes = 0  # length of the root element that was added to a fragment
         self._fed_bytes = 0
         self._paths: list[str] = []  # paths of the open elements; the path of the root is empty
         self._text: list[str] = []  # text of the open captured element
         self._length = 0
-        self._fields: dict[str, str] = {}  # path -> text, of the open siteinfo or page
+        self._fields: dict[str, str] = {}  # texts of the open siteinfo or page by path
         self._language = ""
         self._namespace_key = 0  # key of the open namespace
         self._namespaces: dict[str, int] = {}
         self._page_offset = 0  # byte offset of the open page
-        self._newest_revision: dict[str, str] = {}  # fields of its newest revision so far
+        self._newest_revision: dict[str, str] = {}  # fields of the open page's newest revision
         self._finished_pages: list[tuple[int, Page]] = []
 
     def feed(self, data: bytes) -> list[tuple[int, Page]]:
-        """Parse bytes; return the completed pages with the offsets of their `<page`."""
+        """Parse more bytes; return (byte offset of its `<page`, page) for each completed page."""
         if self._head_bytes is not None:
             self._head_bytes += data
             stripped_head = self._head_bytes.lstrip()
@@ -243,7 +243,7 @@ class PageParser:
         return len(self._paths) == 1
 
     def begin_fragment(self) -> None:
-        """Expect elements of pages without the root of an export, if nothing was fed yet."""
+        """Expect `<page>` elements without the root of an export, if nothing was fed yet."""
         if self._head_bytes is not None:
             self._head_bytes = None
             self._parse_root()
@@ -263,9 +263,9 @@ class PageParser:
         if self._root_bytes and len(self._paths) == 1:
             self._parse(b"</mediawiki>")
         if self._paths:
-            raise self._error("ends before its XML does", "it is truncated, download it again")
+            raise self._error("ends before its root element", "it is truncated, download it again")
         self._parse(b"", last=True)
-        # Breaks a reference cycle that holds megabytes, without waiting for the garbage collector.
+        # This frees megabytes in a reference cycle without waiting for the garbage collector.
         del self._expat
 
     def _parse(self, data: bytes, *, last: bool = False) -> None:
@@ -326,8 +326,9 @@ class PageParser:
             self._newest_revision = revision
 
     def _get_revision_recency(self, revision: dict[str, str]) -> tuple[int, int]:
-        """Return the sort key of a revision. The id alone would not do: imported old revisions have
-        new ids.
+        """Return the sort key of a revision: its time, then its id.
+
+        The id alone is not sufficient, because imported old revisions get new ids.
         """
         time = self._parse_time(revision.get(f"{_REVISION}/timestamp", ""))
         return get_recency(time, self._parse_number(revision.get(f"{_REVISION}/id", "0")))
@@ -368,19 +369,19 @@ class PageParser:
         except ValueError as error:
             raise self._error(f"has {text[:40]!r} instead of a number", _EXPORT_ADVICE) from error
         if not _MIN_NUMBER <= value <= _MAX_NUMBER:
-            raise self._error(f"has the number {text[:40]}, which no wiki has", _EXPORT_ADVICE)
+            raise self._error(f"has the number {text[:40]}, which is out of range", _EXPORT_ADVICE)
         return value
 
     def _parse_time(self, text: str) -> int | None:
-        """Return a revision's time in seconds; None if the dump has none."""
+        """Return a revision's time in seconds since 1970; None if the dump does not state it."""
         if not text.strip():
             return None
         try:
             value = parse_seconds(text.strip())
-        except ValueError as wrong:
-            raise self._error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from wrong
+        except ValueError as error:
+            raise self._error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
         if value >= _TIME_LIMIT:  # one such page would make every later dump look outdated
-            raise self._error(f"has the time {text[:40]}, which no revision has", _EXPORT_ADVICE)
+            raise self._error(f"has the time {text[:40]}, which is too late", _EXPORT_ADVICE)
         return value
 
     def _reject_doctype(self, *_: object) -> None:
@@ -415,7 +416,7 @@ def read_siteinfo(url: str) -> Siteinfo:
     """Return the siteinfo of an export; reads only up to the end of its `<siteinfo>` element.
 
     Raises:
-        InputError: the file is unreadable, empty, truncated before it, or not MediaWiki's.
+        InputError: The file is unreadable, empty, without this element, or no MediaWiki export.
     """
     where = basename(url)
     parser = PageParser(where)
@@ -427,11 +428,11 @@ def read_siteinfo(url: str) -> Siteinfo:
             break
     else:
         parser.close()
-    raise InputError(f"{where} has no <siteinfo>, which tells its wiki and language: export it with its siteinfo")
+    raise InputError(f"{where} has no <siteinfo>, which names its wiki and language: export it with its siteinfo")
 
 
 def is_offset_index(url: str) -> bool:
-    """Return whether a file is an offset index, by its name."""
+    """Return whether the name of a file is that of an offset index."""
     return _INDEX_NAME.fullmatch(basename(url)) is not None
 
 
@@ -463,9 +464,9 @@ def find_properties_file(url: str) -> str | None:
 
 
 def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Iterator[PageRun]:
-    """Yield the streams of a dump in file order; reads the index and compares two streams with it.
+    """Yield the streams of a dump in file order, as its index lists them; check two of them.
 
-    The titles in the index tell which streams have templates; `namespaces` are those of the dump.
+    The titles in the index show which streams have templates; `namespaces` are those of the dump.
 
     Raises:
         InputError: The index is malformed, incomplete, or belongs to another dump.
@@ -511,7 +512,7 @@ def _read_entries(index: str, namespaces: Mapping[str, int]) -> Iterator[_IndexE
 
 
 def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
-    """Return whether a page with this title in an index defines a template; True without a title."""
+    """Return whether a page defines a template by its title in an index; True without a title."""
     if not title or b":" not in title:
         return not title
     text = unescape(title.decode(errors="replace")).replace("_", " ")
@@ -543,23 +544,23 @@ def _check_stream(run: PageRun, index: str) -> None:
 class XmlRun:
     """The XML of a run of pages."""
 
-    data_offset: int  # byte of the decoded dump
+    data_offset: int  # in the decoded dump
     data: bytes
     page_ids: list[int]
     has_templates: bool = True  # True if unknown
 
     def to_page_run(self, url: str, offset: int, length: int, codec: Compression) -> PageRun:
-        """Return the run as `length` bytes of a file from `offset`."""
+        """Return the `PageRun` for a run that is stored as `length` bytes of a file at `offset`."""
         byte_slice = Slice(url, offset, length, codec, min(self.page_ids), max(self.page_ids))
         weight = max(1, len(self.data) // COMPRESSION_RATIO)
         return PageRun(byte_slice, weight, _increases(self.page_ids), self.has_templates)
 
 
 def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:
-    """Yield the runs of pages of an `.xml`, plain or compressed, in their order.
+    """Yield the runs of pages of an export, plain or compressed, in file order.
 
     Raises:
-        InputError: the dump is unreadable, truncated, corrupt, or not MediaWiki's.
+        InputError: The dump is unreadable, truncated, corrupt, or no MediaWiki export.
     """
     runs = _iter_runs(url)
     if not is_compressed(url):
@@ -568,7 +569,7 @@ def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:
 
 
 def stage_runs(runs: Iterator[XmlRun], workdir: Path, stage: StageFile) -> Iterator[PageRun]:
-    """Write runs, as gzip members, to files of `MIN_FILE_BYTES`, and yield them once staged."""
+    """Write runs as gzip members to files; yield the runs of each file once it is staged."""
     while True:
         page_runs: list[PageRun] = []
         with (
@@ -644,14 +645,15 @@ class MediaWiki(PageFormat):
         return parse_pages(read_slice(byte_slice), describe_slice(byte_slice))
 
     def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
-        """Yield the pages of a slice with their keys, and do not parse those that a log holds."""
-        if type(self).parse_slice is not MediaWiki.parse_slice:  # of a package, with elements of its own
+        """Yield the pages of a slice with their keys, without parsing those that a log contains."""
+        if type(self).parse_slice is not MediaWiki.parse_slice:  # a subclass may have other elements
             return self.parse_slice(byte_slice)
         return parse_unlogged_pages(read_slice(byte_slice), describe_slice(byte_slice), identify)
 
     def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
-        """Yield the pages of a part that define templates or list those of disambiguation pages, and
-        with `redirects` all redirects.
+        """Yield the pages of a part that define templates or list disambiguation templates.
+
+        If `redirects` is set, also yield all redirects.
         """
         if type(self).parse_slice is not MediaWiki.parse_slice:
             return
@@ -670,7 +672,7 @@ class MediaWiki(PageFormat):
 class RenderedPages(MediaWiki):
     """Pages of a wiki whose text may be rendered already, as HTML or as plain text.
 
-    They are staged as the elements of an export; `Page.model` says what the text is.
+    They are staged as the elements of an export; `Page.model` names the format of the text.
     """
 
     has_templates = False
