@@ -80,7 +80,7 @@ class DumpFormat(Protocol):
         ...
 
     def can_plan_fast(self, url: str) -> bool:
-        """Return whether planning reads only a small part of the file; such plans are not stored."""
+        """Return whether planning reads only a small part of the file; its plan is not stored."""
         ...
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:

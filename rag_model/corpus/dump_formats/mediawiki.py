@@ -112,8 +112,8 @@ _ROOT_TAG = b"<mediawiki"
 def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
     """Yield the pages of an export, or of a run of `<page>` elements from one, in order.
 
-    If a page has several revisions, the newest is used: the one with the latest time, and of several
-    with this time the one with the highest id.
+    If a page has several revisions, the newest is used: the one with the latest time, and among
+    those with this time the one with the highest id.
 
     Raises:
         InputError: The bytes are not well-formed, not a MediaWiki export, or hostile; the message
@@ -263,7 +263,7 @@ class PageParser:
         if self._root_bytes and len(self._paths) == 1:
             self._parse(b"</mediawiki>")
         if self._paths:
-            raise self._error("ends before its root element", "it is truncated, download it again")
+            raise self._error("ends before its XML is complete", "it is truncated, download it again")
         self._parse(b"", last=True)
         # This frees megabytes in a reference cycle without waiting for the garbage collector.
         del self._expat
@@ -381,7 +381,7 @@ class PageParser:
         except ValueError as error:
             raise self._error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
         if value >= _TIME_LIMIT:  # one such page would make every later dump look outdated
-            raise self._error(f"has the time {text[:40]}, which is too late", _EXPORT_ADVICE)
+            raise self._error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
         return value
 
     def _reject_doctype(self, *_: object) -> None:

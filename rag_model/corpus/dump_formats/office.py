@@ -75,7 +75,7 @@ def _read_word(path: Path) -> ParsedFile:
 
 
 def _drop_hidden_runs(path: Path) -> BytesIO:
-    """Return a copy of a Word file without images and hidden text; mammoth itself drops deleted text."""
+    """Return a copy of a Word file without images and hidden text; mammoth drops deleted text."""
     etree, file = require("lxml.etree", extra="office"), BytesIO()
     with ZipFile(path) as source, ZipFile(file, "w") as target:
         for name in filter(re.compile(r"\.(xml|rels)$").search, source.namelist()):
@@ -83,7 +83,7 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
             if b"vanish" in data:
                 root = etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True))
                 runs = {hidden.getparent().getparent() for hidden in root.iter("{*}vanish") if _is_enabled(hidden)}
-                for run in runs:  # a set, because a run may have the property twice
+                for run in runs:  # a set, because a run may contain the property twice
                     if etree.QName(run).localname == "r":
                         run.getparent().remove(run)
                 data = etree.tostring(root)

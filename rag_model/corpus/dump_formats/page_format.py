@@ -12,12 +12,12 @@ from rag_model.corpus.records import Page, Part, Plan, Section, Siteinfo, Slice,
 from rag_model.corpus.source import basename, describe_slice
 from rag_model.errors import InputError
 
-_MISMATCH_ADVICE = "download the dump and its index again, both of one date"
+_MISMATCH_ADVICE = "download the dump and its index again, both with the same date"
 
 _UNKNOWN_TIME = -(1 << 63)
 
 
-# Returns the key of a page's element, and the page if a log holds it.
+# Maps the bytes of a `<page>` element to its key, and to its page if a log contains it.
 IdentifyPage = Callable[[bytes], tuple[bytes, Page | None]]
 
 
@@ -25,7 +25,7 @@ class PageFormat:
     """A dump format of wiki pages. Subclasses read siteinfo, split files, parse and clean pages.
 
     Planning divides the runs of pages into parts by page id. A worker reads the slices of its part,
-    checks them, and uses each page id once.
+    checks them, and yields each page id once.
     """
 
     kind: ClassVar[SourceKind] = "wiki"
@@ -66,7 +66,7 @@ class PageFormat:
         """
 
     def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
-        """Yield the pages of a slice with their keys; pages that a log holds need no parsing.
+        """Yield the pages of a slice with their keys, without parsing those that a log contains.
 
         By default every page is parsed, and has no key.
 
@@ -77,13 +77,13 @@ class PageFormat:
 
     @abstractmethod
     def clean(self, page: Page, siteinfo: Siteinfo, *, anchors: bool) -> tuple[Section, ...]:
-        """Return the text of a page by section; see `DumpFormat.clean`."""
+        """Return the text of a page by section; with `anchors`, also the positions of links."""
 
     def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
-        """Yield the pages of a part that define templates, in their order; by default none.
+        """Yield the pages of a part that define templates, in file order; by default none.
 
-        The part has only the slices of runs with `has_templates`. With `redirects` it has all
-        slices, and pages that are redirects are yielded too.
+        The part has only the slices of runs with `has_templates`. If `redirects` is set, it has all
+        slices, and redirects are yielded too.
         """
         return iter(())
 
@@ -149,18 +149,18 @@ class PageFormat:
         for page in pages:
             lowest, highest = min(lowest, page.page_id), max(highest, page.page_id)
             if lowest < byte_slice.first_page or highest > byte_slice.last_page:
-                raise _mismatch_error(byte_slice, f"page {page.page_id} is there")
+                raise _mismatch_error(byte_slice, f"it has page {page.page_id}")
             yield page
         if (lowest, highest) != (byte_slice.first_page, byte_slice.last_page):
-            raise _mismatch_error(byte_slice, f"only pages {lowest} to {highest} are there")
+            raise _mismatch_error(byte_slice, f"it has only pages {lowest} to {highest}")
 
     def _read_ordered(self, part: Part, identify: IdentifyPage | None) -> Iterator[Page]:
         last = -1
         for page in self._iter_in_range(part, identify):
             if page.page_id <= last:
                 raise InputError(
-                    f"page {page.page_id} follows page {last} in {part.name}, though its index has "
-                    f"them in order: {_MISMATCH_ADVICE}"
+                    f"page {page.page_id} follows page {last} in {part.name}, but its index lists "
+                    f"the pages in order: {_MISMATCH_ADVICE}"
                 )
             last = page.page_id
             yield page
@@ -187,22 +187,22 @@ class PageFormat:
             dbname = self.read_siteinfo(url).dbname
             if dbname != siteinfo.dbname:
                 raise InputError(
-                    f"{basename(url)} is of {dbname or 'an unnamed wiki'}, {basename(urls[0])} of "
-                    f"{siteinfo.dbname or 'an unnamed one'}: name the files of one wiki"
+                    f"{basename(url)} is a dump of {dbname or 'an unnamed wiki'}, but "
+                    f"{basename(urls[0])} of {siteinfo.dbname or 'an unnamed one'}: give the files "
+                    "of one wiki"
                 )
         return siteinfo
 
     def _take_first_articles(
         self, runs: Iterable[PageRun], limit: int, siteinfo: Siteinfo
     ) -> tuple[list[PageRun], int | None]:
-        """Return the runs to read, and the last page id to select so that there are `limit`
-        articles.
+        """Return (runs to read, last page id to use) such that there are `limit` articles.
 
         If ids are out of order, whole runs are read, and the articles with the lowest ids are
-        selected. The last id is None if all articles of the runs are selected.
+        used. The last id is None if there are fewer articles.
         """
         selected_runs: list[PageRun] = []
-        newest: dict[int, tuple[tuple[int, int], bool]] = {}  # by id: recency, whether an article
+        newest: dict[int, tuple[tuple[int, int], bool]] = {}  # by id: (recency, is it an article)
         n_articles = 0
         for run in runs:
             selected_runs.append(run)
@@ -235,6 +235,6 @@ def get_recency(revised: int | None, rev_id: int) -> tuple[int, int]:
 
 def _mismatch_error(byte_slice: Slice, problem: str) -> InputError:
     return InputError(
-        f"{describe_slice(byte_slice)} should hold pages {byte_slice.first_page} to "
-        f"{byte_slice.last_page} by its index, but {problem}: {_MISMATCH_ADVICE}"
+        f"{describe_slice(byte_slice)} should have pages {byte_slice.first_page} to "
+        f"{byte_slice.last_page} according to its index, but {problem}: {_MISMATCH_ADVICE}"
     )

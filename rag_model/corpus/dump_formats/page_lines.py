@@ -1,8 +1,8 @@
 """Read wiki dumps with one JSON page per line: Wikimedia Enterprise and CirrusSearch.
 
-Their pages come in no order. Planning sorts them by page id on the disk, in bounded memory, and
-stages them as the elements of an export. So a part reads only its own pages, and later builds reuse
-unchanged ones.
+The pages of such dumps are in no particular order. Planning sorts them by page id on disk, in
+bounded memory, and stages them as the elements of an export. Therefore a worker reads only the
+pages of its part, and later builds reuse unchanged ones.
 """
 
 import heapq
@@ -44,11 +44,11 @@ from rag_model.corpus.source import basename
 from rag_model.errors import InputError
 
 MAX_SORTED_BYTES = 64 << 20  # bytes of pages that are sorted in memory
-MAX_MERGED_FILES = 64  # files that are merged at once; each needs a decoder and a page of memory
+MAX_MERGED_FILES = 64  # files that are merged at once; each needs memory for a decoder and a page
 _MAX_NUMBER = (1 << 63) - 1
-_DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's mark; it replaces the page's text
+_DISAMBIGUATION = "__DISAMBIG__"  # text of a disambiguation page, as MediaWiki marks them
 Row = dict[str, Any]
-# Fields of an article; a document of another source hardly has several of them.
+# Fields of an article; documents from other sources rarely have several of them.
 _ENTERPRISE_FIELD = re.compile(
     rb'"(article_body|date_modified|in_language|is_part_of|main_entity|namespace|version)"\s*:'
 )
@@ -59,7 +59,7 @@ _WIKIMEDIA_NAME = re.compile(
     "([a-z]{2,3}(?:_[a-z_]+)?|simple)(wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage)"
 )
 _CIRRUS_NAME = re.compile(r"([a-z][a-z_]+)-\d{8}-cirrus")
-_HEADER = struct.Struct("<qqqQ")  # of a page in a sorted file: its id, age and bytes
+_HEADER = struct.Struct("<qqqQ")  # of a page in a sorted file: id, age (two numbers), byte length
 
 
 class PageLines(RenderedPages):
@@ -158,7 +158,9 @@ class EnterprisePages(PageLines):
     def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
         """Return the page with its HTML."""
         if (wiki := self._read_text(row, "is_part_of.identifier", where)) != siteinfo.dbname:
-            raise InputError(f"{where} is of {wiki[:80]!r}, the first of {siteinfo.dbname!r}: give one wiki at a time")
+            raise InputError(
+                f"{where} is of {wiki[:80]!r}, but the first page of {siteinfo.dbname!r}: give one wiki at a time"
+            )
         templates = _read_names(row, "templates")
         is_article = not has_disambiguation_template(templates, siteinfo.language)
         html = self._read_text(row, "article_body.html", where) if is_article else _DISAMBIGUATION
@@ -184,12 +186,12 @@ class EnterprisePages(PageLines):
     def _read_text(self, row: Row, path: str, where: str) -> str:
         value = _get_value(row, path)
         if not isinstance(value, str):
-            raise InputError(f"{where} has no text `{path}`: give {self.description}")
+            raise InputError(f"{where} has no string `{path}`: give {self.description}")
         return value
 
 
 class CirrusPages(PageLines):
-    """Pages of a search index of CirrusSearch, with plain text; every other line is an action."""
+    """Pages of a CirrusSearch index as plain text; an action precedes each page on its own line."""
 
     description = "a dump of CirrusSearch"
     extracts_structures = False  # plain text has no tables or infoboxes
@@ -199,10 +201,10 @@ class CirrusPages(PageLines):
         return LINES_ENDING.search(name) is not None and _CIRRUS_ACTION.match(read_head()) is not None
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
-        """Yield the pages with the id of the action before them.
+        """Yield each page with the id in the action before it.
 
         Raises:
-            InputError: A page has no action before it, or an action no page after it.
+            InputError: A page has no action before it, or an action has no page after it.
         """
         page_id: Any = None
         where = ""
@@ -229,14 +231,14 @@ class CirrusPages(PageLines):
         """Return the wiki by `wiki` and `language`."""
         language = row.get("language")
         if not isinstance(language, str):
-            raise InputError(f"{where} has no text `language`: give {self.description}")
+            raise InputError(f"{where} has no string `language`: give {self.description}")
         wiki = row.get("wiki")
         return _build_siteinfo(wiki if isinstance(wiki, str) else "", language, "")
 
     def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
         """Return the page with its plain text."""
         if not isinstance(text := row.get("text", ""), str):
-            raise InputError(f"{where} has no text `text`: give {self.description}")
+            raise InputError(f"{where} has no string `text`: give {self.description}")
         model = row.get("content_model", "wikitext")
         if has_disambiguation_template(_read_names(row, "template"), siteinfo.language):
             text = _DISAMBIGUATION
@@ -263,7 +265,7 @@ class CirrusPages(PageLines):
 
 
 def _build_base_url(dbname: str) -> str:
-    """Return the address of the pages of a wiki of Wikimedia in one language; otherwise nothing.
+    """Return the base URL of a Wikimedia wiki in one language, or "" for another wiki.
 
     >>> _build_base_url("zh_min_nanwiki"), _build_base_url("commonswiki")
     ('https://zh-min-nan.wikipedia.org/wiki/', '')
@@ -289,7 +291,7 @@ def _get_value(row: Row, path: str) -> Any:
 
 
 def _read_names(row: Row, field: str) -> list[str]:
-    """Return the names in a list of texts, or of objects with a `name` or `title`."""
+    """Return the names in a list of strings, or of objects with a `name` or `title`."""
     values = row.get(field)
     rows = values if isinstance(values, list) else []
     names = (row.get("name", row.get("title")) if isinstance(row, dict) else row for row in rows)
@@ -328,18 +330,18 @@ def _read_time(row: Row, name: str, where: str) -> int | None:
 
 
 class _SortedPage(NamedTuple):
-    """A page as XML, in the order of ids; of pages with one id, the newest comes first."""
+    """A page as XML; sorts by id, and among pages with the same id from newest to oldest."""
 
     page_id: int
-    age: tuple[int, int]
+    age: tuple[int, int]  # the negated numbers of `get_recency`
     xml: bytes
 
 
 def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the id and the `<page>` element of each page, in the order of ids, each id once.
 
-    Of several revisions of a page, the newest is used. Beyond `MAX_SORTED_BYTES`, sorted files are
-    written to `workdir` and merged.
+    If a page has several revisions, the newest is used. Pages of more than `MAX_SORTED_BYTES` are
+    sorted in batches, which are written to `workdir` and merged.
 
     Raises:
         ResourceError: `workdir` cannot be written to.
@@ -377,7 +379,7 @@ def _batch_pages(pages: Iterable[Page]) -> Iterator[list[_SortedPage]]:
 
 
 def _write_pages(pages: Iterable[_SortedPage], folder: Path) -> Path:
-    path = folder / f"{secrets.token_hex(8)}.lz4"  # a tenth of the time of gzip
+    path = folder / f"{secrets.token_hex(8)}.lz4"  # takes a tenth of the time of gzip
     with pa.CompressedOutputStream(pa.OSFile(str(path), "wb"), "lz4") as out:
         for page in pages:
             out.write(_HEADER.pack(page.page_id, *page.age, len(page.xml)))
@@ -399,7 +401,7 @@ def _read_pages(path: Path) -> Iterator[_SortedPage]:
 
 
 def _group_pages(pages: Iterable[tuple[int, bytes]]) -> Iterator[XmlRun]:
-    """Yield runs of pages of at least `mediawiki.MIN_RUN_BYTES`, but for the last one."""
+    """Yield runs of pages of at least `mediawiki.MIN_RUN_BYTES`; the last may be smaller."""
     data, page_ids = bytearray(), list[int]()
     for page_id, xml in pages:
         data += xml

@@ -1,4 +1,4 @@
-"""Documents and passages as Parquet, one a row; also the layouts of FineWiki and of wiki_dpr."""
+"""Parquet files with one document or passage per row, also as in FineWiki and wiki_dpr."""
 
 import os
 import re
@@ -66,8 +66,8 @@ class Parquet(RecordFormat):
         `revised` may also be a Parquet date or timestamp.
 
         Raises:
-            InputError: The file is not Parquet, decodes to far more than its size, has a row of
-                more than `MAX_LINE` bytes, or a row is not a document.
+            InputError: The file is not Parquet, decodes to far more bytes than it has, or has a row
+                that is not a document or has more than `MAX_LINE` bytes.
         """
         yield from self._read(url, _BATCH, first, end, self.parse_batch)
 
@@ -102,7 +102,7 @@ class Parquet(RecordFormat):
                     file = plain_file
                     max_row_bytes = check_groups(source, file, columns, size, first, end)
                     if has_repeated_values(metadata, leaves) or rows * max_row_bytes > _MAX_BATCH_BYTES:
-                        # As dictionaries, a text that many rows share is in memory once.
+                        # Read as dictionaries, a text that many rows share is in memory only once.
                         texts = list_text_paths(metadata, columns)
                         file = open_file(read_dictionary=texts)
                     for batch in iter_row_range(file, rows, columns, first, end):
@@ -123,7 +123,7 @@ class Parquet(RecordFormat):
             InputError: A row is not a record.
         """
         if _is_plain(batch):
-            # Columns become records in a fifth of the time that their rows take.
+            # Converting whole columns takes a fifth of the time of parsing rows.
             for document_id, title, text in zip(*(batch[key].to_pylist() for key in _TEXTS), strict=True):
                 yield document_id, title or "", [("", text)] if text else [], None
         else:
@@ -147,7 +147,7 @@ class Parquet(RecordFormat):
 def _select_columns(names: Sequence[str], wanted_names: Collection[str]) -> list[str]:
     columns = [name for name in names if name in wanted_names]
     if len({*columns}) < len(columns):
-        raise PagesError(f"has two columns of one name, of {', '.join(columns)}")
+        raise PagesError(f"has two columns with the same name among {', '.join(columns)}")
     return columns
 
 
@@ -191,7 +191,7 @@ class WikiDpr(Parquet):
 
     kind = "passages"
     columns = ("id", "title", "text", PAGE_FIELD)
-    version = "2"  # with the column page_id
+    version = "2"  # since then the column page_id is read
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a Parquet file has the columns `title`, `text` and `embeddings`."""
@@ -256,7 +256,7 @@ def _split_batch(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:
     if sum(map(compute_decoded_size, batch.columns)) <= MAX_LINE:
         yield batch
     elif len(batch) == 1:
-        raise InputError(f"{basename(url)} has a row of more than {MAX_LINE >> 20} MiB: give one document a row")
+        raise InputError(f"{basename(url)} has a row of more than {MAX_LINE >> 20} MiB: give one document per row")
     else:
         yield from _split_batch(batch.slice(0, len(batch) // 2), url)
         yield from _split_batch(batch.slice(len(batch) // 2), url)

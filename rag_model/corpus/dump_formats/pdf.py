@@ -23,7 +23,7 @@ from rag_model.process import serve_call
 
 _LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
 _MAX_BOOKMARKS = 100_000
-# Objects and characters of a file that are examined for tables, about 4 us each.
+# Maximum objects and characters of a file that are examined for tables; each takes about 4 us.
 _MAX_TABLE_ITEMS = 10_000_000
 _DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
@@ -89,7 +89,7 @@ def _remove_line_hyphens(text: str) -> str:
 
 
 def _join_lines(text: str) -> Iterator[str]:
-    """Yield the paragraphs of a text; lines that end within a sentence are joined."""
+    """Yield the paragraphs of a text; a line that ends within a sentence is joined to the next."""
     text = clean_text(_DOT_LEADERS.sub(" ", _remove_line_hyphens(text)))
     for paragraph in re.split(r"\n\s*\n", text):
         lines: list[list[str]] = []

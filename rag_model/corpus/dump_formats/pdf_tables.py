@@ -57,12 +57,15 @@ class _Character(NamedTuple):
     bottom: float
 
     def follows(self, last: "_Character", max_gap: float) -> bool:
-        """Return whether it continues the text line of `last` after a gap of less than `max_gap` of its height."""
+        """Return whether this character continues the text line of `last`.
+
+        The gap between them must be smaller than `max_gap` times the height of this character.
+        """
         height = self.bottom - self.top
         return self.left - last.right < max_gap * height and abs(self.bottom - last.bottom) < height / 2
 
     def is_sideways(self, last: "_Character") -> bool:
-        """Return whether it is a letter above or below the previous letter, as in a rotated table."""
+        """Return whether it is a letter above or below the letter `last`, as in a rotated table."""
         common_height = min(self.bottom, last.bottom) - max(self.top, last.top)
         is_beside = 4 * common_height > min(self.bottom - self.top, last.bottom - last.top)
         return self.text.isalnum() and last.text.isalnum() and not is_beside
@@ -100,7 +103,7 @@ class _Grid:
             row, column = first_cells[cell]
             last = last_indices.get((row, subrows[row], column))
             is_new_line = last is not None and characters[i].top > (characters[last].top + characters[last].bottom) / 2
-            if is_new_line and last_key != (row, subrows[row], column):  # other cells came since: a subrow begins
+            if is_new_line and last_key != (row, subrows[row], column):  # a subrow begins after other cells
                 subrows[row], last, is_new_line = subrows[row] + 1, None, False
             key = last_key = row, subrows[row], column
             previous = characters[i - 1]
@@ -195,9 +198,9 @@ def _read_character(raw: Any, text_page: Any, i: int, transform: _Transform) -> 
 def _iter_edges(
     raw: Any, holder: Any, get_object: Callable[[Any, int], Any], n_objects: int, outer_transform: _Transform
 ) -> Iterator[tuple[int, _Line] | None]:
-    """Yield the axis (0: horizontal) and the line of each straight edge of the paths of a page or form.
+    """Yield the axis (0: horizontal) and the line of each straight edge in a page or form.
 
-    It also yields None for each object and segment, so that a caller can limit their number.
+    Also yield None for each object and segment, so that the caller can limit their number.
     """
     matrix, fill, stroke, x, y = raw.FS_MATRIX(), c_int(), c_int(), c_float(), c_float()
     for i in range(n_objects):
@@ -242,12 +245,12 @@ def _build_edge(first: tuple[float, float], last: tuple[float, float]) -> tuple[
 
 
 def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
-    """Return grids of at least two rows and columns, smallest first; none beyond a limit."""
+    """Return grids of at least two rows and columns, smallest first; none if there are too many."""
     rows, columns = (_merge_lines([edge[1] for edge in edges if edge and edge[0] == axis]) for axis in (0, 1))
     if len(edges) == _MAX_OBJECTS or len(rows) * len(columns) > _MAX_LINE_PAIRS:
         return []
     groups = [([row], list[_Line]()) for row in rows]
-    for column in columns:  # join the groups of lines that the column touches
+    for column in columns:  # joins the groups of lines that the column touches
         joined_group, other_groups = (list[_Line](), [column]), []
         for group in groups:
             if any(row.reaches(column.position) and column.reaches(row.position) for row in group[0]):
@@ -306,9 +309,9 @@ def _find_extent(lines: Sequence[_Line]) -> tuple[float, float]:
 
 
 def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds: Sequence[float]) -> Iterator[_Cell]:
-    """Yield (number of its position, number of the gap) for each line and each gap that it covers.
+    """Yield (index of the line's position, index of the gap) for each gap that each line covers.
 
-    The gaps are between adjacent numbers of `gap_bounds`, for instance the columns for horizontal lines.
+    The gaps are between adjacent `gap_bounds`: the columns, if the lines are horizontal.
     """
     middles = [(start + end) / 2 for start, end in pairwise(gap_bounds)]
     for line in lines:
@@ -317,10 +320,10 @@ def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds
 
 
 def _split_text_lines(table: Rows) -> Rows:
-    """Split the rows below the header of a table that has lines between its columns, but not between its rows.
+    """Split the rows below the header if a table has no lines between its rows.
 
-    It is such a table if all cells of each row have the same number of text lines. Wrapped text rarely
-    has that in three columns.
+    It is such a table if it has at least three columns and the cells of each row have the same
+    number of text lines, which wrapped text rarely has.
     """
     cell_lines = [[value.split("\n") for value in row] for row in table[1:]]
     if len(table[0]) < 3 or any(len(set(map(len, row))) > 1 for row in cell_lines):

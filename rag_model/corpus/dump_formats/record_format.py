@@ -131,7 +131,7 @@ class RecordFormat:
     def plan_records(self, records: Iterator[Record], urls: Sequence[str], request: PlanRequest) -> Plan:
         """Write the records of each part to a file, and return the plan."""
         if request.limit is not None:
-            records = islice(records, min(request.limit, sys.maxsize))  # maximum of islice
+            records = islice(records, min(request.limit, sys.maxsize))  # the maximum of `islice`
         parts = write_bucket_parts(
             self.kind,
             records,
@@ -233,7 +233,7 @@ def _iter_records(part: Part) -> Iterator[list[Any]]:
             if not part.first_page <= hash_id(record[0]) <= part.last_page:
                 continue
             if record[0] in seen_ids:
-                raise InputError(f"the id {record[0]!r} comes twice in the corpus: give every record an id of its own")
+                raise InputError(f"the id {record[0]!r} occurs twice in the corpus: give every record a unique id")
             seen_ids.add(record[0])
             yield record
 
@@ -252,8 +252,8 @@ def write_bucket_parts(
 
     Records keep their order. The parts cover equal ranges of hashes. Their number depends on the
     weight of all records if these fit into memory, otherwise on `size`, the bytes of the source;
-    `target` is the weight of one part, if given. With `parent_boundaries` the parent's parts are
-    kept until they reach twice that weight. Without records there are no parts.
+    `target` is the weight of one part, if given. With `parent_boundaries`, the parent's parts are
+    kept unless their mean weight exceeds twice that weight. Without records there are no parts.
     """
     lines = map(_encode_record, records)
     batch = _take_batch(lines)
@@ -323,7 +323,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
     `language`, `wikidata`, `categories`, `aliases`, and the `page_id` of a passage.
 
     Raises:
-        InputError: It is not such an object; the message starts with `where`.
+        InputError: `row` is not such an object; the message starts with `where`.
     """
     document_id = next((row[name] for name in _ID_FIELDS if row.get(name) is not None), None)
     if type(document_id) not in {str, int} or document_id == "":
@@ -355,13 +355,14 @@ def check_length(value: str, field: str, max_length: int, where: str) -> str:
     """Return a value of a field if it is not too long.
 
     Raises:
-        InputError: It has more than `max_length` characters; the message starts with `where`.
+        InputError: The value has more than `max_length` characters; the message starts with
+            `where`.
     """
     if len(value) > max_length:
         description, advice = ("an id", "shorten it") if field == "id" else (f"a {field}", "move it into the text")
         advice = "cut it into passages" if field == "text" else advice
         raise InputError(
-            f"{where} has {description} of {len(value):,} characters, and at most {max_length:,} are possible: {advice}"
+            f"{where} has {description} of {len(value):,} characters, but at most {max_length:,} are allowed: {advice}"
         )
     return value
 

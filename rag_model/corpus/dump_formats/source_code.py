@@ -17,7 +17,7 @@ from rag_model.extras import format_versions, require
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# The packages of the grammars and the endings of their files; `module:function` if it is not `language`.
+# File name endings by package of the grammar, or by `module:function` if it is not `language`.
 _ENDINGS_BY_GRAMMAR = {
     "tree_sitter_bash": ".sh .bash",
     "tree_sitter_c": ".c .h",
@@ -66,7 +66,7 @@ class SourceCode(DocumentFiles):
     max_bytes = 1 << 20
 
     def parse(self, data: bytes, name: str) -> ParsedFile:
-        """Return a section per function and container, and those of the lines between them.
+        """Return a section per function and container, and for the lines between them.
 
         Raises:
             DroppedFileError: The file is binary, not UTF-8, or minified.
@@ -108,7 +108,7 @@ def _split_lines(
         while start > max(position, first_member_row) and lines[start - 1].strip():
             start -= 1
         if path and start - position == 1 and position == first:
-            start = first  # the only line of the head of a class
+            start = first  # a head of one line goes with the first member
         if position < start:
             yield path, position, start
         member_path = (*path, member.name)

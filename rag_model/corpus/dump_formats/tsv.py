@@ -28,7 +28,7 @@ class PassageTable(RecordFormat):
     def read_records(self, url: str) -> Iterator[Record]:
         """Yield a record per row of `id, text, title`, in the form of DPR's `psgs_w100.tsv`.
 
-        A header row may give the columns another order.
+        A header row may list the columns in another order.
 
         Raises:
             InputError: A row does not have three columns, or is badly quoted.

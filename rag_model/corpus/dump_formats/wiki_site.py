@@ -1,26 +1,26 @@
-"""A MediaWiki site as a dump, read through its API and followed from build to build.
+"""A MediaWiki site as a dump, read through its API and updated from build to build.
 
-**The mirror.** The pages are kept in the store, as in an export, in blocks of about a megabyte in
-the order of page ids. A changed page changes its block alone (`corpus.wiki_mirror`). A record names the
-blocks and how far the site has been followed.
+**The mirror.** The store keeps the pages as elements of an export, in blocks of about a megabyte,
+in the order of page ids. A changed page changes only its block (`corpus.wiki_mirror`). A record
+lists the blocks and the last changes of the site that they include.
 
-**The first build** lists (page, newest revision), 500 pages a request, and fetches the pages in the
-order of their ids, 50 a request. What was fetched is recorded every thousand pages, so a killed run
-goes on there. If the parent was built from a dump of the wiki, its pages are taken from the dump, and
-only those that have changed since are fetched.
+**The first build** lists the pages with their newest revisions, 500 per request, and fetches the
+pages in the order of their ids, 50 per request. The progress is recorded every thousand pages, so
+that the next run continues after a killed one. If the parent was built from a dump of the wiki, its
+pages are taken from the dump, and only those that have changed since are fetched.
 
 **Later builds** read the recent changes and the log (deletions, moves, restores, imports) since the
-record, and fetch only the pages that these name. One request tells that nothing happened. The
-changes that the record knows must still be there. If they are not, because the site has forgotten
-them or was restored from a backup, and once a day in any case, the pages are listed again and
-compared with the mirror by revision, time and title, so whatever the log does not say is found too.
-The Wikidata item of a page, which is set without an edit, is taken from the listing. Redirects are
+record, and fetch only the pages that these name. If nothing has happened, one request suffices. The
+site must still have the changes that the record lists. If not, because the site has dropped them or
+was restored from a backup, and once a day in any case, the pages are listed again and compared with
+the mirror by revision, time and title, which also finds changes that are not in the log. The
+Wikidata item of a page, which can change without an edit, is taken from the listing. Redirects are
 pages of the mirror, so the titles of an article's redirects need no requests.
 
-**Text** is wikitext, or the HTML that the site itself renders (`action=parse`), one request a page.
-Pages that use a changed template are rendered again. The HTML of Parsoid (`rest.php`) is not used: on
-MediaWiki 1.39 it gave the same text of 16 pages, took .36 s of the site for an edited page instead of
-.07 s and twice the bytes, and its requests have no `maxlag`.
+**Text** is wikitext, or the HTML that the site itself renders (`action=parse`), one page per
+request. Pages that use a changed template are rendered again. The HTML of Parsoid (`rest.php`) is
+not used: on MediaWiki 1.39 it gave the same text for 16 pages, but took .36 s of the site's time for
+an edited page instead of .07 s and twice the bytes, and its requests have no `maxlag`.
 """
 
 import re
@@ -64,14 +64,14 @@ from rag_model.corpus.wiki_mirror import (
 )
 from rag_model.errors import InputError
 
-_OVERLAP_SECONDS = 600  # of the last changes, which are read again: some are written late
-_ANCHORS = 20  # last changes that are remembered, however old they are
-_LISTING_SECONDS = 24 * 3600  # age of a listing after which the pages are listed again
+_OVERLAP_SECONDS = 600  # last changes that are read again, because sites write some of them late
+_ANCHORS = 20  # minimum number of last changes that are remembered, however old they are
+_LISTING_SECONDS = 24 * 3600  # maximum age of a listing
 _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
 # Types of log entries that change, add or remove pages.
 _LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
-# The Wikidata item comes first: a long reply ends among the revisions, and another request continues there.
+# The Wikidata item is first, because a long reply ends among the revisions and is continued there.
 _PROPERTIES = {"prop": "pageprops|info|revisions", "ppprop": "wikibase_item"}
 _CONTENT = {**_PROPERTIES, "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
 _SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}
@@ -93,14 +93,14 @@ _CREATIVE_COMMONS = re.compile(
 
 
 class _ListedPage(NamedTuple):
-    """A page in a listing of the site; the page of the mirror is outdated if it differs."""
+    """A page as the site lists it; the mirror's page is outdated if it differs."""
 
     rev_id: int
     revised: int | None
     title: str
-    touched: int  # when the page had to be rendered again, in seconds since 1970
+    touched: int  # when the site last had to render the page again, in seconds since 1970
     size: int  # bytes of wikitext
-    item: str  # of Wikidata
+    item: str  # id of the Wikidata item, or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class _Events:
     siteinfo: Siteinfo
     licence: str
     site_time: int
-    changes: tuple[SeenChange, ...]  # all of the window, also those that were seen before
-    logs: tuple[tuple[int, str], ...]
-    pages: frozenset[int] = frozenset()  # ids and titles that new entries name
+    changes: tuple[SeenChange, ...]  # all changes in the replies, including those seen before
+    logs: tuple[tuple[int, str], ...]  # (id, timestamp) of all log entries in the replies
+    pages: frozenset[int] = frozenset()  # ids and titles of pages that new entries name
     titles: frozenset[str] = frozenset()
     templates: frozenset[str] = frozenset()  # titles of changed templates and modules
 
@@ -123,18 +123,18 @@ class SiteFollower:
     def __init__(
         self, client: WikiClient, mirror: Mirror, settings: SiteSettings, now: Callable[[], datetime] | None = None
     ) -> None:
-        """Set the site, the mirror, what is read of the site, and the clock."""
+        """Store the client of the site, the mirror, what to read, and the clock."""
         self._client, self._mirror, self._settings = client, mirror, settings
         self._now = now or (lambda: datetime.now(UTC))
         self._namespaces = frozenset(settings.namespaces)
         self.fetched_pages = 0
 
     def follow(self, state: MirrorState) -> tuple[MirrorState, Siteinfo, str]:
-        """Fetch what changed since a state of the mirror; return the new state, siteinfo and licence.
+        """Fetch the changes since a state of the mirror; return (new state, siteinfo, licence).
 
         Raises:
             InputError: The site's replies are wrong, or it may not be read.
-            UnreachableError: The site cannot be reached; what was fetched is recorded.
+            UnreachableError: The site cannot be reached; the progress is recorded.
         """
         now = int(self._now().timestamp())
         events = self._read_events(state.cursor)
@@ -153,7 +153,7 @@ class SiteFollower:
         if cursor is None or listed_at == now or self.fetched_pages or new_state.blocks != state.blocks:
             self._mirror.save(new_state)
             return new_state, events.siteinfo, events.licence
-        return state, events.siteinfo, events.licence  # an idle site leaves no records
+        return state, events.siteinfo, events.licence  # nothing is recorded for an idle site
 
     def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages by title until there are `limit` articles; nothing is recorded."""
@@ -169,7 +169,7 @@ class SiteFollower:
         return apply_changes(self._mirror, MirrorState(), changes), events.siteinfo, events.licence
 
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
-        """Return the pages of the site as runs without files, for a rehearsal."""
+        """Return a run per page of the site, without fetching the pages, for a rehearsal."""
         events = self._read_events(None)
         runs = [self._to_run(page_id, page.size) for listed in self._list_pages() for page_id, page in listed.items()]
         return sorted(runs, key=lambda run: run.slice.first_page), events.siteinfo
@@ -179,7 +179,7 @@ class SiteFollower:
         return PageRun(byte_slice, max(1, size // COMPRESSION_RATIO), True)
 
     def _read_events(self, cursor: Cursor | None) -> _Events:
-        """Read the siteinfo, and the changes since the cursor, or the last ones without a cursor."""
+        """Read the siteinfo, and the changes since the cursor; without one, the last changes."""
         window: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
         if cursor:
             window = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
@@ -210,7 +210,7 @@ class SiteFollower:
     def _collect_names(
         self, changes: Iterable[tuple[SeenChange, Reply]], entries: Iterable[Reply]
     ) -> tuple[frozenset[int], frozenset[str], frozenset[str]]:
-        """Return the ids and titles of pages that may have changed, and titles of templates."""
+        """Return (ids, titles, templates): pages that may have changed, and changed templates."""
         pages, titles, templates = set[int](), set[str](), set[str]()
         renders = self._settings.text == HTML_MODEL
         for change, row in changes:
@@ -269,7 +269,7 @@ class SiteFollower:
             if known.get(page_id, ())[:3] != (page.rev_id, page.revised, page.title) or page.touched > rendered_until
         ]
         gone = dict.fromkeys((page_id for page_id in known if page_id not in listed), None)
-        # A page gets an item without an edit, and pages of a dump come without theirs.
+        # A page can get an item without an edit, and the pages of a dump have no items.
         items = {
             page_id: page.item
             for page_id, page in listed.items()
@@ -283,7 +283,7 @@ class SiteFollower:
         return apply_stream(self._mirror, state, self._fetch_pages(to_fetch, events.siteinfo), record=True)
 
     def _take_first_pages(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
-        """Start an empty mirror with pages that are known already, such as those of a dump."""
+        """Fill an empty mirror with pages that are already known, such as those of a dump."""
         if state.blocks or self._settings.text == HTML_MODEL:
             return state
         pages = (
@@ -297,7 +297,7 @@ class SiteFollower:
         return (page for block in state.blocks for page, _ in read_block(self._mirror, block))
 
     def _set_items(self, state: MirrorState, items: Mapping[int, str]) -> Iterator[tuple[int, Page]]:
-        """Yield the pages of the mirror whose Wikidata item changed, with the new one."""
+        """Yield the pages of the mirror whose Wikidata item changed, with the new item."""
         for page in self._read_pages(state):
             if page.page_id in items:
                 yield page.page_id, replace(page, metadata=replace(page.metadata, wikidata=items[page.page_id]))
@@ -317,7 +317,7 @@ class SiteFollower:
         return _ListedPage(rev_id, revised, title, touched, size, _read_item(page))
 
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
-        """Yield complete pages by id: a site may send the properties of a page in several replies."""
+        """Yield complete pages by id; a site may send the properties of a page in several replies."""
         pages: dict[int, Reply] = {}
         listed = 0
         for reply in self._client.query_all(**parameters):
@@ -332,12 +332,12 @@ class SiteFollower:
             if complete:
                 yield complete
         if pages:
-            yield pages  # without a revision that may be read
+            yield pages  # their revisions may not be read
 
     def _fetch_pages(
         self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"
     ) -> Iterator[tuple[int, Page | None]]:
-        """Yield pages by their ids or titles; None for a page that is not there, or elsewhere."""
+        """Yield (id, page) by ids or titles; None for a missing page or one of another namespace."""
         for start in range(0, len(names), IDS_PER_REQUEST):
             batch = names[start : start + IDS_PER_REQUEST]
             missing = {name for name in batch if isinstance(name, int)}
@@ -354,7 +354,7 @@ class SiteFollower:
                 yield page_id, None
 
     def _render(self, page: Page, siteinfo: Siteinfo) -> Page | None:
-        """Return the page with the site's own HTML, if that is asked for and it is an article."""
+        """Return the page with the site's HTML if HTML is requested and the page is an article."""
         if self._settings.text != HTML_MODEL or FORMAT.classify(page, siteinfo) is not page:
             return page
         reply = self._client.request({"action": "parse", "oldid": page.rev_id, **_RENDER})
@@ -367,7 +367,7 @@ class SiteFollower:
         )
 
     def _find_uses(self, templates: Collection[str]) -> set[int]:
-        """Return the ids of pages that use templates, after telling the site to render them again."""
+        """Return the ids of pages that use the templates; make the site render them again."""
         page_ids: set[int] = set()
         for title in sorted(templates):
             namespaces = sorted(self._namespaces)
@@ -405,7 +405,7 @@ class SiteFollower:
         return SeenChange(self._read_number(row, "rcid"), revision, page, title, timestamp), row
 
     def _parse_siteinfo(self, reply: Reply) -> tuple[Siteinfo, str]:
-        """Return the siteinfo as an export of the site has it, and the name of the licence."""
+        """Return (siteinfo as in an export of the site, name of the licence)."""
         url = self._client.url
         general = check_object(reply.get("general"), url)
         names: dict[str, int] = {}
@@ -440,9 +440,9 @@ class SiteFollower:
 
 
 def _lost_changes(cursor: Cursor, events: _Events) -> bool:
-    """Return whether the site does not have the known changes any more.
+    """Return whether the site no longer has the changes of the cursor.
 
-    The changes of a deleted page are removed too; the log names that page.
+    The changes of a deleted page do not count: the site removes them, and the log names the page.
     """
     present = {*events.changes}
     missing = [change for change in cursor.changes if change not in present]
@@ -452,7 +452,7 @@ def _lost_changes(cursor: Cursor, events: _Events) -> bool:
 
 
 def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) -> tuple[Any, ...]:
-    """Return the last entries: those of the overlap, and some more if these are few."""
+    """Return the entries of the last `_OVERLAP_SECONDS`, and at least the last `_ANCHORS`."""
     if not entries:
         return ()
     start = parse_seconds(get_timestamp(entries[-1])) - _OVERLAP_SECONDS
@@ -521,7 +521,7 @@ def _name_licence(rights: Reply) -> str:
 
 
 def rehearse_site(url: str, settings: SiteSettings, part_bytes: int | None = None) -> tuple[Plan, int]:
-    """Return the parts of a site and its bytes of wikitext, from a listing of its pages.
+    """Return (plan of a site, bytes of its wikitext) from a listing of its pages.
 
     Raises:
         InputError: The site's replies are wrong, or it may not be read.
@@ -548,7 +548,7 @@ class WikiSite(RenderedPages):
         return False
 
     def can_plan_fast(self, url: str) -> bool:
-        """Return True: the mirror remembers the pages."""
+        """Return True: the mirror stores the pages."""
         return True
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
@@ -556,7 +556,7 @@ class WikiSite(RenderedPages):
 
         Raises:
             InputError: The site's replies are wrong, or it may not be read.
-            UnreachableError: The site cannot be reached; another run continues.
+            UnreachableError: The site cannot be reached; the next run continues.
         """
         mirror = request.mirror or StagedMirror(request.workdir, request.stage)
         known_state = mirror.load()
@@ -581,7 +581,7 @@ class WikiSite(RenderedPages):
         return (page for page in pages if page.namespace not in TEMPLATE_NAMESPACES)
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
-        """Return an article of any namespace that was asked for, otherwise the reason to drop it."""
+        """Return the page if it is an article, in any namespace; otherwise the reason to drop it."""
         verdict = super().classify(replace(page, namespace=0), siteinfo)
         return verdict if isinstance(verdict, str) else page
 
